@@ -2,13 +2,12 @@
 
 A new architecture needs nothing here to be traced: where TransformerLens supports it, a `Tracer`
 checks its hook points, and refuses kinds that do not act. An entry in `ARCHITECTURES` adds it to
-the tests and to the table of `tracekit models`, which `python -m tests.architectures` writes:
+the tests and to the table of `tracekit models`, which `python -m tools.architectures` writes:
 `try_out` builds a tiny random model of its real configuration class and runs the same checks on it.
 """
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -182,14 +181,3 @@ def try_out(architecture: str) -> dict[str, str | None]:
         else:
             refusals[kind] = None
     return refusals
-
-
-if __name__ == "__main__":
-    from tracekit.cli.models import REFUSED
-
-    tried = {name: try_out(name) for name in ARCHITECTURES}
-    refused = {
-        name: [kind for kind, reason in reasons.items() if reason is not None]
-        for name, reasons in tried.items()
-    }
-    REFUSED.write_text(json.dumps(refused, indent=1) + "\n", encoding="utf-8")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import re
 
 import pytest
 import torch
@@ -109,14 +108,13 @@ def test_callables_become_metrics_and_must_return_one_value_per_example():
 )
 def test_a_metric_that_reads_what_was_not_asked_for(function, field, model):
     pairs = tiny.pairs(4)
-    text = "The metric '<lambda>' cannot be computed. The log-probabilities of this run have no "
-    text += f"{field}. Say that the metric reads it"
-    with pytest.raises(MetricError, match=re.escape(text)):
+    text = rf"'<lambda>' cannot be computed.* have no {field}\. Say that the metric reads it"
+    with pytest.raises(MetricError, match=text):
         tk.Tracer(model, pairs, metric=function)
     tracer = tk.Tracer(model, pairs)
-    with pytest.raises(MetricError, match=re.escape(text)):
+    with pytest.raises(MetricError, match=text):
         tracer.evaluate(torch.ones(12), metrics=[function])
-    with pytest.raises(MetricError, match=re.escape(text)):
+    with pytest.raises(MetricError, match=text):
         tracer.run("top-k", budget=1, constraint=tk.Constraint(metric=function, at_most=1.0))
 
 
@@ -133,7 +131,6 @@ def test_errors_raised_in_a_metric_reach_the_user(model):
 
 def test_not_finite_names_the_examples():
     effects = torch.tensor([0.0, float("nan"), float("inf")])
-    with pytest.raises(NonFiniteMetricError) as caught:
+    text = r"'odds-ratio'.* 2 of 3 examples: example 1 \(prompt 1\): nan; example 2"
+    with pytest.raises(NonFiniteMetricError, match=text):
         metrics.check_finite(effects, METRICS["odds-ratio"], lambda i: f"prompt {i}")
-    text = "'odds-ratio' is not finite on 2 of 3 examples: example 1 (prompt 1): nan; example 2"
-    assert text in str(caught.value)

@@ -1,1 +1,5 @@
-"""What makes parts of the package, and is not shipped with it."""
+"""Commands for who works on the package, not shipped with it: `python -m tools.NAME --help`.
+
+`architectures`, `demo_model`, `golden` make parts of the package and of its tests; `benchmarks`,
+`fuzz` and `statistics` measure and try it.
+"""

@@ -346,18 +346,17 @@ def test_given_components_are_patched_in_every_coalition(tracer, plain_effects):
 @pytest.mark.parametrize(
     ("members", "options", "error", "text"),
     [
-        ([3], {}, ComponentError, "A set of 1 components (L0H3) has nothing to explain. Give at"),
-        ([], {}, ComponentError, "A set of 0 components (none) has nothing to explain. Give at"),
-        ([1, 2], {"max_sets": 0}, ConfigError, "max_sets is 0. Give a positive whole number."),
-        ([1, 2], {"tolerance": 1.5}, ConfigError, "tolerance is 1.5. Give a share from 0 to below"),
+        ([3], {}, ComponentError, r"1 components \(L0H3\).*nothing to explain.*Give at least"),
+        ([], {}, ComponentError, r"0 components \(none\).*nothing to explain.*Give at least"),
+        ([1, 2], {"max_sets": 0}, ConfigError, r"max_sets is 0\..*positive whole number"),
+        ([1, 2], {"tolerance": 1.5}, ConfigError, r"tolerance is 1\.5\..*from 0 to below"),
     ],
 )
 def test_bad_input(tracer, members, options, error, text):
     mask = torch.zeros(12)
     mask[members] = 1
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=text):
         tracer.explain(mask, **options)
-    assert text in str(caught.value)
 
 
 def test_a_metric_that_is_not_finite_on_a_subset_is_named(model):

@@ -104,7 +104,7 @@ def test_no_p_on_the_examples_that_the_set_was_selected_on(tracer, result, paths
     seen = replace(paths, selected_on=paths.dataset_fingerprint)
     assert seen.table["p"].isna().all()
     assert not seen.table["significant"].any()
-    assert "There is no p on the examples that the set was selected on" in str(seen)
+    assert re.search("no p on the examples .* selected on.* held_out", str(seen))
     few = replace(paths, effects=paths.effects[:, :4])
     assert "With 4 independent examples no p can be below" in str(few)
 
@@ -114,7 +114,7 @@ def test_files_are_read_back_or_refused(tracer, paths, result, tmp_path):
     assert loaded.table.equals(paths.table)
     assert loaded.cost == paths.cost
     check_of_run(loaded, result, tmp_path)
-    text = r"The record of paths in .* Measure it again, or delete its paths\.json"
+    text = r"record of paths in .*delete its paths\.json"
     with pytest.raises(ResultFormatError, match=text):
         check_of_run(loaded, tracer.run("top-k", budget=3), tmp_path)
     with pytest.raises(ResultNotFoundError, match=r"holds no paths\.json"):

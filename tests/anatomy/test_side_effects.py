@@ -193,17 +193,16 @@ def test_weights_and_direction_are_kept(model):
 @pytest.mark.parametrize(
     ("others", "text"),
     [
-        ({}, "The others are {}. Give a mapping from names to pairs"),
-        (OTHER, "Give a mapping from names to pairs, e.g. {'neutral': pairs}"),
-        ({"neutral": "kl"}, "Under 'neutral' stands 'kl'. Give pairs, or pairs with a metric"),
-        ({"target": OTHER}, "under a name other than 'target'."),
+        ({}, r"others are \{\}.*mapping from names to pairs"),
+        (OTHER, r"others are .*mapping from names to pairs.*\{'neutral': pairs\}"),
+        ({"neutral": "kl"}, "'neutral' stands 'kl'.*pairs with a metric"),
+        ({"target": OTHER}, "under a name other than 'target'"),
         ({3: OTHER}, "Under 3 stands "),
     ],
 )
 def test_others_that_are_none(tracer, others, text, unchecked):
-    with pytest.raises(PairsError) as caught:
+    with pytest.raises(PairsError, match=text):
         tracer.side_effects([tracer.registry[1]], others)
-    assert text in str(caught.value)
 
 
 def test_bad_input(tracer, unchecked):

@@ -40,7 +40,7 @@ def test_each_kind_works_or_is_refused(architecture):
     found = try_out(architecture)
     assert list(found) == list(KINDS)
     refused = {kind: reason for kind, reason in found.items() if reason is not None}
-    assert list(refused) == REFUSED[architecture], "Run python -m tests.architectures."
+    assert list(refused) == REFUSED[architecture], "Run python -m tools.architectures."
     for kind, reason in refused.items():
         assert f"cannot be traced by {kind}" in reason
         assert REASONS[kind] in reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import warnings
 import weakref
 
@@ -53,12 +54,9 @@ def one_stack(model):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (no_mask, "two sequences, because it takes no attention mask of its own (TypeError)"),
-        (
-            ignores_mask,
-            "because its logits differ under an attention mask of its own in rows of",
-        ),
-        (one_stack, "is run through all layers, because it has no list of blocks."),
+        (no_mask, r"two sequences, because .*no attention mask of its own \(TypeError\)"),
+        (ignores_mask, "because its logits differ .*attention mask.* in rows of"),
+        (one_stack, "through all layers, because .*no list of blocks"),
     ],
 )
 def test_an_unsupported_optimisation_warns_once(change, text, dtype, pairs, monkeypatch):
@@ -67,7 +65,7 @@ def test_an_unsupported_optimisation_warns_once(change, text, dtype, pairs, monk
     monkeypatch.setitem(vars(other), *change(other))
     with pytest.warns(ModelWarning) as caught:
         engine = tiny.engine(other, pairs)
-    assert [text in str(warning.message) for warning in caught] == [True]
+    assert [bool(re.search(text, str(warning.message))) for warning in caught] == [True]
     assert "GPT2LMHeadModel takes the slower way: " in str(caught[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

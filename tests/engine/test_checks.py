@@ -92,17 +92,16 @@ def offset(name, hook):
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
-        (deaf, HookPointError, "blocks.1.attn.hook_z ignores what a hook returns"),
-        (silent, HookPointError, "blocks.1.attn.hook_z fired 0 times in one pass instead of once"),
-        (double, HookPointError, "blocks.1.attn.hook_z fired 2 times"),
+        (deaf, HookPointError, r"blocks\.1\.attn\.hook_z ignores what a hook returns"),
+        (silent, HookPointError, r"blocks\.1\.attn\.hook_z.* 0 times .*instead of once"),
+        (double, HookPointError, r"blocks\.1\.attn\.hook_z.* 2 times .*instead of once"),
         (offset, IdentityCheckError, "Hooks that change nothing change the logits"),
     ],
 )
 def test_broken_hooks_are_found(model, change, error, text):
     registry = tk.components.ComponentRegistry.build(model.cfg, "head-outputs")
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=text):
         check_sites(Wrapped(model, change), registry)
-    assert text in str(caught.value)
 
 
 def test_a_missing_hook_point_is_named(model):
@@ -144,12 +143,9 @@ def test_counterfactuals_that_change_nothing_are_refused(model):
 
 def test_a_full_mask_that_changes_nothing_is_refused(model, pairs):
     # Attention from the first token can only go to itself.
-    with pytest.raises(IdentityCheckError) as caught:
+    text = r"12 attention-patterns in layers 0-2 changes no score.*positions=\(0,\)"
+    with pytest.raises(IdentityCheckError, match=text):
         tk.Tracer(model, pairs, components="attention-patterns", positions=[0])
-    assert "The full mask over 12 attention-patterns in layers 0-2 changes no score" in str(
-        caught.value
-    )
-    assert "with positions=(0,)" in str(caught.value)
 
 
 def test_an_empty_mask_with_an_effect_is_refused(model, pairs):
@@ -189,7 +185,7 @@ def test_a_mask_that_passes_the_stream_by_is_refused(monkeypatch):
     registry = tk.components.ComponentRegistry.build(model.cfg, "residual-between")
     check_sites(model, registry)
     monkeypatch.setattr(patching, "STREAM_PASSES_BY", "nowhere")
-    text = "hook_resid_mid is a copy of the residual stream, which goes past it. Use residual"
+    text = "hook_resid_mid is a copy.*Use residual"
     with pytest.raises(HookPointError, match=text):
         check_sites(model, registry)
 
@@ -212,7 +208,7 @@ def test_a_hook_point_that_is_off():
         width="n_heads",
         label="L{layer}R{index}",
     )
-    text = r"blocks.0.attn.hook_result is off until model.set_use_attn_result\(True\) is called"
+    text = r"blocks\.0\.attn\.hook_result is off.*model\.set_use_attn_result\(True\)"
     with pytest.raises(HookPointError, match=text):
         tk.Tracer(model, tiny.pairs(4), kind)
     model.set_use_attn_result(True)
@@ -243,9 +239,9 @@ def test_one_hook_point_under_two_names_is_refused():
         num_experts_per_tok=2,
     )
     model = tk.load_model(transformers.GptOssForCausalLM(config))
-    with pytest.raises(HookPointError) as caught:
+    text = r"blocks\.0\.mlp\.hook_post.*blocks\.0\.hook_mlp_out under another name"
+    with pytest.raises(HookPointError, match=text):
         tk.Tracer(model, tiny.pairs(), components="mlp-neurons")
-    assert "blocks.0.mlp.hook_post is blocks.0.hook_mlp_out under another name" in str(caught.value)
     assert tk.Tracer(model, tiny.pairs(), components="mlp-outputs").full_effect != 0
 
 

@@ -108,15 +108,11 @@ def test_the_scope_all_continues_the_counterfactual_too(packed, tokens, sources)
 @pytest.mark.parametrize(
     ("positions", "text"),
     [
-        ("first", "Unknown positions 'first'. Use one of prompt, last, all"),
-        (
-            [3],
-            "[3] lie outside the prompt of example 0, which has 3 tokens. Use -3 to 2.",
-        ),
+        ("first", "Unknown positions 'first'.*prompt, last, all"),
+        ([3], r"\[3\].*outside the prompt of example 0, .*3 tokens.*-3 to 2"),
         ([], "No position was given for the prompt of example 0"),
     ],
 )
 def test_bad_positions(positions, text, unchecked):
-    with pytest.raises(PairsError) as caught:
+    with pytest.raises(PairsError, match=text):
         layout([{**PROMPT, "x_ids": [5]}], positions)
-    assert text in str(caught.value)

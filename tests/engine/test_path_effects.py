@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 
 import pytest
@@ -269,8 +270,8 @@ def test_of_all_options_a_chain_of_everything_is_the_whole(options):
             for r, e in zip(paths.rows, paths.effects, strict=True)
             if r.sender is None
         )
-    said = "The embedding is no sender: the source 'zero' is no run of the model."
-    assert (said in str(paths)) == (options.get("source") == "zero")
+    said = re.search("embedding is no sender.*'zero' is no run", str(paths))
+    assert (said is not None) == (options.get("source") == "zero")
 
 
 def found(paths):
@@ -369,16 +370,15 @@ def test_blocks_below_a_receiver_are_not_run_for_it():
 @pytest.mark.parametrize(
     ("kinds", "options", "members", "text"),
     [
-        ("residual", {}, "all", "kind 'residual' add nothing to the residual stream at one place"),
+        ("residual", {}, "all", "'residual' add nothing .*at one place.*Give parts of attention"),
         ("mlp-blocks", {"layer_window": 2}, "all", "act in several layers at once are at no place"),
-        ("mlp-outputs", {}, "all", "Paths among 72 components were asked for. Give 1 to 64."),
-        ("mlp-blocks", {}, [], "Paths among 0 components were asked for"),
+        ("mlp-outputs", {}, "all", "among 72 components .*Give 1 to 64"),
+        ("mlp-blocks", {}, [], "among 0 components .*Give 1 to 64"),
     ],
 )
 def test_sets_without_paths(kinds, options, members, text):
-    with pytest.raises(ComponentError) as caught:
+    with pytest.raises(ComponentError, match=text):
         traced("gpt2", kinds, **options).paths(members)
-    assert text in str(caught.value)
 
 
 def test_by_input_is_a_truth_value(unchecked):
@@ -390,15 +390,11 @@ def test_models_in_which_paths_cannot_be_followed(monkeypatch):
     tracer = traced("gpt2", "head-outputs")
     for hooks, text in (
         ({"query": "attn.hook_q", "key": "attn.hook_k"}, "do not give the blocks.1.attn.hook_z"),
-        (
-            {"query": "attn.hook_none"},
-            "it has no hook point blocks.1.attn.hook_none. Give by_input",
-        ),
+        ({"query": "attn.hook_none"}, r"no hook point blocks\.1\.attn\.hook_none.*Give by_input"),
     ):
         monkeypatch.setattr(path_effects, "_INPUT_HOOKS", hooks)
-        with pytest.raises(HookPointError) as caught:
+        with pytest.raises(HookPointError, match=text):
             tracer.paths("L1H0")
-        assert text in str(caught.value)
         assert len(tracer.paths("L1H0", by_input=False).rows) == 3
     # What the attention adds is not where it is looked for.
     monkeypatch.setattr(

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests import golden
+from tools import golden
 from tracekit.paper.reproduction import EXPERIMENTS
 
 

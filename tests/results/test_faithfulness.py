@@ -257,7 +257,7 @@ def test_mib_files_that_do_not_fit(model, tmp_path):
         ({"cfg": {}}, "does not say the n_layers of its model"),
         (
             {"nodes": {**document["nodes"], "a12.h3": {"score": 0.1}}},
-            "has the node a12.h3, and the traced model has 3 layers of 4 heads",
+            "the node a12.h3, .*3 layers of 4 heads",
         ),
         (
             {"nodes": {**document["nodes"], "a0.h0": {"score": True}}},
@@ -324,9 +324,7 @@ class TestWarnings:
 
     def test_a_set_that_overshoots(self, tracer):
         (text,) = self.texts_of(tracer, own=1.9, others=0.6)
-        assert text.startswith(
-            "The set of 2 has 1.90 times the effect of all components: it leaves"
-        )
+        assert text.startswith("The set of 2 has 1.90 times the effect")
         assert "its faithfulness is 0.40" in text
         assert "objective='faithful'" in text
         assert self.texts_of(tracer, own=1.05, others=0.6) == []
@@ -347,8 +345,8 @@ class TestWarnings:
 
     def test_a_circuit_whose_complement_does_the_task(self, tracer):
         (text,) = self.texts_of(tracer, own=0.3, others=0.2)
-        assert text.startswith("The set of 2 does 0.80 of the task alone, and all other components")
-        assert "without it do 0.70: it is not complete" in text
+        assert text.startswith("The set of 2 does 0.80 of the task")
+        assert "do 0.70: it is not complete" in text
         assert self.texts_of(tracer, own=0.3, others=0.9) == []
 
 

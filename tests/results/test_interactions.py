@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
 
 import pytest
@@ -328,13 +329,10 @@ def test_the_least_p_value_of_few_examples_is_said():
     assert [least_p(n) for n in (1, 4, 6)] == [1.0, 1 / 8, 1 / 32]
     assert least_p(10**6) == 2 / 2001
     assert said_of_few(6) == ""
-    assert said_of_few(5) == (
-        "With 5 independent examples no p can be below 0.062, so that none can reach .05."
-    )
+    assert re.search(r"5 independent examples .*below 0\.062.*none can reach \.05", said_of_few(5))
     assert said_of_few(8, 6) == ""
-    assert said_of_few(8, 28) == (
-        "With 8 independent examples no p can be below 0.0078, so that no q is below .05 unless 5 "
-        "of the 28 rows have it."
+    assert re.search(
+        r"8 independent examples .*below 0\.0078.*5 of the 28 rows", said_of_few(8, 28)
     )
     assert [n_testable(n) for n in (4, 6, 8, 16)] == [1, 1, 6, 50]
 

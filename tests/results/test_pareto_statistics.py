@@ -146,12 +146,11 @@ class TestSetsFromAll:
         with pytest.warns(UnreliableResultWarning) as caught:
             warn_of_front(replace(front, statistics=(*rows[:2], other, *rows[3:])))
         effect = front.at(other.size).effect
-        assert (
-            f"Another set of size {other.size}, found from all components downwards, has an effect "
-            f"of 1.25 beside {effect:.3g}, and the two share less than half of their components "
-            "(Jaccard similarity 0.20). The examples do not single out one set: say so, or give "
-            "more examples."
-        ) in [str(each.message) for each in caught]
+        (said,) = (text for text in map(str, (c.message for c in caught)) if "Another set" in text)
+        assert f"Another set of size {other.size}, found from all components downwards" in said
+        assert f"an effect of 1.25 beside {effect:.3g}" in said
+        assert "similarity 0.20" in said
+        assert "say so, or give more examples" in said
 
     def test_a_better_one_is_taken(self, model, monkeypatch):
         tracer = tk.Tracer(model, tiny.pairs(6, seed=3))

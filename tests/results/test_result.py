@@ -197,7 +197,7 @@ TYPES = {
 VALUES = [
     ("noise_floor", float("nan"), "noise_floor: Input should be a finite number"),
     ("registry", [], "The description names no components"),
-    ("registry", [SITE, SITE], "The description names no components, or a layer of a kind twice"),
+    ("registry", [SITE, SITE], "or a layer of a kind twice"),
     ("registry", [{**SITE, "width": 10**10}], "none. Name a layer, its width"),
     ("registry", [{**SITE, "width": -1}], "none. Name a layer, its width"),
     ("registry", [{**SITE, "layer": -1}], "none. Name a layer, its width"),

@@ -363,19 +363,18 @@ def test_what_was_chosen_from_is_saved(tracer, tmp_path):
         (
             {"budget": 2, "constraint": tk.Constraint(at_most=0.1, metric="logit-difference")},
             ConfigError,
-            "objective='auto' chooses between sets that need not stay within a constraint.",
+            "objective='auto' .*within a constraint.*another objective",
         ),
         (
             {"target_effect": 0.1},
             BudgetError,
-            "objective='auto' compares sets of one size. Give budget or budgets, or use 'mean'.",
+            "objective='auto' .*sets of one size.*Give budget or budgets.*'mean'",
         ),
     ],
 )
 def test_what_auto_cannot_do(tracer, options, error, text):
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=text):
         tracer.run("local-search", objective="auto", **options)
-    assert text in str(caught.value)
 
 
 def test_auto_needs_examples_for_halves(model):

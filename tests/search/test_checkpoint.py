@@ -84,7 +84,7 @@ def test_checkpoints_of_other_searches_are_refused(model, tmp_path):
     file = tmp_path / "front.ckpt"
     data = tiny.pairs(6, seed=3)
     tk.Tracer(model, data).pareto(statistics=False, max_passes=40, checkpoint=file)
-    text = "is of another search, model or data set. Name another file, or delete it"
+    text = r"front\.ckpt is of another search, model or data set.*another file, or delete it"
     other_model = tk.load_model(tiny.hf_model("gpt2", seed=9))
     for tracer, options in (
         (tk.Tracer(model, tiny.pairs(6, seed=4)), {}),

@@ -158,16 +158,15 @@ def test_a_target_that_the_full_set_misses_can_still_be_reached(model):
 @pytest.mark.parametrize(
     ("option", "value", "text"),
     [
-        ("epochs", "many", "The option epochs is 'many'. Input should be a valid integer"),
-        ("epochs", 2.5, "The option epochs is 2.5. Input should be a valid integer"),
-        ("inclusive", "perhaps", "The option inclusive is 'perhaps'."),
-        ("lambda1", "big", "The option lambda1 is 'big'."),
+        ("epochs", "many", r"option epochs is 'many'\..*valid integer"),
+        ("epochs", 2.5, r"option epochs is 2\.5\..*valid integer"),
+        ("inclusive", "perhaps", r"option inclusive is 'perhaps'\."),
+        ("lambda1", "big", r"option lambda1 is 'big'\."),
     ],
 )
 def test_options_of_the_wrong_type(tracer, option, value, text):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=text):
         tracer.run(budget=2, **{option: value})
-    assert text in str(caught.value)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -255,9 +255,7 @@ class Silent:
 
 
 def test_a_search_that_does_not_say_is_no_estimate(tracer):
-    with pytest.raises(
-        ConfigError, match="'silent' does not say how many passes it takes. Give it a method"
-    ):
+    with pytest.raises(ConfigError, match="'silent' .*how many passes.*Give it a method"):
         tracer.estimate(Silent(), budget=2)
     assert tracer.run(Silent(), budget=2).n_selected == 2
 

@@ -198,9 +198,7 @@ class TestRefusals:
 
     def test_a_model_without_room_for_a_bias(self, tmp_path):
         tracer = traced(tk.load_model(tiny.hf_model("mistral")), source="mean")
-        text = (
-            r"need a bias at model.layers.0.self_attn.o_proj.bias, and MistralForCausalLM has none"
-        )
+        text = r"bias at model\.layers\.0\.self_attn\.o_proj\.bias.*MistralForCausalLM has none"
         with pytest.raises(ConfigError, match=text):
             tracer.export(half_of(tracer), tmp_path / "edited")
         zero = traced(tracer.model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def test_an_explanation_without_fresh_examples_has_no_p(without, tmp_path):
         text = str(why)
         assert f", {SAME}." in text
         assert "p < .05" not in text
-        assert "There is no p on the examples that the set was selected on: give" in text
+        assert re.search("no p on the examples .*selected on: give the tracer", text)
     loaded = Explanation.load(why.save(tmp_path))
     assert loaded.interactions.equals(why.interactions)
     own = tracer.explain(tracer.registry[:3])
@@ -156,12 +157,9 @@ class TestComparisons:
     def test_other_held_out_examples_are_refused(self, fresh, model):
         _, result = fresh
         other = tk.Tracer(model, PAIRS[:12], metric="probability-drop", held_out=PAIRS[12:20])
-        with pytest.raises(ComparisonError) as caught:
+        text = "2 different sets of held-out examples.*with the same held_out"
+        with pytest.raises(ComparisonError, match=text):
             tk.compare([result, other.run("top-k", budget=2)])
-        assert str(caught.value) == (
-            "The results have 2 different sets of held-out examples, so one column would mix "
-            "effects on them. Trace each with the same held_out."
-        )
 
     def test_differences_need_held_out_effects(self, fresh, without):
         for results in ([fresh[1]], [without[1], fresh[1]]):
@@ -187,9 +185,7 @@ class TestControls:
     def test_they_are_counted_in_text_and_statistics(self, tracer):
         side = tracer.side_effects(tracer.registry[:1], {"other": tiny.pairs(9, seed=8)}, draws=20)
         assert len(side.target.controls) == 3
-        assert "Random sets: 3 of 3 others of these layers; they share 0 % of the members" in str(
-            side
-        )
+        assert re.search("3 of 3 others of these layers.* share 0 % of the members", str(side))
         row = tracer.pareto(max_budget=1, max_passes=60).statistics[0]
         assert (row.controls, row.control_overlap) == (3, 0)
 
@@ -199,12 +195,9 @@ def test_cpr_and_cmd_are_of_noising(model):
     assert repr(tracer).endswith(" probability-drop, denoising)")
     found = tracer.faithfulness(torch.arange(12.0), ranking="signed")
     for name in ("cpr", "cmd"):
-        with pytest.raises(ConfigError) as caught:
+        text = "CPR and CMD .* in denoising .*direction='noising', or read area and distance"
+        with pytest.raises(ConfigError, match=text):
             getattr(found, name)
-        assert str(caught.value) == (
-            "CPR and CMD compute the set anew among patched components, and in denoising it is "
-            "copied in. Trace with direction='noising', or read area and distance."
-        )
     assert repr(found).endswith(
         f"; area {found.area:.4g}, distance {found.distance:.4g} (denoising, not MIB's))"
     )
@@ -215,6 +208,6 @@ def test_cpr_and_cmd_are_of_noising(model):
 
 def test_few_examples_are_said(model):
     tracer = tk.Tracer(model, PAIRS[:5], metric="probability-drop")
-    said = "With 5 independent examples no p can be below 0.062, so that none can reach .05."
-    assert said in str(tracer.explain(tracer.registry[:2]))
-    assert said[:-1] in repr(tracer.interactions(layers=[0]))
+    said = r"5 independent examples .*below 0\.062.*none can reach \.05"
+    assert re.search(said, str(tracer.explain(tracer.registry[:2])))
+    assert re.search(said, repr(tracer.interactions(layers=[0])))

@@ -220,16 +220,12 @@ def test_joint_search_finds_what_single_effects_miss(built, name, top_k, best, k
 
 def test_bad_input(unchecked):
     for arguments, text in (
-        (("nor",), "Unknown planted model 'nor' of 'head-outputs'. Names are and, or, xor"),
-        (
-            ("or", "heads"),
-            "of 'heads'. Names are and, or, xor, majority, inhibition, backup, sum; ",
-        ),
-        (("backup", "mlp-neurons"), "The planted backup is a head. Leave the kind out, or use "),
+        (("nor",), "'nor' of 'head-outputs'.*and, or, xor"),
+        (("or", "heads"), "'heads'.*and, or, xor, majority, inhibition, backup, sum; "),
+        (("backup", "mlp-neurons"), "backup is a head.*Leave the kind out, or use "),
     ):
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match=text):
             tk.planted_model(*arguments)
-        assert text in str(caught.value)
     with pytest.raises(ConfigError, match="n_examples is 1. Give a whole number, at least 2."):
         tk.planted_model("or", n_examples=1)
 

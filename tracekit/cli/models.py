@@ -11,7 +11,7 @@ from tracekit.cli.app import app
 from tracekit.cli.output import console, print_table
 
 REFUSED = Path(__file__).with_name("refused_kinds.json")
-"""By architecture, the kinds that cannot be traced in it; `python -m tests.architectures`."""
+"""By architecture, the kinds that cannot be traced in it; `python -m tools.architectures`."""
 _PAPER_KINDS = ("attention-patterns", "head-outputs", "mlp-outputs", "mlp-blocks")
 """Kinds that the paper traces."""
 _REASONS = (

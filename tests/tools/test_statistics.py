@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.statistics.simulated import (
+from tools.statistics.simulated import (
     KINDS,
     ROWS,
     SIZES,

@@ -1,19 +1,23 @@
 """The numbers of every experiment on the embedded model, pinned.
 
-`python -m tests.golden OUTPUT` compares what `tracekit reproduce all --model demo --output OUTPUT`
-wrote with `experiments.json`; with `--write` it becomes the new pin. With `--few` it is
-`experiments-few.json`, of `tracekit reproduce all --model demo --limit 8 --draws 10`.
+`python -m tools.golden OUTPUT` compares what `tracekit reproduce all --model demo --output OUTPUT`
+wrote with `tests/golden/experiments.json`; with `--write` it becomes the new pin. With `--few` it
+is `experiments-few.json`, of `tracekit reproduce all --model demo --limit 8 --draws 10`.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
+import typer
+from rich.console import Console
 
-PINNED = Path(__file__).parent / "experiments.json"
-PINNED_FEW = Path(__file__).parent / "experiments-few.json"
+_FOLDER = Path(__file__).resolve().parents[1] / "tests/golden"
+PINNED = _FOLDER / "experiments.json"
+PINNED_FEW = _FOLDER / "experiments-few.json"
 FEW = ("--limit", "8", "--draws", "10")
 """Options of the shorter run."""
 
@@ -66,3 +70,23 @@ def _same(key: str, old: object, new: object) -> bool:
 
 def _named(row: dict) -> str:
     return ", ".join(str(value) for value in row.values() if isinstance(value, str))
+
+
+def main(
+    output: Annotated[Path, typer.Argument(help="The folder that the experiments wrote.")],
+    few: Annotated[bool, typer.Option(help="Those of the shorter run.")] = False,
+    write: Annotated[bool, typer.Option(help="Pin them anew.")] = False,
+) -> None:
+    """Compares the numbers of all experiments with the pinned ones, or pins them anew."""
+    pinned = PINNED_FEW if few else PINNED
+    if write:
+        pinned.write_text(json.dumps(numbers(output), indent=0, sort_keys=True) + "\n")
+        return
+    lines = differences(numbers(output), pinned)
+    Console(soft_wrap=True, markup=False, highlight=False).print("\n".join(lines) or "as pinned")
+    if lines:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,4 +1,4 @@
-"""How well the workers of a sweep use their cores: `python -m tests.benchmarks.sweeps`.
+"""How well the workers of a sweep use their cores: `python -m tools.benchmarks.sweeps`.
 
 Runs the same sweep by one process and by as many as there are models, each with one thread, and
 prints the speed-up over the number of workers: 1 is perfect. Starting the processes and loading the

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import torch
 
 import tracekit as tk
-from tests.benchmarks.setting import DATA, Model, Padded, medians, peak_bytes, some, wait
+from tools.benchmarks.setting import DATA, Model, Padded, medians, peak_bytes, some, wait
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.shapley import sampled_values
 from tracekit.data.registry import DATASETS

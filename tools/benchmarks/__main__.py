@@ -1,4 +1,4 @@
-"""Prints and writes the figures: `python -m tests.benchmarks [--quick] [--check] [--json FILE]`."""
+"""Prints and writes the figures: `python -m tools.benchmarks [--quick] [--check] [--json FILE]`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks.figures import FIGURES, Figure, Plan
+from tools.benchmarks.figures import FIGURES, Figure, Plan
 
 GROSS = 1.4
 """`--check` fails beyond this multiple of a bound: machines differ and are shared."""

@@ -36,6 +36,7 @@ wrong_ids = st.one_of(ids, st.lists(st.integers(-2, VOCABULARY + 2), max_size=4)
 
 
 def option_names() -> list[str]:
+    """Options of all search methods."""
     from dataclasses import fields
 
     return sorted({field.name for method in METHODS.values() for field in fields(method)})
@@ -111,6 +112,7 @@ sound_rows = st.lists(row(plausible=True), min_size=2, max_size=5)
 
 
 def masks(size: int) -> st.SearchStrategy:
+    """Masks of a size, and what is none."""
     entry = st.one_of(st.floats(0, 1), st.sampled_from([0, 1, 0.0, 1.0]))
     return st.one_of(
         st.lists(entry, min_size=size, max_size=size),

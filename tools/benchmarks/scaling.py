@@ -1,4 +1,4 @@
-"""Cost as work grows: `python -m tests.benchmarks.scaling [--json FILE] [--figure FILE]`.
+"""Cost as work grows: `python -m tools.benchmarks.scaling [--json FILE] [--figure FILE]`.
 
 Time and peak memory of a step of PGB-CT (GPT-2 small's widths, 32 examples, 12 layers, prompts of
 10 tokens) against the number of components, examples, layers, and the length of continuations.
@@ -17,8 +17,8 @@ import torch
 import typer
 from plotly.subplots import make_subplots
 
-from tests.benchmarks.figures import stepper
-from tests.benchmarks.setting import Model, medians, peak_bytes
+from tools.benchmarks.figures import stepper
+from tools.benchmarks.setting import Model, medians, peak_bytes
 from tracekit.data.prompts import PromptPairs
 
 AXES = ("components", "examples", "layers", "continuation tokens")

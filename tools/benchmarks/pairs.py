@@ -1,11 +1,11 @@
-"""How many of the strongest pairs are found: `python -m tests.benchmarks.pairs [CASES]`.
+"""How many of the strongest pairs are found: `python -m tools.benchmarks.pairs [CASES]`.
 
 Every pair of components is measured, the 20 with the largest absolute interaction are listed, and
 `Tracer.strongest_pairs(20)` is asked for as many. Printed are how many of the 20 it has, the share
 of their absolute interaction that its 20 have, and its passes beside those of all pairs.
 
 - `demo`: heads, and 80 MLP outputs, on the demo tasks.
-- `strong`, `mild`: 64 heads of random GPT-2s (see `tests.benchmarks.solvers`).
+- `strong`, `mild`: 64 heads of random GPT-2s (see `tools.benchmarks.solvers`).
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ from typing import Annotated
 import torch
 import typer
 
-from tests.benchmarks.solvers import SCALES, cases, random_engine, with_kind
-from tracekit.engine.engine import Engine
-from tracekit.results.strongest_pairs import strongest_pairs
+import tracekit as tk
+from tools.benchmarks.solvers import HEADS, SCALES, random_model, random_pairs
+from tracekit.data.registry import DATASETS
 
 COUNT = 20
 
 
-def recall(name: str, engine: Engine, n_looked_at: int, everyone: range) -> None:
+def recall(name: str, tracer: tk.Tracer, n_looked_at: int, everyone: range) -> None:
     """Prints a line of the table."""
+    engine, label = tracer.engine, tracer.registry.label
     pairs = list(combinations(everyone, 2))
     effects = engine.set_effects([*((i,) for i in everyone), *pairs], "all pairs").double().mean(1)
     i_and_j = torch.tensor(list(combinations(range(len(everyone)), 2))).T
     size = (effects[len(everyone) :] - effects[i_and_j[0]] - effects[i_and_j[1]]).abs()
-    label = engine.registry.label
     strongest = {
         frozenset(map(label, pairs[row])): size[row].item()
         for row in size.argsort(descending=True)[:COUNT].tolist()
     }
     before = engine.cost
-    found = strongest_pairs(engine, everyone, COUNT, n_looked_at=n_looked_at)
+    asked = [label(i) for i in everyone]
+    found = tracer.strongest_pairs(COUNT, components=asked, n_looked_at=n_looked_at)
     cost = (engine.cost - before).forward_equivalents
     names = [frozenset(pair) for pair in zip(found.first, found.second, strict=True)]
     held = found.interactions.abs().sum().item() / sum(strongest.values())
@@ -56,15 +57,22 @@ def main(
     torch.set_num_threads(2)
     for each in family or ["demo", *SCALES]:
         if each == "demo":
-            for name, whole in cases("demo", range(0)):
-                engine = whole.with_pairs(whole.pairs[:32])
-                recall(f"{name}, heads", engine, looked_at, range(engine.n_components))
-                outputs = with_kind(engine, "mlp-outputs")
+            model = tk.load_model("demo")
+            for name, entry in DATASETS.items():
+                if not name.startswith("demo-"):
+                    continue
+                rows = tk.load_dataset(name, model)[:32]
+                setup = {"metric": entry.metric, "positions": entry.positions}
+                heads = tk.Tracer(model, rows, HEADS, **setup)
+                recall(f"{name}, heads", heads, looked_at, range(len(heads.registry)))
+                outputs = tk.Tracer(model, rows, "mlp-outputs", **setup)
                 recall(f"{name}, 80 MLP outputs", outputs, looked_at, range(0, 480, 6))
             continue
         for seed in range(first_seed, first_seed + seeds):
-            engine = random_engine(seed, SCALES[each], pairs=32)
-            recall(f"{each} {seed}", engine, looked_at, range(engine.n_components))
+            model = random_model(seed, SCALES[each])
+            rows = random_pairs(model, seed, 32)
+            tracer = tk.Tracer(model, rows, HEADS, metric="odds-ratio")
+            recall(f"{each} {seed}", tracer, looked_at, range(len(tracer.registry)))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 import tracekit as tk
 from tests import tiny
-from tests.fuzz import values
+from tools.fuzz import values
 from tracekit.demo import MODEL_DIR
 from tracekit.results.storage import read_document, write_document
 
@@ -39,6 +39,8 @@ counts: Counter[str] = Counter()
 
 
 def about(examples: int, **given: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds a function to `PROPERTIES`, with what it is given."""
+
     def keep(function: Callable[..., None]) -> Callable[..., None]:
         PROPERTIES[function.__name__] = (function, given, examples)
         return function
@@ -64,16 +66,19 @@ def taken_or_refused() -> Iterator[None]:
 
 @cache
 def model():
+    """A tiny random GPT-2."""
     return tk.load_model(tiny.hf_model("gpt2"))
 
 
 @cache
 def demo():
+    """The embedded model."""
     return tk.load_model("demo")
 
 
 @cache
 def tracer(metric: str = "probability-drop"):
+    """Six examples on the tiny model."""
     return tk.Tracer(model(), tiny.pairs(6, seed=3), metric=metric)
 
 
@@ -91,6 +96,7 @@ def plain_effects(tracer: tk.Tracer, mask: torch.Tensor) -> torch.Tensor:
 
 
 def assert_right(effects: torch.Tensor, expected: torch.Tensor) -> None:
+    """Effects are finite, and those of the plain way."""
     assert torch.isfinite(effects).all()
     torch.testing.assert_close(effects, expected, rtol=2e-3, atol=2e-5)
 
@@ -119,6 +125,7 @@ def assert_right(effects: torch.Tensor, expected: torch.Tensor) -> None:
     ),
 )
 def searches(arguments):
+    """A search by any method with any options reports what its set has."""
     method, options, goal, metric, seed, objective = (
         arguments[name] for name in ("method", "options", "goal", "metric", "seed", "objective")
     )
@@ -171,6 +178,7 @@ def searches(arguments):
     ),
 )
 def sweeps(arguments):
+    """A sweep keeps its runs, or says why they failed."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as threads:
         if arguments["executor"] == "threads":
             arguments = {**arguments, "executor": threads}
@@ -212,6 +220,7 @@ def sweeps(arguments):
     ),
 )
 def fronts(arguments):
+    """Each result of a front reports what its set has."""
     with taken_or_refused():
         traced = tracer()
         front = traced.pareto(**arguments, statistics=False)
@@ -259,6 +268,7 @@ def fronts(arguments):
     ),
 )
 def tracers(rows, seed, arguments):
+    """A tracer of any pairs and options measures any mask as the plain way does."""
     with taken_or_refused():
         pairs = tk.PromptPairs.from_ids(rows, on_mismatch="skip")
         traced = tk.Tracer(model(), pairs, source_seed=seed, **arguments)
@@ -271,6 +281,7 @@ def tracers(rows, seed, arguments):
 
 @about(60, rows=st.one_of(values.rows, values.junk), mismatch=st.sampled_from(["error", "skip"]))
 def rows_of_ids(rows, mismatch):
+    """Pairs of token ids."""
     with taken_or_refused():
         pairs = tk.PromptPairs.from_ids(rows, on_mismatch=mismatch)
         traced = tk.Tracer(model(), pairs, metric="probability-drop")
@@ -302,6 +313,7 @@ _TEXTS = st.one_of(st.sampled_from(["the cook", "maid", " he", "", [0, 1], [5, 2
     by=st.sampled_from([None, "span"]),
 )
 def rows_of_text(row, by):
+    """Pairs of texts, with spans and without."""
     with taken_or_refused():
         pairs = tk.PromptPairs.from_text([row], demo())
         traced = tk.Tracer(
@@ -313,6 +325,7 @@ def rows_of_text(row, by):
 
 @about(60, mask=values.masks(12), per_example=st.booleans())
 def masks(mask, per_example):
+    """A mask as a list, a tensor or anything else."""
     with taken_or_refused():
         traced = tracer()
         effect = traced.evaluate(mask, per_example=per_example)
@@ -337,6 +350,8 @@ _RETURNED += ["double", "half", "meta"]
     at=st.integers(0, 5),
 )
 def metrics_of_ones_own(returned, at):
+    """A metric that is a function, and what it returns."""
+
     def measure(clean, after):
         effect = clean.x - after.x
         if isinstance(returned, float):
@@ -387,6 +402,7 @@ _LINE = {"prompt_ids": [3, 4], "counterfactual_ids": [5, 4], "x_ids": [1], "y_id
     suffix=st.sampled_from([".csv", ".csv", ".jsonl", ".jsonl", ".txt"]),
 )
 def files_of_pairs(content, suffix):
+    """A file of pairs with any content."""
     with tempfile.TemporaryDirectory() as folder, taken_or_refused():
         path = Path(folder, f"pairs{suffix}")
         path.write_bytes(content)
@@ -497,6 +513,7 @@ def forged_saves(kind, data):
     data=st.data(),
 )
 def model_directories(file, data):
+    """A model directory of which one file is changed."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "model")
         shutil.copytree(MODEL_DIR, folder)
@@ -551,6 +568,7 @@ _ARGUMENTS = {
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> tuple[list[str], str]:
+    """The words of a command, and the content of its mask file."""
     command = draw(st.sampled_from(["trace", "pareto", "evaluate", "show", "validate", "x"]))
     names = draw(st.lists(st.sampled_from(list(_ARGUMENTS)), max_size=4, unique=True))
     words = [command]
@@ -583,6 +601,7 @@ def _is_json(value: object) -> bool:
 
 @about(40, line=command_lines())
 def the_command_line(line):
+    """A command ends with a code and a message, never with a traceback."""
     words, mask = line
     out, err = io.StringIO(), io.StringIO()
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
@@ -601,6 +620,7 @@ def the_command_line(line):
 
 
 def run_command(words: list[str], out: io.StringIO, err: io.StringIO) -> tuple[int, str]:
+    """The exit code of a command, and all that it printed."""
     from tracekit import cli
     from tracekit.cli.output import console, error_console
 

@@ -1,4 +1,4 @@
-"""How much faster two processes are than one: `python -m tests.benchmarks.ranks [--ranks 2]`.
+"""How much faster two processes are than one: `python -m tools.benchmarks.ranks [--ranks 2]`.
 
 Each process has one thread, or a device with `--device cuda`. Timed, at GPT-2 small's sizes: an
 epoch of PGB-CT over WinoBias dev with its evaluation, and top-k of heads spread over all layers.
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import tracekit as tk
-from tests.benchmarks.setting import Model
+from tools.benchmarks.setting import Model
 from tracekit._util.ranks import Ranks, join_launched, own_device
 from tracekit.search import Goal
 
@@ -95,7 +95,7 @@ def timed(ranks: int, device: str, *, copies: int = 1) -> dict[str, tuple[float,
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{number}.json" for number in range(copies)]
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        program = ["-m", "tests.benchmarks.ranks", "--device", device, "--work"]
+        program = ["-m", "tools.benchmarks.ranks", "--device", device, "--work"]
         running = [
             subprocess.Popen([sys.executable, *launcher, *program, str(file)]) for file in files
         ]

@@ -1,7 +1,7 @@
 """Effects of a search method, and ratios of two of them: the comparisons of docs/methods.md.
 
-    python -m tests.benchmarks.solvers measure FAMILY METHOD FILE [--kind ...] [--option ...]
-    python -m tests.benchmarks.solvers compare FILE OTHER
+    python -m tools.benchmarks.solvers measure FAMILY METHOD FILE [--kind ...] [--option ...]
+    python -m tools.benchmarks.solvers compare FILE OTHER
 
 `measure` writes a line of JSON for each case: mean effects on the examples that selected and on
 fresh ones, passes and seconds. Families:
@@ -31,7 +31,7 @@ import transformers
 import typer
 
 import tracekit as tk
-from tests.benchmarks.setting import DATA
+from tools.benchmarks.setting import DATA
 from tracekit.cli.parsing import parse_options
 from tracekit.components import ComponentRegistry
 from tracekit.data.prompts import PromptPairs

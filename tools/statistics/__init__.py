@@ -1,0 +1,1 @@
+"""Simulations of intervals and p values: `python -m tools.statistics` prints their table."""
