@@ -8,7 +8,7 @@ which tokens take the place of which, and there is no `rest`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tracekit._util.options import shortened, whole_numbers
@@ -186,6 +186,16 @@ def with_implied(spans: Spans, n_tokens: int, *, rest: bool) -> dict[str, tuple[
     if rest and others:
         complete[REST] = others
     return complete
+
+
+def names_of_spans(of_pairs: Iterable[Spans]) -> tuple[str, ...]:
+    """Spans that some example has, in order of their first token; `last` and `rest` last."""
+    firsts: dict[str, int] = {}
+    for spans in of_pairs:
+        for name, positions in spans.items():
+            firsts.setdefault(name, positions[0])
+    named = sorted((n for n in firsts if n not in (LAST, REST)), key=lambda n: firsts[n])
+    return (*named, *(name for name in (REST, LAST) if name in firsts))
 
 
 def position_names(
