@@ -402,9 +402,9 @@ def test_a_saved_kind_is_known_again(model, tmp_path, monkeypatch):
     ("change", "message"),
     [
         ({"axes": ("batch", "place")}, r"has the axes \('batch', 'place'\). Give a tuple"),
-        ({"axes": ("pos", "batch")}, "The first must be 'batch'"),
-        ({"axes": ("batch", "component")}, "Give it 'pos', or 'query' and 'key'"),
-        ({"axes": ("batch", "key", "query", "component")}, "The last must be 'key'"),
+        ({"axes": ("pos", "batch")}, r"axes \('pos', 'batch'\).* 'batch' first"),
+        ({"axes": ("batch", "component")}, r"'component'\).* 'pos', or 'query' and 'key'"),
+        ({"axes": ("batch", "key", "query", "component")}, "'key', which is last"),
         ({"width": None}, "A width goes with an axis 'component'"),
         ({"width": 0}, "has a width of 0"),
         ({"name": "a+b"}, r"holds one of \+ @ ,"),
