@@ -473,7 +473,7 @@ def test_spans_from_text_of_gpt2(gpt2_tokenizer):
     assert gpt2_tokenizer.decode([pair.prompt_ids[i] for i in pair.spans["subject"]]) == "Needle"
     with pytest.raises(tk.errors.TracekitError, match="give both spans"):
         tk.PromptPairs.from_text([{k: v for k, v in row.items() if k != "spans"}], gpt2_tokenizer)
-    with pytest.raises(PairsError, match="has 3 tokens, and 4 in the counterfactual"):
+    with pytest.raises(PairsError, match="have {'subject': 3} tokens, and {'subject': 4} in the c"):
         tk.PromptPairs.from_text(
             [{**row, "counterfactual_spans": {"subject": " Colosseum"}}], gpt2_tokenizer
         )

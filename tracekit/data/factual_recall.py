@@ -54,6 +54,7 @@ def load(
 
     The file has a JSON list of records, of which `to_row` makes rows with `prompt`, `x` and perhaps
     `y`.
+
     `noise_std` is in the units of the embeddings, by default three times that of the input of the
     model's first block; the noise seed of the published code is 42. With `leading_space` attributes
     begin with a space. Facts whose attribute has less than `min_probability` are left

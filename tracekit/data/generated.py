@@ -71,8 +71,6 @@ def load_ioi(
     They have the spans `IO`, `S1` and `S2`: the indirect object, and both mentions of the subject.
     `counterfactual` is `abc` or `flip`.
     """
-    if counterfactual not in ("abc", "flip"):
-        raise ConfigError(f"Unknown counterfactual {counterfactual!r} of ioi. Use abc or flip.")
     check_count(n)
     tokenizer = tokenizer_of(model)
     read = reader(tokenizer, prepend_bos)
@@ -84,7 +82,7 @@ def load_ioi(
         words = {"place": rng.choice(_PLACES), "thing": rng.choice(_THINGS)}
         order = ("S1", "IO", "S2") if number % 2 else ("IO", "S1", "S2")
         own = [indirect if span == "IO" else subject for span in order]
-        changed = others if counterfactual == "abc" else [*own[:2], indirect]
+        changed = {"abc": others, "flip": [*own[:2], indirect]}[counterfactual]
         prompt, other = (
             read(template, words | dict(zip("ABC", each, strict=True))) for each in (own, changed)
         )

@@ -300,8 +300,8 @@ def _with_spans(pair: PromptPair, row: Mapping[str, Any], number: int) -> Prompt
     own, other = ({name: len(at) for name, at in each.items()} for each in (spans, others))
     if own != other:
         raise PairsError(
-            f"Example {number} has spans of so many tokens: {own}, and its counterfactual "
-            f"{other}. Give both the same ones: spans of equal length are exchanged."
+            f"The spans of example {number} have {own} tokens, and {other} in the counterfactual. "
+            "Give both the same ones: spans of equal length are exchanged."
         )
     return replace(pair, spans=spans, counterfactual_spans=others)
 
