@@ -98,7 +98,7 @@ def test_indices_by_layer():
         (
             {"indices": [12]},
             ComponentError,
-            "are not all attention-patterns of layer 0. Use 0 to 11.",
+            "are [12], which are not all attention-patterns of layer 0. Give a list of whole",
         ),
     ],
 )

@@ -16,10 +16,8 @@ import tracekit as tk
 from tests import oracle, tiny
 from tracekit.data import (
     DATASETS,
-    demo,
     download,
     professions,
-    variable_binding,
     winobias,
     winogender,
 )
@@ -233,12 +231,8 @@ def test_unknown_names_missing_files_and_bad_options(tmp_path, unchecked):
         tk.load_dataset("winogender", None, data_dir=tmp_path)
     with pytest.raises(ConfigError, match="The option split is 'train'. Input should be 'dev' or"):
         tk.load_dataset("winobias", None, data_dir=tmp_path, split="train")
-    with pytest.raises(
-        ConfigError, match="Unknown split 'train' of winobias. Use 'dev' or 'test'."
-    ):
-        winobias.load(None, data_dir=tmp_path, split="train")
-    with pytest.raises(ConfigError, match="Unknown statistic 'census'. Use 'bergsma' or 'bls'."):
-        winogender.load(None, data_dir=tmp_path, statistic="census")
+    with pytest.raises(ConfigError, match="option statistic is 'census'. Input should be 'bergsma"):
+        tk.load_dataset("winogender", None, data_dir=tmp_path, statistic="census")
 
 
 def small_professions(folder):
@@ -440,8 +434,8 @@ class TestVariableBinding:
 
         with pytest.raises(PairsError, match="begins all answers to variable-binding questions"):
             tk.load_dataset("variable-binding", Dummy())
-        with pytest.raises(ConfigError, match="Unknown form 'short' of variable-binding. Use one"):
-            variable_binding.load(gpt2_tokenizer, form="short")
+        with pytest.raises(ConfigError, match="option form is 'short'. Input should be 'paper'"):
+            tk.load_dataset("variable-binding", gpt2_tokenizer, form="short")
         with pytest.raises(ConfigError, match="n is 0. It must be at least 1."):
             tk.load_dataset("variable-binding", gpt2_tokenizer, n=0)
 
@@ -465,8 +459,8 @@ def test_demo_binding_desiderata(demo_model, unchecked):
     # The model answers the clean questions, so it prefers y where the operation is exchanged.
     scores = tiny.engine(demo_model, operation).data.clean
     assert (scores.y > scores.x).float().mean() > 0.95
-    with pytest.raises(ConfigError, match="Unknown desideratum 'x' of demo-binding. Use value, "):
-        demo.load_binding(demo_model, desideratum="x")
+    with pytest.raises(ConfigError, match="option desideratum is 'x'. Input should be 'value', 'o"):
+        tk.load_dataset("demo-binding", demo_model, desideratum="x")
 
 
 class TestOwnPairs:

@@ -73,7 +73,7 @@ def test_mismatched_lengths_are_listed_or_skipped():
         (
             {"counterfactual_ids": None, "noise": torch.zeros(2)},
             PairsError,
-            "has shape (2,). It needs two axes: prompt position and d_model.",
+            "has shape (2,) or is not finite. Give finite numbers with two axes: prompt position",
         ),
     ],
 )
@@ -207,7 +207,7 @@ def test_noise_that_is_no_table_of_numbers_is_refused(noise):
 
 def test_noise_that_is_not_finite_is_refused():
     given = {"prompt_ids": [1, 2], "x_ids": [4], "noise": [[1.0], [float("nan")]]}
-    with pytest.raises(PairsError, match="The noise of example 0 is not finite. Use finite"):
+    with pytest.raises(PairsError, match=r"example 0 has shape \(2, 1\) or is not finite. Give"):
         tk.PromptPairs.from_ids([given])
 
 

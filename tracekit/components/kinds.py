@@ -71,16 +71,19 @@ def _digest_of_features(features: Mapping[int, FeatureMap]) -> str:
 def _problem_of(kind: Kind) -> str | None:
     """Problem of a kind's definition, as the end of a message; None if there is none."""
     axes = kind.axes
-    unknown = [axis for axis in axes if axis not in get_args(Axis)]
-    if unknown or isinstance(axes, str) or len(set(axes)) < len(axes):
-        shown = ", ".join(get_args(Axis))
-        return f"has the axes {axes!r}. Give a tuple of different ones of {shown}."
-    if not axes or axes[0] != "batch":
-        return f"has the axes {axes!r}. The first must be 'batch'."
-    if ("pos" in axes) == ("query" in axes) or ("query" in axes) != ("key" in axes):
-        return f"has the axes {axes!r}. Give it 'pos', or 'query' and 'key'."
-    if "key" in axes and axes[-1] != "key":
-        return f"has the axes {axes!r}. The last must be 'key'."
+    are_known = not isinstance(axes, str) and set(axes) <= set(get_args(Axis))
+    if (
+        not are_known
+        or len(set(axes)) < len(axes)
+        or axes[:1] != ("batch",)
+        or ("pos" in axes) == ("query" in axes)
+        or ("query" in axes) != ("key" in axes)
+        or "key" in axes[:-1]
+    ):
+        return (
+            f"has the axes {axes!r}. Give a tuple of different ones of {', '.join(get_args(Axis))}:"
+            " 'batch' first, and 'pos', or 'query' and 'key', which is last."
+        )
     if (kind.width is None) != ("component" not in axes):
         return (
             f"has the axes {axes!r} and the width {kind.width!r}. A width goes with an axis "

@@ -126,7 +126,7 @@ def members_of(given: Any, registry: ComponentRegistry, *, or_none: bool = False
             "Only sets of components can be asked about here. Give a result, a list of "
             "components or labels, or one mask of zeros and ones."
         )
-    return tuple(entries.nonzero()[:, 0].tolist())
+    return masks.members_of_mask(entries != 0)
 
 
 def scores_of(given: Any, registry: ComponentRegistry) -> Float[Tensor, " component"]:

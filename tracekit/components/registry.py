@@ -515,14 +515,11 @@ def _check_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
     if layers is None:
         return list(range(n_layers))
     numbers = whole_numbers(layers)
-    if numbers is None:
+    in_layers = sorted({each + n_layers if each < 0 else each for each in numbers or ()})
+    if numbers is None or (in_layers and not 0 <= in_layers[0] <= in_layers[-1] < n_layers):
         raise ComponentError(
-            f"The layers are {shortened(layers)}. Give a list of whole numbers, e.g. [0, 3]."
-        )
-    in_layers = sorted({layer + n_layers if layer < 0 else layer for layer in numbers})
-    if in_layers and not 0 <= in_layers[0] <= in_layers[-1] < n_layers:
-        raise ComponentError(
-            f"Layers {sorted(numbers)} are not all in the model. It has layers 0 to {n_layers - 1}."
+            f"The layers are {shortened(layers)}, which are not all in the model. Give a list of "
+            f"whole numbers. It has layers 0 to {n_layers - 1}."
         )
     return in_layers
 
@@ -552,15 +549,11 @@ def _check_indices(
         return tuple(range(width))
     wanted = indices.get(layer, ()) if isinstance(indices, Mapping) else indices
     numbers = whole_numbers(wanted)
-    if numbers is None:
+    picked = tuple(sorted(set(numbers or ())))
+    if numbers is None or (picked and not 0 <= picked[0] <= picked[-1] < width):
         raise ComponentError(
-            f"The indices are {shortened(wanted)}. Give a list of whole numbers, or one by layer."
-        )
-    picked = tuple(sorted(set(numbers)))
-    if picked and not 0 <= picked[0] <= picked[-1] < width:
-        raise ComponentError(
-            f"Indices {list(picked)} are not all {kind.name} of layer {layer}. "
-            f"Use 0 to {width - 1}."
+            f"The indices are {shortened(wanted)}, which are not all {kind.name} of layer {layer}. "
+            f"Give a list of whole numbers, or one by layer. Use 0 to {width - 1}."
         )
     return picked
 

@@ -64,9 +64,9 @@ class Counterfactual(ABC):
         """Tokens that the counterfactual run reads; by default the prompt."""
         return prompt_ids
 
-    @abstractmethod
     def differs_from(self, prompt_ids: Ids) -> bool:
-        """Whether the counterfactual run can differ from the clean run of this prompt."""
+        """Whether it can differ from the clean run of this prompt; by default always."""
+        return True
 
     @abstractmethod
     def content(self) -> bytes:
@@ -139,13 +139,7 @@ class PromptCounterfactual(Counterfactual):
     @classmethod
     def from_row(cls, value: Any, example: int) -> PromptCounterfactual:
         """From a sequence of token ids."""
-        ids = as_ids(value, "counterfactual", example)
-        if not ids:
-            raise PairsError(
-                f"The counterfactual of example {example} encodes to no token. "
-                "Give it at least one token, or leave the example out."
-            )
-        return cls(ids)
+        return cls(as_ids(value, "counterfactual", example))
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,14 +155,6 @@ class NoiseCounterfactual(Counterfactual):
     def n_tokens(self) -> int:
         """Positions that have noise."""
         return self.noise.shape[0]
-
-    def reads(self, prompt_ids: Ids) -> Ids:
-        """The prompt."""
-        return prompt_ids
-
-    def differs_from(self, prompt_ids: Ids) -> bool:
-        """Always."""
-        return True
 
     def content(self) -> bytes:
         """The noise."""
@@ -194,13 +180,11 @@ class NoiseCounterfactual(Counterfactual):
                 f"The noise of example {example} is {shortened(value)}. "
                 "Give numbers with two axes: prompt position and d_model."
             ) from error
-        if noise.ndim != 2:
+        if noise.ndim != 2 or not torch.isfinite(noise).all():
             raise PairsError(
-                f"The noise of example {example} has shape {tuple(noise.shape)}. "
-                "It needs two axes: prompt position and d_model."
+                f"The noise of example {example} has shape {tuple(noise.shape)} or is not finite. "
+                "Give finite numbers with two axes: prompt position and d_model."
             )
-        if not torch.isfinite(noise).all():
-            raise PairsError(f"The noise of example {example} is not finite. Use finite numbers.")
         return cls(noise)
 
 
@@ -260,10 +244,6 @@ class ConstantCounterfactual(Counterfactual):
     constants: Constants
     """The values."""
 
-    def differs_from(self, prompt_ids: Ids) -> bool:
-        """Always."""
-        return True
-
     def content(self) -> bytes:
         """Name and values."""
         parts = [self.constants.name.encode()]
@@ -298,10 +278,6 @@ class OtherModelCounterfactual(Counterfactual):
     """The other model."""
     digest: str
     """Digest of its weights."""
-
-    def differs_from(self, prompt_ids: Ids) -> bool:
-        """Always."""
-        return True
 
     def content(self) -> bytes:
         """The weights."""

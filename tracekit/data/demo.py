@@ -12,7 +12,6 @@ from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.prompts import OnMismatch, PromptPairs
 from tracekit.data.variable_binding import Desideratum, weighted
 from tracekit.demo import rows
-from tracekit.errors import ConfigError
 from tracekit.models.hooked import embedding_std
 
 
@@ -57,10 +56,6 @@ def load_binding(
     sum with the given `weights`.
     """
     kinds = {"value": ("binding",), "operation": ("operations",), "both": ("binding", "operations")}
-    if desideratum not in kinds:
-        raise ConfigError(
-            f"Unknown desideratum {desideratum!r} of demo-binding. Use value, operation or both."
-        )
     parts = [rows(name) for name in kinds[desideratum]]
     examples = weighted(parts, weights) if len(parts) > 1 else parts[0]
     suffix = "" if desideratum == "value" else f"-{desideratum}"

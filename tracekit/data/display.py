@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from typing import TYPE_CHECKING
 
 from tracekit._util.markup import html_text
 from tracekit.data.counterfactuals import (
     ConstantCounterfactual,
-    Counterfactual,
     Ids,
     NoiseCounterfactual,
     PromptCounterfactual,
 )
 
-MOST_ROWS = 12
+if TYPE_CHECKING:
+    from tracekit.data.pair import PromptPair
+
+_MOST_ROWS = 12
 """Examples that a table shows."""
 
 
@@ -44,34 +47,28 @@ class ShownPair:
     """Those of y; empty if there is none."""
 
 
-def shown_pair(
-    prompt: Ids,
-    counterfactual: Counterfactual,
-    continuations: tuple[Ids, Ids],
-    token_texts: Mapping[int, str],
-    *,
-    has_noise: bool,
-) -> ShownPair:
+def shown_pair(pair: PromptPair, token_texts: Mapping[int, str]) -> ShownPair:
     """An example with its tokens by their texts; tokens without one are shown by their ids."""
 
     def texts_of(ids: Ids) -> tuple[str, ...]:
         return tuple(token_texts.get(token, str(token)) for token in ids)
 
-    other = counterfactual.reads(prompt)
-    is_prompt = isinstance(counterfactual, PromptCounterfactual)
-    changed, other_changed = _changed(prompt, other)
+    own, other = pair.prompt_ids, pair.counterfactual_ids
+    is_prompt = isinstance(pair.counterfactual, PromptCounterfactual)
+    changed, other_changed = _changed(own, other)
     return ShownPair(
-        prompt=ShownTokens(texts_of(prompt), changed),
+        prompt=ShownTokens(texts_of(own), changed),
         counterfactual=ShownTokens(texts_of(other), other_changed) if is_prompt else None,
-        source="the prompt with noise on its embeddings; the counterfactual is without"
-        if has_noise
-        else _source(counterfactual),
-        x=texts_of(continuations[0]),
-        y=texts_of(continuations[1]),
+        source=_source(pair),
+        x=texts_of(pair.x_ids),
+        y=texts_of(pair.y_ids or ()),
     )
 
 
-def _source(counterfactual: Counterfactual) -> str:
+def _source(pair: PromptPair) -> str:
+    counterfactual = pair.counterfactual
+    if pair.prompt_noise is not None:
+        return "the prompt with noise on its embeddings; the counterfactual is without"
     if isinstance(counterfactual, PromptCounterfactual):
         return ""
     if isinstance(counterfactual, NoiseCounterfactual):
@@ -94,10 +91,11 @@ def _changed(own: Sequence[int], other: Sequence[int]) -> tuple[tuple[bool, ...]
     return tuple(changed[0]), tuple(changed[1])
 
 
-def pairs_html(title: str, examples: Sequence[ShownPair], n_more: int) -> str:
-    """Examples as a table of HTML: all tokens visible, changed ones bold; `n_more` are left out."""
+def pairs_html(title: str, pairs: Sequence[PromptPair], token_texts: Mapping[int, str]) -> str:
+    """The first examples as a table of HTML: all tokens visible, changed ones bold."""
     rows = []
-    for number, shown in enumerate(examples):
+    for number, pair in enumerate(pairs[:_MOST_ROWS]):
+        shown = shown_pair(pair, token_texts)
         other = shown.counterfactual
         cells = [
             str(number),
@@ -110,7 +108,7 @@ def pairs_html(title: str, examples: Sequence[ShownPair], n_more: int) -> str:
     names = ("", "prompt", "counterfactual", "x", "y")
     head = "".join(f'<th style="text-align:left">{name}</th>' for name in names)
     body = "".join(f"<tr>{row}</tr>" for row in rows)
-    more = f"<p>and {n_more} more</p>" if n_more else ""
+    more = f"<p>and {len(pairs) - len(rows)} more</p>" if len(pairs) > len(rows) else ""
     return (
         f'<div style="overflow-x:auto"><p><b>{html_text(title)}</b></p>'
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}</div>"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from tracekit._util.warn import warn
 from tracekit.errors import DataFormatError, DataNotFoundError, DataWarning
 
 _HOST = "https://raw.githubusercontent.com"
@@ -107,9 +107,5 @@ def check_count(dataset: str, n_examples: int, n_published: int, reason: str = "
     """Warns (`DataWarning`) of a data set whose number of examples is not the published one."""
     if n_examples != n_published:
         explanation = f" ({reason})" if reason else ""
-        # Caller -> `load_dataset` -> loader -> here: the warning points at the caller.
-        warnings.warn(
-            f"{dataset} has {n_examples} examples here; the paper has {n_published}{explanation}.",
-            DataWarning,
-            stacklevel=4,
-        )
+        counts = f"{dataset} has {n_examples} examples here; the paper has {n_published}"
+        warn(f"{counts}{explanation}.", DataWarning)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,27 +31,13 @@ NOISE_STD = 3 * 0.2015
 """Of the published code: three times the standard deviation of GPT-2's embeddings."""
 _FACTOR = 3
 
-_N_COUNTERFACT = 200
-_N_KNOWN_FACTS = 1209
-
-
-@dataclass(frozen=True, kw_only=True)
-class FactFile:
-    """A file of facts, in one of the two published formats."""
-
-    files: Files
-    """Names the data set and says where to get the file."""
-    file_name: str
-    """JSON with a list of records."""
-    to_row: Callable[[Mapping[str, Any]], dict[str, Any]]
-    """Makes a row with `prompt`, `x` and perhaps `y` from a record."""
-    n_published: int
-    is_sample: bool
-    """Whether these are a sample of the file, rather than all of it."""
+_N_PUBLISHED = {"counterfact": 200, "known-facts": 1209}
 
 
 def load(
-    file: FactFile,
+    dataset: str,
+    file_name: str,
+    to_row: Callable[[Mapping[str, Any]], dict[str, Any]],
     model: Any,
     *,
     data_dir: Path | None = None,
@@ -67,6 +52,9 @@ def load(
 ) -> PromptPairs:
     """Loads `n` facts that `seed` draws, or the first ones without a seed; by default all.
 
+    The file has a JSON list of records, of which `to_row` makes rows with `prompt`, `x` and perhaps
+    `y`.
+
     `noise_std` is in the units of the embeddings, by default three times that of the input of the
     model's first block; the noise seed of the published code is 42. With `leading_space` attributes
     begin with a space. Facts whose attribute has less than `min_probability` are left
@@ -74,13 +62,19 @@ def load(
     """
     if n is not None and n < 1:
         raise ConfigError(f"n is {n}. It must be at least 1.")
-    rows = _read_rows(file, data_dir)
+    text = Files.of(dataset).read(data_dir, file_name)
+    try:
+        rows = [to_row(record) for record in json.loads(text)]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataFormatError(
+            f"{file_name} is not the list of records that is expected. Get it again."
+        ) from error
     if n is not None and n < len(rows):
         indices = range(n) if seed is None else random.Random(seed).sample(range(len(rows)), n)
         rows = [rows[i] for i in sorted(indices)]
-    dataset = file.files.dataset
-    if n is None or file.is_sample:
-        check_count(dataset, len(rows), file.n_published)
+    # Of CounterFact the published facts are a sample.
+    if n is None or dataset == "counterfact":
+        check_count(dataset, len(rows), _N_PUBLISHED[dataset])
     space = " " if leading_space else ""
     rows = [
         {key: space + text.strip() if key in ("x", "y") else text for key, text in row.items()}
@@ -114,16 +108,6 @@ def _check_runs(model: Any, use: str, instead: str) -> None:
         )
 
 
-def _read_rows(file: FactFile, data_dir: Path | None) -> list[dict[str, Any]]:
-    text = file.files.read(data_dir, file.file_name)
-    try:
-        return [file.to_row(record) for record in json.loads(text)]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataFormatError(
-            f"{file.file_name} is not the list of records that is expected. Get it again."
-        ) from error
-
-
 def _counterfact_row(record: Mapping[str, Any]) -> dict[str, Any]:
     row = FORMATS["counterfact"](record, str) or {}
     return {**row, "group": record["requested_rewrite"].get("relation_id")}
@@ -136,30 +120,9 @@ def _known_fact_row(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 load_counterfact: partial[PromptPairs] = partial(
-    load,
-    FactFile(
-        files=Files(
-            dataset="counterfact", origin="rome.baulab.info (data/dsets, Meng et al. 2022; 45 MB)"
-        ),
-        file_name="counterfact.json",
-        to_row=_counterfact_row,
-        n_published=_N_COUNTERFACT,
-        is_sample=True,
-    ),
-    n=_N_COUNTERFACT,
+    load, "counterfact", "counterfact.json", _counterfact_row, n=_N_PUBLISHED["counterfact"]
 )
 """Loads 200 facts of CounterFact, as the paper does; arguments as in `load`."""
 
-load_known: partial[PromptPairs] = partial(
-    load,
-    FactFile(
-        files=Files(
-            dataset="known-facts", origin="rome.baulab.info (data/dsets, Meng et al. 2022)"
-        ),
-        file_name="known_1000.json",
-        to_row=_known_fact_row,
-        n_published=_N_KNOWN_FACTS,
-        is_sample=False,
-    ),
-)
+load_known: partial[PromptPairs] = partial(load, "known-facts", "known_1000.json", _known_fact_row)
 """Loads the 1209 facts that GPT-2 xl knows; arguments as in `load`."""

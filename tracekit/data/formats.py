@@ -58,24 +58,20 @@ def _blimp(record: Mapping[str, Any], decode: Decode) -> Row | None:
         row["counterfactual"] = record["two_prefix_prefix_bad"]
         return {**row, "x": f" {record['two_prefix_word'].strip()}"}
     if record.get("one_prefix_prefix"):
-        words = (record[f"one_prefix_word_{side}"].strip() for side in ("good", "bad"))
-        return {"prompt": record["one_prefix_prefix"], **_sides(*(f" {word}" for word in words))}
+        x, y = (f" {record[f'one_prefix_word_{side}'].strip()}" for side in ("good", "bad"))
+        return {"prompt": record["one_prefix_prefix"], "x": x, "y": y}
     good, bad = record["sentence_good"].split(), record["sentence_bad"].split()
     shared = _n_shared(good, bad)
     if shared in (0, len(good), len(bad)):
         return None
-    rests = (" " + " ".join(words[shared:]) for words in (good, bad))
-    return {"prompt": " ".join(good[:shared]), **_sides(*rests)}
+    x, y = (" " + " ".join(words[shared:]) for words in (good, bad))
+    return {"prompt": " ".join(good[:shared]), "x": x, "y": y}
 
 
 def _n_shared(first: Sequence[str], second: Sequence[str]) -> int:
     """Words that both begin with."""
     same = [a == b for a, b in zip(first, second, strict=False)]
     return same.index(False) if False in same else len(same)
-
-
-def _sides(x: str, y: str) -> Row:
-    return {"x": x, "y": y}
 
 
 def _crows_pairs(record: Mapping[str, Any], decode: Decode) -> Row | None:
@@ -93,8 +89,8 @@ def _counterfact(record: Mapping[str, Any], decode: Decode) -> Row:
     if isinstance(rewrite, str):
         rewrite = json.loads(rewrite)
     prompt, subject = rewrite["prompt"].format(rewrite["subject"]), rewrite["subject"]
-    sides = _sides(*(f" {rewrite[key]['str'].strip()}" for key in ("target_true", "target_new")))
-    return {"prompt": prompt, **sides, **subject_span(prompt, subject)}
+    x, y = (f" {rewrite[key]['str'].strip()}" for key in ("target_true", "target_new"))
+    return {"prompt": prompt, "x": x, "y": y, **subject_span(prompt, subject)}
 
 
 def subject_span(prompt: str, subject: str) -> Row:

@@ -275,9 +275,10 @@ def _in_format(
     return rows, skipped
 
 
-def _read_text(path: Path, encoding: str) -> str:
+def _read_text(path: Path) -> str:
+    # Spreadsheets write a byte-order mark, which is no part of the first column's name.
     try:
-        return path.read_text(encoding=encoding)
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataFormatError(
             f"{path} is not encoded in UTF-8 (byte {error.start}). Save it as UTF-8; spreadsheets "
@@ -286,9 +287,7 @@ def _read_text(path: Path, encoding: str) -> str:
 
 
 def _from_csv(path: Path) -> list[dict[str, Any]]:
-    # Spreadsheets write a byte-order mark, which is no part of the first column's name.
-    text = _read_text(path, "utf-8-sig")
-    reader = csv.DictReader(io.StringIO(text, newline=""))
+    reader = csv.DictReader(io.StringIO(_read_text(path), newline=""))
     try:
         rows = list(reader)
         columns = reader.fieldnames or ()
@@ -312,7 +311,7 @@ def _from_csv(path: Path) -> list[dict[str, Any]]:
 def _from_json(path: Path) -> list[dict[str, Any]]:
     """The list of a JSON file, or the one that it has by a name."""
     try:
-        document = json.loads(_read_text(path, "utf-8-sig"))
+        document = json.loads(_read_text(path))
     except (ValueError, RecursionError):
         return _from_json_lines(path)
     if isinstance(document, Mapping):
@@ -327,7 +326,7 @@ def _from_json(path: Path) -> list[dict[str, Any]]:
 def _from_json_lines(path: Path) -> list[dict[str, Any]]:
     rows = []
     # Not splitlines(): a text may hold other line separators than the file's.
-    for number, line in enumerate(_read_text(path, "utf-8-sig").split("\n"), start=1):
+    for number, line in enumerate(_read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:

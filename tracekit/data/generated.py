@@ -71,8 +71,6 @@ def load_ioi(
     They have the spans `IO`, `S1` and `S2`: the indirect object, and both mentions of the subject.
     `counterfactual` is `abc` or `flip`.
     """
-    if counterfactual not in ("abc", "flip"):
-        raise ConfigError(f"Unknown counterfactual {counterfactual!r} of ioi. Use abc or flip.")
     check_count(n)
     tokenizer = tokenizer_of(model)
     read = reader(tokenizer, prepend_bos)
@@ -84,7 +82,7 @@ def load_ioi(
         words = {"place": rng.choice(_PLACES), "thing": rng.choice(_THINGS)}
         order = ("S1", "IO", "S2") if number % 2 else ("IO", "S1", "S2")
         own = [indirect if span == "IO" else subject for span in order]
-        changed = others if counterfactual == "abc" else [*own[:2], indirect]
+        changed = {"abc": others, "flip": [*own[:2], indirect]}[counterfactual]
         prompt, other = (
             read(template, words | dict(zip("ABC", each, strict=True))) for each in (own, changed)
         )
@@ -109,15 +107,14 @@ def load_greater_than(
     check_count(n)
     encode = encoder(tokenizer_of(model))
     by_digit = _are_tokens(encode, map(str, range(10))) and not _are_tokens(encode, ["32"])
-    is_split = _is_split_into_digits if by_digit else _is_split
     years = {
         century: [
             year
             for year in _LATER
-            if is_split(encode, century, year) and (not by_digit or year // 10 in _TENS)
+            if _is_split(encode, century, year, by_digit) and (not by_digit or year // 10 in _TENS)
         ]
         for century in _CENTURIES
-        if is_split(encode, century, _EARLY)
+        if _is_split(encode, century, _EARLY, by_digit)
     }
     years = {century: numbers for century, numbers in years.items() if numbers}
     if not years or not (by_digit or _are_tokens(encode, (f"{n:02d}" for n in range(100)))):
@@ -197,13 +194,9 @@ def _are_tokens(encode: Encode, numbers: Iterable[str]) -> bool:
     return all(len(encode("17", number)) == 1 for number in numbers)
 
 
-def _is_split(encode: Encode, century: int, year: int) -> bool:
-    """Whether a year is the tokens of its century and of two digits."""
-    whole = encode("year", f" {century}{year:02d}")
-    return whole == encode("year", f" {century}") + encode(str(century), f"{year:02d}")
-
-
-def _is_split_into_digits(encode: Encode, century: int, year: int) -> bool:
-    """Whether a year is the tokens of its century and one for each further digit."""
+def _is_split(encode: Encode, century: int, year: int, by_digit: bool) -> bool:
+    """Whether a year is the tokens of its century and of two digits, or one for each digit."""
     whole, begins = encode("year", f" {century}{year:02d}"), encode("year", f" {century}")
-    return whole[: len(begins)] == begins and len(whole) == len(begins) + 2
+    if by_digit:
+        return whole[: len(begins)] == begins and len(whole) == len(begins) + 2
+    return whole == begins + encode(str(century), f"{year:02d}")

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.options import first_few, is_whole, shortened
+from tracekit._util.warn import warn
 from tracekit.data import counterfactuals
 from tracekit.data.counterfactuals import (
     Counterfactual,
@@ -20,8 +21,8 @@ from tracekit.data.counterfactuals import (
     counterfactual_from_row,
 )
 from tracekit.data.display import ShownPair, shown_pair
-from tracekit.data.spans import Spans, checked_spans
-from tracekit.errors import PairsError, near_miss
+from tracekit.data.spans import LAST, REST, Spans, checked_spans, with_implied
+from tracekit.errors import DataWarning, PairsError, near_miss
 
 _TEXTS = ("prompt", "counterfactual", "x", "y")
 TEXT_KEYS = frozenset(_TEXTS)
@@ -32,6 +33,8 @@ SPAN_KEYS = frozenset({"spans", "counterfactual_spans"})
 """Keys of a row that hold mappings."""
 OWN_KEYS = frozenset({"weight", "group"}) | SPAN_KEYS
 """Keys of rows of both kinds."""
+_OWN_IDS = ("prompt_ids", "x_ids", "y_ids", "x_set_ids", "y_set_ids")
+"""Keys of a row of token ids that hold tokens of the example itself."""
 _HINTS = dict.fromkeys(
     ("attention_mask", "special_tokens_mask", "token_type_ids"),
     "Give prompt_ids without padding, and leave masks out.",
@@ -43,15 +46,13 @@ _LONGEST = 80
 
 def id_keys() -> frozenset[str]:
     """Keys of a row of token ids, beside those of both kinds and texts."""
-    of_counterfactuals = {each.row_key for each in counterfactuals.COUNTERFACTUALS}
-    own = {"prompt_ids", "x_ids", "y_ids", "x_set_ids", "y_set_ids"}
-    return frozenset(own | of_counterfactuals)
+    of_counterfactuals = frozenset(each.row_key for each in counterfactuals.COUNTERFACTUALS)
+    return of_counterfactuals.union(_OWN_IDS)
 
 
 def drawn_by(values: Mapping[str, Any]) -> tuple[Ids, ...]:
     """What a draw for an example depends on: its own tokens, which have these names."""
-    names = ("prompt_ids", "x_ids", "y_ids", "x_set_ids", "y_set_ids")
-    return tuple(tuple(values.get(name) or ()) for name in names)
+    return tuple(tuple(values.get(name) or ()) for name in _OWN_IDS)
 
 
 def brief(text: str) -> str:
@@ -126,6 +127,23 @@ class PromptPair:
             *(tuple(sorted((s or {}).items())) for s in (self.spans, self.counterfactual_spans)),
         )
 
+    @property
+    def tokens(self) -> set[int]:
+        """Every token of prompt, counterfactual and continuations."""
+        return {*self.prompt_ids, *self.counterfactual_ids, *self.x_ids, *(self.y_ids or ())}
+
+    def content(self, *, with_spans: bool) -> bytes:
+        """Bytes that are equal for equal pairs, apart from weights; part of the fingerprint."""
+        parts = [repr((self.prompt_ids, self.x_ids, self.y_ids)).encode()]
+        parts.append(self.counterfactual.content())
+        if self.prompt_noise is not None:
+            parts.append(self.prompt_noise.contiguous().numpy().tobytes())
+        if with_spans:
+            parts.append(repr((self.spans, self.counterfactual_spans)).encode())
+        if self.x_set_ids or self.y_set_ids:
+            parts.append(repr((self.x_set_ids, self.y_set_ids)).encode())
+        return b"".join(parts)
+
     def reversed(self) -> PromptPair:
         """The pair with prompt and counterfactual exchanged.
 
@@ -167,13 +185,15 @@ class PromptPair:
 
     def shown(self, token_texts: Mapping[int, str]) -> ShownPair:
         """The example with its tokens by their texts; tokens without one are shown by their ids."""
-        return shown_pair(
-            self.prompt_ids,
-            self.counterfactual,
-            (self.x_ids, self.y_ids or ()),
-            token_texts,
-            has_noise=self.prompt_noise is not None,
-        )
+        return shown_pair(self, token_texts)
+
+
+def kinds_and_lengths(pairs: Sequence[PromptPair]) -> str:
+    """How many pairs there are, of how many tokens, and their kinds of counterfactual."""
+    lengths = sorted({len(pair.prompt_ids) for pair in pairs})
+    tokens = f"{lengths[0]} to {lengths[-1]}" if len(lengths) > 1 else str(lengths[0])
+    kinds = sorted({type(pair.counterfactual).__name__ for pair in pairs})
+    return f"{len(pairs)} pairs, prompts of {tokens} tokens, {', '.join(kinds)}"
 
 
 def check_keys(
@@ -230,10 +250,12 @@ def pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
     check_keys(row, number, ("prompt_ids", "x_ids"), allowed, optional="y_ids", is_strict=False)
     ids: dict[str, Any] = {
         key: as_ids(row[key], key.removesuffix("_ids"), number)
-        for key in ("prompt_ids", "x_ids", "y_ids", "x_set_ids", "y_set_ids")
+        for key in _OWN_IDS
         if row.get(key) is not None
     }
-    for key, tokens in ids.items():
+    counterfactual = counterfactual_from_row(row, number)
+    read = {**ids, "counterfactual_ids": counterfactual.reads(ids["prompt_ids"])}
+    for key, tokens in read.items():
         if not tokens:
             part = key.removesuffix("_ids")
             text = f" ({shortened(row[part])})" if part in row else ""
@@ -242,7 +264,6 @@ def pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
                 "Give it at least one token, or leave the example out."
             )
     _check_sets(ids, number)
-    counterfactual = counterfactual_from_row(row, number)
     texts = {key: str(row[key]) for key in _TEXTS if row.get(key) is not None}
     try:
         weight = float(row.get("weight", 1.0))
@@ -276,18 +297,89 @@ def _with_spans(pair: PromptPair, row: Mapping[str, Any], number: int) -> Prompt
         return replace(pair, spans=spans)
     others = row["counterfactual_spans"]
     others = checked_spans(others, len(pair.counterfactual_ids), number, "counterfactual")
-    if set(spans) != set(others):
+    own, other = ({name: len(at) for name, at in each.items()} for each in (spans, others))
+    if own != other:
         raise PairsError(
-            f"Example {number} has the spans {', '.join(spans)}, and its counterfactual has "
-            f"{', '.join(others)}. Give both the same ones."
+            f"The spans of example {number} have {own} tokens, and {other} in the counterfactual. "
+            "Give both the same ones: spans of equal length are exchanged."
         )
-    for name, positions in spans.items():
-        if len(positions) != len(others[name]):
-            raise PairsError(
-                f"The span {name!r} of example {number} has {len(positions)} tokens, and "
-                f"{len(others[name])} in the counterfactual. Spans of equal length are exchanged."
-            )
     return replace(pair, spans=spans, counterfactual_spans=others)
+
+
+def mappings(rows: object) -> list[Mapping[str, Any]]:
+    """The rows as a list; refuses anything but mappings."""
+    if not isinstance(rows, Iterable) or isinstance(rows, (str, Mapping)):
+        raise PairsError(f"The rows are {shortened(rows)}. Give a list of mappings.")
+    listed = list(rows)
+    for number, row in enumerate(listed):
+        if not isinstance(row, Mapping):
+            raise PairsError(f"Example {number} is {shortened(row)}. Give a list of mappings.")
+    return listed
+
+
+def pairs_from_ids(rows: object) -> list[PromptPair]:
+    """The pairs that rows of token ids describe, of equal lengths or not."""
+    rows = mappings(rows)
+    pairs = [pair_from_ids(number, row) for number, row in enumerate(rows)]
+    unread = {str(key) for row in rows for key in row} - id_keys() - TEXT_KEYS - OWN_KEYS
+    if unread:
+        n = sum(not unread.isdisjoint(map(str, row)) for row in rows)
+        shown = ", ".join(map(repr, sorted(unread)[:3])) + (", ..." if len(unread) > 3 else "")
+        warn(f"{n} of {len(rows)} rows have keys that nobody reads: {shown}.", DataWarning)
+    return pairs
+
+
+def misaligned(pairs: Iterable[PromptPair]) -> tuple[str, ...]:
+    """A line for each pair whose counterfactual does not cover the prompt."""
+    return tuple(
+        f"example {number}: {len(pair.prompt_ids)} tokens in {pair.describe()}, "
+        f"{pair.counterfactual.n_tokens} in its counterfactual"
+        for number, pair in enumerate(pairs)
+        if not pair.is_aligned
+    )
+
+
+def split_by_span(pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
+    """The pairs with implied spans; refuses pairs that do not have the same spans."""
+    split: list[PromptPair] = []
+    common: list[str] = []
+    for number, pair in enumerate(pairs):
+        own, other = pair.spans, pair.counterfactual_spans
+        if own is None:
+            raise PairsError(
+                f"Example {number} ({pair.describe()}) has no spans. Give every example "
+                "spans, e.g. spans={'subject': 'Space Needle'}, or use split_by='position'."
+            )
+        spans = with_implied(own, len(pair.prompt_ids), rest=other is None)
+        if other is not None:
+            other = with_implied(other, len(pair.counterfactual_ids), rest=False)
+            # The last token may belong to a span in one of the two only.
+            other = {name: other[name] for name in spans if name in other}
+            spans = {name: spans[name] for name in other}
+        # A prompt whose every token has a name has no rest.
+        names = [name for name in spans if name not in (LAST, REST)]
+        common = common if split else names
+        if set(names) != set(common):
+            raise PairsError(
+                f"Example {number} ({pair.describe()}) has the spans {', '.join(names)}, and "
+                f"example 0 has {', '.join(common)}. Give every example the same ones."
+            )
+        split.append(replace(pair, spans=spans, counterfactual_spans=other))
+    return tuple(split)
+
+
+def split_by_position(pairs: Sequence[PromptPair], names: Sequence[str]) -> tuple[PromptPair, ...]:
+    """The pairs with a span of each name for every position; refuses prompts of other lengths."""
+    for number, pair in enumerate(pairs):
+        n_tokens = {len(pair.prompt_ids), len(pair.counterfactual_ids)}
+        if n_tokens != {len(names)}:
+            raise PairsError(
+                f"Example {number} ({pair.describe()}) has {len(pair.prompt_ids)} tokens, and "
+                f"there are {len(names)} positions to tell apart. Give prompts of one length, "
+                "or name spans, and use split_by='span'."
+            )
+    spans = {name: (position,) for position, name in enumerate(names)}
+    return tuple(replace(pair, spans=spans, counterfactual_spans=None) for pair in pairs)
 
 
 def group_from_row(group: object, number: int) -> str | None:
@@ -302,6 +394,20 @@ def group_from_row(group: object, number: int) -> str | None:
         f"The group of example {number} is {shortened(group)}. Give a text or a whole number, "
         f"the same for examples that share a template, say.{hint * isinstance(group, float)}"
     )
+
+
+def grouped(
+    pairs: Sequence[PromptPair], groups: Sequence[str | int | None]
+) -> tuple[PromptPair, ...]:
+    """The pairs with other groups; errors as in `PromptPairs.grouped`."""
+    if len(groups) != len(pairs):
+        raise PairsError(
+            f"{len(groups)} groups were given for {len(pairs)} pairs. Give the group of each "
+            "pair, in their order."
+        )
+    labels = [group_from_row(group, number) for number, group in enumerate(groups)]
+    check_groups(labels)
+    return tuple(replace(pair, group=label) for pair, label in zip(pairs, labels, strict=True))
 
 
 def check_groups(groups: Sequence[str | None]) -> None:

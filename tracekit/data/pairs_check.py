@@ -22,7 +22,7 @@ from tracekit.data.counterfactuals import Ids, PromptCounterfactual
 from tracekit.data.pair import PromptPair, independent
 from tracekit.data.pairs_report import report_on
 from tracekit.data.tokenization import encoder
-from tracekit.errors import PairsError
+from tracekit.errors import ConfigError, PairsError
 from tracekit.models import HookedModel
 from tracekit.models.hooked import device_of, frozen
 
@@ -48,6 +48,8 @@ _SURE, _LIKELIER = 10, 2
 """How often as probable another form is, at any probability and at one that is not low."""
 _OF_SOME = 0.1
 """Share of the examples tried on which another form may be likelier."""
+_Line = tuple[Color, str]
+"""Color and text of a check."""
 _THOUGHT = "after an empty think block"
 
 
@@ -99,32 +101,45 @@ def check_pairs(
 
     `in_chat` says that a chat template wrote the prompts.
     """
-    table = probabilities(pairs, model, shown)
+    table = _table(pairs, model, shown)
     tokenizer = getattr(model, "tokenizer", None)
-    findings = [
-        CheckLine("red" if each.kind in _RED else "yellow", each.kind, str(each))
-        for each in report_on(pairs, texts, tokenizer).findings
-    ]
-    lines = [_task(table), *_form(pairs, table, model, in_chat), _tokens(table)]
-    lines += [_balance(pairs, texts), _leak(pairs, texts), *_groups(pairs), *findings]
+    checks: dict[str, _Line | None] = {
+        "task": _task(table),
+        "form": _form(pairs, table, model, in_chat),
+        "tokens": _tokens(table),
+        "balance": _balance(pairs, texts),
+        "leak": _leak(pairs, texts),
+        "groups": _groups(pairs),
+    }
+    findings = report_on(pairs, texts, tokenizer).findings
+    checks |= {
+        each.kind: ("red" if each.kind in _RED else "yellow", str(each)) for each in findings
+    }
     if not findings:
-        lines.append(CheckLine("green", "report", "No repetitions, shifts or stray tokens."))
+        checks["report"] = "green", "No repetitions, shifts or stray tokens."
+    lines = [CheckLine(line[0], topic, line[1]) for topic, line in checks.items() if line]
     return PairsCheck(tuple(lines), table)
 
 
-def probabilities(
+def _probabilities(
     pairs: Sequence[PromptPair], model: HookedModel, shown: bool | None = None
-) -> pd.DataFrame:
-    """How probable the model finds x and y; the table of a `PairsCheck`."""
-    import pandas as pd
-
-    n, sides = len(pairs), [pair.y_ids for pair in pairs]
+) -> tuple[list[float], list[float | None]]:
+    """How probable the model finds x and y of each pair; None without y."""
     both = [(pair.prompt_ids, pair.x_ids) for pair in pairs]
-    both += [(pair.prompt_ids, y) for pair, y in zip(pairs, sides, strict=True) if y]
+    both += [(pair.prompt_ids, pair.y_ids) for pair in pairs if pair.y_ids]
     is_shown = progress.is_wanted() if shown is None else shown
     values = _mean_probabilities(both, model, is_shown).tolist()
-    p_x, left = values[:n], iter(values[n:])
-    of_y = [next(left) if y else None for y in sides]
+    of_y = iter(values[len(pairs) :])
+    return values[: len(pairs)], [next(of_y) if pair.y_ids else None for pair in pairs]
+
+
+def _table(
+    pairs: Sequence[PromptPair], model: HookedModel, shown: bool | None = None
+) -> pd.DataFrame:
+    """The table of a `PairsCheck`."""
+    import pandas as pd
+
+    p_x, of_y = _probabilities(pairs, model, shown)
     return pd.DataFrame(
         {
             "prompt": [pair.describe() for pair in pairs],
@@ -167,56 +182,66 @@ def _mean_probabilities(
     return values
 
 
-def is_familiar(table: pd.DataFrame, probability: float) -> list[bool]:
-    """Whether the model knows each example: x is so probable, and more so than y."""
-    prefers = table["prefers_x"].map(lambda value: value is None or bool(value))
-    return ((table["p_x"] >= probability) & prefers).tolist()
+def known_pairs(
+    pairs: Sequence[PromptPair], model: HookedModel, probability: float
+) -> tuple[list[int], list[str]]:
+    """Numbers of the pairs of which x is so probable, and more so than y; a line for each other."""
+    if not 0 <= probability <= 1:
+        raise ConfigError(f"probability is {probability}. Give a number from 0 to 1.")
+    numbers, dropped = [], []
+    for number, (p_x, p_y) in enumerate(zip(*_probabilities(pairs, model), strict=True)):
+        if p_x >= probability and (p_y is None or p_x > p_y):
+            numbers.append(number)
+        else:
+            y = "" if p_y is None else f", y {p_y:.3g}"
+            shown = pairs[number].describe()
+            dropped.append(f"example {number}: {shown}, x has probability {p_x:.3g}{y}")
+    if not numbers:
+        raise PairsError(
+            f"The model knows none of the {len(pairs)} pairs: with a probability of at least "
+            f"{probability:g} it finds x more probable than y on none ({dropped[0]}). Lower "
+            "probability, or trace another model."
+        )
+    return numbers, dropped
 
 
-def _task(table: pd.DataFrame) -> CheckLine:
+def _task(table: pd.DataFrame) -> _Line:
     n, compared = len(table), table["p_y"].notna()
     shown = f"Median probability of x {table['p_x'].median():.3g}"
     if not compared.any():
         share = table["p_x"].median()
         color = "green" if share >= 0.1 else "yellow" if share >= 0.01 else "red"
-        return CheckLine(color, "task", f"{shown}; there is no y to compare with.")
+        return color, f"{shown}; there is no y to compare with."
     count, of = int(table["prefers_x"][compared].sum()), int(compared.sum())
     color = "green" if count >= 0.75 * of else "yellow" if count > 0.5 * of else "red"
     advice = "" if color == "green" else " pairs.known(model) keeps those that it knows."
-    said = {
-        x if prefers else y
-        for x, y, prefers in zip(table["x"], table["y"], table["prefers_x"], strict=True)
-    }
+    said = set(table["x"].where(table["prefers_x"].eq(True), table["y"]))
     if color != "green" and len(said) == 1 and of == n:
-        color, advice = (
-            "yellow",
-            (
-                f" It prefers {said.pop()!r} whatever the prompt: a bias, no knowledge. "
-                "Keep all pairs: differences of log-odds cancel it."
-            ),
+        color = "yellow"
+        advice = (
+            f" It prefers {said.pop()!r} whatever the prompt: a bias, no knowledge. "
+            "Keep all pairs: differences of log-odds cancel it."
         )
     elif color == "green" and table["p_x"].median() < _LOW:
         color, advice = "yellow", " That is low: the model hardly says x at all."
     without = "" if of == n else f" ({n - of} have no y)"
-    return CheckLine(
-        color, "task", f"The model prefers x to y on {count} of {of}{without}. {shown}.{advice}"
-    )
+    return color, f"The model prefers x to y on {count} of {of}{without}. {shown}.{advice}"
 
 
 def _form(
     pairs: Sequence[PromptPair], table: pd.DataFrame, model: HookedModel, in_chat: bool
-) -> Iterator[CheckLine]:
+) -> _Line | None:
     """Whether x is likelier with or without its leading space, or after an empty think block.
 
     Compared is the probability of the whole text, as forms are of several numbers of tokens.
     """
     tokenizer = getattr(model, "tokenizer", None)
     if not callable(getattr(tokenizer, "decode", None)):
-        return
+        return None
     tried = range(0, len(pairs), -(-len(pairs) // _TRIED))
     forms = [(n, *each) for n in tried for each in _other_forms(pairs[n], tokenizer, in_chat)]
     if not forms:
-        return
+        return None
     means = _mean_probabilities([(prompt, ids) for *_, prompt, ids in forms], model, False)
     by_form: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for (n, form, _, ids), mean in zip(forms, means, strict=True):
@@ -230,18 +255,14 @@ def _form(
     own, other = np.median(likelier[form] or by_form[form], axis=0)
     count, of = len(likelier[form]), len(by_form[form])
     if count <= _OF_SOME * of:
-        yield CheckLine("green", "form", f"x has probability {own:.3g}, and {other:.3g} {form}.")
-        return
+        return "green", f"x has probability {own:.3g}, and {other:.3g} {form}."
     advice = "Give it so."
     if form == _THOUGHT:
         is_read = "enable_thinking" in str(getattr(tokenizer, "chat_template", ""))
         by = "chat={'enable_thinking': False}" if is_read else "a last message of the assistant"
         advice = f"Give the block by {by}."
-    yield CheckLine(
-        "red" if 2 * count >= of else "yellow",
-        "form",
-        f"x is likelier {form}, on {count} of {of}: {other:.3g}, and {own:.3g} as it is. {advice}",
-    )
+    text = f"x is likelier {form}, on {count} of {of}: {other:.3g}, and {own:.3g} as it is."
+    return "red" if 2 * count >= of else "yellow", f"{text} {advice}"
 
 
 def _other_forms(pair: PromptPair, tokenizer: Any, in_chat: bool) -> Iterator[tuple[str, Ids, Ids]]:
@@ -266,52 +287,44 @@ def _other_forms(pair: PromptPair, tokenizer: Any, in_chat: bool) -> Iterator[tu
             yield label, ids[:-1], pair.x_ids if is_spaced else other
 
 
-def _groups(pairs: Sequence[PromptPair]) -> Iterator[CheckLine]:
+def _groups(pairs: Sequence[PromptPair]) -> _Line | None:
     """How many independent examples groups leave."""
-    if any(pair.group is not None for pair in pairs):
-        n = len(set(independent(pairs)))
-        shown = f"{len(pairs)} pairs in groups are {n} independent examples"
-        few = f": an interval needs {_FEWEST}. Give pairs of more groups." if n < _FEWEST else "."
-        yield CheckLine("yellow" if n < _FEWEST else "green", "groups", f"{shown}{few}")
+    if all(pair.group is None for pair in pairs):
+        return None
+    n = len(set(independent(pairs)))
+    shown = f"{len(pairs)} pairs in groups are {n} independent examples"
+    if n >= _FEWEST:
+        return "green", f"{shown}."
+    return "yellow", f"{shown}: an interval needs {_FEWEST}. Give pairs of more groups."
 
 
-def _tokens(table: pd.DataFrame) -> CheckLine:
+def _tokens(table: pd.DataFrame) -> _Line:
     """Whether x and y are one token each; whether prompts are of one length."""
     longer = ((table["x_tokens"] > 1) | (table["y_tokens"] > 1)).sum()
     low, high = table["prompt_tokens"].min(), table["prompt_tokens"].max()
     of = f"Prompts have {low} tokens" if low == high else f"Prompts have {low} to {high} tokens"
     if not longer:
-        return CheckLine("green", "tokens", f"x and y are one token each. {of}.")
-    return CheckLine(
-        "yellow",
-        "tokens",
-        f"x or y is several tokens on {longer} of {len(table)}; probabilities are means over them. "
-        f"{of}.",
-    )
+        return "green", f"x and y are one token each. {of}."
+    shown = f"x or y is several tokens on {longer} of {len(table)}"
+    return "yellow", f"{shown}; probabilities are means over them. {of}."
 
 
-def _balance(pairs: Sequence[PromptPair], texts: Any) -> CheckLine:
+def _balance(pairs: Sequence[PromptPair], texts: Any) -> _Line:
     """Whether one x is much more frequent than the others."""
     first, count = Counter(pair.x_ids[0] for pair in pairs).most_common(1)[0]
     share = count / len(pairs)
     shown = f"The commonest x begins with {texts.get(first, first)!r}: {count} of {len(pairs)}."
     if share <= _MOST:
-        return CheckLine("green", "balance", shown)
-    return CheckLine(
-        "yellow", "balance", f"{shown} What raises it everywhere looks like the task: balance x."
-    )
+        return "green", shown
+    return "yellow", f"{shown} What raises it everywhere looks like the task: balance x."
 
 
-def _leak(pairs: Sequence[PromptPair], texts: Any) -> CheckLine:
+def _leak(pairs: Sequence[PromptPair], texts: Any) -> _Line:
     """Whether a length, or a token that the counterfactual leaves as it is, gives x away."""
     longer = [len(pair.x_ids) - len(pair.y_ids) for pair in pairs if pair.y_ids]
     if longer and (all(n > 0 for n in longer) or all(n < 0 for n in longer)):
         word = "more" if longer[0] > 0 else "fewer"
-        return CheckLine(
-            "yellow",
-            "leak",
-            f"x has {word} tokens than y on every example, which tells them apart.",
-        )
+        return "yellow", f"x has {word} tokens than y on every example, which tells them apart."
     firsts = Counter(pair.x_ids[0] for pair in pairs)
     by_token: dict[int, list[int]] = defaultdict(list)
     for pair in pairs:
@@ -328,11 +341,10 @@ def _leak(pairs: Sequence[PromptPair], texts: Any) -> CheckLine:
         and (firsts[values[0]] / len(pairs)) ** len(values) * len(by_token) < _CHANCE
     ]
     if not leaks:
-        return CheckLine("green", "leak", "No length and no unchanged word gives x away.")
+        return "green", "No length and no unchanged word gives x away."
     token, value, count = max(leaks, key=lambda leak: leak[2])
-    return CheckLine(
+    return (
         "yellow",
-        "leak",
         f"The token {texts.get(token, token)!r}, which the counterfactual leaves as it is, stands "
         f"with the x {texts.get(value, value)!r} only, in {count} examples: the model needs "
         "nothing else to answer. Vary it.",

@@ -7,7 +7,7 @@ and, for metrics that compare two, the *foil* y.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -20,44 +20,31 @@ from torch import Tensor
 from tracekit._util.clusters import Over
 from tracekit._util.markup import printable
 from tracekit._util.options import check_seed, first_few, is_whole, shortened, whole_numbers
-from tracekit._util.warn import warn
-from tracekit.data.chat import Chat, Region, chat_template, said, warn_of_spaces
+from tracekit.data.chat import Chat, chat_template
 from tracekit.data.counterfactuals import GaussianNoise
-from tracekit.data.display import MOST_ROWS, pairs_html
+from tracekit.data.display import pairs_html
 from tracekit.data.pair import (
-    OWN_KEYS,
-    SET_KEYS,
-    TEXT_KEYS,
     PromptPair,
     check_groups,
-    check_keys,
     drawn_by,
-    group_from_row,
-    id_keys,
+    grouped,
     independent,
-    pair_from_ids,
+    kinds_and_lengths,
+    misaligned,
+    pairs_from_ids,
     refuse_shared,
+    split_by_position,
+    split_by_span,
 )
-from tracekit.data.pairs_check import PairsCheck, check_pairs, is_familiar, probabilities
+from tracekit.data.pairs_check import PairsCheck, check_pairs, known_pairs
 from tracekit.data.pairs_report import PairsReport, report_on
-from tracekit.data.spans import LAST, REST, position_names, spans_from_text, with_implied
-from tracekit.data.templates import Template, reader
-from tracekit.data.tokenization import (
-    bos_of,
-    encoder,
-    token_texts,
-    tokenizer_of,
-    warn_of_boundaries,
-    width_of,
-)
-from tracekit.errors import ConfigError, DataWarning, PairsError
+from tracekit.data.spans import names_of_spans, position_names
+from tracekit.data.templates import Template
+from tracekit.data.tokenization import encoded_rows, token_texts, tokenizer_of, width_of
+from tracekit.errors import ConfigError, PairsError
 from tracekit.models import HookedModel
 
 OnMismatch = Literal["error", "skip"]
-
-_PROMPTS = ("prompt", "counterfactual")
-_SPANS = {"prompt": "spans", "counterfactual": "counterfactual_spans"}
-_MOST_NAMED = 5  # Examples that an error names at most.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +88,12 @@ class PromptPairs(Sequence[PromptPair]):
         if not self.pairs:
             dropped = f" All {len(self.skipped)} were skipped." if self.skipped else ""
             raise PairsError(f"There are no prompt pairs.{dropped} Give at least one.")
-        _check_pairs(self.pairs)
+        if problems := misaligned(self.pairs):
+            raise PairsError(
+                f"{len(problems)} of {len(self)} counterfactuals differ in length from their "
+                f"prompts ({first_few(problems, 5)}). Align them token by token, give both spans, "
+                'or drop them with on_mismatch="skip" (--skip-mismatched).'
+            )
         # The name of a file may be no text, and what is saved holds texts.
         object.__setattr__(self, "name", self.name.encode("utf-8", "replace").decode())
         if self.weights is not None and not (self.weights > 0).all():
@@ -112,18 +104,12 @@ class PromptPairs(Sequence[PromptPair]):
 
     def __repr__(self) -> str:
         # Not that of a dataclass, which would print all noise.
-        lengths = sorted({len(pair.prompt_ids) for pair in self.pairs})
-        tokens = f"{lengths[0]} to {lengths[-1]}" if len(lengths) > 1 else str(lengths[0])
-        kinds = sorted({type(pair.counterfactual).__name__ for pair in self.pairs})
         skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
-        return (
-            f"PromptPairs({printable(self.name)}: {len(self)} pairs, prompts of {tokens} tokens, "
-            f"{', '.join(kinds)}{skipped}{self.report.summary})"
-        )
+        shown = f"{kinds_and_lengths(self.pairs)}{skipped}{self.report.summary}"
+        return f"PromptPairs({printable(self.name)}: {shown})"
 
     def _repr_html_(self) -> str:
-        shown = [pair.shown(self.token_texts) for pair in self.pairs[:MOST_ROWS]]
-        return pairs_html(repr(self), shown, len(self) - len(shown))
+        return pairs_html(repr(self), self.pairs, self.token_texts)
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -165,15 +151,7 @@ class PromptPairs(Sequence[PromptPair]):
         Raises:
             PairsError: Not as many labels as pairs, or one label for all of them.
         """
-        if len(groups) != len(self):
-            raise PairsError(
-                f"{len(groups)} groups were given for {len(self)} pairs. Give the group of each "
-                "pair, in their order."
-            )
-        labels = [group_from_row(group, number) for number, group in enumerate(groups)]
-        check_groups(labels)
-        pairs = zip(self.pairs, labels, strict=True)
-        return replace(self, pairs=tuple(replace(pair, group=label) for pair, label in pairs))
+        return replace(self, pairs=grouped(self.pairs, groups))
 
     def reversed(self) -> PromptPairs:
         """The pairs with prompts and counterfactuals exchanged: what denoising starts from.
@@ -223,32 +201,7 @@ class PromptPairs(Sequence[PromptPair]):
 
     def by_span(self) -> PromptPairs:
         """The pairs, all with the same spans, with the implied ones `last` and `rest` added."""
-        pairs = []
-        for number, pair in enumerate(self.pairs):
-            if pair.spans is None:
-                raise PairsError(
-                    f"Example {number} ({pair.describe()}) has no spans. Give every example "
-                    "spans, e.g. spans={'subject': 'Space Needle'}, or use split_by='position'."
-                )
-            own, other = pair.spans, pair.counterfactual_spans
-            aligned = other is None
-            spans = with_implied(own, len(pair.prompt_ids), rest=aligned)
-            if other is not None:
-                other = with_implied(other, len(pair.counterfactual_ids), rest=False)
-                # The last token may belong to a span in one of the two only.
-                other = {name: other[name] for name in spans if name in other}
-                spans = {name: spans[name] for name in other}
-            pairs.append(replace(pair, spans=spans, counterfactual_spans=other))
-        # A prompt whose every token has a name has no rest.
-        common = [name for name in pairs[0].spans or {} if name not in (LAST, REST)]
-        for number, pair in enumerate(pairs):
-            names = [name for name in pair.spans or {} if name not in (LAST, REST)]
-            if set(names) != set(common):
-                raise PairsError(
-                    f"Example {number} ({pair.describe()}) has the spans {', '.join(names)}, and "
-                    f"example 0 has {', '.join(common)}. Give every example the same ones."
-                )
-        return replace(self, pairs=tuple(pairs), is_split=True)
+        return replace(self, pairs=split_by_span(self.pairs), is_split=True)
 
     def by_position(self, names: Sequence[str] | None = None) -> PromptPairs:
         """The pairs with a span for every position.
@@ -260,41 +213,19 @@ class PromptPairs(Sequence[PromptPair]):
             PairsError: The prompts have several lengths, or another one than there are names.
         """
         names = position_names([pair.prompt_ids for pair in self]) if names is None else names
-        for number, pair in enumerate(self):
-            n_tokens = {len(pair.prompt_ids), len(pair.counterfactual_ids)}
-            if n_tokens != {len(names)}:
-                raise PairsError(
-                    f"Example {number} ({pair.describe()}) has {len(pair.prompt_ids)} tokens, and "
-                    f"there are {len(names)} positions to tell apart. Give prompts of one length, "
-                    "or name spans, and use split_by='span'."
-                )
-        spans = {name: (position,) for position, name in enumerate(names)}
-        changed = [replace(pair, spans=spans, counterfactual_spans=None) for pair in self]
-        return replace(self, pairs=tuple(changed), is_split=True)
+        return replace(self, pairs=split_by_position(self.pairs, names), is_split=True)
 
     @property
     def span_names(self) -> tuple[str, ...]:
         """Spans that some example has, in order of their first token; `last` and `rest` last."""
-        firsts: dict[str, int] = {}
-        for pair in self:
-            for name, positions in (pair.spans or {}).items():
-                firsts.setdefault(name, positions[0])
-        named = sorted((n for n in firsts if n not in (LAST, REST)), key=lambda n: firsts[n])
-        return tuple(named) + tuple(name for name in (REST, LAST) if name in firsts)
+        return names_of_spans(pair.spans or {} for pair in self)
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 over all ids, counterfactuals and weights; equal data have equal fingerprints."""
         digest = hashlib.sha256()
         for pair in self.pairs:
-            digest.update(repr((pair.prompt_ids, pair.x_ids, pair.y_ids)).encode())
-            digest.update(pair.counterfactual.content())
-            if pair.prompt_noise is not None:
-                digest.update(pair.prompt_noise.contiguous().numpy().tobytes())
-            if self.is_split:
-                digest.update(repr((pair.spans, pair.counterfactual_spans)).encode())
-            if pair.x_set_ids or pair.y_set_ids:
-                digest.update(repr((pair.x_set_ids, pair.y_set_ids)).encode())
+            digest.update(pair.content(with_spans=self.is_split))
         if self.weights is not None:
             digest.update(self.weights.numpy().tobytes())
         return digest.hexdigest()
@@ -360,24 +291,8 @@ class PromptPairs(Sequence[PromptPair]):
             ConfigError: Another probability.
             PairsError: The model knows none.
         """
-        if not 0 <= probability <= 1:
-            raise ConfigError(f"probability is {probability}. Give a number from 0 to 1.")
-        table = probabilities(self.pairs, model)
-        keep = is_familiar(table, probability)
-        dropped = [
-            f"example {number}: {pair.describe()}, x has probability {table['p_x'][number]:.3g}"
-            + ("" if pair.y_ids is None else f", y {table['p_y'][number]:.3g}")
-            for number, pair in enumerate(self.pairs)
-            if not keep[number]
-        ]
-        if not any(keep):
-            raise PairsError(
-                f"The model knows none of the {len(self)} pairs: with a probability of at least "
-                f"{probability:g} it finds x more probable than y on none ({dropped[0]}). Lower "
-                "probability, or trace another model."
-            )
-        chosen = self.subset([number for number, kept in enumerate(keep) if kept])
-        return replace(chosen, skipped=(*self.skipped, *dropped))
+        numbers, dropped = known_pairs(self.pairs, model, probability)
+        return replace(self.subset(numbers), skipped=(*self.skipped, *dropped))
 
     @property
     def weights(self) -> Float[Tensor, " example"] | None:
@@ -417,29 +332,13 @@ class PromptPairs(Sequence[PromptPair]):
         """
         if on_mismatch not in ("error", "skip"):
             raise ConfigError(f"on_mismatch is {on_mismatch!r}. Use 'error' or 'skip'.")
-        rows = _mappings(rows)
-        pairs = [pair_from_ids(number, row) for number, row in enumerate(rows)]
-        unread = {str(key) for row in rows for key in row} - id_keys() - TEXT_KEYS - OWN_KEYS
-        if unread:
-            n = sum(not unread.isdisjoint(map(str, row)) for row in rows)
-            shown = ", ".join(map(repr, sorted(unread)[:3])) + (", ..." if len(unread) > 3 else "")
-            warn(f"{n} of {len(rows)} rows have keys that nobody reads: {shown}.", DataWarning)
-        misaligned = [
-            f"example {number}: {len(pair.prompt_ids)} tokens in {pair.describe()}, "
-            f"{pair.counterfactual.n_tokens} in its counterfactual"
-            for number, pair in enumerate(pairs)
-            if not pair.is_aligned
-        ]
-        if misaligned and on_mismatch == "error":
-            raise PairsError(
-                f"{len(misaligned)} of {len(pairs)} counterfactuals differ in length from their "
-                f"prompts ({first_few(misaligned, _MOST_NAMED)}). "
-                'Align them token by token, give both spans, or drop them with on_mismatch="skip" '
-                "(--skip-mismatched)."
-            )
-        aligned = tuple(pair for pair in pairs if pair.is_aligned)
-        check_groups([pair.group for pair in aligned])
-        return cls(pairs=aligned, name=name, skipped=tuple(misaligned))
+        pairs, skipped = pairs_from_ids(rows), ()
+        if on_mismatch == "skip":
+            skipped = misaligned(pairs)
+            pairs = [pair for pair in pairs if pair.is_aligned]
+        made = cls(pairs=tuple(pairs), name=name, skipped=skipped)
+        check_groups([pair.group for pair in made])
+        return made
 
     @classmethod
     def from_text(
@@ -487,37 +386,15 @@ class PromptPairs(Sequence[PromptPair]):
             PairsError: As in `from_ids`.
         """
         tokenizer = tokenizer_of(model)
-        encode = encoder(tokenizer)
         writer = chat_template(tokenizer, chat)
-        # A chat template puts the beginning-of-sequence token where it belongs.
-        bos = bos_of(tokenizer, False if writer and prepend_bos is None else prepend_bos)
-        encoded: list[dict[str, Any]] = []
-        texts: list[dict[str, str]] = []
-        for number, row in enumerate(_mappings(rows)):
-            check_keys(row, number, ("prompt", "x"), TEXT_KEYS | SET_KEYS, optional="y")
-            regions: dict[str, list[Region]] = {}
-            texts.append({})
-            for part in _PROMPTS:
-                if writer and row.get(part):
-                    given, text = row[part], writer.write(row[part], part, number)
-                    if _has_texts(row.get(_SPANS[part])):
-                        regions[part] = writer.regions(given, text, number)
-                    texts[-1][part] = said(given)
-                    row = {**row, part: text}
-            encoded.append(_encoded(row, number, tokenizer, encode, bos, regions))
-        if warn:
-            warn_of_boundaries(tokenizer, encoded)
-        if warn and writer:
-            warn_of_spaces(encoded)
-            writer.warn_of_clock()
-        encoded = [entry | shown for entry, shown in zip(encoded, texts, strict=True)]
+        encoded = encoded_rows(rows, tokenizer, writer, prepend_bos=prepend_bos, warn=warn)
         if noise is not None:
             lengths = [len(entry["prompt_ids"]) for entry in encoded]
             draws = noise.draw(lengths, width_of(model), [drawn_by(entry) for entry in encoded])
-            for entry, noise_tensor in zip(encoded, draws, strict=True):
-                entry["noise"] = noise_tensor
+            for entry, drawn in zip(encoded, draws, strict=True):
+                entry["noise"] = drawn
         pairs = cls.from_ids(encoded, name=name, on_mismatch=on_mismatch)
-        shown = token_texts(tokenizer, _ids_of(pairs))
+        shown = token_texts(tokenizer, {token for pair in pairs for token in pair.tokens})
         return replace(pairs, token_texts=shown, chat=writer.arguments if writer else None)
 
     @classmethod
@@ -573,128 +450,19 @@ class PromptPairs(Sequence[PromptPair]):
             UnsupportedModelError: As in `from_text`.
         """
         drawn = Template(
-            **{"prompts": [template] if isinstance(template, str) else list(template)},
-            **{"counterfactual": counterfactual, "x": x, "y": y},
-            **{"values": values, "one_token": one_token},
+            prompts=[template] if isinstance(template, str) else list(template),
+            counterfactual=counterfactual,
+            x=x,
+            y=y,
+            values=values,
+            one_token=one_token,
         )
-        writer = chat_template(tokenizer_of(model), chat)
-        read = reader(tokenizer_of(model), prepend_bos, writer)
-        rows, dropped = drawn.draw(n, encoder(tokenizer_of(model)), read, seed=seed)
-        reasons = "; ".join(dict.fromkeys(dropped[:_MOST_NAMED]))
-        if not rows:
-            raise PairsError(
-                f"No example can be made of the template: {reasons}. Give other values, or values "
-                "that are as many tokens."
-            )
-        if len(rows) < n:
-            warn(
-                f"The template gives {len(rows)} of {n} examples; {len(dropped)} drawn ones were "
-                f"dropped ({reasons}). Give more values.",
-                DataWarning,
-            )
+        tokenizer = tokenizer_of(model)
+        writer = chat_template(tokenizer, chat)
+        rows, dropped = drawn.rows(n, tokenizer, prepend_bos, writer, seed=seed)
         if writer:
             writer.warn_of_clock()
             # The time that has been read.
             chat = writer.arguments
         pairs = cls.from_text(rows, model, name=name, prepend_bos=prepend_bos, chat=chat)
         return replace(pairs, skipped=tuple(dropped))
-
-
-def _encoded(
-    row: Mapping[str, Any],
-    number: int,
-    tokenizer: Any,
-    encode: Callable[[str, str], list[int]],
-    bos: list[int],
-    regions: Mapping[str, Sequence[Region]],
-) -> dict[str, Any]:
-    """A row of text as one of ids; spans are looked for in the `regions` of the prompts."""
-    given = {key: row[key] for key in sorted(TEXT_KEYS) if row.get(key) is not None}
-    entry: dict[str, Any] = {k: v for k, v in given.items() if v or not isinstance(v, str)}
-    _require_text(entry, number)
-    entry |= {key: row[key] for key in ("weight", "group") if row.get(key) is not None}
-    for key in sorted(TEXT_KEYS & set(entry)):
-        if key in _PROMPTS:
-            own = encode("", row[key])
-            entry[f"{key}_ids"] = own if own[:1] == bos else bos + own
-        else:
-            entry[f"{key}_ids"] = encode(row["prompt"], row[key])
-    for part, key in _SPANS.items():
-        if row.get(key) is not None and row.get(part):
-            ids, places = entry[f"{part}_ids"], regions.get(part, ())
-            entry[key] = spans_from_text(tokenizer, row[part], ids, row[key], number, places)
-    for key in sorted(SET_KEYS & set(row)):
-        entry[f"{key}_ids"] = _encode_set(encode, row, key, number)
-    # Empty texts have no ids, which `from_ids` refuses.
-    return entry | {f"{key}_ids": [] for key in set(given) - set(entry)}
-
-
-def _has_texts(spans: Any) -> bool:
-    """Whether any of the spans is given by its text, and not by its range of tokens."""
-    return isinstance(spans, Mapping) and any(isinstance(each, str) for each in spans.values())
-
-
-def _ids_of(pairs: PromptPairs) -> set[int]:
-    """Every token of prompts, counterfactuals and continuations."""
-    parts = [(p.prompt_ids, p.counterfactual_ids, p.x_ids, p.y_ids or ()) for p in pairs]
-    return {token for by_part in parts for ids in by_part for token in ids}
-
-
-def _mappings(rows: object) -> list[Mapping[str, Any]]:
-    """The rows as a list; refuses anything but mappings."""
-    if not isinstance(rows, Iterable) or isinstance(rows, (str, Mapping)):
-        raise PairsError(f"The rows are {shortened(rows)}. Give a list of mappings.")
-    listed = list(rows)
-    for number, row in enumerate(listed):
-        if not isinstance(row, Mapping):
-            raise PairsError(f"Example {number} is {shortened(row)}. Give a list of mappings.")
-    return listed
-
-
-def _require_text(entry: Mapping[str, Any], number: int) -> None:
-    """Refuses entries that are not text, or that no tokenizer can read."""
-    for key, text in entry.items():
-        is_text = isinstance(text, str)
-        try:
-            is_readable = is_text and bool(text.encode())
-        except UnicodeEncodeError:
-            is_readable = False
-        if not is_readable:
-            problem = "holds half a character" if is_text else "is no text"
-            hint = " Read columns of numbers with dtype=str." * isinstance(text, (int, float))
-            raise PairsError(
-                f"The {key} of example {number} {problem}: {shortened(text)}. "
-                f"Give a text, or token ids (prompt_ids, x_ids, ...).{hint}"
-            )
-
-
-def _encode_set(
-    encode: Callable[[str, str], list[int]], row: Mapping[str, Any], key: str, number: int
-) -> list[int]:
-    """Token ids of texts that are a token each."""
-    texts = row[key]
-    if isinstance(texts, str) or not isinstance(texts, Sequence):
-        raise PairsError(
-            f"The {key} of example {number} is {shortened(texts)}. Give a list of texts, each of "
-            "them one token."
-        )
-    ids = []
-    for text in texts:
-        _require_text({key: text}, number)
-        tokens = encode(row["prompt"], text)
-        if len(tokens) != 1:
-            raise PairsError(
-                f"The {key} of example {number} holds {text!r}, which is {len(tokens)} tokens. "
-                "Token sets are of the first token after the prompt: give texts of one token."
-            )
-        ids += tokens
-    return ids
-
-
-def _check_pairs(pairs: Sequence[PromptPair]) -> None:
-    for number, pair in enumerate(pairs):
-        if not pair.is_aligned:
-            raise PairsError(
-                f"The counterfactual of example {number} has {pair.counterfactual.n_tokens} "
-                f"tokens, its prompt {len(pair.prompt_ids)}. Align them token by token."
-            )

@@ -32,12 +32,12 @@ class Dataset:
 
     load: Callable[..., PromptPairs]
     """Loads the pairs, from the model and the options."""
-    components: str
-    """Kind of component that it is usually traced with."""
-    metric: str
-    """Metric that it is usually traced with."""
     about: str
     """One line for lists."""
+    components: str = "attention-patterns"
+    """Kind of component that it is usually traced with."""
+    metric: str = "odds-ratio"
+    """Metric that it is usually traced with."""
     positions: str = "prompt"
     """Positions that are usually intervened on."""
 
@@ -51,14 +51,11 @@ class Dataset:
 DATASETS: Mapping[str, Dataset] = {
     "demo-bias": Dataset(
         load=demo.load_bias,
-        components="attention-patterns",
-        metric="odds-ratio",
         about="embedded: whom does a pronoun refer to, by stereotype",
     ),
     "demo-professions": Dataset(
         load=demo.load_professions,
         components="mlp-outputs",
-        metric="odds-ratio",
         about="embedded: pronoun after an occupation",
     ),
     "demo-facts": Dataset(
@@ -76,20 +73,15 @@ DATASETS: Mapping[str, Dataset] = {
     ),
     "winobias": Dataset(
         load=winobias.load,
-        components="attention-patterns",
-        metric="odds-ratio",
         about="WinoBias type 1 (Zhao et al. 2018): 160 dev, 130 test examples",
     ),
     "winogender": Dataset(
         load=winogender.load,
-        components="attention-patterns",
-        metric="odds-ratio",
         about="WinoGender (Rudinger et al. 2018), structure-filtered: 44 examples",
     ),
     "professions": Dataset(
         load=professions.load,
         components="mlp-outputs",
-        metric="odds-ratio",
         about="Professions (Vig et al. 2020): 2703 examples",
     ),
     "counterfact": Dataset(
@@ -146,8 +138,6 @@ def describe(name: str) -> Dataset:
     if Path(name).suffix in from_file.SUFFIXES:
         return Dataset(
             load=partial(from_file.load_pairs, name),
-            components="attention-patterns",
-            metric="odds-ratio",
             about="pairs in a file",
         )
     raise UnknownNameError(

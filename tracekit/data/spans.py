@@ -8,7 +8,7 @@ which tokens take the place of which, and there is no `rest`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tracekit._util.options import shortened, whole_numbers
@@ -35,10 +35,7 @@ def spans_from_text(
     one, and where that has none in the others.
     """
     if not isinstance(texts, Mapping):
-        raise PairsError(
-            f"The spans of example {number} are {shortened(texts)}. Give a mapping from name to "
-            "text, e.g. {'subject': 'Space Needle'}."
-        )
+        return texts  # Which `checked_spans` refuses.
     ranges: dict[str, list[int]] = {}
     places: dict[str, tuple[int, int]] = {}
     regions = regions or [(0, len(prompt))]
@@ -138,10 +135,7 @@ def _edges_by_decoding(
 def _n_special(tokenizer: Any, ids: Sequence[int]) -> int:
     """Number of special tokens at the beginning of a sequence."""
     special = set(getattr(tokenizer, "all_special_ids", ()) or ())
-    count = 0
-    while count < len(ids) and ids[count] in special:
-        count += 1
-    return count
+    return next((n for n, token in enumerate(ids) if token not in special), len(ids))
 
 
 def checked_spans(given: Any, n_tokens: int, number: int, of: str = "prompt") -> Spans:
@@ -149,7 +143,8 @@ def checked_spans(given: Any, n_tokens: int, number: int, of: str = "prompt") ->
     if not isinstance(given, Mapping) or not given:
         raise PairsError(
             f"The spans of example {number} are {shortened(given)}. Give a mapping from name to "
-            "a range of tokens [first, one past the last]."
+            "text, e.g. {'subject': 'Space Needle'}, or to a range of tokens [first, one past the "
+            "last]."
         )
     spans: dict[str, tuple[int, ...]] = {}
     owner: dict[int, str] = {}
@@ -186,6 +181,16 @@ def with_implied(spans: Spans, n_tokens: int, *, rest: bool) -> dict[str, tuple[
     if rest and others:
         complete[REST] = others
     return complete
+
+
+def names_of_spans(of_pairs: Iterable[Spans]) -> tuple[str, ...]:
+    """Spans that some example has, in order of their first token; `last` and `rest` last."""
+    firsts: dict[str, int] = {}
+    for spans in of_pairs:
+        for name, positions in spans.items():
+            firsts.setdefault(name, positions[0])
+    named = sorted((n for n in firsts if n not in (LAST, REST)), key=lambda n: firsts[n])
+    return (*named, *(name for name in (REST, LAST) if name in firsts))
 
 
 def position_names(

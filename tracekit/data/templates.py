@@ -15,13 +15,16 @@ from string import Formatter
 from typing import Any, NamedTuple
 
 from tracekit._util.options import check_seed, is_whole, shortened
+from tracekit._util.warn import warn
 from tracekit.data.chat import ChatTemplate
 from tracekit.data.spans import spans_from_places
 from tracekit.data.tokenization import bos_of, encoder, is_letter
-from tracekit.errors import ConfigError, PairsError
+from tracekit.errors import ConfigError, DataWarning, PairsError
 
 _TRIES = 200
 """Examples in a row, or counterfactuals of one, that are drawn in vain before it is given up."""
+_MOST_NAMED = 5
+"""Dropped examples whose reasons are named."""
 _CLOSING = ",.;:!?)"
 """After these, as after a letter, a word begins with a space."""
 
@@ -131,13 +134,23 @@ class Template:
         asked = of_xy if self.one_token is True else self.one_token or ()
         self._short: frozenset[str] = frozenset(asked)
 
-    def draw(
-        self, count: int, encode: Callable[[str, str], list[int]], read: Reader, *, seed: int
+    def rows(
+        self,
+        count: int,
+        tokenizer: Any,
+        prepend_bos: bool | None,
+        chat: ChatTemplate | None,
+        *,
+        seed: int,
     ) -> tuple[list[dict[str, Any]], list[str]]:
-        """Up to `count` different rows of text, and a line for each that was dropped."""
+        """Different rows of text, and a line for each that was dropped.
+
+        Fewer than `count` are a warning, none is an error.
+        """
         check_seed(seed)
         check_count(count)
-        self._encode, rng = encode, random.Random(seed)
+        read = reader(tokenizer, prepend_bos, chat)
+        self._encode, rng = encoder(tokenizer), random.Random(seed)
         rows: list[dict[str, Any]] = []
         dropped: list[str] = []
         failures = 0
@@ -157,6 +170,18 @@ class Template:
                         group.rows.remove(values)
             for group, values in used:
                 group.uses[values] += 1
+        reasons = "; ".join(dict.fromkeys(dropped[:_MOST_NAMED]))
+        if not rows:
+            raise PairsError(
+                f"No example can be made of the template: {reasons}. Give other values, or values "
+                "that are as many tokens."
+            )
+        if len(rows) < count:
+            warn(
+                f"The template gives {len(rows)} of {count} examples; {len(dropped)} drawn ones "
+                f"were dropped ({reasons}). Give more values.",
+                DataWarning,
+            )
         return rows, dropped
 
     def _row(

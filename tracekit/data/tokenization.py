@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tracekit._util.options import first_few
+from tracekit._util.options import first_few, shortened
 from tracekit._util.warn import warn
+from tracekit.data.chat import ChatTemplate, Region, said, warn_of_spaces
+from tracekit.data.pair import SET_KEYS, TEXT_KEYS, check_keys, mappings
+from tracekit.data.spans import spans_from_text
 from tracekit.errors import DataWarning, PairsError, UnsupportedModelError
 from tracekit.models.tokenizers import adds_bos, tokenizer_in
+
+_SPANS = {"prompt": "spans", "counterfactual": "counterfactual_spans"}
 
 
 def tokenizer_of(model: Any) -> Any:
@@ -131,3 +136,107 @@ def width_of(model: Any) -> int:
             "Pass the model itself."
         )
     return int(width)
+
+
+def encoded_rows(
+    rows: object,
+    tokenizer: Any,
+    writer: ChatTemplate | None,
+    *,
+    prepend_bos: bool | None,
+    warn: bool,
+) -> list[dict[str, Any]]:
+    """Rows of text as rows of token ids with their texts; see `PromptPairs.from_text`."""
+    encode = encoder(tokenizer)
+    # A chat template puts the beginning-of-sequence token where it belongs.
+    bos = bos_of(tokenizer, False if writer and prepend_bos is None else prepend_bos)
+    encoded: list[dict[str, Any]] = []
+    texts: list[dict[str, str]] = []
+    for number, row in enumerate(mappings(rows)):
+        check_keys(row, number, ("prompt", "x"), TEXT_KEYS | SET_KEYS, optional="y")
+        regions: dict[str, list[Region]] = {}
+        texts.append({})
+        for part, key in _SPANS.items():
+            if writer and row.get(part):
+                given, text = row[part], writer.write(row[part], part, number)
+                spans = row.get(key)
+                if isinstance(spans, Mapping) and any(isinstance(s, str) for s in spans.values()):
+                    regions[part] = writer.regions(given, text, number)
+                texts[-1][part] = said(given)
+                row = {**row, part: text}
+        encoded.append(_encoded(row, number, tokenizer, encode, bos, regions))
+    if warn:
+        warn_of_boundaries(tokenizer, encoded)
+    if warn and writer:
+        warn_of_spaces(encoded)
+        writer.warn_of_clock()
+    return [entry | shown for entry, shown in zip(encoded, texts, strict=True)]
+
+
+def _encoded(
+    row: Mapping[str, Any],
+    number: int,
+    tokenizer: Any,
+    encode: Callable[[str, str], list[int]],
+    bos: list[int],
+    regions: Mapping[str, Sequence[Region]],
+) -> dict[str, Any]:
+    """A row of text as one of ids; spans are looked for in the `regions` of the prompts."""
+    given = {key: row[key] for key in sorted(TEXT_KEYS) if row.get(key) is not None}
+    entry: dict[str, Any] = {k: v for k, v in given.items() if v or not isinstance(v, str)}
+    _require_text(entry, number)
+    entry |= {key: row[key] for key in ("weight", "group") if row.get(key) is not None}
+    for key in sorted(TEXT_KEYS & set(entry)):
+        if key in _SPANS:
+            own = encode("", row[key])
+            entry[f"{key}_ids"] = own if own[:1] == bos else bos + own
+        else:
+            entry[f"{key}_ids"] = encode(row["prompt"], row[key])
+    for part, key in _SPANS.items():
+        if row.get(key) is not None and row.get(part):
+            ids, places = entry[f"{part}_ids"], regions.get(part, ())
+            entry[key] = spans_from_text(tokenizer, row[part], ids, row[key], number, places)
+    for key in sorted(SET_KEYS & set(row)):
+        entry[f"{key}_ids"] = _encode_set(encode, row, key, number)
+    # Empty texts have no ids, which `from_ids` refuses.
+    return entry | {f"{key}_ids": [] for key in set(given) - set(entry)}
+
+
+def _require_text(entry: Mapping[str, Any], number: int) -> None:
+    """Refuses entries that are not text, or that no tokenizer can read."""
+    for key, text in entry.items():
+        is_text = isinstance(text, str)
+        try:
+            is_readable = is_text and bool(text.encode())
+        except UnicodeEncodeError:
+            is_readable = False
+        if not is_readable:
+            problem = "holds half a character" if is_text else "is no text"
+            hint = " Read columns of numbers with dtype=str." * isinstance(text, (int, float))
+            raise PairsError(
+                f"The {key} of example {number} {problem}: {shortened(text)}. "
+                f"Give a text, or token ids (prompt_ids, x_ids, ...).{hint}"
+            )
+
+
+def _encode_set(
+    encode: Callable[[str, str], list[int]], row: Mapping[str, Any], key: str, number: int
+) -> list[int]:
+    """Token ids of texts that are a token each."""
+    texts = row[key]
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise PairsError(
+            f"The {key} of example {number} is {shortened(texts)}. Give a list of texts, each of "
+            "them one token."
+        )
+    ids = []
+    for text in texts:
+        _require_text({key: text}, number)
+        tokens = encode(row["prompt"], text)
+        if len(tokens) != 1:
+            raise PairsError(
+                f"The {key} of example {number} holds {text!r}, which is {len(tokens)} tokens. "
+                "Token sets are of the first token after the prompt: give texts of one token."
+            )
+        ids += tokens
+    return ids

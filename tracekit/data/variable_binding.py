@@ -29,7 +29,7 @@ from typing import Any, Literal
 from tracekit.data.prompts import OnMismatch, PromptPairs
 from tracekit.data.templates import check_count
 from tracekit.data.tokenization import encoder, tokenizer_of
-from tracekit.errors import ConfigError, PairsError
+from tracekit.errors import PairsError
 
 Desideratum = Literal["value", "operation", "both"]
 Form = Literal["paper", "code"]
@@ -39,6 +39,8 @@ _OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "-": lambda a, b: a - b,
 }
 """Operator -> result."""
+_PARTS = {"value": ("value",), "operation": ("operation",), "both": ("value", "operation")}
+"""Desideratum -> the parts that it has."""
 _FORMS = {
     "paper": ("x = {a}, y = {b}, x {op} y =", " {}"),
     "code": ("x = {a}\ny = {b}\nx {op} y = ", "{}"),
@@ -68,22 +70,12 @@ def load(
     `form` is `paper` or `code`. There are `n` examples of each desideratum. The published Llama
     scripts prepend BOS.
     """
-    for option, value, allowed in (
-        ("desideratum", desideratum, ("value", "operation", "both")),
-        ("form", form, tuple(_FORMS)),
-        ("split", split, ("train", "test")),
-    ):
-        if value not in allowed:
-            raise ConfigError(
-                f"Unknown {option} {value!r} of variable-binding. Use one of {', '.join(allowed)}."
-            )
     check_count(n)
-    desiderata = ("value", "operation") if desideratum == "both" else (desideratum,)
     parts = []
-    for part in desiderata:
+    for part in _PARTS[desideratum]:
         # Both splits come from one draw without repetitions, which keeps them disjoint.
         drawn = _balanced(random.Random(f"{part} {seed}"), part, form, 2 * n, model)
-        parts.append(drawn[::2] if split == "train" else drawn[1::2])
+        parts.append(drawn[("train", "test").index(split) :: 2])
     rows = weighted(parts, weights) if len(parts) > 1 else parts[0]
     name = "variable-binding" if desideratum == "both" else f"variable-binding-{desideratum}"
     name = f"{name}-{split}"

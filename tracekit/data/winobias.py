@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from tracekit.data.download import Files, check_count
 from tracekit.data.prompts import OnMismatch, PromptPairs
-from tracekit.errors import ConfigError, DataFormatError
+from tracekit.errors import DataFormatError
 
 _FILES = Files.of("winobias")
 _N_PUBLISHED = {"dev": 160, "test": 130}
@@ -48,8 +48,6 @@ def load(
     `data_dir` holds `pro_stereotyped_type1.txt.dev` and `.test`. `keep_case` keeps possessive
     pronouns possessive in the prompts.
     """
-    if split not in ("dev", "test"):
-        raise ConfigError(f"Unknown split {split!r} of winobias. Use 'dev' or 'test'.")
     name = f"pro_stereotyped_type1.txt.{split}"
     lines = _FILES.lines(data_dir, name)
     if len(lines) % 2:

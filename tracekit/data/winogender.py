@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from tracekit.data.download import Files, check_count
 from tracekit.data.prompts import OnMismatch, PromptPairs
-from tracekit.errors import ConfigError, DataFormatError
+from tracekit.errors import DataFormatError
 
 _FILES = Files.of("winogender")
 _N_PUBLISHED = 44
@@ -45,8 +45,6 @@ def load(
     by text counts (`bergsma`) or labour statistics (`bls`). `keep_case` keeps the case of
     possessive and object pronouns in the prompts, as in the published single-head effects.
     """
-    if statistic not in ("bergsma", "bls"):
-        raise ConfigError(f"Unknown statistic {statistic!r}. Use 'bergsma' or 'bls'.")
     shares = _shares(_FILES.lines(data_dir, _STATISTICS), statistic)
     lines = [line.split("\t") for line in _FILES.lines(data_dir, _TEMPLATES)[1:]]
     if len(lines) % 2 or any(len(line) != 4 for line in lines):

@@ -79,13 +79,9 @@ def locate(name: str, *, files: Sequence[str] | None = None) -> Checkpoint:
     inside = sorted(path.glob(f"*{_GGUF}"))
     if len(inside) == 1:
         return _gguf(inside[0])
-    if inside:
-        raise UnknownModelError(
-            f"The directory {name} holds {len(inside)} GGUF files. Give one of them: "
-            f"{', '.join(file.name for file in inside)}."
-        )
+    several = f", and the GGUF files {', '.join(file.name for file in inside)}" if inside else ""
     raise UnknownModelError(
-        f"The directory {name} holds no config.json. Give a model in Hugging Face layout "
+        f"The directory {name} holds no config.json{several}. Give a model in Hugging Face layout "
         "(config.json, weights, tokenizer), or a GGUF file."
     )
 

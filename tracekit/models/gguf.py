@@ -349,7 +349,7 @@ def _scaling(
     }
     if rest.get("yarn_ext_factor") == 1 and kind == "yarn":
         unused.pop("yarn_ext_factor")
-    lost = [name for name in (*factors, *(["rope_freqs.weight"] if frequencies else []))]
+    lost = [*factors, *(["rope_freqs.weight"] if frequencies else [])]
     if scaled and config.model_type == "gpt_oss":
         scaled["truncate"] = False
     return scaled, [f"rope.scaling.{k} = {_shown(v)}" for k, v in unused.items()] + lost

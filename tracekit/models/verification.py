@@ -14,7 +14,6 @@ it. Each of these is one error that says what to do.
 from __future__ import annotations
 
 import pickle
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -143,11 +142,10 @@ def reference_of(model: Any, name: object) -> Reference | None:
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        warnings.warn(
+        warn(
             f"{name} cannot be run before it is wrapped ({first_line(error)}), so its logits are "
             "not compared with those that TransformerLens computes.",
             ModelWarning,
-            stacklevel=2,
         )
         return None
     finally:
