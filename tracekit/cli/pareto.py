@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracekit._util.table import Column, Table
 from tracekit.cli.app import app
 from tracekit.cli.options import (
-    COUNT,
     HOW,
     LIMITS,
     OPTIONS,
     SEARCHED,
     SEVERAL,
-    TEXT,
-    TEXTS,
     TRACED,
     Given,
     build_constraint,
     build_tracer,
     check_data,
+    count_option,
+    number_option,
     option,
+    path_option,
+    settings_option,
     takes,
 )
 from tracekit.cli.output import (
@@ -43,18 +43,12 @@ if TYPE_CHECKING:
     *(*TRACED, *SEARCHED, "output", "seed", "dry_run", "quiet"),
     objective=OPTIONS["objective"]._replace(default=None),
     max_budget=option(
-        *(None, TEXT, HOW, "SIZE"), "Largest size: a count (6) or a share (0.2). Default: all."
+        *(str, "SIZE", HOW), "Largest size: a count (6) or a share (0.2). Default: all."
     ),
-    max_passes=option(None, COUNT, LIMITS, "N", "Passes over the data at most.", min=1),
-    max_seconds=option(
-        *(None, float | None, LIMITS, "X"), "Wall time at most; the best so far is kept."
-    ),
-    checkpoint=option(
-        *(None, Path | None, LIMITS, "PATH"), "File to keep measurements in, and to go on from."
-    ),
-    option=option(
-        *(None, TEXTS, HOW, "NAME=VALUE"), f"Option of the local search as name=value{SEVERAL}"
-    ),
+    max_passes=count_option(LIMITS, "Passes over the data at most.", min=1),
+    max_seconds=number_option(LIMITS, "Wall time at most; the best so far is kept."),
+    checkpoint=path_option(LIMITS, "File to keep measurements in, and to go on from."),
+    option=settings_option(HOW, f"Option of the local search as name=value{SEVERAL}"),
 )
 def pareto(given: Given) -> None:
     """Finds the best set of every size, with held-out effects, random controls and stability."""

@@ -12,18 +12,19 @@ from rich.text import Text
 from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import (
-    COUNT,
     HOW,
     OPTIONS,
     OUTPUT,
     SEVERAL,
-    TEXT,
-    TEXTS,
     WHAT,
     WORKERS,
     Given,
     check_data,
-    option,
+    count_option,
+    flag_option,
+    name_option,
+    names_option,
+    settings_option,
     takes,
 )
 from tracekit.cli.output import (
@@ -46,25 +47,21 @@ _MOST_ROWS = 16
 @app.command()
 @takes(
     *(*WORKERS, "model_option", "device", "max_batch_size", "seed", "quiet"),
-    list_experiments=option(False, bool, OUTPUT, "", "List what there is.", "--list"),
-    model=option(
-        *(None, TEXTS, WHAT, "NAME"),
+    list_experiments=flag_option(OUTPUT, "List what there is.", "--list"),
+    model=names_option(
+        WHAT,
         "`demo`, a hub name, a directory, or NAME=DIRECTORY for a model of the paper; may be given "
         "several times. Default: those of the paper.",
     ),
-    dataset=option(
-        *(None, TEXTS, WHAT, "NAME"),
+    dataset=names_option(
+        WHAT,
         "May be given several times. Default: those of the paper; with the embedded model the ones "
         "that stand in for them.",
     ),
-    methods=option(
-        *(None, TEXT, HOW, "NAME"), "Methods, joined by commas. Default: those of the paper."
-    ),
-    draws=option(
-        *(None, COUNT, HOW, "N"), "Random sets per budget. Default: 1000, 100 with `demo`.", min=1
-    ),
-    held_out=option(
-        *(True, bool, HOW, ""), "Also run the tables' methods without a fifth of the examples."
+    methods=name_option(HOW, "Methods, joined by commas. Default: those of the paper."),
+    draws=count_option(HOW, "Random sets per budget. Default: 1000, 100 with `demo`.", min=1),
+    held_out=flag_option(
+        HOW, "Also run the tables' methods without a fifth of the examples.", default=True
     ),
     output=OPTIONS["output"].saying(
         "Folder; runs in it are not repeated.", default=Path("reproduction")
@@ -74,8 +71,8 @@ _MOST_ROWS = 16
     data_option=OPTIONS["data_option"].saying(
         f"Option of the data sets that have it, as name=value{SEVERAL}"
     ),
-    option=option(
-        *(None, TEXTS, HOW, "NAME=VALUE"),
+    option=settings_option(
+        HOW,
         f"Option of the methods that have it, e.g. trials=2 or reward=per-example{SEVERAL}",
     ),
     dtype=OPTIONS["dtype"]._replace(default="float32"),

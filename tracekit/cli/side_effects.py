@@ -7,21 +7,20 @@ from typing import Any
 from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import (
-    COUNT,
     HOW,
     OPTIONAL_OUTPUT,
     REBUILT,
     REQUIRED,
     SEVERAL,
-    TEXTS,
     WHAT,
     Given,
-    option,
+    count_option,
+    settings_option,
     takes,
 )
-from tracekit.cli.output import check_folder, console, recorded, write_figures
+from tracekit.cli.output import console, recorded, write_figures
 from tracekit.cli.parsing import parse_options
-from tracekit.cli.rebuild import OF_RUN, Run, rebuild_tracer
+from tracekit.cli.rebuild import OF_RUN, Run, rebuild
 from tracekit.errors import ConfigError
 
 
@@ -29,18 +28,17 @@ from tracekit.errors import ConfigError
 @takes(
     *(*REBUILT, "seed", "quiet"),
     **OF_RUN,
-    other=option(
-        *(REQUIRED, list[str], WHAT, "NAME=VALUE"),
+    other=settings_option(
+        WHAT,
         f"Other data as NAME=DATASET or NAME=FILE (.csv, .jsonl){SEVERAL}",
+        default=REQUIRED,
     ),
-    other_metric=option(
-        *(None, TEXTS, HOW, "NAME=VALUE"),
+    other_metric=settings_option(
+        HOW,
         "Metric of other data as NAME=METRIC, e.g. neutral=kl. Default: that of the run.",
     ),
-    other_limit=option(
-        *(None, COUNT, HOW, "N"), "Use only the first N examples of each other data.", min=1
-    ),
-    draws=option(20, int, HOW, "N", "Random sets to compare with.", min=0),
+    other_limit=count_option(HOW, "Use only the first N examples of each other data.", min=1),
+    draws=count_option(HOW, "Random sets to compare with.", default=20, min=0),
     output=OPTIONAL_OUTPUT.saying("Folder for the table and the figure."),
 )
 def side_effects(given: Given, run: Run) -> None:
@@ -54,15 +52,10 @@ def side_effects(given: Given, run: Run) -> None:
     unknown = [name for name in metrics if name not in named]
     if unknown:
         raise ConfigError(f"--other-metric names {unknown[0]!r}, which no --other is called.")
-    result = tk.TraceResult.load(run)
-    check_folder(run)
-    if output is not None:
-        check_folder(output)
-    tracer = rebuild_tracer(result, given)
+    result, tracer = rebuild(run, given, run, output)
     others: dict[str, Any] = {}
     for name, source in named.items():
-        pairs = tk.load_dataset(source, tracer.model)
-        pairs = pairs[:limit]
+        pairs = tk.load_dataset(source, tracer.model)[:limit]
         others[name] = (pairs, metrics[name]) if name in metrics else pairs
     side = tracer.side_effects(result, others, draws=given["draws"], seed=given["seed"])
     side.save(run)
@@ -70,7 +63,6 @@ def side_effects(given: Given, run: Run) -> None:
     recorded("side_effects", Table.of_rows(side.table))
     console.print(f"Saved in {run}/.", highlight=False, soft_wrap=True)
     if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
         write_csv(side.table, output / "side_effects.csv")
         write_figures({"side_effects": side.figure()}, output)
 

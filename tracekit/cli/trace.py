@@ -8,14 +8,16 @@ from tracekit.cli.options import (
     HOW,
     SEARCHED,
     SEVERAL,
-    TEXTS,
     TRACED,
     Given,
     build_constraint,
     build_tracer,
     check_data,
+    names_option,
+    number_option,
     option,
     save_config,
+    settings_option,
     takes,
 )
 from tracekit.cli.output import (
@@ -33,16 +35,11 @@ from tracekit.cli.parsing import goal, parse_options
 @app.command()
 @takes(
     *(*TRACED, *SEARCHED, "output", "config", "save_config_to", "seed", "dry_run", "quiet"),
-    budget=option(None, TEXTS, HOW, "SIZE", f"A count (6) or a share (0.2){SEVERAL}"),
-    target_effect=option(
-        *(None, float | None, HOW, "X"), "Instead of a budget: the effect to reach."
-    ),
-    method=option(
-        *(None, TEXTS, HOW, "NAME"),
-        f"{listed(MethodName)}{SEVERAL} Default: pgb-ct+local.",
-    ),
-    option=option(
-        *(None, TEXTS, HOW, "NAME=VALUE"),
+    budget=option(list[str], "SIZE", HOW, f"A count (6) or a share (0.2){SEVERAL}"),
+    target_effect=number_option(HOW, "Instead of a budget: the effect to reach."),
+    method=names_option(HOW, f"{listed(MethodName)}{SEVERAL} Default: pgb-ct+local."),
+    option=settings_option(
+        HOW,
         f"Option of a method as name=value, e.g. lambda1=0.001 or random:draws=200{SEVERAL}",
     ),
 )

@@ -117,7 +117,6 @@ class PaperTable:
     def save(self, folder: Path, name: str) -> list[Path]:
         """Writes `name.csv` and `name.tex`; returns both paths."""
         paths = [folder / f"{name}.csv", folder / f"{name}.tex"]
-        folder.mkdir(parents=True, exist_ok=True)
         write_csv(self.frame, paths[0])
         write_beside(paths[1], self.latex())
         return paths

@@ -218,7 +218,6 @@ def _write(reproduction: Reproduction, report: Report, runs: Sequence[Run]) -> N
     lines += _left_out(runs)
     lines += [f"- Skipped: {reason}" for reason in reproduction.reasons]
     lines += ["", "Runs:", "", *(f"- {RUN_FOLDERS}/{run.folder.name}" for run in runs)]
-    folder.mkdir(parents=True, exist_ok=True)
     write_beside(folder / "notes.md", "\n".join(lines) + "\n")
 
 

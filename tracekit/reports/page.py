@@ -69,7 +69,6 @@ def page(title: str, sections: Sequence[Section]) -> str:
 
 def write_page(path: Path, title: str, sections: Sequence[Section]) -> Path:
     """Writes a page and returns its path; arguments as in `page`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_beside(path, page(title, sections))
     return path
 
