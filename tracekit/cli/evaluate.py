@@ -15,7 +15,6 @@ from tracekit.cli.options import (
     WHAT,
     Given,
     build_tracer,
-    option,
     takes,
 )
 from tracekit.cli.output import check_file, print_table, print_tracer
@@ -27,8 +26,9 @@ _NOT_HERE = ("split", "skip_mismatched", "held_out")
 @app.command()
 @takes(
     *(name for name in TRACED if name not in _NOT_HERE),
-    mask=option(
-        *(list[Path], "PATH", WHAT),
+    mask=WHAT.option(
+        list[Path],
+        "PATH",
         "Labels such as L1H4,L1H7; a JSON file with one entry in [0, 1] per component, or with a "
         f"list of such masks; or the folder of a run{SEVERAL}",
         default=REQUIRED,

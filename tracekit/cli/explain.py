@@ -8,23 +8,8 @@ from typing import TYPE_CHECKING
 
 from tracekit._util.table import Table
 from tracekit.cli.app import app
-from tracekit.cli.options import (
-    HOW,
-    LIMITS,
-    OPTIONAL_OUTPUT,
-    REBUILT,
-    Given,
-    count_option,
-    number_option,
-    takes,
-)
-from tracekit.cli.output import (
-    console,
-    print_estimates,
-    print_table,
-    recorded,
-    write_figures,
-)
+from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, REBUILT, Given, takes
+from tracekit.cli.output import console, print_estimates, print_table, recorded, write_figures
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild
 
 if TYPE_CHECKING:
@@ -38,13 +23,11 @@ _TABLES = ("table", "interactions", "replacements", "backups")
 @takes(
     *(*REBUILT, "seed", "dry_run", "quiet"),
     **OF_RUN,
-    max_sets=count_option(
-        *(LIMITS, "Subsets to measure at most for the values of more than 12 components."),
-        default=2000,
-        min=1,
+    max_sets=LIMITS.count(
+        "Subsets to measure at most for the values of more than 12 components.", default=2000, min=1
     ),
-    tolerance=number_option(
-        HOW, "Share of the effect that may be lost without redundant components.", default=0.02
+    tolerance=HOW.number(
+        "Share of the effect that may be lost without redundant components.", default=0.02
     ),
     output=OPTIONAL_OUTPUT.saying("Folder for tables (CSV) and figures; made if missing."),
 )

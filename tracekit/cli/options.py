@@ -15,20 +15,14 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial, wraps
+from dataclasses import dataclass
+from functools import partialmethod, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from tracekit._util.names import (
-    KindName,
-    MetricName,
-    ObjectiveName,
-    SignName,
-    SourceName,
-    listed,
-)
+from tracekit._util.names import KindName, MetricName, ObjectiveName, SignName, SourceName, listed
 from tracekit.cli.app import PANELS
 from tracekit.cli.output import (
     check_file,
@@ -36,6 +30,7 @@ from tracekit.cli.output import (
     load,
     print_skipped,
     print_step,
+    print_tracer,
     progress_is_shown,
 )
 from tracekit.cli.parsing import (
@@ -53,8 +48,6 @@ if TYPE_CHECKING:
     from tracekit.engine.setup import Setup
     from tracekit.search import Constraint
     from tracekit.tracer.tracer import Tracer
-
-_first, WHAT, DATA, MODEL, HOW, LIMITS, WHERE, OUTPUT = PANELS
 
 Given = dict[str, Any]
 """Values of the options of a command, by name."""
@@ -95,22 +88,26 @@ class Option(NamedTuple):
         return Annotated[self.kind | None if self.default is None else self.kind, shown]
 
 
-def option(
-    kind: Any, metavar: str, panel: str, text: str, *flags: str, default: Any = None, **more: Any
-) -> Option:
-    """An option of a type and a metavar, in a panel of the help.
+@dataclass(frozen=True)
+class Panel:
+    """A panel of the help, and what makes the options in it."""
 
-    Without a default it may be left out; with `REQUIRED` it must be given.
-    """
-    return Option(kind, metavar, panel, text, flags, default, more)
+    title: str
+
+    def option(
+        self, kind: Any, metavar: str, text: str, *flags: str, default: Any = None, **more: Any
+    ) -> Option:
+        """An option: without a default it may be left out, with `REQUIRED` it must be given."""
+        return Option(kind, metavar, self.title, text, flags, default, more)
+
+    flag = partialmethod(option, bool, "", default=False)
+    count, number = partialmethod(option, int, "N"), partialmethod(option, float, "X")
+    text, path = partialmethod(option, str, "TEXT"), partialmethod(option, Path, "PATH")
+    name, names = partialmethod(option, str, "NAME"), partialmethod(option, list[str], "NAME")
+    settings = partialmethod(option, list[str], "NAME=VALUE")
 
 
-flag_option = partial(option, bool, "", default=False)
-count_option, number_option = partial(option, int, "N"), partial(option, float, "X")
-text_option, path_option = partial(option, str, "TEXT"), partial(option, Path, "PATH")
-name_option, names_option = partial(option, str, "NAME"), partial(option, list[str], "NAME")
-settings_option = partial(option, list[str], "NAME=VALUE")
-"""Options of the types that there are."""
+WHAT, DATA, MODEL, HOW, LIMITS, WHERE, OUTPUT = map(Panel, PANELS[1:])
 
 
 def takes(*names: str, **own: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -169,144 +166,122 @@ SEVERAL = "; may be given several times."
 
 OPTIONS: Mapping[str, Option] = {
     # ---- data and model
-    "model": name_option(
-        WHAT, "`demo`, a directory in Hugging Face layout, or a hub name.", default="demo"
+    "model": WHAT.name(
+        "`demo`, a directory in Hugging Face layout, or a hub name.", default="demo"
     ),
-    "model_option": settings_option(
-        MODEL,
+    "model_option": MODEL.settings(
         "Option of loading the model as name=value, e.g. device_map=auto, n_devices=2 or "
-        f"revision=main{SEVERAL}",
+        f"revision=main{SEVERAL}"
     ),
-    "device": name_option(MODEL, "E.g. cpu or cuda:0."),
-    "dtype": name_option(
-        MODEL,
+    "device": MODEL.name("E.g. cpu or cuda:0."),
+    "dtype": MODEL.name(
         "auto (float32 where it fits, else the checkpoint's), float32, bfloat16 or float16.",
         default="auto",
     ),
-    "dataset": name_option(
-        WHAT,
+    "dataset": WHAT.name(
         "A data set (`tracekit datasets` lists them), or a .csv, .json or .jsonl file of pairs.",
         default="demo-bias",
     ),
-    "data_dir": path_option(DATA, "Folder with the data set's files. Default: downloaded once."),
-    "data_option": settings_option(
-        DATA, f"Option of the data set as name=value, e.g. seed=1{SEVERAL}"
-    ),
-    "split": name_option(DATA, "Split of the data set, e.g. test."),
-    "chat": flag_option(DATA, "Write the prompts of a file by the chat template.", "--chat"),
-    "chat_option": settings_option(
-        DATA,
+    "data_dir": DATA.path("Folder with the data set's files. Default: downloaded once."),
+    "data_option": DATA.settings(f"Option of the data set as name=value, e.g. seed=1{SEVERAL}"),
+    "split": DATA.name("Split of the data set, e.g. test."),
+    "chat": DATA.flag("Write the prompts of a file by the chat template.", "--chat"),
+    "chat_option": DATA.settings(
         "Argument of the chat template as name=value, e.g. enable_thinking=false, or "
-        f"strftime_now=2026-01-31 for the day that it reads; implies --chat{SEVERAL}",
+        f"strftime_now=2026-01-31 for the day that it reads; implies --chat{SEVERAL}"
     ),
-    "skip_mismatched": flag_option(
-        DATA, "Drop examples whose counterfactual has another length.", "--skip-mismatched"
+    "skip_mismatched": DATA.flag(
+        "Drop examples whose counterfactual has another length.", "--skip-mismatched"
     ),
-    "limit": count_option(DATA, "Use only the first N examples.", min=1),
-    "held_out": number_option(
-        DATA, "Share of the examples that no method sees, e.g. 0.2, to measure on."
-    ),
+    "limit": DATA.count("Use only the first N examples.", min=1),
+    "held_out": DATA.number("Share of the examples that no method sees, e.g. 0.2, to measure on."),
     # ---- the fields of a Setup
-    "components": name_option(
-        WHAT,
+    "components": WHAT.name(
         f"{listed(KindName)}, or several joined by +. Default: what the data set is usually traced "
-        "with.",
+        "with."
     ),
-    "metric": name_option(WHAT, f"{listed(MetricName)}. Default: by the data set."),
-    "layers": text_option(WHAT, "Layers to study, e.g. 0-5,8. Default: all."),
-    "positions": text_option(WHAT, "prompt, last, all, or prompt positions such as 0,3,-1."),
-    "split_by": text_option(
-        WHAT, "Splits components further, by span (named parts of the prompts) or by position."
+    "metric": WHAT.name(f"{listed(MetricName)}. Default: by the data set."),
+    "layers": WHAT.text("Layers to study, e.g. 0-5,8. Default: all."),
+    "positions": WHAT.text("prompt, last, all, or prompt positions such as 0,3,-1."),
+    "split_by": WHAT.text(
+        "Splits components further, by span (named parts of the prompts) or by position."
     ),
-    "layer_window": count_option(
-        WHAT, "Consecutive layers in which a component acts at once.", default=1, min=1
+    "layer_window": WHAT.count(
+        "Consecutive layers in which a component acts at once.", default=1, min=1
     ),
-    "source": name_option(
-        WHAT,
+    "source": WHAT.name(
         f"Where the values come from that are patched in: {listed(SourceName)}, or noise on spans, "
         "e.g. 'noise on subject'.",
         default="counterfactual",
     ),
-    "direction": name_option(
-        WHAT,
+    "direction": WHAT.name(
         "noising: counterfactual values into the clean run. denoising: clean values back.",
         default="noising",
     ),
-    "continuation_mean": name_option(
-        WHAT, "Mean over continuation tokens: geometric or arithmetic.", default="geometric"
+    "continuation_mean": WHAT.name(
+        "Mean over continuation tokens: geometric or arithmetic.", default="geometric"
     ),
-    "extra_metric": names_option(
-        WHAT, f"A further metric that every result is measured by{SEVERAL}"
-    ),
+    "extra_metric": WHAT.names(f"A further metric that every result is measured by{SEVERAL}"),
     # ---- how it is searched
-    "objective": option(
-        *(ObjectiveName | None, "NAME", HOW),
+    "objective": HOW.option(
+        ObjectiveName | None,
+        "NAME",
         "What is maximised over the examples: mean, log-odds, trimmed-mean, lower-bound, median, "
         "faithful (the set does what all components do, and the others do nothing) or auto (the "
         "mean, by the search or by single effects, whichever holds on the other half). Mean "
         "effects are reported all the same.",
         default="mean",
     ),
-    "sign": option(
-        *(SignName, "NAME", HOW),
+    "sign": HOW.option(
+        SignName,
+        "NAME",
         "Sign of the effects that are sought: positive, negative, or full: that of all components. "
         "Default: that of the target effect, else positive.",
     ),
-    "constraint_at_most": number_option(
-        HOW, "Search only sets whose effect by the constraint's metric is at most this."
+    "constraint_at_most": HOW.number(
+        "Search only sets whose effect by the constraint's metric is at most this."
     ),
-    "constraint_metric": name_option(HOW, "The metric of the constraint. Default: kl."),
-    "constraint_dataset": name_option(
-        HOW, "The data it is measured on, e.g. a .jsonl file of neutral text. Default: the traced."
+    "constraint_metric": HOW.name("The metric of the constraint. Default: kl."),
+    "constraint_dataset": HOW.name(
+        "The data it is measured on, e.g. a .jsonl file of neutral text. Default: the traced."
     ),
-    "seed": count_option(HOW, "Seed of every search.", default=0),
+    "seed": HOW.count("Seed of every search.", default=0),
     # ---- limits, workers, output
-    "max_batch_size": count_option(
-        LIMITS, "Examples per pass; bounds memory, changes no result.", default=64, min=1
+    "max_batch_size": LIMITS.count(
+        "Examples per pass; bounds memory, changes no result.", default=64, min=1
     ),
-    "max_memory": count_option(
-        LIMITS, "MiB that counterfactual activations may take on the device.", min=0
+    "max_memory": LIMITS.count(
+        "MiB that counterfactual activations may take on the device.", min=0
     ),
-    "dry_run": flag_option(
-        LIMITS,
-        "Print how long it will take, from one timed probe; run and write nothing.",
-        "--dry-run",
+    "dry_run": LIMITS.flag(
+        "Print how long it will take, from one timed probe; run and write nothing.", "--dry-run"
     ),
-    "jobs": count_option(
-        WHERE,
+    "jobs": WHERE.count(
         "Number of runs at a time, each on a CUDA device of its own if there are several. "
         "Default: 1, or as many as the executor has workers.",
         min=1,
     ),
-    "part": text_option(
-        WHERE,
+    "part": WHERE.text(
         "Such as 3/16: only every sixteenth run, beginning with the third, and no report. "
-        "For arrays of jobs and several shells.",
+        "For arrays of jobs and several shells."
     ),
-    "executor": text_option(
-        WHERE,
+    "executor": WHERE.text(
         "dask://HOST:PORT: the workers of a Dask scheduler. submitit://slurm: jobs of Slurm. "
-        "Default: this machine.",
+        "Default: this machine."
     ),
-    "executor_option": settings_option(
-        WHERE,
-        "Parameter of submitit as name=value, e.g. timeout_min=240 or slurm_partition=gpu"
-        f"{SEVERAL}",
+    "executor_option": WHERE.settings(
+        f"Parameter of submitit as name=value, e.g. timeout_min=240 or slurm_partition=gpu{SEVERAL}"
     ),
-    "output": path_option(
-        *(OUTPUT, "Folder for figures and results; made if missing.", "--output", "-o"),
-        default=Path("run"),
+    "output": OUTPUT.path(
+        "Folder for figures and results; made if missing.", "--output", "-o", default=Path("run")
     ),
-    "config": path_option(
-        OUTPUT,
+    "config": OUTPUT.path(
         "TOML file of these options, e.g. limit = 32. What is given here counts more.",
         callback=_read_config,
         is_eager=True,
     ),
-    "save_config_to": path_option(
-        OUTPUT, "File to write all of these options to.", "--save-config"
-    ),
-    "quiet": flag_option(OUTPUT, "No progress bars.", "--quiet"),
+    "save_config_to": OUTPUT.path("File to write all of these options to.", "--save-config"),
+    "quiet": OUTPUT.flag("No progress bars.", "--quiet"),
 }
 """All of them, by parameter; a test holds those of `Setup` against its fields."""
 OPTIONAL_OUTPUT = OPTIONS["output"]._replace(default=None)
@@ -354,8 +329,22 @@ def check_data(*datasets: str | None, data_dir: Path | None = None, **options: A
         raise DataNotFoundError(f"There is no folder {data_dir} with data files. Give another.")
 
 
-def build_constraint(tracer: Tracer, given: Mapping[str, Any]) -> Constraint | None:
-    """The bound that a search stays within; `given` are options of a command."""
+def build_search(given: Mapping[str, Any]) -> tuple[Tracer, dict[str, Any]]:
+    """The tracer of the options `TRACED`, which is printed, and what `SEARCHED` say of a search.
+
+    The options are saved where a command has one for that.
+    """
+    check_data(given["constraint_dataset"])
+    save_config(None if given["dry_run"] else given.get("save_config_to"), given)
+    tracer = build_tracer(given, quiet=given["quiet"])
+    sought = {name: given[name] for name in ("objective", "sign")}
+    sought["constraint"] = _constraint(tracer, given)
+    print_tracer(tracer)
+    return tracer, sought
+
+
+def _constraint(tracer: Tracer, given: Mapping[str, Any]) -> Constraint | None:
+    """The bound that a search stays within."""
     import tracekit as tk
 
     dataset, metric = given["constraint_dataset"], given["constraint_metric"]

@@ -14,24 +14,10 @@ from tracekit.cli.options import (
     SEVERAL,
     TRACED,
     Given,
-    build_constraint,
-    build_tracer,
-    check_data,
-    count_option,
-    number_option,
-    option,
-    path_option,
-    settings_option,
+    build_search,
     takes,
 )
-from tracekit.cli.output import (
-    check_folder,
-    console,
-    print_estimates,
-    print_table,
-    print_tracer,
-    write_figures,
-)
+from tracekit.cli.output import check_folder, console, print_estimates, print_table, write_figures
 from tracekit.cli.parsing import parse_budget, parse_options
 
 if TYPE_CHECKING:
@@ -42,13 +28,11 @@ if TYPE_CHECKING:
 @takes(
     *(*TRACED, *SEARCHED, "output", "seed", "dry_run", "quiet"),
     objective=OPTIONS["objective"]._replace(default=None),
-    max_budget=option(
-        *(str, "SIZE", HOW), "Largest size: a count (6) or a share (0.2). Default: all."
-    ),
-    max_passes=count_option(LIMITS, "Passes over the data at most.", min=1),
-    max_seconds=number_option(LIMITS, "Wall time at most; the best so far is kept."),
-    checkpoint=path_option(LIMITS, "File to keep measurements in, and to go on from."),
-    option=settings_option(HOW, f"Option of the local search as name=value{SEVERAL}"),
+    max_budget=HOW.option(str, "SIZE", "Largest size: a count (6) or a share (0.2). Default: all."),
+    max_passes=LIMITS.count("Passes over the data at most.", min=1),
+    max_seconds=LIMITS.number("Wall time at most; the best so far is kept."),
+    checkpoint=LIMITS.path("File to keep measurements in, and to go on from."),
+    option=HOW.settings(f"Option of the local search as name=value{SEVERAL}"),
 )
 def pareto(given: Given) -> None:
     """Finds the best set of every size, with held-out effects, random controls and stability."""
@@ -63,16 +47,9 @@ def pareto(given: Given) -> None:
     options = parse_options(given["option"] or [], [LocalSearch.name])[LocalSearch.name]
     options |= {name: value for name, value in limits.items() if value is not None}
     make(LocalSearch, options)  # Refuses a bad option before the model is loaded.
-    check_data(given["constraint_dataset"])
     largest = None if given["max_budget"] is None else parse_budget(given["max_budget"])
-    tracer = build_tracer(given, quiet=given["quiet"])
-    asked = {
-        **{name: given[name] for name in ("objective", "sign")},
-        "constraint": build_constraint(tracer, given),
-        "max_budget": largest,
-        **options,
-    }
-    print_tracer(tracer)
+    tracer, sought = build_search(given)
+    asked = {**sought, "max_budget": largest, **options}
     if given["dry_run"]:
         print_estimates([tracer.estimate_pareto(**asked)])
         return

@@ -20,25 +20,14 @@ from tracekit.cli.options import (
     WORKERS,
     Given,
     check_data,
-    count_option,
-    flag_option,
-    name_option,
-    names_option,
-    settings_option,
     takes,
 )
-from tracekit.cli.output import (
-    Tally,
-    check_folder,
-    console,
-    print_table,
-    progress_is_shown,
-)
-from tracekit.cli.parsing import parse_executor_options, parse_loading, parse_options
+from tracekit.cli.output import Tally, check_folder, console, print_table, progress_is_shown
+from tracekit.cli.parsing import parse_executor_options, parse_loading, parse_values
 from tracekit.errors import UnknownNameError
 
 if TYPE_CHECKING:
-    from tracekit.paper import Failure, Reproduction, Run
+    from tracekit.paper import Failure, Reproduction, Run, Setting
 
 _MOST_ROWS = 16
 """Rows beyond which a table is not printed, only written."""
@@ -47,21 +36,19 @@ _MOST_ROWS = 16
 @app.command()
 @takes(
     *(*WORKERS, "model_option", "device", "max_batch_size", "seed", "quiet"),
-    list_experiments=flag_option(OUTPUT, "List what there is.", "--list"),
-    model=names_option(
-        WHAT,
+    list_experiments=OUTPUT.flag("List what there is.", "--list"),
+    model=WHAT.names(
         "`demo`, a hub name, a directory, or NAME=DIRECTORY for a model of the paper; may be given "
-        "several times. Default: those of the paper.",
+        "several times. Default: those of the paper."
     ),
-    dataset=names_option(
-        WHAT,
+    dataset=WHAT.names(
         "May be given several times. Default: those of the paper; with the embedded model the ones "
-        "that stand in for them.",
+        "that stand in for them."
     ),
-    methods=name_option(HOW, "Methods, joined by commas. Default: those of the paper."),
-    draws=count_option(HOW, "Random sets per budget. Default: 1000, 100 with `demo`.", min=1),
-    held_out=flag_option(
-        HOW, "Also run the tables' methods without a fifth of the examples.", default=True
+    methods=HOW.name("Methods, joined by commas. Default: those of the paper."),
+    draws=HOW.count("Random sets per budget. Default: 1000, 100 with `demo`.", min=1),
+    held_out=HOW.flag(
+        "Also run the tables' methods without a fifth of the examples.", default=True
     ),
     output=OPTIONS["output"].saying(
         "Folder; runs in it are not repeated.", default=Path("reproduction")
@@ -71,9 +58,8 @@ _MOST_ROWS = 16
     data_option=OPTIONS["data_option"].saying(
         f"Option of the data sets that have it, as name=value{SEVERAL}"
     ),
-    option=settings_option(
-        HOW,
-        f"Option of the methods that have it, e.g. trials=2 or reward=per-example{SEVERAL}",
+    option=HOW.settings(
+        f"Option of the methods that have it, e.g. trials=2 or reward=per-example{SEVERAL}"
     ),
     dtype=OPTIONS["dtype"]._replace(default="float32"),
 )
@@ -92,31 +78,14 @@ def reproduce(
     from tracekit import paper
     from tracekit.runs.grid import part_of
     from tracekit.runs.worker import reasons
-    from tracekit.search import METHODS
 
-    part, quiet, output = given["part"], given["quiet"], given["output"]
-    model, dataset, methods = given["model"], given["dataset"], given["methods"]
+    part, output = given["part"], given["output"]
     if given["list_experiments"] or not names:
         _print_experiments()
         return
-    method_names = [name.strip() for name in methods.split(",")] if methods else []
-    for name in method_names:
-        if name not in METHODS:
-            raise UnknownNameError("method", name, METHODS)
+    setting = _setting(given)
     check_folder(output)
-    check_data(*dataset or [], data_dir=given["data_dir"])
-    setting = paper.Setting(
-        models=[paper.ModelAt.parse(text) for text in model or []],
-        datasets=dataset or [],
-        methods=method_names,
-        seed=given["seed"],
-        limit=given["limit"],
-        draws=given["draws"],
-        held_out=given["held_out"],
-        dtype=given["dtype"],
-        data_options=parse_options(given["data_option"] or [], [""])[""],
-        method_options=parse_options(given["option"] or [], [""])[""],
-    )
+    check_data(*setting.datasets, data_dir=given["data_dir"])
     total = len(part_of(paper.plan(paper.select_experiments(names), setting), part))
     progress = Progress(
         TextColumn("{task.description}", markup=False),
@@ -124,10 +93,10 @@ def reproduce(
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=console,
-        disable=not progress_is_shown(quiet),
+        disable=not progress_is_shown(given["quiet"]),
         transient=True,
     )
-    tally = Tally(quiet)
+    tally = Tally(given["quiet"])
     with progress:
         task = progress.add_task("runs", total=total)
 
@@ -155,8 +124,27 @@ def reproduce(
             console.print(f"Skipped: {reason}", highlight=False)
     kept = "Tables, figures and runs are" if part is None else "Runs are"
     console.print(f"{tally}; the rest were cached. {kept} in {output}/.", highlight=False)
-    if tally.failures and model:
+    if tally.failures and setting.models:
         raise typer.Exit(1)
+
+
+def _setting(given: Given) -> Setting:
+    """The setting of the options of the command."""
+    from tracekit import paper
+    from tracekit.search import METHODS
+
+    methods = [name.strip() for name in given["methods"].split(",")] if given["methods"] else []
+    for name in methods:
+        if name not in METHODS:
+            raise UnknownNameError("method", name, METHODS)
+    return paper.Setting(
+        models=[paper.ModelAt.parse(text) for text in given["model"] or []],
+        datasets=given["dataset"] or [],
+        methods=methods,
+        data_options=parse_values(given["data_option"]),
+        method_options=parse_values(given["option"]),
+        **{name: given[name] for name in ("seed", "limit", "draws", "held_out", "dtype")},
+    )
 
 
 def _print_experiments() -> None:

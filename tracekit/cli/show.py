@@ -9,7 +9,7 @@ import typer
 
 from tracekit._util.table import Table
 from tracekit.cli.app import app
-from tracekit.cli.options import OUTPUT, Given, flag_option, takes
+from tracekit.cli.options import OUTPUT, Given, takes
 from tracekit.cli.output import console, print_facts, print_results
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _MOST_LABELS = 40
 
 
 @app.command()
-@takes(all_components=flag_option(OUTPUT, "List every selected component, however many.", "--all"))
+@takes(all_components=OUTPUT.flag("List every selected component, however many.", "--all"))
 def show(
     given: Given, run: Annotated[Path, typer.Argument(help="Folder that a run was saved to.")]
 ) -> None:

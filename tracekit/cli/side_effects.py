@@ -14,12 +14,10 @@ from tracekit.cli.options import (
     SEVERAL,
     WHAT,
     Given,
-    count_option,
-    settings_option,
     takes,
 )
 from tracekit.cli.output import console, recorded, write_figures
-from tracekit.cli.parsing import parse_options
+from tracekit.cli.parsing import parse_values
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild
 from tracekit.errors import ConfigError
 
@@ -28,17 +26,14 @@ from tracekit.errors import ConfigError
 @takes(
     *(*REBUILT, "seed", "quiet"),
     **OF_RUN,
-    other=settings_option(
-        WHAT,
-        f"Other data as NAME=DATASET or NAME=FILE (.csv, .jsonl){SEVERAL}",
-        default=REQUIRED,
+    other=WHAT.settings(
+        f"Other data as NAME=DATASET or NAME=FILE (.csv, .jsonl){SEVERAL}", default=REQUIRED
     ),
-    other_metric=settings_option(
-        HOW,
-        "Metric of other data as NAME=METRIC, e.g. neutral=kl. Default: that of the run.",
+    other_metric=HOW.settings(
+        "Metric of other data as NAME=METRIC, e.g. neutral=kl. Default: that of the run."
     ),
-    other_limit=count_option(HOW, "Use only the first N examples of each other data.", min=1),
-    draws=count_option(HOW, "Random sets to compare with.", default=20, min=0),
+    other_limit=HOW.count("Use only the first N examples of each other data.", min=1),
+    draws=HOW.count("Random sets to compare with.", default=20, min=0),
     output=OPTIONAL_OUTPUT.saying("Folder for the table and the figure."),
 )
 def side_effects(given: Given, run: Run) -> None:
@@ -71,7 +66,7 @@ def _named(option: str, texts: list[str]) -> dict[str, str]:
     """Names and what they stand for, from `NAME=VALUE`."""
     named: dict[str, str] = {}
     for text in texts:
-        name, value = next(iter(parse_options([text], [""])[""].items()))
+        name, value = next(iter(parse_values([text]).items()))
         if name in named:
             raise ConfigError(f"{option} names {name!r} twice. Give each a name of its own.")
         named[name] = value

@@ -49,16 +49,14 @@ def sweep(
 
     own = inspect.signature(runs.sweep).parameters
     keys = {*own, *(field.name for field in fields(runs.Grid)), *SETUP_OPTIONS}
-    options = read_options(file, keys - {"further", "on_done", "progress", "part", "setup"})
+    allowed = keys - {"further", "on_done", "progress", "part", "setup"}
+    options = {"output": "sweep", "models": [], "datasets": [], **read_options(file, allowed)}
     quiet, part = given.pop("quiet"), given["part"]
     executor_option = given.pop("executor_option")
     options |= {name: value for name, value in given.items() if value is not None}
     if executor_option:
         typed = parse_executor_options(executor_option)
         options["executor_options"] = {**options.get("executor_options", {}), **typed}
-    options.setdefault("output", "sweep")
-    for name in ("models", "datasets"):
-        options.setdefault(name, [])
     folder = Path(options["output"])
     check_folder(folder)
     tally = Tally(quiet)
