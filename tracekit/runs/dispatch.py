@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,16 +75,13 @@ def _in_workers(
     root = Path(os.path.abspath(root))
     environment = replace(environment, working_dir=Path.cwd())
     workers = workers_of(*where, root.parent / "submitit")
-    try:
-        with marker(root) as mark:
-            try:
-                return _Dispatch(jobs, environment, mark, workers, on_done).run()
-            finally:
-                workers.release(mark.name)
-    finally:
-        workers.close()
+    with ExitStack() as last:
         # Workers may have been ended while they wrote.
-        _tidy(root)
+        last.callback(_tidy, root)
+        last.callback(workers.close)
+        mark = last.enter_context(marker(root))
+        last.callback(workers.release, mark.name)
+        return _Dispatch(jobs, environment, mark, workers, on_done).run()
 
 
 class _Dispatch:

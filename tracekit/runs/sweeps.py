@@ -63,13 +63,13 @@ class Runs(Sequence[Run]):
 
         E.g. `runs.select(model="gpt2", metric="kl")`.
         """
-        return Runs(
-            tuple(
-                run
-                for run in self.runs
-                if all(_field(run.job, name) == value for name, value in fields.items())
-            )
-        )
+
+        def value(job: Job, name: str) -> Any:
+            return getattr(job if hasattr(job, name) else job.setup, name)
+
+        asked = fields.items()
+        fitting = [run for run in self.runs if all(value(run.job, n) == v for n, v in asked)]
+        return Runs(tuple(fitting))
 
     @property
     def results(self) -> list[TraceResult]:
@@ -322,10 +322,6 @@ def _in_use(folder: Path, part: str | None) -> Iterator[None]:
                 "or give another folder."
             ) from error
         yield
-
-
-def _field(job: Job, name: str) -> Any:
-    return getattr(job if hasattr(job, name) else job.setup, name)
 
 
 def _order(run: Run) -> tuple[Any, ...]:
