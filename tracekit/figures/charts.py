@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import BOX, TICK_SIZE, color_bar, finish, frame, plain, styles
+from tracekit.figures.style import BOX, TICK_SIZE, color_bar, finish, frame, plain, styles, ticked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,10 +147,8 @@ def similarities(frame: pd.DataFrame, *, title: str, subtitle: str = "") -> go.F
             colorbar=color_bar("Jaccard"),
         )
     )
-    n = len(labels)
-    ticks = {"tickvals": list(range(n)), "ticktext": labels, "showgrid": False}
-    figure.update_xaxes(**BOX, **ticks, tickangle=-90, range=[-0.5, n - 0.5])
-    figure.update_yaxes(**BOX, **ticks, range=[n - 0.5, -0.5])
+    figure.update_xaxes(ticked(labels, tickangle=-90))
+    figure.update_yaxes(ticked(labels, is_down=True))
     return finish(figure, title, subtitle, plot=(300, 300))
 
 
@@ -222,15 +220,7 @@ def attention_map(
     figure.update_yaxes(
         **BOX, tickvals=middles, ticktext=names, range=[edges[-1], 0], showgrid=False
     )
-    longest = max(map(len, places))
-    is_upright = longest * 8.0 * len(places) > _PLOT
-    figure.update_xaxes(
-        **BOX,
-        tickvals=list(range(len(places))),
-        ticktext=list(map(plain, places)),
-        tickangle=-90 if is_upright else 0,
-        range=[-0.5, len(places) - 0.5],
-        showgrid=False,
-    )
+    is_upright = max(map(len, places)) * 8.0 * len(places) > _PLOT
+    figure.update_xaxes(ticked(list(map(plain, places)), tickangle=-90 if is_upright else 0))
     size = _PLOT, _ROW * edges[-1]
     return finish(figure, title, subtitle, plot=size, grows="rows")

@@ -8,15 +8,7 @@ from itertools import accumulate
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import (
-    BOX,
-    TICK_SIZE,
-    UNSTUDIED,
-    color_bar,
-    finish,
-    plain,
-    two_digits,
-)
+from tracekit.figures.style import BOX, TICK_SIZE, UNSTUDIED, color_bar, finish, plain, two_digits
 
 _PLOT = 360.0
 """Width and height of the map, in pixels."""

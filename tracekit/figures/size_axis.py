@@ -59,12 +59,7 @@ def size_lines(
     """
     figure = go.Figure()
     for line in lines:
-        _add(
-            figure,
-            line,
-            n_components,
-            from_origin=line.is_hollow and len(line.sizes) > 1 and not log_y,
-        )
+        _add(figure, line, n_components, has_origin=not log_y)
     figure.update_xaxes(title_text="number of components", rangemode="tozero")
     figure.update_yaxes(title_text=value_title, rangemode="tozero", exponentformat="power")
     if full is None:
@@ -80,7 +75,7 @@ def size_lines(
     return finish(figure, title, subtitle)
 
 
-def _add(figure: go.Figure, line: Line, n: int, *, from_origin: bool) -> None:
+def _add(figure: go.Figure, line: Line, n: int, *, has_origin: bool) -> None:
     color, symbol, dash = line.style
     bars = None
     if line.low is not None and line.high is not None:
@@ -97,7 +92,7 @@ def _add(figure: go.Figure, line: Line, n: int, *, from_origin: bool) -> None:
                 hoverinfo="skip",
                 showlegend=False,
             )
-    if from_origin:
+    if line.is_hollow and len(line.sizes) > 1 and has_origin:
         figure.add_scatter(
             x=[0, line.sizes[0]],
             y=[0, line.values[0]],

@@ -118,6 +118,13 @@ def color_bar(title: str, note: str = "", **more: Any) -> dict[str, Any]:
     }
 
 
+def ticked(texts: Sequence[str], *, is_down: bool = False, **more: Any) -> dict[str, Any]:
+    """A framed axis with a text at 0, 1, 2 and so on, from the top if `is_down`."""
+    ends = [-0.5, len(texts) - 0.5]
+    ticks = {"tickvals": list(range(len(texts))), "ticktext": list(texts), "showgrid": False}
+    return {**BOX, **ticks, "range": ends[::-1] if is_down else ends, **more}
+
+
 def two_digits(value: float) -> str:
     """Two digits of a number, without zeros that a narrow place has no room for."""
     return f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e").replace("-", "\u2212")
