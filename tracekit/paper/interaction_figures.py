@@ -15,6 +15,7 @@ from tracekit.paper.experiment import (
     PaperTable,
     Report,
     Setting,
+    case_of,
     data_options,
     on_all_examples,
     trace_job,
@@ -132,9 +133,7 @@ def _report_binding(setting: Setting, runs: list[Run]) -> Report:
         for rank, result in enumerate(run.curve):
             rows += [
                 {
-                    "dataset": job.dataset,
-                    "model": job.model,
-                    "method": job.label,
+                    **case_of(run),
                     "budget": result.budget,
                     "n_selected": result.n_selected,
                     "intervention": intervention,
@@ -147,10 +146,9 @@ def _report_binding(setting: Setting, runs: list[Run]) -> Report:
             if result.budget in _LISTED_SIZES:
                 figures_by_name[f"selected-{case}-{result.budget}"] = result.heatmap()
                 sets.append(_set_row(setting, job, result))
-        run_key = (job.dataset, job.model, job.label)
-        run_rows = [r for r in rows if (r["dataset"], r["model"], r["method"]) == run_key]
+        of_run = case_of(run).items()
         chart = figures.Chart(
-            frame=pd.DataFrame(run_rows),
+            frame=pd.DataFrame([row for row in rows if of_run <= row.items()]),
             x="budget",
             y="accuracy",
             series="intervention",
@@ -255,7 +253,6 @@ EXPERIMENTS = (
     Experiment(
         name="fig-nonadditivity",
         about="pairwise maps: heads of three layers on WinoBias, MLP layers on Professions",
-        models=("GPT2-small",),
         datasets=("winobias", "professions"),
         plan=_plan_pairs,
         report=_report_pairs,

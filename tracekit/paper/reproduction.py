@@ -196,10 +196,7 @@ def _check_options(experiments: Sequence[Experiment], setting: Setting) -> None:
         if job.method
         for each in fields(METHODS[job.method])  # type: ignore[arg-type]
     }
-    for given, allowed in (
-        (setting.data_options, of_data),
-        (setting.method_options, of_methods),
-    ):
+    for given, allowed in ((setting.data_options, of_data), (setting.method_options, of_methods)):
         for option in given:
             if option not in allowed:
                 raise UnknownOptionError(option, allowed or {"none"})
