@@ -146,7 +146,7 @@ def main() -> None:
     except _Terminated as terminated:
         error_console.print("Stopped.")
         # As the system would have done it. Leaving waits for threads, such as one that draws.
-        signal.raise_signal(terminated.number)
+        signal.raise_signal(terminated.args[0])
     except Exception as error:
         # Errors of typer about wrong usage print themselves.
         show = getattr(error, "show", None)
@@ -186,11 +186,7 @@ def _leave_interrupted() -> NoReturn:
 
 
 class _Terminated(BaseException):
-    """The system asked the command to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    """The system asked the command to end, by a signal of this number."""
 
 
 @contextmanager

@@ -139,7 +139,10 @@ def demo(given: Given) -> None:
     else:
         findings = _trace(output, seed, progress)
         console.print(findings.story, style="bold", highlight=False)
-        _print_methods(findings)
+        # Two lines: a table of 80 columns has no room for both beside each other.
+        print_table("methods", findings.table("{:.3f}\n{:.0f} %"))
+        whole = f"All {len(findings.tracer.registry)} heads: {findings.tracer.full_effect:.3f}."
+        console.print(f"{_ABOUT} {whole}", style="dim", highlight=False)
         page = _write_page(findings, output)
     console.print(f"All of it, with figures: {page.resolve().as_uri()}", soft_wrap=True)
 
@@ -192,16 +195,6 @@ def _trace(output: Path, seed: int, progress: bool) -> _Findings:
     grid = tracer.interactions(layers=_PAIRED_LAYERS)
     grid.save(output / "pairs.csv")
     return _Findings(tracer, curves, front, grid)
-
-
-def _print_methods(findings: _Findings) -> None:
-    # Two lines: a table of 80 columns has no room for both beside each other.
-    print_table("methods", findings.table("{:.3f}\n{:.0f} %"))
-    console.print(
-        f"{_ABOUT} All {len(findings.tracer.registry)} heads: {findings.tracer.full_effect:.3f}.",
-        style="dim",
-        highlight=False,
-    )
 
 
 def _write_page(findings: _Findings, output: Path) -> Path:

@@ -155,13 +155,6 @@ def _read_config(context: Any, path: Path | None) -> Path | None:
 _OF_THE_FILE = ("config", "save_config_to", "dry_run")
 
 
-def save_config(path: Path | None, options: Mapping[str, Any]) -> None:
-    """Writes the options of a command to a file that `--config` reads; None: to none."""
-    if path is not None:
-        check_file(path)
-        write_options(path, {n: v for n, v in options.items() if n not in _OF_THE_FILE})
-
-
 SEVERAL = "; may be given several times."
 
 OPTIONS: Mapping[str, Option] = {
@@ -335,7 +328,10 @@ def build_search(given: Mapping[str, Any]) -> tuple[Tracer, dict[str, Any]]:
     The options are saved where a command has one for that.
     """
     check_data(given["constraint_dataset"])
-    save_config(None if given["dry_run"] else given.get("save_config_to"), given)
+    saved = given.get("save_config_to")
+    if saved is not None and not given["dry_run"]:
+        check_file(saved)
+        write_options(saved, {n: v for n, v in given.items() if n not in _OF_THE_FILE})
     tracer = build_tracer(given, quiet=given["quiet"])
     sought = {name: given[name] for name in ("objective", "sign")}
     sought["constraint"] = _constraint(tracer, given)

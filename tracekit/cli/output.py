@@ -106,8 +106,7 @@ class PlainConsole(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """A text without markup or emoji codes, and with control characters shown as �."""
-        plain = {"markup": False, "emoji": False}
-        return super().render_str(printable(text), **{**options, **plain})
+        return super().render_str(printable(text), **(options | {"markup": False, "emoji": False}))
 
     def on_broken_pipe(self) -> NoReturn:
         """Leaves it to the program, which ends."""
@@ -344,8 +343,7 @@ class Tally:
         else:
             state = "ran" if outcome.fresh else "kept"
         self._counts[state] += 1
-        job = outcome.job
-        described = printable(f"{job.model}, {job.dataset}, {job.label or job.work}")
+        described = printable(outcome.job.description)
         if self._prints:
             console.print(f"{state}: {described}", style="dim", highlight=False)
         return described

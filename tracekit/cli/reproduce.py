@@ -29,6 +29,8 @@ from tracekit.errors import UnknownNameError
 if TYPE_CHECKING:
     from tracekit.paper import Failure, Reproduction, Run, Setting
 
+_PASSED_ON = ("data_dir", "device", "max_batch_size", "executor", "part")
+"""Options that `paper.reproduce` takes as they are."""
 _MOST_ROWS = 16
 """Rows beyond which a table is not printed, only written."""
 
@@ -107,15 +109,11 @@ def reproduce(
             names,
             setting,
             output,
-            data_dir=given["data_dir"],
-            device=given["device"],
-            max_batch_size=given["max_batch_size"],
             loading=parse_loading(given["model_option"]),
             processes=given["jobs"],
-            executor=given["executor"],
             executor_options=parse_executor_options(given["executor_option"]),
-            part=part,
             on_done=on_done,
+            **{name: given[name] for name in _PASSED_ON},
         )
     for reproduction in reproductions:
         _print_report(reproduction)

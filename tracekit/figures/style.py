@@ -171,6 +171,7 @@ def finish(
         columns: Of cells, how many a panel has; 0 for bars.
         widest: Pixels that the figure is wide at most; 0: as wide as the plot needs.
     """
+    size = {"plot": plot, "grows": grows, "columns": columns, "widest": widest}
     for update, standoff in ((figure.update_xaxes, 8), (figure.update_yaxes, 10)):
         update(title_font_size=FONT["size"], tickfont_size=TICK_SIZE)
         update({"title.standoff": standoff}, lambda axis: axis.title.standoff is None)
@@ -187,14 +188,6 @@ def finish(
         font=FONT,
         legend_font_size=TICK_SIZE,
         margin_autoexpand=bool(figure.layout.yaxis.automargin),  # type: ignore[attr-defined]
-        meta={
-            "plot": plot,
-            "grows": grows,
-            "columns": columns,
-            "widest": widest,
-            "texts": 1.0,
-            "marks": 1.0,
-            "ticks": {},
-        },
+        meta={**size, "texts": 1.0, "marks": 1.0, "ticks": {}},
     )
     return place(figure)

@@ -75,21 +75,17 @@ _plan_neurons = partial(_plan, "mlp-outputs", NEURONS)
 def _table(published: str, setting: Setting, runs: list[Run]) -> Report:
     """The report of a table; `published` is its name among the published numbers."""
     frame = effects_frame(setting, runs, published)
-    return Report(
-        tables={"effects": _long(frame), "summary": _wide(frame)},
-        notes=notes_on_sameness(setting, frame, has_heads=published == "heads"),
-    )
-
-
-def _long(frame: Any) -> PaperTable:
-    """A row per budget, with spreads, held-out effects and costs."""
-    return PaperTable(
+    long = PaperTable(
         frame=frame,
         caption="Effect, its spread (95 per cent of resamples of the examples) and passes.",
         columns=["dataset", "model", "method", "budget", "effect", "low", "high", "held_out"],
         best=["effect"],
         groups=["dataset", "model", "budget"],
         brief=False,
+    )
+    return Report(
+        tables={"effects": long, "summary": _wide(frame)},
+        notes=notes_on_sameness(setting, frame, has_heads=published == "heads"),
     )
 
 
@@ -196,7 +192,7 @@ def _fig_neurons(setting: Setting, runs: list[Run]) -> Report:
             {**case_of(run), "layer": layer, "share": count / result.n_selected}
             for layer, count in per_layer.items()
         ]
-    frame = pd.DataFrame(rows)
+    frame: Any = pd.DataFrame(rows)
     for (dataset, model), part in frame.groupby(["dataset", "model"], sort=False):
         chart = figures.Chart(
             frame=part,

@@ -313,15 +313,11 @@ def effects_frame(setting: Setting, runs: Sequence[Run], table: str | None = Non
 
 def _held_out_columns(result: TraceResult | None) -> dict[str, float | None]:
     """Effects of a set that was selected without the held-out examples, if there is one."""
+    names = ("chosen_without", "held_out", "held_out_low", "held_out_high")
     if result is None:
-        return dict.fromkeys(("chosen_without", "held_out", "held_out_low", "held_out_high"))
-    low, high = result.held_out_interval or (None, None)
-    return {
-        "chosen_without": result.effect,
-        "held_out": result.held_out_effect,
-        "held_out_low": low,
-        "held_out_high": high,
-    }
+        return dict.fromkeys(names)
+    ends = result.held_out_interval or (None, None)
+    return dict(zip(names, (result.effect, result.held_out_effect, *ends), strict=True))
 
 
 def _with_published(setting: Setting, frame: Any, table: str) -> Any:

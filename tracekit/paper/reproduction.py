@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -246,8 +247,6 @@ def _write_images(reproductions: Sequence[Reproduction]) -> None:
         if reproduction.report is not None
         for name, figure in reproduction.report.figures.items()
     }
-    try:
+    # The HTML files are written.
+    with suppress(FigureExportError):
         figures.write_all(figures_by_path)
-    except FigureExportError:
-        # The HTML files are written.
-        return

@@ -188,7 +188,10 @@ class DaskWorkers(Workers):
         while True:
             if self._client.status != "running":
                 raise _gone()
-            count = self._count()
+            try:
+                count = len(self._client.nthreads())
+            except (OSError, *_TIMEOUTS) as error:
+                raise _gone() from error
             now = time.monotonic()
             if count:
                 self._seen = now
@@ -199,12 +202,6 @@ class DaskWorkers(Workers):
                     "finished is kept. Start workers by `dask worker`, and run it again."
                 )
             time.sleep(_POLL_SECONDS)
-
-    def _count(self) -> int:
-        try:
-            return len(self._client.nthreads())
-        except (OSError, *_TIMEOUTS) as error:
-            raise _gone() from error
 
     def is_lost(self, error: BaseException) -> bool:
         """Whether the scheduler gave a task up whose workers died, several in turn."""

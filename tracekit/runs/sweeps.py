@@ -256,8 +256,7 @@ def sweep(
     with _made(folder), _in_use(folder, part), bar:
 
         def count(outcome: Run | Failure) -> None:
-            job = outcome.job
-            bar.set_postfix_str(printable(f"{job.model}, {job.dataset}, {job.label}"))
+            bar.set_postfix_str(printable(outcome.job.description))
             bar.update()
             on_done(outcome)
 

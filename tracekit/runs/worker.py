@@ -23,18 +23,10 @@ from tracekit.models.loading import HookedModel, load_model
 from tracekit.results.curve import TraceCurve
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.result import TraceResult
+from tracekit.runs import store
 from tracekit.runs.devices import own_device
 from tracekit.runs.jobs import Job, RunEnvironment
-from tracekit.runs.store import (
-    Run,
-    RunInfo,
-    configuration,
-    decisive_versions,
-    folder_of,
-    is_finished,
-    save,
-    weights_hash,
-)
+from tracekit.runs.store import Run, RunInfo, decisive_versions
 from tracekit.search import make
 from tracekit.tracer.tracer import Tracer
 
@@ -51,16 +43,11 @@ class Failure:
 
 def reasons(failures: Iterable[Failure]) -> list[str]:
     """The failed jobs and the reason; a line for each different reason."""
-    jobs_by_reason: dict[str, list[str]] = {}
+    named: dict[str, dict[str, None]] = {}
     for failure in failures:
-        job = failure.job
-        described = f"{job.model}, {job.dataset}, {job.label or job.work}"
-        jobs_by_reason.setdefault(failure.reason, []).append(
-            job.model if failure.no_model else described
-        )
-    return [
-        f"{'; '.join(dict.fromkeys(jobs))}: {reason}" for reason, jobs in jobs_by_reason.items()
-    ]
+        name = failure.job.model if failure.no_model else failure.job.description
+        named.setdefault(failure.reason, {})[name] = None
+    return [f"{'; '.join(jobs)}: {reason}" for reason, jobs in named.items()]
 
 
 class Worker:
@@ -84,11 +71,11 @@ class Worker:
         """Reads the run of a job from the store, or runs the job and saves it there."""
         model, weights = self.load(job)
         pairs = self._load_pairs(job, model, job.data_options)
-        config = configuration(job, weights, pairs.fingerprint)
-        folder = folder_of(self._root, config)
+        config = store.configuration(job, weights, pairs.fingerprint)
+        folder = store.folder_of(self._root, config)
         # A process that works on the same store may be at this run: then it is waited for.
         with locked(folder):
-            if is_finished(folder):
+            if store.is_finished(folder):
                 return Run(job, folder)
             return self._run(job, folder, config, model, pairs)
 
@@ -124,7 +111,7 @@ class Worker:
             accuracies=accuracies,
             clean_accuracies=clean,
         )
-        save(folder, info, results)
+        store.save(folder, info, results)
         return Run(job, folder, fresh=True)
 
     def load(self, job: Job) -> tuple[HookedModel, str]:
@@ -140,7 +127,7 @@ class Worker:
                     **self._environment.loading,
                 )
             self._environment.sources[job.model].check(model.cfg)
-            self._model = (key, model, weights_hash(model))
+            self._model = (key, model, store.weights_hash(model))
         return self._model[1:]
 
     def _load_pairs(self, job: Job, model: HookedModel, options: Mapping[str, Any]) -> PromptPairs:
