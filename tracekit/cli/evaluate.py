@@ -45,7 +45,7 @@ def evaluate(given: Given) -> None:
 
     output = given["output"]
     check_file(output)
-    tracer = build_tracer(given, quiet=True)
+    tracer = build_tracer(given)
     print_tracer(tracer)
     names = [further.name for further in tracer.extra_metrics]
     measured, rows = [], []

@@ -332,7 +332,7 @@ def build_search(given: Mapping[str, Any]) -> tuple[Tracer, dict[str, Any]]:
     if saved is not None and not given["dry_run"]:
         check_file(saved)
         write_options(saved, {n: v for n, v in given.items() if n not in _OF_THE_FILE})
-    tracer = build_tracer(given, quiet=given["quiet"])
+    tracer = build_tracer(given)
     sought = {name: given[name] for name in ("objective", "sign")}
     sought["constraint"] = _constraint(tracer, given)
     print_tracer(tracer)
@@ -386,9 +386,7 @@ def load_data(given: Mapping[str, Any]) -> tuple[Any, PromptPairs]:
     return model, pairs[: given["limit"]]
 
 
-def build_tracer(
-    given: Mapping[str, Any], *, setup: Setup | None = None, quiet: bool = False
-) -> Tracer:
+def build_tracer(given: Mapping[str, Any], setup: Setup | None = None) -> Tracer:
     """Loads model and data and builds the tracer of the options `TRACED` of a command.
 
     Layers, the name of the data set and the form of options are checked before the model is loaded.
@@ -426,7 +424,7 @@ def build_tracer(
         setup,
         max_batch_size=given["max_batch_size"],
         max_memory=None if memory is None else memory * 2**20,
-        progress=progress_is_shown(quiet),
+        progress=progress_is_shown(given.get("quiet", True)),
         held_out=held_out,
         extra_metrics=given.get("extra_metric") or (),
     )

@@ -75,7 +75,7 @@ def rebuild(run: Path, given: dict[str, Any], *folders: Path | None) -> tuple[Tr
     given["held_out_origin"] = None if is_given or held_out is None else held_out.origin
     # With the time that its chat template read.
     given["run_chat"] = result.own.chat if is_given else None
-    tracer = build_tracer(given, setup=setup, quiet=given["quiet"])
+    tracer = build_tracer(given, setup)
     _check_same(tracer, result)
     return result, tracer
 

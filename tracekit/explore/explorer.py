@@ -373,7 +373,9 @@ def setup_of(
     subtitle = f"{registry.describe()}; {engine.metric.name}; {engine.metric.direction}"
     if source != "counterfactual":
         subtitle += f"; source {source}"
-    front = exploration.front
+    clean_y = None if clean.y is None else clean.y.exp().tolist()
+    front, keys = exploration.front, list(map(set_key, exploration.front))
+    named_front = {"name": front_name, "sizes": list(map(len, front)), "keys": keys}
     return {
         "title": printable(f"{pairs.name} data, {model_name(engine.model)} model"),
         "subtitle": printable(subtitle),
@@ -397,17 +399,8 @@ def setup_of(
             }
             for example in shown
         ],
-        "before": {
-            "x": clean.x.exp().tolist(),
-            "y": None if clean.y is None else clean.y.exp().tolist(),
-        },
-        "front": None
-        if not front
-        else {
-            "name": front_name,
-            "sizes": [len(members) for members in front],
-            "keys": [set_key(members) for members in front],
-        },
+        "before": {"x": clean.x.exp().tolist(), "y": clean_y},
+        "front": named_front if front else None,
     }
 
 

@@ -184,15 +184,13 @@ def _add_cells(
             for column, value in enumerate(values)
             if value is not None and value < _FAINT * scale.low
         ]
+        colors = ["white" if share > 0.6 else "black" for _, _, share in marked]
         figure.add_scatter(
             x=[column for _, column, _ in marked],
             y=[row for row, _, _ in marked],
             mode="text",
             text=["\u2212"] * len(marked),
-            textfont={
-                "size": 20,
-                "color": ["white" if share > 0.6 else "black" for _, _, share in marked],
-            },
+            textfont={"size": 20, "color": colors},
             hoverinfo="skip",
             name="below 0",
             **axes,

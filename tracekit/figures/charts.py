@@ -53,6 +53,7 @@ def lines(
     figure = go.Figure()
     for label, (color, symbol, dash) in styles(frame[chart.series]).items():
         points = frame[(frame[chart.series] == label) & frame[chart.y].notna()]
+        hover = f"{chart.title_of(label)}<br>{x_title}: %{{x:.4g}}<br>{y_title}: %{{y:.4g}}"
         figure.add_scatter(
             x=points[chart.x],
             y=points[chart.y],
@@ -60,10 +61,7 @@ def lines(
             mode="lines+markers",
             line={"color": color, "dash": dash, "width": 2},
             marker={"color": color, "symbol": symbol, "size": 8 if len(points) < 14 else 5},
-            hovertemplate=(
-                f"{chart.title_of(label)}<br>{x_title}: %{{x:.4g}}<br>{y_title}: %{{y:.4g}}"
-                "<extra></extra>"
-            ),
+            hovertemplate=f"{hover}<extra></extra>",
         )
     if reference is not None:
         figure.add_hline(
@@ -95,23 +93,15 @@ def bars(chart: Chart, *, log_y: bool = False) -> go.Figure:
     figure = go.Figure()
     for rank, (label, (color, _, _)) in enumerate(styles(frame[chart.series]).items()):
         rows = frame[frame[chart.series] == label]
+        shape = _PATTERNS[rank % len(_PATTERNS)]
+        pattern = {"shape": shape, "bgcolor": color, "fgcolor": "white"}
+        hover = f"%{{x}}<br>{chart.title_of(label)}<br>{chart.axis_titles[1]}: %{{y:.4g}}"
         figure.add_bar(
             x=rows[chart.x],
             y=rows[chart.y],
             name=plain(chart.title_of(label)),
-            marker={
-                "color": color,
-                "line": {"color": "black", "width": 1},
-                "pattern": {
-                    "shape": _PATTERNS[rank % len(_PATTERNS)],
-                    "bgcolor": color,
-                    "fgcolor": "white",
-                },
-            },
-            hovertemplate=(
-                f"%{{x}}<br>{chart.title_of(label)}<br>{chart.axis_titles[1]}: %{{y:.4g}}"
-                "<extra></extra>"
-            ),
+            marker={"color": color, "line": {"color": "black", "width": 1}, "pattern": pattern},
+            hovertemplate=f"{hover}<extra></extra>",
         )
     heights = frame[chart.y]
     is_wide = log_y and len(frame) and heights.max() > 10 * heights.min() > 0

@@ -15,6 +15,7 @@ from tracekit.figures.style import (
     BOX,
     CONTROL,
     GRID,
+    QUIET,
     TICK_SIZE,
     error_bars,
     finish,
@@ -79,30 +80,21 @@ def waterfall(members: Members, *, value_title: str, title: str, subtitle: str) 
     ends = [sum(values[: rank + 1]) for rank in range(len(values))]
     total = ends[-1]
     figure = go.Figure()
+    colors = [*(ABOVE if value >= 0 else BELOW for value in values), CONTROL[0]]
     figure.add_bar(
         x=[*values, total],
         y=[*names, "all"],
         base=[0, *ends[:-1], 0],
         orientation="h",
-        marker={
-            "color": [*(ABOVE if value >= 0 else BELOW for value in values), CONTROL[0]],
-            "line": {"color": "black", "width": 1},
-        },
+        marker={"color": colors, "line": {"color": "black", "width": 1}},
         customdata=[*_texts(members), f"all members: {total:.4g}"],
         hovertemplate="%{customdata}<extra></extra>",
         width=0.72,
         showlegend=False,
     )
     bars = error_bars(values, members.low, members.high, color="black", thickness=1.4, width=4)
-    figure.add_scatter(
-        x=ends,
-        y=names,
-        mode="markers",
-        marker={"size": 1, "color": "black"},
-        error_x=bars,
-        hoverinfo="skip",
-        showlegend=False,
-    )
+    dots = {"size": 1, "color": "black"}
+    figure.add_scatter(x=ends, y=names, mode="markers", marker=dots, error_x=bars, **QUIET)
     figure.add_vline(x=0, line={"color": "black", "width": 1})
     figure.update_xaxes(**BOX, title=plain(value_title), gridcolor=GRID)
     rows = [*names, "all"]
@@ -165,17 +157,14 @@ def network(
     for n, (name, value) in enumerate(zip(members.names, members.values, strict=True)):
         text = f"{plain(name)}<br>{value:.3g}".replace("-", "\u2212")
         write_at(figure, text, spots[n], yanchor="top", yshift=-sizes[n] / 2)
+    colors = [ABOVE if value >= 0 else BELOW for value in members.values]
+    outline = {"line": {"color": "black", "width": 1}, "opacity": 1}
     figure.add_scatter(
         x=[spots[n][0] for n in range(len(layers))],
         y=[spots[n][1] for n in range(len(layers))],
         mode="markers",
         text=list(map(plain, members.names)),
-        marker={
-            "size": sizes,
-            "color": [ABOVE if value >= 0 else BELOW for value in members.values],
-            "line": {"color": "black", "width": 1},
-            "opacity": 1,
-        },
+        marker={"size": sizes, "color": colors, **outline},
         customdata=_texts(members),
         hovertemplate="%{customdata}<extra></extra>",
         showlegend=False,

@@ -55,6 +55,8 @@ EXPLORER_COLORS = (
     "--plus: #ff8c3b; --minus: #4fb3f2; --mark: #7a5c00; --problem: #ff9c9c; --panel: #2b2b2b;",
 )
 """Those of the explorer in light and in dark surroundings, as CSS."""
+QUIET: dict[str, Any] = {"hoverinfo": "skip", "showlegend": False}
+"""Of marks that say nothing at the pointer and in the legend."""
 CONTROL = ("#7F7F7F", "x", "dashdot")
 """Colour, marker and dash of random controls."""
 OTHER_SETS = ("#000000", "triangle-down-open")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -103,22 +104,14 @@ def _plan_binding(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
     other_split = {"split": "test"} if dataset == "variable-binding" else {}
     count = model.count("head-outputs+mlp-blocks")
     sizes = [size for size in _SIZES if count is None or size <= count]
+    accuracy_on = {
+        name: data_options(setting, model, dataset, {"desideratum": name, **other_split})
+        for name in ("value", "operation")
+    }
+    search = partial(trace_job, setting, model, dataset, "head-outputs+mlp-blocks")
+    both = {"desideratum": "both"}
     return [
-        trace_job(
-            setting,
-            model,
-            dataset,
-            "head-outputs+mlp-blocks",
-            method,
-            sizes,
-            data_options={"desideratum": "both"},
-            accuracy_on={
-                intervention: data_options(
-                    setting, model, dataset, {"desideratum": intervention, **other_split}
-                )
-                for intervention in ("value", "operation")
-            },
-        )
+        search(method, sizes, data_options=both, accuracy_on=accuracy_on)
         for method in setting.methods or ["pgb-ct"]
     ]
 
@@ -157,12 +150,10 @@ def _report_binding(setting: Setting, runs: list[Run]) -> Report:
             subtitle="answers to the counterfactual values; answers kept under the other operation",
         )
         figures_by_name[f"accuracy-{case}"] = figures.lines(chart)
+    caption = "Accuracy under value and operation interventions."
     return Report(
         tables={
-            "accuracy": PaperTable(
-                frame=pd.DataFrame(rows),
-                caption="Accuracy under value and operation interventions.",
-            ),
+            "accuracy": PaperTable(frame=pd.DataFrame(rows), caption=caption),
             "selected": PaperTable(frame=pd.DataFrame(sets), caption="Selected heads and blocks."),
         },
         figures=figures_by_name,

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import pandas as pd
+
 from tracekit import figures
 from tracekit.paper.effect_tables import HEADS
 from tracekit.paper.experiment import (
@@ -124,8 +126,6 @@ def _report_mask(setting: Setting, runs: list[Run]) -> Report:
 
 
 def _epochs(runs: Sequence[Run]) -> Any:
-    import pandas as pd
-
     rows: list[dict[str, Any]] = []
     for run in runs:
         n_components = run.result.n_components
