@@ -192,7 +192,7 @@ def write_at(figure: go.Figure, text: str, at: tuple[float, float], **options: A
 def bent(
     start: tuple[float, float], middle: tuple[float, float], end: tuple[float, float], steps: int
 ) -> list[tuple[float, float]]:
-    """Points of a line that is drawn towards a middle; without it, it would be straight."""
+    """Points of a line from start to end that is bent towards a middle."""
     weights = [((1 - t) ** 2, 2 * t * (1 - t), t**2) for t in (n / steps for n in range(steps + 1))]
     x, y = zip(start, middle, end, strict=True)
     return [(a * x[0] + b * x[1] + c * x[2], a * y[0] + b * y[1] + c * y[2]) for a, b, c in weights]

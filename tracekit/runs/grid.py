@@ -198,8 +198,8 @@ def part_of(jobs: Sequence[Job], part: str | None) -> list[Job]:
     """
     if part is None:
         return list(jobs)
-    found = re.fullmatch(r"(\d+)/(\d+)", part) if isinstance(part, str) else None
-    number, count = map(int, found.groups()) if found else (0, 0)
+    match = re.fullmatch(r"(\d+)/(\d+)", part) if isinstance(part, str) else None
+    number, count = map(int, match.groups()) if match else (0, 0)
     if not 1 <= number <= count:
         raise ConfigError(
             f"The part {part!r} is not of the form NUMBER/COUNT. Give one such as 3/16: a whole "
