@@ -34,11 +34,13 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def write_beside(path: Path, content: bytes | str) -> None:
     """Writes a file beside its place and moves it there, so that it is never half written.
 
-    A text is written in UTF-8, a question mark for each character that has no place there.
+    Its folder is made if it is missing. A text is written in UTF-8, a question mark for each
+    character that has no place there.
     """
     if isinstance(content, str):
         content = content.encode("utf-8", "replace")
     path = Path(os.path.realpath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():
         # A device such as /dev/stdout is written to, not replaced.
         path.write_bytes(content)

@@ -45,7 +45,11 @@ class _Command(TyperCommand):
             if getattr(parameter, "is_flag", False):
                 # Else the type of every flag takes a column: `<bool>`.
                 parameter.metavar = ""
-        self.params.sort(key=lambda each: _panel_index(getattr(each, "rich_help_panel", None)))
+        # Arguments and options without a panel come first.
+        first = PANELS[0]
+        self.params.sort(
+            key=lambda each: PANELS.index(getattr(each, "rich_help_panel", None) or first)
+        )
 
     def get_help_option(self, ctx: Any) -> Any:
         """`--help` stands with the options on what is shown."""
@@ -54,11 +58,6 @@ class _Command(TyperCommand):
             option.rich_help_panel = PANELS[-1]  # type: ignore[attr-defined]
             option.metavar = ""
         return option
-
-
-def _panel_index(panel: str | None) -> int:
-    # Arguments and options without a panel come first.
-    return PANELS.index(panel) if panel in PANELS else 0
 
 
 class _Program(typer.Typer):
@@ -147,7 +146,7 @@ def main() -> None:
     except _Terminated as terminated:
         error_console.print("Stopped.")
         # As the system would have done it. Leaving waits for threads, such as one that draws.
-        signal.raise_signal(terminated.number)
+        signal.raise_signal(terminated.args[0])
     except Exception as error:
         # Errors of typer about wrong usage print themselves.
         show = getattr(error, "show", None)
@@ -187,11 +186,7 @@ def _leave_interrupted() -> NoReturn:
 
 
 class _Terminated(BaseException):
-    """The system asked the command to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    """The system asked the command to end, by a signal of this number."""
 
 
 @contextmanager

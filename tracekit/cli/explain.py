@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING
 
 from tracekit._util.table import Table
 from tracekit.cli.app import app
-from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, REBUILT, Given, option, takes
-from tracekit.cli.output import (
-    check_folder,
-    console,
-    print_estimates,
-    print_table,
-    recorded,
-    write_figures,
-)
-from tracekit.cli.rebuild import OF_RUN, Run, rebuild_tracer
+from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, REBUILT, Given, takes
+from tracekit.cli.output import console, print_estimates, print_table, recorded, write_figures
+from tracekit.cli.rebuild import OF_RUN, Run, rebuild
 
 if TYPE_CHECKING:
     from tracekit.anatomy import Explanation
@@ -30,27 +23,18 @@ _TABLES = ("table", "interactions", "replacements", "backups")
 @takes(
     *(*REBUILT, "seed", "dry_run", "quiet"),
     **OF_RUN,
-    max_sets=option(
-        *(2000, int, LIMITS, "N"),
-        "Subsets to measure at most for the values of more than 12 components.",
-        min=1,
+    max_sets=LIMITS.count(
+        "Subsets to measure at most for the values of more than 12 components.", default=2000, min=1
     ),
-    tolerance=option(
-        *(0.02, float, HOW, "X"),
-        "Share of the effect that may be lost without redundant components.",
+    tolerance=HOW.number(
+        "Share of the effect that may be lost without redundant components.", default=0.02
     ),
     output=OPTIONAL_OUTPUT.saying("Folder for tables (CSV) and figures; made if missing."),
 )
 def explain(given: Given, run: Run) -> None:
     """Says why the set of a saved run acts together, and saves that beside the run."""
-    import tracekit as tk
-
     output, max_sets = given["output"], given["max_sets"]
-    result = tk.TraceResult.load(run)
-    check_folder(run)
-    if output is not None:
-        check_folder(output)
-    tracer = rebuild_tracer(result, given)
+    result, tracer = rebuild(run, given, run, output)
     if given["dry_run"]:
         print_estimates([tracer.estimate_explain(result, max_sets=max_sets)])
         return
@@ -99,7 +83,6 @@ def _tables(why: Explanation) -> dict[str, Table]:
 def _write(why: Explanation, output: Path) -> None:
     from tracekit._util.files import write_beside, write_csv
 
-    output.mkdir(parents=True, exist_ok=True)
     tables = _tables(why)
     rows = {name: table.records() for name, table in tables.items()}
     write_beside(output / "findings.json", json.dumps(rows, indent=1))

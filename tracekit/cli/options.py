@@ -15,22 +15,24 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
+from dataclasses import dataclass
+from functools import partialmethod, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from tracekit._util.names import (
-    KindName,
-    MetricName,
-    ObjectiveName,
-    SignName,
-    SourceName,
-    listed,
-)
+from tracekit._util.names import KindName, MetricName, ObjectiveName, SignName, SourceName, listed
 from tracekit.cli.app import PANELS
-from tracekit.cli.output import check_file, load, progress_is_shown
+from tracekit.cli.output import (
+    check_file,
+    join_ranks,
+    load,
+    print_skipped,
+    print_step,
+    print_tracer,
+    progress_is_shown,
+)
 from tracekit.cli.parsing import (
     as_arguments,
     parse_chat,
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
     from tracekit.search import Constraint
     from tracekit.tracer.tracer import Tracer
 
-_first, WHAT, DATA, MODEL, HOW, LIMITS, WHERE, OUTPUT = PANELS
-
 Given = dict[str, Any]
 """Values of the options of a command, by name."""
 
@@ -60,16 +60,19 @@ REQUIRED = inspect.Parameter.empty
 class Option(NamedTuple):
     """An option of commands."""
 
-    default: Any
     kind: Any
-    panel: str
     metavar: str
+    """Name of its value in the help; empty for a flag."""
+    panel: str
     text: str
     flags: tuple[str, ...]
+    """Its names, where they are not that of the parameter."""
+    default: Any
     more: Mapping[str, Any]
+    """Settings of `typer.Option`."""
 
     def saying(self, text: str, **changes: Any) -> Option:
-        """The same option with another help text, and another default if one is given."""
+        """The same option with another help text, and other fields if they are given."""
         return self._replace(text=text, **changes)
 
     @property
@@ -82,18 +85,29 @@ class Option(NamedTuple):
             rich_help_panel=self.panel,
             **self.more,
         )
-        return Annotated[self.kind, shown]
+        return Annotated[self.kind | None if self.default is None else self.kind, shown]
 
 
-def option(
-    default: Any, kind: Any, panel: str, metavar: str, text: str, *flags: str, **more: Any
-) -> Option:
-    """An option, with its default (or `REQUIRED`), its type, and its panel in the help.
+@dataclass(frozen=True)
+class Panel:
+    """A panel of the help, and what makes the options in it."""
 
-    `metavar` is the name of its value in the help, empty for a flag; `flags` are its names, where
-    they are not that of the parameter; `more` are settings of `typer.Option`.
-    """
-    return Option(default, kind, panel, metavar, text, flags, more)
+    title: str
+
+    def option(
+        self, kind: Any, metavar: str, text: str, *flags: str, default: Any = None, **more: Any
+    ) -> Option:
+        """An option: without a default it may be left out, with `REQUIRED` it must be given."""
+        return Option(kind, metavar, self.title, text, flags, default, more)
+
+    flag = partialmethod(option, bool, "", default=False)
+    count, number = partialmethod(option, int, "N"), partialmethod(option, float, "X")
+    text, path = partialmethod(option, str, "TEXT"), partialmethod(option, Path, "PATH")
+    name, names = partialmethod(option, str, "NAME"), partialmethod(option, list[str], "NAME")
+    settings = partialmethod(option, list[str], "NAME=VALUE")
+
+
+WHAT, DATA, MODEL, HOW, LIMITS, WHERE, OUTPUT = map(Panel, PANELS[1:])
 
 
 def takes(*names: str, **own: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -128,8 +142,6 @@ def takes(*names: str, **own: Option) -> Callable[[Callable[..., None]], Callabl
 
 def _read_config(context: Any, path: Path | None) -> Path | None:
     """Makes the options of a file the defaults of a command."""
-    from tracekit.cli.options import read_options
-
     if path is not None:
         options = {parameter.name: parameter for parameter in context.command.params}
         keys = {name for name in options if name and name not in _OF_THE_FILE}
@@ -143,179 +155,129 @@ def _read_config(context: Any, path: Path | None) -> Path | None:
 _OF_THE_FILE = ("config", "save_config_to", "dry_run")
 
 
-def save_config(path: Path | None, options: Mapping[str, Any]) -> None:
-    """Writes the options of a command to a file that `--config` reads; None: to none."""
-    from tracekit.cli.options import write_options
-
-    if path is not None:
-        check_file(path)
-        write_options(path, {n: v for n, v in options.items() if n not in _OF_THE_FILE})
-
-
-TEXTS, TEXT, COUNT = list[str] | None, str | None, int | None
 SEVERAL = "; may be given several times."
 
 OPTIONS: Mapping[str, Option] = {
     # ---- data and model
-    "model": option(
-        *("demo", str, WHAT, "NAME"), "`demo`, a directory in Hugging Face layout, or a hub name."
+    "model": WHAT.name(
+        "`demo`, a directory in Hugging Face layout, or a hub name.", default="demo"
     ),
-    "model_option": option(
-        *(None, TEXTS, MODEL, "NAME=VALUE"),
+    "model_option": MODEL.settings(
         "Option of loading the model as name=value, e.g. device_map=auto, n_devices=2 or "
-        f"revision=main{SEVERAL}",
+        f"revision=main{SEVERAL}"
     ),
-    "device": option(None, TEXT, MODEL, "NAME", "E.g. cpu or cuda:0."),
-    "dtype": option(
-        *("auto", str, MODEL, "NAME"),
+    "device": MODEL.name("E.g. cpu or cuda:0."),
+    "dtype": MODEL.name(
         "auto (float32 where it fits, else the checkpoint's), float32, bfloat16 or float16.",
+        default="auto",
     ),
-    "dataset": option(
-        *("demo-bias", str, WHAT, "NAME"),
+    "dataset": WHAT.name(
         "A data set (`tracekit datasets` lists them), or a .csv, .json or .jsonl file of pairs.",
+        default="demo-bias",
     ),
-    "data_dir": option(
-        *(None, Path | None, DATA, "PATH"),
-        "Folder with the data set's files. Default: downloaded once.",
-    ),
-    "data_option": option(
-        *(None, TEXTS, DATA, "NAME=VALUE"),
-        f"Option of the data set as name=value, e.g. seed=1{SEVERAL}",
-    ),
-    "split": option(None, TEXT, DATA, "NAME", "Split of the data set, e.g. test."),
-    "chat": option(
-        *(False, bool, DATA, ""), "Write the prompts of a file by the chat template.", "--chat"
-    ),
-    "chat_option": option(
-        *(None, TEXTS, DATA, "NAME=VALUE"),
+    "data_dir": DATA.path("Folder with the data set's files. Default: downloaded once."),
+    "data_option": DATA.settings(f"Option of the data set as name=value, e.g. seed=1{SEVERAL}"),
+    "split": DATA.name("Split of the data set, e.g. test."),
+    "chat": DATA.flag("Write the prompts of a file by the chat template.", "--chat"),
+    "chat_option": DATA.settings(
         "Argument of the chat template as name=value, e.g. enable_thinking=false, or "
-        f"strftime_now=2026-01-31 for the day that it reads; implies --chat{SEVERAL}",
+        f"strftime_now=2026-01-31 for the day that it reads; implies --chat{SEVERAL}"
     ),
-    "skip_mismatched": option(
-        *(False, bool, DATA, ""),
-        "Drop examples whose counterfactual has another length.",
-        "--skip-mismatched",
+    "skip_mismatched": DATA.flag(
+        "Drop examples whose counterfactual has another length.", "--skip-mismatched"
     ),
-    "limit": option(None, COUNT, DATA, "N", "Use only the first N examples.", min=1),
-    "held_out": option(
-        *(None, float | None, DATA, "X"),
-        "Share of the examples that no method sees, e.g. 0.2, to measure on.",
-    ),
+    "limit": DATA.count("Use only the first N examples.", min=1),
+    "held_out": DATA.number("Share of the examples that no method sees, e.g. 0.2, to measure on."),
     # ---- the fields of a Setup
-    "components": option(
-        *(None, TEXT, WHAT, "NAME"),
+    "components": WHAT.name(
         f"{listed(KindName)}, or several joined by +. Default: what the data set is usually traced "
-        "with.",
+        "with."
     ),
-    "metric": option(
-        *(None, TEXT, WHAT, "NAME"), f"{listed(MetricName)}. Default: by the data set."
+    "metric": WHAT.name(f"{listed(MetricName)}. Default: by the data set."),
+    "layers": WHAT.text("Layers to study, e.g. 0-5,8. Default: all."),
+    "positions": WHAT.text("prompt, last, all, or prompt positions such as 0,3,-1."),
+    "split_by": WHAT.text(
+        "Splits components further, by span (named parts of the prompts) or by position."
     ),
-    "layers": option(None, TEXT, WHAT, "TEXT", "Layers to study, e.g. 0-5,8. Default: all."),
-    "positions": option(
-        *(None, TEXT, WHAT, "TEXT"), "prompt, last, all, or prompt positions such as 0,3,-1."
+    "layer_window": WHAT.count(
+        "Consecutive layers in which a component acts at once.", default=1, min=1
     ),
-    "split_by": option(
-        *(None, TEXT, WHAT, "TEXT"),
-        "Splits components further, by span (named parts of the prompts) or by position.",
-    ),
-    "layer_window": option(
-        *(1, int, WHAT, "N"), "Consecutive layers in which a component acts at once.", min=1
-    ),
-    "source": option(
-        *("counterfactual", str, WHAT, "NAME"),
+    "source": WHAT.name(
         f"Where the values come from that are patched in: {listed(SourceName)}, or noise on spans, "
         "e.g. 'noise on subject'.",
+        default="counterfactual",
     ),
-    "direction": option(
-        *("noising", str, WHAT, "NAME"),
+    "direction": WHAT.name(
         "noising: counterfactual values into the clean run. denoising: clean values back.",
+        default="noising",
     ),
-    "continuation_mean": option(
-        *("geometric", str, WHAT, "NAME"), "Mean over continuation tokens: geometric or arithmetic."
+    "continuation_mean": WHAT.name(
+        "Mean over continuation tokens: geometric or arithmetic.", default="geometric"
     ),
-    "extra_metric": option(
-        *(None, TEXTS, WHAT, "NAME"), f"A further metric that every result is measured by{SEVERAL}"
-    ),
+    "extra_metric": WHAT.names(f"A further metric that every result is measured by{SEVERAL}"),
     # ---- how it is searched
-    "objective": option(
-        *("mean", ObjectiveName | None, HOW, "NAME"),
+    "objective": HOW.option(
+        ObjectiveName | None,
+        "NAME",
         "What is maximised over the examples: mean, log-odds, trimmed-mean, lower-bound, median, "
         "faithful (the set does what all components do, and the others do nothing) or auto (the "
         "mean, by the search or by single effects, whichever holds on the other half). Mean "
         "effects are reported all the same.",
+        default="mean",
     ),
-    "sign": option(
-        *(None, SignName | None, HOW, "NAME"),
+    "sign": HOW.option(
+        SignName,
+        "NAME",
         "Sign of the effects that are sought: positive, negative, or full: that of all components. "
         "Default: that of the target effect, else positive.",
     ),
-    "constraint_at_most": option(
-        *(None, float | None, HOW, "X"),
-        "Search only sets whose effect by the constraint's metric is at most this.",
+    "constraint_at_most": HOW.number(
+        "Search only sets whose effect by the constraint's metric is at most this."
     ),
-    "constraint_metric": option(
-        *(None, TEXT, HOW, "NAME"), "The metric of the constraint. Default: kl."
+    "constraint_metric": HOW.name("The metric of the constraint. Default: kl."),
+    "constraint_dataset": HOW.name(
+        "The data it is measured on, e.g. a .jsonl file of neutral text. Default: the traced."
     ),
-    "constraint_dataset": option(
-        *(None, TEXT, HOW, "NAME"),
-        "The data it is measured on, e.g. a .jsonl file of neutral text. Default: the traced.",
-    ),
-    "seed": option(0, int, HOW, "N", "Seed of every search."),
+    "seed": HOW.count("Seed of every search.", default=0),
     # ---- limits, workers, output
-    "max_batch_size": option(
-        *(64, int, LIMITS, "N"), "Examples per pass; bounds memory, changes no result.", min=1
+    "max_batch_size": LIMITS.count(
+        "Examples per pass; bounds memory, changes no result.", default=64, min=1
     ),
-    "max_memory": option(
-        *(None, COUNT, LIMITS, "N"),
-        "MiB that counterfactual activations may take on the device.",
-        min=0,
+    "max_memory": LIMITS.count(
+        "MiB that counterfactual activations may take on the device.", min=0
     ),
-    "dry_run": option(
-        *(False, bool, LIMITS, ""),
-        "Print how long it will take, from one timed probe; run and write nothing.",
-        "--dry-run",
+    "dry_run": LIMITS.flag(
+        "Print how long it will take, from one timed probe; run and write nothing.", "--dry-run"
     ),
-    "jobs": option(
-        *(None, COUNT, WHERE, "N"),
+    "jobs": WHERE.count(
         "Number of runs at a time, each on a CUDA device of its own if there are several. "
         "Default: 1, or as many as the executor has workers.",
         min=1,
     ),
-    "part": option(
-        *(None, TEXT, WHERE, "TEXT"),
+    "part": WHERE.text(
         "Such as 3/16: only every sixteenth run, beginning with the third, and no report. "
-        "For arrays of jobs and several shells.",
+        "For arrays of jobs and several shells."
     ),
-    "executor": option(
-        *(None, TEXT, WHERE, "TEXT"),
+    "executor": WHERE.text(
         "dask://HOST:PORT: the workers of a Dask scheduler. submitit://slurm: jobs of Slurm. "
-        "Default: this machine.",
+        "Default: this machine."
     ),
-    "executor_option": option(
-        *(None, TEXTS, WHERE, "NAME=VALUE"),
-        "Parameter of submitit as name=value, e.g. timeout_min=240 or slurm_partition=gpu"
-        f"{SEVERAL}",
+    "executor_option": WHERE.settings(
+        f"Parameter of submitit as name=value, e.g. timeout_min=240 or slurm_partition=gpu{SEVERAL}"
     ),
-    "output": option(
-        *(Path("run"), Path, OUTPUT, "PATH"),
-        "Folder for figures and results; made if missing.",
-        *("--output", "-o"),
+    "output": OUTPUT.path(
+        "Folder for figures and results; made if missing.", "--output", "-o", default=Path("run")
     ),
-    "config": option(
-        *(None, Path | None, OUTPUT, "PATH"),
+    "config": OUTPUT.path(
         "TOML file of these options, e.g. limit = 32. What is given here counts more.",
         callback=_read_config,
         is_eager=True,
     ),
-    "save_config_to": option(
-        *(None, Path | None, OUTPUT, "PATH"),
-        "File to write all of these options to.",
-        "--save-config",
-    ),
-    "quiet": option(False, bool, OUTPUT, "", "No progress bars.", "--quiet"),
+    "save_config_to": OUTPUT.path("File to write all of these options to.", "--save-config"),
+    "quiet": OUTPUT.flag("No progress bars.", "--quiet"),
 }
 """All of them, by parameter; a test holds those of `Setup` against its fields."""
-OPTIONAL_OUTPUT = OPTIONS["output"]._replace(default=None, kind=Path | None)
+OPTIONAL_OUTPUT = OPTIONS["output"]._replace(default=None)
 
 _LOADED = ("model_option", "device", "dtype", "max_batch_size")
 CHOSEN = (
@@ -351,7 +313,6 @@ _AS_GIVEN = ("split_by", "layer_window", "source", "direction", "continuation_me
 def check_data(*datasets: str | None, data_dir: Path | None = None, **options: Any) -> None:
     """Checks data sets or files of pairs, and the folder with data, before a model is loaded."""
     from tracekit.data.from_file import SUFFIXES, read_rows
-    from tracekit.errors import DataNotFoundError
 
     for dataset in datasets:
         if dataset is not None and dataset.endswith(SUFFIXES):
@@ -361,8 +322,25 @@ def check_data(*datasets: str | None, data_dir: Path | None = None, **options: A
         raise DataNotFoundError(f"There is no folder {data_dir} with data files. Give another.")
 
 
-def build_constraint(tracer: Tracer, given: Mapping[str, Any]) -> Constraint | None:
-    """The bound that a search stays within; `given` are options of a command."""
+def build_search(given: Mapping[str, Any]) -> tuple[Tracer, dict[str, Any]]:
+    """The tracer of the options `TRACED`, which is printed, and what `SEARCHED` say of a search.
+
+    The options are saved where a command has one for that.
+    """
+    check_data(given["constraint_dataset"])
+    saved = given.get("save_config_to")
+    if saved is not None and not given["dry_run"]:
+        check_file(saved)
+        write_options(saved, {n: v for n, v in given.items() if n not in _OF_THE_FILE})
+    tracer = build_tracer(given)
+    sought = {name: given[name] for name in ("objective", "sign")}
+    sought["constraint"] = _constraint(tracer, given)
+    print_tracer(tracer)
+    return tracer, sought
+
+
+def _constraint(tracer: Tracer, given: Mapping[str, Any]) -> Constraint | None:
+    """The bound that a search stays within."""
     import tracekit as tk
 
     dataset, metric = given["constraint_dataset"], given["constraint_metric"]
@@ -383,7 +361,6 @@ def load_data(given: Mapping[str, Any]) -> tuple[Any, PromptPairs]:
     """
     import tracekit as tk
     from tracekit._util.ranks import own_device
-    from tracekit.cli.output import print_skipped
     from tracekit.data.registry import load_origin
 
     dataset, data_dir = given["dataset"], given["data_dir"]
@@ -409,17 +386,13 @@ def load_data(given: Mapping[str, Any]) -> tuple[Any, PromptPairs]:
     return model, pairs[: given["limit"]]
 
 
-def build_tracer(
-    given: Mapping[str, Any], *, setup: Setup | None = None, quiet: bool = False
-) -> Tracer:
+def build_tracer(given: Mapping[str, Any], setup: Setup | None = None) -> Tracer:
     """Loads model and data and builds the tracer of the options `TRACED` of a command.
 
     Layers, the name of the data set and the form of options are checked before the model is loaded.
     A given setup is taken instead of the one that the options say; held-out examples are those of a
     `held_out_origin` in `given`, if there is one.
     """
-    from tracekit.cli.output import join_ranks, print_step
-
     print_step(f"Loading {given['model']} ...")
     import tracekit as tk
     from tracekit.data.registry import describe, load_origin
@@ -451,7 +424,7 @@ def build_tracer(
         setup,
         max_batch_size=given["max_batch_size"],
         max_memory=None if memory is None else memory * 2**20,
-        progress=progress_is_shown(quiet),
+        progress=progress_is_shown(given.get("quiet", True)),
         held_out=held_out,
         extra_metrics=given.get("extra_metric") or (),
     )

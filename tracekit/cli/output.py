@@ -161,8 +161,10 @@ def progress_is_shown(quiet: bool) -> bool:
     return not quiet and sys.stderr.isatty()
 
 
-def check_folder(output: Path) -> None:
+def check_folder(output: Path | None) -> None:
     """Tries whether a folder can be written to; commands call it before anything slow."""
+    if output is None:
+        return
     if os.path.isfile(output):
         raise OutputError(f"The output {output} is a file. Give a folder.")
     made: list[Path] = []
@@ -180,8 +182,10 @@ def check_folder(output: Path) -> None:
                 path.rmdir()
 
 
-def check_file(output: Path) -> None:
+def check_file(output: Path | None) -> None:
     """Tries whether a file can be written; commands call it before anything slow."""
+    if output is None:
+        return
     if os.path.isdir(output):
         raise OutputError(f"The output {output} is a folder. Give a file.")
     check_folder(output.parent)
@@ -340,8 +344,7 @@ class Tally:
         else:
             state = "ran" if outcome.fresh else "kept"
         self._counts[state] += 1
-        job = outcome.job
-        described = printable(f"{job.model}, {job.dataset}, {job.label or job.work}")
+        described = printable(outcome.job.description)
         if self._prints:
             console.print(f"{state}: {described}", style="dim", highlight=False)
         return described

@@ -32,8 +32,7 @@ def pairs(
     from tracekit._util.files import write_csv
 
     output = given["output"]
-    if output is not None:
-        check_file(output)
+    check_file(output)
     model, loaded = load_data({**given, "dataset": file})
     checked = loaded.check(model, progress=progress_is_shown(given["quiet"]))
     console.print(f"{loaded}", highlight=False, soft_wrap=True)
@@ -46,7 +45,6 @@ def pairs(
     print_table("checks", Table(columns), n_names=2)
     recorded("examples", Table.of_rows(checked.table))
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
         write_csv(checked.table, output)
     if checked.color == "red":
         raise typer.Exit(1)

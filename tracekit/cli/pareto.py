@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracekit._util.table import Column, Table
 from tracekit.cli.app import app
 from tracekit.cli.options import (
-    COUNT,
     HOW,
     LIMITS,
     OPTIONS,
     SEARCHED,
     SEVERAL,
-    TEXT,
-    TEXTS,
     TRACED,
     Given,
-    build_constraint,
-    build_tracer,
-    check_data,
-    option,
+    build_search,
     takes,
 )
-from tracekit.cli.output import (
-    check_folder,
-    console,
-    print_estimates,
-    print_table,
-    print_tracer,
-    write_figures,
-)
+from tracekit.cli.output import check_folder, console, print_estimates, print_table, write_figures
 from tracekit.cli.parsing import parse_budget, parse_options
 
 if TYPE_CHECKING:
@@ -42,19 +28,11 @@ if TYPE_CHECKING:
 @takes(
     *(*TRACED, *SEARCHED, "output", "seed", "dry_run", "quiet"),
     objective=OPTIONS["objective"]._replace(default=None),
-    max_budget=option(
-        *(None, TEXT, HOW, "SIZE"), "Largest size: a count (6) or a share (0.2). Default: all."
-    ),
-    max_passes=option(None, COUNT, LIMITS, "N", "Passes over the data at most.", min=1),
-    max_seconds=option(
-        *(None, float | None, LIMITS, "X"), "Wall time at most; the best so far is kept."
-    ),
-    checkpoint=option(
-        *(None, Path | None, LIMITS, "PATH"), "File to keep measurements in, and to go on from."
-    ),
-    option=option(
-        *(None, TEXTS, HOW, "NAME=VALUE"), f"Option of the local search as name=value{SEVERAL}"
-    ),
+    max_budget=HOW.option(str, "SIZE", "Largest size: a count (6) or a share (0.2). Default: all."),
+    max_passes=LIMITS.count("Passes over the data at most.", min=1),
+    max_seconds=LIMITS.number("Wall time at most; the best so far is kept."),
+    checkpoint=LIMITS.path("File to keep measurements in, and to go on from."),
+    option=HOW.settings(f"Option of the local search as name=value{SEVERAL}"),
 )
 def pareto(given: Given) -> None:
     """Finds the best set of every size, with held-out effects, random controls and stability."""
@@ -69,16 +47,9 @@ def pareto(given: Given) -> None:
     options = parse_options(given["option"] or [], [LocalSearch.name])[LocalSearch.name]
     options |= {name: value for name, value in limits.items() if value is not None}
     make(LocalSearch, options)  # Refuses a bad option before the model is loaded.
-    check_data(given["constraint_dataset"])
     largest = None if given["max_budget"] is None else parse_budget(given["max_budget"])
-    tracer = build_tracer(given, quiet=given["quiet"])
-    asked = {
-        **{name: given[name] for name in ("objective", "sign")},
-        "constraint": build_constraint(tracer, given),
-        "max_budget": largest,
-        **options,
-    }
-    print_tracer(tracer)
+    tracer, sought = build_search(given)
+    asked = {**sought, "max_budget": largest, **options}
     if given["dry_run"]:
         print_estimates([tracer.estimate_pareto(**asked)])
         return

@@ -31,16 +31,12 @@ def goal(
 
 def parse_budget(text: str) -> int | float:
     """A count (int) or a share (float)."""
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(
-            f"The budget {text!r} is not a number. Give a count such as 6 or a share such as 0.2."
-        ) from None
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    raise ConfigError(
+        f"The budget {text!r} is not a number. Give a count such as 6 or a share such as 0.2."
+    )
 
 
 def parse_layers(text: str | None) -> list[int] | None:
@@ -86,10 +82,15 @@ def parse_options(texts: list[str], methods: list[str]) -> dict[str, dict[str, A
     return by_method
 
 
+def parse_values(texts: list[str] | None) -> dict[str, Any]:
+    """Values by their names, from `name=value`."""
+    return parse_options(texts or [], [""])[""]
+
+
 def parse_loading(texts: list[str] | None) -> dict[str, Any]:
     """Options of `load_model`; whole numbers become int."""
-    options = parse_options(texts or [], [""])[""]
-    return {name: int(value) if value.isdigit() else value for name, value in options.items()}
+    options = parse_values(texts).items()
+    return {name: int(value) if value.isdigit() else value for name, value in options}
 
 
 def as_arguments(value: Any, *, is_list: bool) -> Any:
@@ -119,28 +120,24 @@ def _argument(value: Any) -> Any:
 
 def parse_executor_options(texts: list[str] | None) -> dict[str, Any]:
     """Options of an executor; numbers, `true` and `false` become what they are."""
-    options = parse_options(texts or [], [""])[""]
-    return {name: _typed(value) for name, value in options.items()}
+    options = parse_values(texts)
+    for name, text in options.items():
+        with suppress(ValueError):
+            value = json.loads(text)
+            options[name] = value if isinstance(value, (bool, int, float)) else text
+    return options
 
 
 def parse_chat(texts: list[str] | None) -> dict[str, Any]:
     """Arguments of a chat template: JSON or, as in Python, True, False and None; else texts."""
     words = {"true": True, "false": False, "none": None, "null": None}
-    options = parse_options(texts or [], [""])[""]
+    options = parse_values(texts)
     for name, text in options.items():
         with suppress(ValueError):
             # NaN is a word.
             options[name] = json.loads(text, parse_constant=str)
         options[name] = words.get(text.lower(), options[name])
     return options
-
-
-def _typed(text: str) -> Any:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, (bool, int, float)) else text
 
 
 def read_masks(path: Path) -> list[tuple[str, list[float] | TraceResult | str]]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracekit.cli.options import CHOSEN, OPTIONS, TEXT, build_tracer
+from tracekit.cli.options import CHOSEN, OPTIONS, build_tracer
+from tracekit.cli.output import check_folder
 from tracekit.errors import ComparisonError, DataNotFoundError
 
 if TYPE_CHECKING:
@@ -23,26 +24,32 @@ OF_RUN = {
     "model": OPTIONS["model"].saying(
         "The model of the run: `demo`, a directory in Hugging Face layout, or a hub name. "
         "Default: that of the run.",
-        **{"default": None, "kind": TEXT},
+        default=None,
     ),
     "dataset": OPTIONS["dataset"].saying(
         "The data of the run: a data set, or a .csv or .jsonl file of pairs. Default: that of the "
         "run, its options and examples.",
-        **{"default": None, "kind": TEXT},
+        default=None,
     ),
 }
 """Options of a command on a saved run, where they differ from those that trace."""
 
 
-def rebuild_tracer(result: TraceResult, given: dict[str, Any]) -> Tracer:
-    """Builds the tracer of a run once more, with the options `REBUILT` and `OF_RUN` of a command.
+def rebuild(run: Path, given: dict[str, Any], *folders: Path | None) -> tuple[TraceResult, Tracer]:
+    """A saved run and its tracer, with the options `REBUILT` and `OF_RUN` of a command.
+
+    The folders that the command is to write to are tried first.
 
     Raises:
         DataNotFoundError: The run is of data that no data set has the name of.
         ComparisonError: The examples are others, or the set has another effect here.
     """
     from tracekit.data.registry import DATASETS
+    from tracekit.results import TraceResult
 
+    result = TraceResult.load(run)
+    for folder in folders:
+        check_folder(folder)
     facts = result.model_facts
     is_given = any(given[name] for name in ("dataset", *CHOSEN))
     origin = None if is_given else result.own.origin
@@ -68,9 +75,9 @@ def rebuild_tracer(result: TraceResult, given: dict[str, Any]) -> Tracer:
     given["held_out_origin"] = None if is_given or held_out is None else held_out.origin
     # With the time that its chat template read.
     given["run_chat"] = result.own.chat if is_given else None
-    tracer = build_tracer(given, setup=setup, quiet=given["quiet"])
+    tracer = build_tracer(given, setup)
     _check_same(tracer, result)
-    return tracer
+    return result, tracer
 
 
 def _check_same(tracer: Tracer, result: TraceResult) -> None:

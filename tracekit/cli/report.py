@@ -54,13 +54,12 @@ def _read(path: Path) -> list[Any]:
     anatomy = [
         _of_run(kind, file.parent) for kind in of_sets for file in sorted(path.rglob(kind.FILE))
     ]
-    fronts = [tk.ParetoFront.load(file.parent) for file in sorted(path.rglob("pareto.json"))]
     folders = [file.parent for file in sorted(path.rglob("pareto.json"))]
-    runs: list[TraceResult] = []
-    for file in sorted(path.rglob("result.json")):
-        # Those of a front were read with it.
-        if not any(folder in file.parents for folder in folders):
-            runs.append(tk.TraceResult.load(file.parent))
+    fronts = [tk.ParetoFront.load(folder) for folder in folders]
+    files = sorted(path.rglob("result.json"))
+    # Those of a front were read with it.
+    own = [file.parent for file in files if not {*folders} & {*file.parents}]
+    runs = [tk.TraceResult.load(folder) for folder in own]
     if not fronts and not runs and not anatomy:
         # The error says what a folder must hold.
         runs.append(tk.TraceResult.load(path))

@@ -12,33 +12,25 @@ from rich.text import Text
 from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import (
-    COUNT,
     HOW,
     OPTIONS,
     OUTPUT,
     SEVERAL,
-    TEXT,
-    TEXTS,
     WHAT,
     WORKERS,
     Given,
     check_data,
-    option,
     takes,
 )
-from tracekit.cli.output import (
-    Tally,
-    check_folder,
-    console,
-    print_table,
-    progress_is_shown,
-)
-from tracekit.cli.parsing import parse_executor_options, parse_loading, parse_options
+from tracekit.cli.output import Tally, check_folder, console, print_table, progress_is_shown
+from tracekit.cli.parsing import parse_executor_options, parse_loading, parse_values
 from tracekit.errors import UnknownNameError
 
 if TYPE_CHECKING:
-    from tracekit.paper import Failure, Reproduction, Run
+    from tracekit.paper import Failure, Reproduction, Run, Setting
 
+_PASSED_ON = ("data_dir", "device", "max_batch_size", "executor", "part")
+"""Options that `paper.reproduce` takes as they are."""
 _MOST_ROWS = 16
 """Rows beyond which a table is not printed, only written."""
 
@@ -46,25 +38,19 @@ _MOST_ROWS = 16
 @app.command()
 @takes(
     *(*WORKERS, "model_option", "device", "max_batch_size", "seed", "quiet"),
-    list_experiments=option(False, bool, OUTPUT, "", "List what there is.", "--list"),
-    model=option(
-        *(None, TEXTS, WHAT, "NAME"),
+    list_experiments=OUTPUT.flag("List what there is.", "--list"),
+    model=WHAT.names(
         "`demo`, a hub name, a directory, or NAME=DIRECTORY for a model of the paper; may be given "
-        "several times. Default: those of the paper.",
+        "several times. Default: those of the paper."
     ),
-    dataset=option(
-        *(None, TEXTS, WHAT, "NAME"),
+    dataset=WHAT.names(
         "May be given several times. Default: those of the paper; with the embedded model the ones "
-        "that stand in for them.",
+        "that stand in for them."
     ),
-    methods=option(
-        *(None, TEXT, HOW, "NAME"), "Methods, joined by commas. Default: those of the paper."
-    ),
-    draws=option(
-        *(None, COUNT, HOW, "N"), "Random sets per budget. Default: 1000, 100 with `demo`.", min=1
-    ),
-    held_out=option(
-        *(True, bool, HOW, ""), "Also run the tables' methods without a fifth of the examples."
+    methods=HOW.name("Methods, joined by commas. Default: those of the paper."),
+    draws=HOW.count("Random sets per budget. Default: 1000, 100 with `demo`.", min=1),
+    held_out=HOW.flag(
+        "Also run the tables' methods without a fifth of the examples.", default=True
     ),
     output=OPTIONS["output"].saying(
         "Folder; runs in it are not repeated.", default=Path("reproduction")
@@ -74,9 +60,8 @@ _MOST_ROWS = 16
     data_option=OPTIONS["data_option"].saying(
         f"Option of the data sets that have it, as name=value{SEVERAL}"
     ),
-    option=option(
-        *(None, TEXTS, HOW, "NAME=VALUE"),
-        f"Option of the methods that have it, e.g. trials=2 or reward=per-example{SEVERAL}",
+    option=HOW.settings(
+        f"Option of the methods that have it, e.g. trials=2 or reward=per-example{SEVERAL}"
     ),
     dtype=OPTIONS["dtype"]._replace(default="float32"),
 )
@@ -95,31 +80,14 @@ def reproduce(
     from tracekit import paper
     from tracekit.runs.grid import part_of
     from tracekit.runs.worker import reasons
-    from tracekit.search import METHODS
 
-    part, quiet, output = given["part"], given["quiet"], given["output"]
-    model, dataset, methods = given["model"], given["dataset"], given["methods"]
+    part, output = given["part"], given["output"]
     if given["list_experiments"] or not names:
         _print_experiments()
         return
-    method_names = [name.strip() for name in methods.split(",")] if methods else []
-    for name in method_names:
-        if name not in METHODS:
-            raise UnknownNameError("method", name, METHODS)
+    setting = _setting(given)
     check_folder(output)
-    check_data(*dataset or [], data_dir=given["data_dir"])
-    setting = paper.Setting(
-        models=[paper.ModelAt.parse(text) for text in model or []],
-        datasets=dataset or [],
-        methods=method_names,
-        seed=given["seed"],
-        limit=given["limit"],
-        draws=given["draws"],
-        held_out=given["held_out"],
-        dtype=given["dtype"],
-        data_options=parse_options(given["data_option"] or [], [""])[""],
-        method_options=parse_options(given["option"] or [], [""])[""],
-    )
+    check_data(*setting.datasets, data_dir=given["data_dir"])
     total = len(part_of(paper.plan(paper.select_experiments(names), setting), part))
     progress = Progress(
         TextColumn("{task.description}", markup=False),
@@ -127,10 +95,10 @@ def reproduce(
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=console,
-        disable=not progress_is_shown(quiet),
+        disable=not progress_is_shown(given["quiet"]),
         transient=True,
     )
-    tally = Tally(quiet)
+    tally = Tally(given["quiet"])
     with progress:
         task = progress.add_task("runs", total=total)
 
@@ -141,15 +109,11 @@ def reproduce(
             names,
             setting,
             output,
-            data_dir=given["data_dir"],
-            device=given["device"],
-            max_batch_size=given["max_batch_size"],
             loading=parse_loading(given["model_option"]),
             processes=given["jobs"],
-            executor=given["executor"],
             executor_options=parse_executor_options(given["executor_option"]),
-            part=part,
             on_done=on_done,
+            **{name: given[name] for name in _PASSED_ON},
         )
     for reproduction in reproductions:
         _print_report(reproduction)
@@ -158,8 +122,27 @@ def reproduce(
             console.print(f"Skipped: {reason}", highlight=False)
     kept = "Tables, figures and runs are" if part is None else "Runs are"
     console.print(f"{tally}; the rest were cached. {kept} in {output}/.", highlight=False)
-    if tally.failures and model:
+    if tally.failures and setting.models:
         raise typer.Exit(1)
+
+
+def _setting(given: Given) -> Setting:
+    """The setting of the options of the command."""
+    from tracekit import paper
+    from tracekit.search import METHODS
+
+    methods = [name.strip() for name in given["methods"].split(",")] if given["methods"] else []
+    for name in methods:
+        if name not in METHODS:
+            raise UnknownNameError("method", name, METHODS)
+    return paper.Setting(
+        models=[paper.ModelAt.parse(text) for text in given["model"] or []],
+        datasets=given["dataset"] or [],
+        methods=methods,
+        data_options=parse_values(given["data_option"]),
+        method_options=parse_values(given["option"]),
+        **{name: given[name] for name in ("seed", "limit", "draws", "held_out", "dtype")},
+    )
 
 
 def _print_experiments() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from tracekit._util.table import Table
 from tracekit.cli.app import app
-from tracekit.cli.options import OUTPUT, Given, option, takes
+from tracekit.cli.options import OUTPUT, Given, takes
 from tracekit.cli.output import console, print_facts, print_results
+from tracekit.cli.rebuild import Run
 
 if TYPE_CHECKING:
     from tracekit.results.result import TraceResult
@@ -20,14 +18,8 @@ _MOST_LABELS = 40
 
 
 @app.command()
-@takes(
-    all_components=option(
-        *(False, bool, OUTPUT, ""), "List every selected component, however many.", "--all"
-    )
-)
-def show(
-    given: Given, run: Annotated[Path, typer.Argument(help="Folder that a run was saved to.")]
-) -> None:
+@takes(all_components=OUTPUT.flag("List every selected component, however many.", "--all"))
+def show(given: Given, run: Run) -> None:
     """Prints a saved run, or all runs below a folder."""
     import tracekit as tk
 

@@ -7,21 +7,18 @@ from typing import Any
 from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import (
-    COUNT,
     HOW,
     OPTIONAL_OUTPUT,
     REBUILT,
     REQUIRED,
     SEVERAL,
-    TEXTS,
     WHAT,
     Given,
-    option,
     takes,
 )
-from tracekit.cli.output import check_folder, console, recorded, write_figures
-from tracekit.cli.parsing import parse_options
-from tracekit.cli.rebuild import OF_RUN, Run, rebuild_tracer
+from tracekit.cli.output import console, recorded, write_figures
+from tracekit.cli.parsing import parse_values
+from tracekit.cli.rebuild import OF_RUN, Run, rebuild
 from tracekit.errors import ConfigError
 
 
@@ -29,18 +26,14 @@ from tracekit.errors import ConfigError
 @takes(
     *(*REBUILT, "seed", "quiet"),
     **OF_RUN,
-    other=option(
-        *(REQUIRED, list[str], WHAT, "NAME=VALUE"),
-        f"Other data as NAME=DATASET or NAME=FILE (.csv, .jsonl){SEVERAL}",
+    other=WHAT.settings(
+        f"Other data as NAME=DATASET or NAME=FILE (.csv, .jsonl){SEVERAL}", default=REQUIRED
     ),
-    other_metric=option(
-        *(None, TEXTS, HOW, "NAME=VALUE"),
-        "Metric of other data as NAME=METRIC, e.g. neutral=kl. Default: that of the run.",
+    other_metric=HOW.settings(
+        "Metric of other data as NAME=METRIC, e.g. neutral=kl. Default: that of the run."
     ),
-    other_limit=option(
-        *(None, COUNT, HOW, "N"), "Use only the first N examples of each other data.", min=1
-    ),
-    draws=option(20, int, HOW, "N", "Random sets to compare with.", min=0),
+    other_limit=HOW.count("Use only the first N examples of each other data.", min=1),
+    draws=HOW.count("Random sets to compare with.", default=20, min=0),
     output=OPTIONAL_OUTPUT.saying("Folder for the table and the figure."),
 )
 def side_effects(given: Given, run: Run) -> None:
@@ -54,15 +47,10 @@ def side_effects(given: Given, run: Run) -> None:
     unknown = [name for name in metrics if name not in named]
     if unknown:
         raise ConfigError(f"--other-metric names {unknown[0]!r}, which no --other is called.")
-    result = tk.TraceResult.load(run)
-    check_folder(run)
-    if output is not None:
-        check_folder(output)
-    tracer = rebuild_tracer(result, given)
+    result, tracer = rebuild(run, given, run, output)
     others: dict[str, Any] = {}
     for name, source in named.items():
-        pairs = tk.load_dataset(source, tracer.model)
-        pairs = pairs[:limit]
+        pairs = tk.load_dataset(source, tracer.model)[:limit]
         others[name] = (pairs, metrics[name]) if name in metrics else pairs
     side = tracer.side_effects(result, others, draws=given["draws"], seed=given["seed"])
     side.save(run)
@@ -70,7 +58,6 @@ def side_effects(given: Given, run: Run) -> None:
     recorded("side_effects", Table.of_rows(side.table))
     console.print(f"Saved in {run}/.", highlight=False, soft_wrap=True)
     if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
         write_csv(side.table, output / "side_effects.csv")
         write_figures({"side_effects": side.figure()}, output)
 
@@ -79,7 +66,7 @@ def _named(option: str, texts: list[str]) -> dict[str, str]:
     """Names and what they stand for, from `NAME=VALUE`."""
     named: dict[str, str] = {}
     for text in texts:
-        name, value = next(iter(parse_options([text], [""])[""].items()))
+        name, value = next(iter(parse_values([text]).items()))
         if name in named:
             raise ConfigError(f"{option} names {name!r} twice. Give each a name of its own.")
         named[name] = value

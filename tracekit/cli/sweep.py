@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekit.cli.app import app
-from tracekit.cli.options import COUNT, OPTIONAL_OUTPUT, OPTIONS, WORKERS, Given, takes
+from tracekit.cli.options import OPTIONAL_OUTPUT, OPTIONS, WORKERS, Given, takes
 from tracekit.cli.output import Tally, check_folder, console, print_table, progress_is_shown
 from tracekit.cli.parsing import parse_executor_options
 
@@ -26,7 +26,7 @@ _COLUMNS += ("objective", "sign", "seed", "budget", "n_selected")
 @takes(
     *(*WORKERS, "device", "quiet"),
     output=OPTIONAL_OUTPUT.saying("Folder; runs in it are not repeated. Default: the file's."),
-    max_batch_size=OPTIONS["max_batch_size"]._replace(default=None, kind=COUNT),
+    max_batch_size=OPTIONS["max_batch_size"]._replace(default=None),
 )
 def sweep(
     given: Given,
@@ -49,16 +49,14 @@ def sweep(
 
     own = inspect.signature(runs.sweep).parameters
     keys = {*own, *(field.name for field in fields(runs.Grid)), *SETUP_OPTIONS}
-    options = read_options(file, keys - {"further", "on_done", "progress", "part", "setup"})
+    allowed = keys - {"further", "on_done", "progress", "part", "setup"}
+    options = {"output": "sweep", "models": [], "datasets": [], **read_options(file, allowed)}
     quiet, part = given.pop("quiet"), given["part"]
     executor_option = given.pop("executor_option")
     options |= {name: value for name, value in given.items() if value is not None}
     if executor_option:
         typed = parse_executor_options(executor_option)
         options["executor_options"] = {**options.get("executor_options", {}), **typed}
-    options.setdefault("output", "sweep")
-    for name in ("models", "datasets"):
-        options.setdefault(name, [])
     folder = Path(options["output"])
     check_folder(folder)
     tally = Tally(quiet)

@@ -4,26 +4,12 @@ from __future__ import annotations
 
 from tracekit._util.names import MethodName, listed
 from tracekit.cli.app import app
-from tracekit.cli.options import (
-    HOW,
-    SEARCHED,
-    SEVERAL,
-    TEXTS,
-    TRACED,
-    Given,
-    build_constraint,
-    build_tracer,
-    check_data,
-    option,
-    save_config,
-    takes,
-)
+from tracekit.cli.options import HOW, SEARCHED, SEVERAL, TRACED, Given, build_search, takes
 from tracekit.cli.output import (
     check_folder,
     console,
     print_estimates,
     print_results,
-    print_tracer,
     save,
     write_figures,
 )
@@ -33,17 +19,11 @@ from tracekit.cli.parsing import goal, parse_options
 @app.command()
 @takes(
     *(*TRACED, *SEARCHED, "output", "config", "save_config_to", "seed", "dry_run", "quiet"),
-    budget=option(None, TEXTS, HOW, "SIZE", f"A count (6) or a share (0.2){SEVERAL}"),
-    target_effect=option(
-        *(None, float | None, HOW, "X"), "Instead of a budget: the effect to reach."
-    ),
-    method=option(
-        *(None, TEXTS, HOW, "NAME"),
-        f"{listed(MethodName)}{SEVERAL} Default: pgb-ct+local.",
-    ),
-    option=option(
-        *(None, TEXTS, HOW, "NAME=VALUE"),
-        f"Option of a method as name=value, e.g. lambda1=0.001 or random:draws=200{SEVERAL}",
+    budget=HOW.option(list[str], "SIZE", f"A count (6) or a share (0.2){SEVERAL}"),
+    target_effect=HOW.number("Instead of a budget: the effect to reach."),
+    method=HOW.names(f"{listed(MethodName)}{SEVERAL} Default: pgb-ct+local."),
+    option=HOW.settings(
+        f"Option of a method as name=value, e.g. lambda1=0.001 or random:draws=200{SEVERAL}"
     ),
 )
 def trace(given: Given) -> None:
@@ -60,13 +40,7 @@ def trace(given: Given) -> None:
         name: goal(given["budget"], given["target_effect"], by_method[name]) for name in methods
     }
     searches = {name: make(name, by_method[name]) for name in methods}
-    check_data(given["constraint_dataset"])
-    if not given["dry_run"]:
-        save_config(given["save_config_to"], given)
-    tracer = build_tracer(given, quiet=given["quiet"])
-    sought = {name: given[name] for name in ("objective", "sign")}
-    sought["constraint"] = build_constraint(tracer, given)
-    print_tracer(tracer)
+    tracer, sought = build_search(given)
     if given["dry_run"]:
         print_estimates(
             tracer.estimate(searches[name], **(sought | goals[name])) for name in methods

@@ -9,7 +9,7 @@ import typer
 
 from tracekit._util.table import Table
 from tracekit.cli.app import app
-from tracekit.cli.options import OPTIONS, TEXT, WHAT, Given, option, takes
+from tracekit.cli.options import OPTIONS, WHAT, Given, takes
 from tracekit.cli.output import console, load, print_facts, progress_is_shown
 from tracekit.cli.parsing import parse_loading
 from tracekit.errors import ComparisonError
@@ -19,16 +19,12 @@ from tracekit.errors import ComparisonError
 @takes(
     *("data_dir", "model_option", "device", "dtype", "max_batch_size", "quiet"),
     dataset=OPTIONS["dataset"].saying("winobias or winogender.", default="winogender"),
-    table_of=option(
-        *(None, TEXT, WHAT, "NAME"),
+    table_of=WHAT.name(
         "Model to compare with: distilgpt2, gpt2, gpt2-medium, gpt2-large or gpt2-xl. Default: its "
         "name.",
         "--as",
     ),
-    table=option(
-        *(None, Path | None, WHAT, "PATH"),
-        "A table of your own (JSON), instead of the published one.",
-    ),
+    table=WHAT.path("A table of your own (JSON), instead of the published one."),
 )
 def validate(
     given: Given, model: Annotated[str, typer.Argument(help="A hub name or a directory.")]

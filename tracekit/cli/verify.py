@@ -8,7 +8,7 @@ from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import REBUILT, Given, takes
 from tracekit.cli.output import console, print_table
-from tracekit.cli.rebuild import OF_RUN, Run, rebuild_tracer
+from tracekit.cli.rebuild import OF_RUN, Run, rebuild
 from tracekit.errors import ComparisonError
 
 if TYPE_CHECKING:
@@ -26,12 +26,10 @@ def verify(given: Given, run: Run) -> None:
     Exit code 1 if anything differs: weights by their digest, data by their fingerprint, the effect
     on each example, also held-out ones, and that of all components by their numbers.
     """
-    import tracekit as tk
     from tracekit.models import weights_digest
 
-    result = tk.TraceResult.load(run)
     # Refuses other data, and a model with another effect.
-    tracer = rebuild_tracer(result, given)
+    result, tracer = rebuild(run, given)
     allowed = _TOLERANCE * max(1.0, result.per_example.abs().max().item()) + result.noise_floor
     digests = [result.model_facts.weights_digest, weights_digest(tracer.model)]
     full = (result.full_effect, tracer.full_effect)

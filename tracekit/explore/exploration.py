@@ -285,8 +285,10 @@ class Exploration:
             yield from self._measure(members)
         yield from self.circuit_steps(members)
         prediction = self.predictions.get(members)
-        lacks_example = self.example is not None and not self._knows_examples(prediction)
-        if members not in self.unpredicted and (prediction is None or lacks_example):
+        is_enough = prediction is not None and (
+            self.example is None or prediction.is_rough or prediction.per_example is not None
+        )
+        if not is_enough and members not in self.unpredicted:
             yield from self._predict(members)
         if len(members) <= _MOST_ALONE:
             for index in members:
@@ -325,11 +327,6 @@ class Exploration:
             if complement_of(members, self.n_components) in self.measurements:
                 for _ in self.circuit_steps(members):
                     pass
-
-    def _knows_examples(self, prediction: Prediction | None) -> bool:
-        return prediction is not None and (
-            prediction.per_example is not None or prediction.is_rough
-        )
 
     def _measure(self, members: ComponentSet) -> Iterator[Event]:
         engine = self.engine
@@ -389,7 +386,7 @@ class Exploration:
                     yield Progress(members, 0, 0, None)
             prediction = Prediction(members, per_example.mean(0), per_example)
         for other, earlier in self.predictions.items():
-            self.predictions[other] = Prediction(other, earlier.gains, None, earlier.is_rough)
+            self.predictions[other] = replace(earlier, per_example=None)
         self.predictions[members] = prediction
         yield prediction
 

@@ -96,6 +96,7 @@ class Explorer(_Widget):
         exploration.measured_now(complete=True)
         self.exploration = exploration
         """The set, its history, and everything measured, without a widget."""
+        self._registry = exploration.engine.registry
         self._to_members, self._to_result, self._generate = to_members, to_result, generate
         self._version = 0
         self._asked: dict[str, Any] | None = None
@@ -114,8 +115,7 @@ class Explorer(_Widget):
     @property
     def components(self) -> list[Component]:
         """The components of the set on screen, in flat order; setting them changes the set."""
-        registry = self.exploration.engine.registry
-        return [registry[index] for index in self.exploration.members]
+        return [self._registry[index] for index in self.exploration.members]
 
     @components.setter
     def components(self, members: ComponentsLike) -> None:
@@ -125,8 +125,7 @@ class Explorer(_Widget):
     @property
     def labels(self) -> list[str]:
         """Their printed names."""
-        registry = self.exploration.engine.registry
-        return [registry.label(index) for index in self.exploration.members]
+        return [self._registry.label(index) for index in self.exploration.members]
 
     def select(self, members: ComponentsLike) -> None:
         """Changes the set, to one as in `Tracer.explain`.
@@ -155,9 +154,8 @@ class Explorer(_Widget):
     @property
     def pins(self) -> dict[Pin, list[Component]]:
         """Components of the pinned sets."""
-        registry = self.exploration.engine.registry
         pins = self.exploration.pins.items()
-        return {name: [registry[index] for index in members] for name, members in pins}
+        return {name: [self._registry[index] for index in members] for name, members in pins}
 
     # ---- what it does -----------------------------------------------------------------------
 
@@ -240,8 +238,7 @@ class Explorer(_Widget):
         """The widget and, for where none can run, a picture of the set."""
         bundle = super()._repr_mimebundle_(**kwargs)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
-        registry, members = self.exploration.engine.registry, self.exploration.members
-        picture = selection_svg(registry, members, repr(self))
+        picture = selection_svg(self._registry, self.exploration.members, repr(self))
         return {**data, "image/svg+xml": picture, "text/plain": repr(self)}, metadata
 
     # ---- between Python and the browser -------------------------------------------------------
@@ -345,15 +342,8 @@ class Explorer(_Widget):
         buffers = [as_bytes([prediction.gains])]
         if example is not None and per_example is not None:
             buffers.append(as_bytes([per_example[example]]))
-        self.send(
-            {
-                "kind": "predicted",
-                "key": set_key(prediction.members),
-                "rough": prediction.is_rough,
-                "example": example,
-            },
-            buffers,
-        )
+        said = {"key": set_key(prediction.members), "rough": prediction.is_rough}
+        self.send({"kind": "predicted", **said, "example": example}, buffers)
 
     def _tell_problem(self, members: ComponentSet, error: BaseException) -> None:
         text = printable(f"{type(error).__name__}: {error}")
@@ -384,7 +374,9 @@ def setup_of(
     subtitle = f"{registry.describe()}; {engine.metric.name}; {engine.metric.direction}"
     if source != "counterfactual":
         subtitle += f"; source {source}"
-    front = exploration.front
+    clean_y = None if clean.y is None else clean.y.exp().tolist()
+    front, keys = exploration.front, list(map(set_key, exploration.front))
+    named_front = {"name": front_name, "sizes": list(map(len, front)), "keys": keys}
     return {
         "title": printable(f"{pairs.name} data, {model_name(engine.model)} model"),
         "subtitle": printable(subtitle),
@@ -401,26 +393,15 @@ def setup_of(
         "examples": [
             {
                 "prompt": _tokens(example.prompt),
-                "other": None
-                if example.counterfactual is None
-                else _tokens(example.counterfactual),
+                "other": example.counterfactual and _tokens(example.counterfactual),
                 "source": printable(example.source),
                 "x": list(map(printable, example.x)),
                 "y": list(map(printable, example.y)),
             }
             for example in shown
         ],
-        "before": {
-            "x": clean.x.exp().tolist(),
-            "y": None if clean.y is None else clean.y.exp().tolist(),
-        },
-        "front": None
-        if not front
-        else {
-            "name": front_name,
-            "sizes": [len(members) for members in front],
-            "keys": [set_key(members) for members in front],
-        },
+        "before": {"x": clean.x.exp().tolist(), "y": clean_y},
+        "front": named_front if front else None,
     }
 
 

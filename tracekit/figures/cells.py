@@ -22,6 +22,7 @@ from tracekit.figures.style import (
     color_bar,
     finish,
     plain,
+    ticked,
     two_digits,
 )
 
@@ -125,16 +126,12 @@ def draw_panels(
                     "showgrid": False,
                 },
                 _axis("yaxis", number): {
-                    **BOX,
+                    **ticked(list(map(str, layers)), is_down=True),
                     "anchor": _axis("x", number),
-                    "range": [len(layers) - 0.5, -0.5],
                     "matches": "y" if number > 1 else None,
-                    "tickvals": list(range(len(layers))),
-                    "ticktext": list(map(str, layers)),
                     "showticklabels": number == 1,
                     "ticks": "outside" if number == 1 else "",
                     "title": {"text": "layer" if number == 1 else ""},
-                    "showgrid": False,
                 },
             }
         )
@@ -157,9 +154,7 @@ def _add_cells(
     """Cells of a panel, and at the first one a colour bar."""
     gap = 1.0 if max(len(panel.layers), len(panel.indices)) < 70 else 0.5
     drawn: list[Any] = list(figure.data)
-    is_first_with_bar = scale is not None and not any(
-        trace.type == "heatmap" and trace.showscale for trace in drawn
-    )
+    is_first = all(trace.type != "heatmap" for trace in drawn)
     spread = {"x": list(range(len(panel.indices))), "y": list(rows), "xgap": gap, "ygap": gap}
     # White under the cells of studied components that have no value.
     figure.add_heatmap(
@@ -177,7 +172,7 @@ def _add_cells(
         colorscale=[[0, "white"], [1, SELECTED]] if scale is None else scale.colors,
         zmin=0 if scale is None else scale.low,
         zmax=1 if scale is None else scale.high,
-        showscale=is_first_with_bar,
+        showscale=scale is not None and is_first,
         colorbar=None if scale is None else color_bar(scale.title, **_bar_ticks(scale)),
         **spread,
         **axes,
@@ -189,15 +184,13 @@ def _add_cells(
             for column, value in enumerate(values)
             if value is not None and value < _FAINT * scale.low
         ]
+        colors = ["white" if share > 0.6 else "black" for _, _, share in marked]
         figure.add_scatter(
             x=[column for _, column, _ in marked],
             y=[row for row, _, _ in marked],
             mode="text",
             text=["\u2212"] * len(marked),
-            textfont={
-                "size": 20,
-                "color": ["white" if share > 0.6 else "black" for _, _, share in marked],
-            },
+            textfont={"size": 20, "color": colors},
             hoverinfo="skip",
             name="below 0",
             **axes,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import BOX, TICK_SIZE, color_bar, finish, frame, plain, styles
+from tracekit.figures.style import BOX, TICK_SIZE, color_bar, finish, frame, plain, styles, ticked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,6 +53,7 @@ def lines(
     figure = go.Figure()
     for label, (color, symbol, dash) in styles(frame[chart.series]).items():
         points = frame[(frame[chart.series] == label) & frame[chart.y].notna()]
+        hover = f"{chart.title_of(label)}<br>{x_title}: %{{x:.4g}}<br>{y_title}: %{{y:.4g}}"
         figure.add_scatter(
             x=points[chart.x],
             y=points[chart.y],
@@ -60,10 +61,7 @@ def lines(
             mode="lines+markers",
             line={"color": color, "dash": dash, "width": 2},
             marker={"color": color, "symbol": symbol, "size": 8 if len(points) < 14 else 5},
-            hovertemplate=(
-                f"{chart.title_of(label)}<br>{x_title}: %{{x:.4g}}<br>{y_title}: %{{y:.4g}}"
-                "<extra></extra>"
-            ),
+            hovertemplate=f"{hover}<extra></extra>",
         )
     if reference is not None:
         figure.add_hline(
@@ -95,23 +93,15 @@ def bars(chart: Chart, *, log_y: bool = False) -> go.Figure:
     figure = go.Figure()
     for rank, (label, (color, _, _)) in enumerate(styles(frame[chart.series]).items()):
         rows = frame[frame[chart.series] == label]
+        shape = _PATTERNS[rank % len(_PATTERNS)]
+        pattern = {"shape": shape, "bgcolor": color, "fgcolor": "white"}
+        hover = f"%{{x}}<br>{chart.title_of(label)}<br>{chart.axis_titles[1]}: %{{y:.4g}}"
         figure.add_bar(
             x=rows[chart.x],
             y=rows[chart.y],
             name=plain(chart.title_of(label)),
-            marker={
-                "color": color,
-                "line": {"color": "black", "width": 1},
-                "pattern": {
-                    "shape": _PATTERNS[rank % len(_PATTERNS)],
-                    "bgcolor": color,
-                    "fgcolor": "white",
-                },
-            },
-            hovertemplate=(
-                f"%{{x}}<br>{chart.title_of(label)}<br>{chart.axis_titles[1]}: %{{y:.4g}}"
-                "<extra></extra>"
-            ),
+            marker={"color": color, "line": {"color": "black", "width": 1}, "pattern": pattern},
+            hovertemplate=f"{hover}<extra></extra>",
         )
     heights = frame[chart.y]
     is_wide = log_y and len(frame) and heights.max() > 10 * heights.min() > 0
@@ -147,10 +137,8 @@ def similarities(frame: pd.DataFrame, *, title: str, subtitle: str = "") -> go.F
             colorbar=color_bar("Jaccard"),
         )
     )
-    n = len(labels)
-    ticks = {"tickvals": list(range(n)), "ticktext": labels, "showgrid": False}
-    figure.update_xaxes(**BOX, **ticks, tickangle=-90, range=[-0.5, n - 0.5])
-    figure.update_yaxes(**BOX, **ticks, range=[n - 0.5, -0.5])
+    figure.update_xaxes(ticked(labels, tickangle=-90))
+    figure.update_yaxes(ticked(labels, is_down=True))
     return finish(figure, title, subtitle, plot=(300, 300))
 
 
@@ -222,15 +210,7 @@ def attention_map(
     figure.update_yaxes(
         **BOX, tickvals=middles, ticktext=names, range=[edges[-1], 0], showgrid=False
     )
-    longest = max(map(len, places))
-    is_upright = longest * 8.0 * len(places) > _PLOT
-    figure.update_xaxes(
-        **BOX,
-        tickvals=list(range(len(places))),
-        ticktext=list(map(plain, places)),
-        tickangle=-90 if is_upright else 0,
-        range=[-0.5, len(places) - 0.5],
-        showgrid=False,
-    )
+    is_upright = max(map(len, places)) * 8.0 * len(places) > _PLOT
+    figure.update_xaxes(ticked(list(map(plain, places)), tickangle=-90 if is_upright else 0))
     size = _PLOT, _ROW * edges[-1]
     return finish(figure, title, subtitle, plot=size, grows="rows")

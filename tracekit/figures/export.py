@@ -73,9 +73,7 @@ def write(
         figure, width=width, height=height, font_size=font_size, font=font, title=title
     )
     is_screen = width is None and height is None
-    path = as_path("path", path)
-    _write({path: resized}, scale=_PIXELS_PER_POINT if is_screen else _DPI / PER_INCH)
-    return path
+    return _write({path: resized}, _PIXELS_PER_POINT if is_screen else _DPI / PER_INCH)[0]
 
 
 def for_print(
@@ -116,24 +114,19 @@ def write_all(figures: Mapping[str | Path, go.Figure]) -> list[Path]:
         FigureExportError: Kaleido or a browser is missing, or the browser hangs; `.html` files are
             written all the same.
     """
+    return _write(figures, _PIXELS_PER_POINT)
+
+
+def _write(figures: Mapping[str | Path, go.Figure], scale: float) -> list[Path]:
     named = {as_path("path", name): figure for name, figure in figures.items()}
-    return _write(named, _PIXELS_PER_POINT)
-
-
-def _write(figures: Mapping[Path, go.Figure], scale: float) -> list[Path]:
-    images: dict[Path, go.Figure] = {}
-    for path, figure in figures.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".html":
-            _write_plotly(path.parent)
-            # The same figure is the same file: left to itself, plotly draws an id at random.
-            text = figure.to_html(include_plotlyjs="directory", div_id="figure")
-            write_beside(path, text)
-        else:
-            images[path] = figure
+    images = {path: figure for path, figure in named.items() if path.suffix != ".html"}
+    for path in [path for path in named if path not in images]:
+        _write_plotly(path.parent)
+        # The same figure is the same file: left to itself, plotly draws an id at random.
+        write_beside(path, named[path].to_html(include_plotlyjs="directory", div_id="figure"))
     if images:
         _write_images(images, scale)
-    return list(figures)
+    return list(named)
 
 
 def _write_plotly(folder: Path) -> None:
@@ -143,12 +136,10 @@ def _write_plotly(folder: Path) -> None:
     """
     script = get_plotlyjs().encode()
     path = folder / "plotly.min.js"
-    try:
-        is_there = path.read_bytes() == script
-    except OSError:
-        is_there = False
-    if not is_there:
-        write_beside(path, script)
+    with suppress(OSError):
+        if path.read_bytes() == script:
+            return
+    write_beside(path, script)
 
 
 def _write_images(images: Mapping[Path, go.Figure], scale: float) -> None:

@@ -49,9 +49,9 @@ def width_of(text: str, size: float) -> float:
 def _letter(letter: str) -> float:
     if letter in "iljtfrI.,:;'|![]() ":
         return 0.34
-    return (
-        0.86 if letter in "mwMW@%\u2026" or letter > "\u2fff" else 0.7 if letter.isupper() else 0.57
-    )
+    if letter in "mwMW@%\u2026" or letter > "\u2fff":
+        return 0.86
+    return 0.7 if letter.isupper() else 0.57
 
 
 def place(figure: go.Figure, width: float | None = None, page: float = inf) -> go.Figure:
@@ -295,15 +295,8 @@ def _legend(figure: go.Figure, plot: float, below: float, texts: float) -> float
         return 0.0
     size = layout.legend.font.size
     widest = 48 + max((width_of(name, size) for name in names), default=0.0)
-    layout.legend.update(
-        orientation="h",
-        x=0,
-        xanchor="left",
-        y=-below,
-        yanchor="top",
-        entrywidth=widest - 44,
-        entrywidthmode="pixels",
-    )
+    at = {"x": 0, "xanchor": "left", "y": -below, "yanchor": "top", "orientation": "h"}
+    layout.legend.update(**at, entrywidth=widest - 44, entrywidthmode="pixels")
     n_rows = -(-len(names) // max(1, int(plot / widest)))
     return 10 + max(1.6 * size, 17) * n_rows
 
@@ -332,11 +325,8 @@ def _thin_ticks(figure: go.Figure, width: float, height: float) -> None:
             room = size * (high - low) / abs(axis.range[1] - axis.range[0])
             font = axis.tickfont.size
             flat = max(width_of(text, font) for text in texts) + 0.4 * font
-            need = (
-                flat
-                if letter == "x" and not axis.tickangle
-                else 1.15 * font * max(map(_lines, texts))
-            )
+            tall = 1.15 * font * max(map(_lines, texts))
+            need = flat if letter == "x" and not axis.tickangle else tall
             least = room * min(b - a for a, b in pairwise(sorted(ticks)))
             if least >= _MOST_SHRUNK * need:
                 axis.tickfont.size = font * min(1.0, least / need)
@@ -360,12 +350,9 @@ def _fit_cell_texts(figure: go.Figure, width: float, height: float) -> None:
         layout: Any = figure.layout
         x, y = (layout[f"{a}axis{(trace[f'{a}axis'] or a)[1:]}"] for a in "xy")
         low, high = x.domain or (0, 1)
-        cell = (
-            width * (high - low) / abs(x.range[1] - x.range[0]),
-            height / abs(y.range[1] - y.range[0]),
-        )
-        wide = cell[0] / (1.0 if is_sign else 2.5)
-        trace.textfont.size = max(1.0, min(trace.textfont.size, 0.85 * min(wide, cell[1])))
+        wide = width * (high - low) / abs(x.range[1] - x.range[0]) / (1.0 if is_sign else 2.5)
+        tall = height / abs(y.range[1] - y.range[0])
+        trace.textfont.size = max(1.0, min(trace.textfont.size, 0.85 * min(wide, tall)))
 
 
 def resized(figure: go.Figure, texts: float) -> go.Figure:

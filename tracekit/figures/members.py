@@ -15,10 +15,12 @@ from tracekit.figures.style import (
     BOX,
     CONTROL,
     GRID,
+    QUIET,
     TICK_SIZE,
     error_bars,
     finish,
     plain,
+    ticked,
 )
 
 _BAR = 26.0
@@ -78,35 +80,25 @@ def waterfall(members: Members, *, value_title: str, title: str, subtitle: str) 
     ends = [sum(values[: rank + 1]) for rank in range(len(values))]
     total = ends[-1]
     figure = go.Figure()
+    colors = [*(ABOVE if value >= 0 else BELOW for value in values), CONTROL[0]]
     figure.add_bar(
         x=[*values, total],
         y=[*names, "all"],
         base=[0, *ends[:-1], 0],
         orientation="h",
-        marker={
-            "color": [*(ABOVE if value >= 0 else BELOW for value in values), CONTROL[0]],
-            "line": {"color": "black", "width": 1},
-        },
+        marker={"color": colors, "line": {"color": "black", "width": 1}},
         customdata=[*_texts(members), f"all members: {total:.4g}"],
         hovertemplate="%{customdata}<extra></extra>",
         width=0.72,
         showlegend=False,
     )
     bars = error_bars(values, members.low, members.high, color="black", thickness=1.4, width=4)
-    figure.add_scatter(
-        x=ends,
-        y=names,
-        mode="markers",
-        marker={"size": 1, "color": "black"},
-        error_x=bars,
-        hoverinfo="skip",
-        showlegend=False,
-    )
+    dots = {"size": 1, "color": "black"}
+    figure.add_scatter(x=ends, y=names, mode="markers", marker=dots, error_x=bars, **QUIET)
     figure.add_vline(x=0, line={"color": "black", "width": 1})
     figure.update_xaxes(**BOX, title=plain(value_title), gridcolor=GRID)
     rows = [*names, "all"]
-    ticks = {"tickvals": list(range(len(rows))), "ticktext": rows}
-    figure.update_yaxes(**BOX, **ticks, range=[len(rows) - 0.5, -0.5], showgrid=False)
+    figure.update_yaxes(ticked(rows, is_down=True))
     return finish(figure, title, subtitle, plot=(_PLOT, _BAR * len(rows)), grows="rows")
 
 
@@ -157,50 +149,53 @@ def network(
         shown.add(edge.meaning)
         is_free = all(abs(x - x0) > 0.5 or abs(y - y0) > 0.25 * row for x0, y0 in taken)
         if is_free and len(taken) < len(spots) + _MOST_VALUES:
-            _add_text(figure, f"{edge.value:+.2g}".replace("-", "\u2212"), (x, y))
+            write_at(figure, f"{edge.value:+.2g}".replace("-", "\u2212"), (x, y))
             taken.append((x, y))
     largest = max(map(abs, members.values)) or 1.0
     # The area is proportional to the value.
     sizes = [max(4.0, _LARGEST_NODE * (abs(v) / largest) ** 0.5) for v in members.values]
     for n, (name, value) in enumerate(zip(members.names, members.values, strict=True)):
         text = f"{plain(name)}<br>{value:.3g}".replace("-", "\u2212")
-        _add_text(figure, text, spots[n], yanchor="top", yshift=-sizes[n] / 2)
+        write_at(figure, text, spots[n], yanchor="top", yshift=-sizes[n] / 2)
+    colors = [ABOVE if value >= 0 else BELOW for value in members.values]
+    outline = {"line": {"color": "black", "width": 1}, "opacity": 1}
     figure.add_scatter(
         x=[spots[n][0] for n in range(len(layers))],
         y=[spots[n][1] for n in range(len(layers))],
         mode="markers",
         text=list(map(plain, members.names)),
-        marker={
-            "size": sizes,
-            "color": [ABOVE if value >= 0 else BELOW for value in members.values],
-            "line": {"color": "black", "width": 1},
-            "opacity": 1,
-        },
+        marker={"size": sizes, "color": colors, **outline},
         customdata=_texts(members),
         hovertemplate="%{customdata}<extra></extra>",
         showlegend=False,
     )
     figure.update_xaxes(visible=False, range=[-0.7, widest - 0.3])
-    figure.update_yaxes(
-        title="layer",
-        ticks="",
-        zeroline=False,
-        tickmode="array",
-        tickvals=used,
-        ticktext=list(map(str, used)),
-        range=[used[-1] + 0.6 * row, used[0] - above * row],
-        gridcolor="#e8e8e8",
-    )
+    figure.update_yaxes(layer_axis(used, used), range=[used[-1] + 0.6 * row, used[0] - above * row])
     plot = max(_PLOT, _COLUMN * widest), height + (above - 0.4) * _ROW
     figure.update_layout(showlegend=bool(edges))
     return finish(figure, title, subtitle, plot=plot)
 
 
-def _add_text(figure: go.Figure, text: str, at: tuple[float, float], **options: Any) -> None:
+def layer_axis(places: Sequence[float], layers: Sequence[int]) -> dict[str, Any]:
+    """The axis of a network, with a line at the place of each layer."""
+    ticks = {"tickmode": "array", "tickvals": places, "ticktext": list(map(str, layers))}
+    return {**ticks, "title": "layer", "ticks": "", "zeroline": False, "gridcolor": "#e8e8e8"}
+
+
+def write_at(figure: go.Figure, text: str, at: tuple[float, float], **options: Any) -> None:
     """Writes a text so that lines below it do not cross it."""
     font, ground = {"size": TICK_SIZE}, "rgba(255, 255, 255, 0.75)"
     more = {"showarrow": False, "font": font, "bgcolor": ground, "borderpad": 0, **options}
     figure.add_annotation(x=at[0], y=at[1], text=text, **more)
+
+
+def bent(
+    start: tuple[float, float], middle: tuple[float, float], end: tuple[float, float], steps: int
+) -> list[tuple[float, float]]:
+    """Points of a line from start to end that is bent towards a middle."""
+    weights = [((1 - t) ** 2, 2 * t * (1 - t), t**2) for t in (n / steps for n in range(steps + 1))]
+    x, y = zip(start, middle, end, strict=True)
+    return [(a * x[0] + b * x[1] + c * x[2], a * y[0] + b * y[1] + c * y[2]) for a, b, c in weights]
 
 
 def _curve(
@@ -212,9 +207,8 @@ def _curve(
     # layer, beside those between layers.
     over = 0.5 + 0.22 * abs(x1 - x0) if y0 == y1 else 0.18 * (x1 - x0)
     middle = (x0 + x1) / 2 + 0.18 * (y1 - y0) / row, (y0 + y1) / 2 - over * row
-    steps = [step / 16 for step in range(17)]
-    x = [(1 - t) ** 2 * x0 + 2 * t * (1 - t) * middle[0] + t**2 * x1 for t in steps]
-    y = [(1 - t) ** 2 * y0 + 2 * t * (1 - t) * middle[1] + t**2 * y1 for t in steps]
+    points = bent(start, middle, end, 16)
+    x, y = map(list, zip(*points, strict=True))
     width = _WIDEST_EDGE * abs(edge.value) / strongest
     line = {
         "color": ABOVE if edge.value > 0 else BELOW,
@@ -222,4 +216,4 @@ def _curve(
         "dash": "dash" if not edge.is_sure else "solid" if edge.value > 0 else "dot",
     }
     texts = {"hoverinfo": "text", "text": edge.hover, "name": edge.meaning}
-    return {"x": x, "y": y, "mode": "lines", "line": line, **texts}, (x[8], y[8])
+    return {"x": x, "y": y, "mode": "lines", "line": line, **texts}, points[8]

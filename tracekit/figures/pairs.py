@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from tracekit.figures.style import (
     BOX,
+    QUIET,
     TICK_SIZE,
     UNSTUDIED,
     color_bar,
@@ -58,6 +59,7 @@ def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
     """Draws a map: red above 0, blue below."""
     n, bound = len(pairs.labels), pairs.bound
     largest = max((abs(v) for row in pairs.values for v in row if v is not None), default=0.0)
+    ticks = _ticks_beyond(bound) if largest > bound * (1 + 1e-6) else {}
     figure = go.Figure(
         go.Heatmap(
             z=pairs.values,
@@ -71,12 +73,7 @@ def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
             zmax=bound,
             xgap=0.5 if n > 40 else 1,
             ygap=0.5 if n > 40 else 1,
-            colorbar=color_bar(
-                "interaction",
-                pairs.note,
-                exponentformat="power",
-                **(_ticks_beyond(bound) if largest > bound * (1 + 1e-6) else {}),
-            ),
+            colorbar=color_bar("interaction", pairs.note, exponentformat="power", **ticks),
         )
     )
     _mark(figure, pairs)
@@ -91,10 +88,8 @@ def _ticks_beyond(bound: float) -> Mapping[str, Sequence[object]]:
     """Ticks of a colour bar whose ends say that values lie beyond."""
     ticks = [-bound, -bound / 2, 0, bound / 2, bound]
     texts = list(map(two_digits, ticks))
-    return {
-        "tickvals": ticks,
-        "ticktext": [f"\u25bc {texts[0]}", *texts[1:4], f"\u25b2 {texts[4]}"],
-    }
+    shown = [f"\u25bc {texts[0]}", *texts[1:4], f"\u25b2 {texts[4]}"]
+    return {"tickvals": ticks, "ticktext": shown}
 
 
 def _mark(figure: go.Figure, pairs: PairMap) -> None:
@@ -105,17 +100,15 @@ def _mark(figure: go.Figure, pairs: PairMap) -> None:
         return "white" if abs(pairs.values[cell[0]][cell[1]] or 0) > 0.6 * pairs.bound else "black"
 
     signed, dotted = list(pairs.signed), list(pairs.dotted)
-    quiet = {"hoverinfo": "skip", "showlegend": False}
+    sign_size = max(9, min(18, round(0.9 * _PLOT / n)))
+    dot_size = max(3, min(7, round(_PLOT / n / 6)))
     figure.add_scatter(
         x=[j for _, j in signed],
         y=[i for i, _ in signed],
         text=["+" if (pairs.values[i][j] or 0) > 0 else "\u2212" for i, j in signed],
         mode="text",
-        textfont={
-            "size": max(9, min(18, round(0.9 * _PLOT / n))),
-            "color": list(map(color, signed)),
-        },
-        **quiet,
+        textfont={"size": sign_size, "color": list(map(color, signed))},
+        **QUIET,
     )
     for cells, symbol in ((dotted, "circle"), (list(pairs.ringed), "circle-open")):
         if cells:
@@ -123,12 +116,8 @@ def _mark(figure: go.Figure, pairs: PairMap) -> None:
                 x=[j + 0.32 for _, j in cells],
                 y=[i - 0.32 for i, _ in cells],
                 mode="markers",
-                marker={
-                    "symbol": symbol,
-                    "size": max(3, min(7, round(_PLOT / n / 6))),
-                    "color": list(map(color, cells)),
-                },
-                **quiet,
+                marker={"symbol": symbol, "size": dot_size, "color": list(map(color, cells))},
+                **QUIET,
             )
 
 

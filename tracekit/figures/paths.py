@@ -9,13 +9,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import (
-    ABOVE,
-    BELOW,
-    TICK_SIZE,
-    finish,
-    plain,
-)
+from tracekit.figures.members import bent, layer_axis, write_at
+from tracekit.figures.style import ABOVE, BELOW, TICK_SIZE, finish, plain
 
 _PLOT = 400.0
 """Width of the plot, in pixels."""
@@ -26,6 +21,8 @@ _BOX = (58.0, 24.0)
 _COLUMNS = (0.14, 0.74, 0.44, 0.94, 0.29, 0.59)
 """Where members stand one after the other, as shares of the width, so that arrows spread."""
 _WIDEST = 6.0
+_GROUND = "rgba(255, 255, 255, 0.85)"
+"""Colour below texts."""
 _Line = list[tuple[float, float]]
 
 
@@ -75,9 +72,10 @@ def path_network(
         figure.add_scatter(**head, showlegend=False)
         shown.add(name)
     for arrow, points in zip(arrows, lines, strict=True):
-        _write(figure, arrow.letter, points[-4], xshift=-7)
+        write_at(figure, arrow.letter, points[-4], xshift=-7, bgcolor=_GROUND)
     for name, spot in zip(names, spots, strict=True):
-        _write(figure, plain(name), spot, bordercolor="black", borderwidth=1, borderpad=3)
+        frame = {"bordercolor": "black", "borderwidth": 1, "borderpad": 3}
+        write_at(figure, plain(name), spot, bgcolor=_GROUND, **frame)
     ticks: list[int] = []
     for layer in dict.fromkeys(map(int, used)):
         # As many as have room.
@@ -85,16 +83,8 @@ def path_network(
             ticks.append(layer)
     bottom, top = (end(y for _, y in spots) for end in (min, max))
     figure.update_xaxes(visible=False, range=[0, _PLOT])
-    figure.update_yaxes(
-        title="layer",
-        ticks="",
-        zeroline=False,
-        tickmode="array",
-        tickvals=[(layer - used[0]) * scale for layer in ticks],
-        ticktext=list(map(str, ticks)),
-        range=[bottom - 16, top + 16],
-        gridcolor="#e8e8e8",
-    )
+    places = [(layer - used[0]) * scale for layer in ticks]
+    figure.update_yaxes(layer_axis(places, ticks), range=[bottom - 16, top + 16])
     plot = _PLOT, top - bottom + 32
     figure.update_layout(showlegend=bool(arrows))
     return finish(figure, title, subtitle, plot=plot)
@@ -131,16 +121,7 @@ def _lines(arrows: Sequence[Arrow], spots: Sequence[tuple[float, float]]) -> lis
         x1, y0, y1 = x1 + 0.9 * _BOX[0] * share, y0 + _BOX[1] / 2, y1 - _BOX[1] / 2 - 5
         # Bent, the further the longer it is, so that it passes by nodes in between.
         middle = (x0 + x1) / 2 + 0.12 * (y1 - y0) * (1 if x0 <= x1 else -1), (y0 + y1) / 2
-        steps = [step / 24 for step in range(25)]
-        lines.append(
-            [
-                (
-                    (1 - t) ** 2 * x0 + 2 * t * (1 - t) * middle[0] + t**2 * x1,
-                    (1 - t) ** 2 * y0 + 2 * t * (1 - t) * middle[1] + t**2 * y1,
-                )
-                for t in steps
-            ]
-        )
+        lines.append(bent((x0, y0), middle, (x1, y1), 24))
     return lines
 
 
@@ -162,13 +143,4 @@ def _traces(arrow: Arrow, points: _Line, strongest: float) -> tuple[dict[str, An
     return (
         {"x": x, "y": y, "mode": "lines", "line": line, **texts},
         {"x": x[-1:], "y": y[-1:], "mode": "markers", "marker": head, **texts},
-    )
-
-
-def _write(figure: go.Figure, text: str, at: tuple[float, float], **more: Any) -> None:
-    """A text on a ground that lines do not cross."""
-    font, ground = {"size": TICK_SIZE}, "rgba(255, 255, 255, 0.85)"
-    at_spot = {"x": at[0], "y": at[1], "showarrow": False}
-    figure.add_annotation(
-        text=text, font=font, bgcolor=ground, **at_spot, **{"borderpad": 0, **more}
     )

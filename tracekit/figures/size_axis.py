@@ -8,7 +8,10 @@ from math import log10
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import TICK_SIZE, error_bars, finish, frame, plain
+from tracekit.figures.style import QUIET, TICK_SIZE, error_bars, finish, frame, plain
+
+_UNSEEN = {"mode": "markers", "marker_opacity": 0, **QUIET}
+"""Of points that only make room."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,12 +62,7 @@ def size_lines(
     """
     figure = go.Figure()
     for line in lines:
-        _add(
-            figure,
-            line,
-            n_components,
-            from_origin=line.is_hollow and len(line.sizes) > 1 and not log_y,
-        )
+        _add(figure, line, n_components, has_origin=not log_y)
     figure.update_xaxes(title_text="number of components", rangemode="tozero")
     figure.update_yaxes(title_text=value_title, rangemode="tozero", exponentformat="power")
     if full is None:
@@ -80,9 +78,9 @@ def size_lines(
     return finish(figure, title, subtitle)
 
 
-def _add(figure: go.Figure, line: Line, n: int, *, from_origin: bool) -> None:
+def _add(figure: go.Figure, line: Line, n: int, *, has_origin: bool) -> None:
     color, symbol, dash = line.style
-    bars = None
+    stroke, bars = {"color": color, "dash": dash, "width": 2}, None
     if line.low is not None and line.high is not None:
         bars = error_bars(line.values, line.low, line.high, color=color, thickness=1, width=3)
         if line.is_band:
@@ -94,18 +92,11 @@ def _add(figure: go.Figure, line: Line, n: int, *, from_origin: bool) -> None:
                 opacity=0.2,
                 line={"width": 0},
                 mode="lines",
-                hoverinfo="skip",
-                showlegend=False,
+                **QUIET,
             )
-    if from_origin:
-        figure.add_scatter(
-            x=[0, line.sizes[0]],
-            y=[0, line.values[0]],
-            mode="lines",
-            line={"color": color, "dash": dash, "width": 2},
-            hoverinfo="skip",
-            showlegend=False,
-        )
+    if line.is_hollow and len(line.sizes) > 1 and has_origin:
+        start = {"x": [0, line.sizes[0]], "y": [0, line.values[0]]}
+        figure.add_scatter(**start, mode="lines", line=stroke, **QUIET)
     few, many = (9, 6) if line.is_hollow else (8, 5)
     marker = {"color": color, "symbol": symbol, "size": few if len(line.sizes) < 14 else many}
     if line.is_hollow:
@@ -116,7 +107,7 @@ def _add(figure: go.Figure, line: Line, n: int, *, from_origin: bool) -> None:
         name=plain(line.name),
         legendrank=1000 + line.rank,
         mode=line.mode,
-        line={"color": color, "dash": dash, "width": 2},
+        line=stroke,
         marker=marker,
         error_y=None if line.is_band else bars,
         customdata=[
@@ -137,9 +128,7 @@ def _add_full(figure: go.Figure, n: int, full: float) -> None:
         annotation_font_size=TICK_SIZE,
     )
     # A point without colour beyond the line leaves room for its name.
-    figure.add_scatter(
-        x=[0], y=[1.12 * full], mode="markers", marker_opacity=0, hoverinfo="skip", showlegend=False
-    )
+    figure.add_scatter(x=[0], y=[1.12 * full], **_UNSEEN)
 
 
 def _add_share_axis(figure: go.Figure, n: int, largest: int) -> None:
@@ -147,25 +136,8 @@ def _add_share_axis(figure: go.Figure, n: int, largest: int) -> None:
     step = next((s for s in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 25) if 100 * largest / n <= 6 * s), 20)
     shares = [step * k for k in range(1, int(100 * largest / n / step + 1e-9) + 1)]
     # An axis without a trace is not drawn.
-    figure.add_scatter(
-        x=[0],
-        y=[0],
-        xaxis="x2",
-        mode="markers",
-        marker_opacity=0,
-        showlegend=False,
-        hoverinfo="skip",
-    )
-    figure.update_layout(
-        xaxis2={
-            "overlaying": "x",
-            "matches": "x",
-            "side": "top",
-            "tickvals": [share * n / 100 for share in shares],
-            "ticktext": [f"{share:g} %" for share in shares],
-            "ticks": "outside",
-            "linecolor": "black",
-            "showgrid": False,
-            "zeroline": False,
-        }
-    )
+    figure.add_scatter(x=[0], y=[0], xaxis="x2", **_UNSEEN)
+    places, texts = [share * n / 100 for share in shares], [f"{share:g} %" for share in shares]
+    ticks = {"tickvals": places, "ticktext": texts, "ticks": "outside"}
+    line = {"linecolor": "black", "showgrid": False, "zeroline": False}
+    figure.update_layout(xaxis2={"overlaying": "x", "matches": "x", "side": "top", **ticks, **line})

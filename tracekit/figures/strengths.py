@@ -16,6 +16,7 @@ from tracekit.figures.style import (
     error_bars,
     finish,
     plain,
+    ticked,
 )
 
 _ROW = 62.0
@@ -79,16 +80,8 @@ def strengths(
     for number, row in enumerate(rows):
         if row.beside:
             figure.add_annotation(**note, yref="y", y=number, align="left", text=row.beside)
-    names = [plain(row.name) for row in rows]
-    metrics = [plain(row.metric) for row in rows]
-    figure.update_yaxes(
-        **BOX,
-        tickmode="array",
-        tickvals=list(range(n)),
-        ticktext=[f"{name}<br>{metric}" for name, metric in zip(names, metrics, strict=True)],
-        range=[n - 0.5, -0.5],
-        showgrid=False,
-    )
+    texts = [f"{plain(row.name)}<br>{plain(row.metric)}" for row in rows]
+    figure.update_yaxes(ticked(texts, is_down=True, tickmode="array"))
     figure.update_xaxes(**BOX, title=value_title, gridcolor=GRID)
     largest = max([*ends[2], *(x for x, _ in controls)])
     figure.update_xaxes(range=[-0.04 * largest, 1.06 * largest])

@@ -55,6 +55,8 @@ EXPLORER_COLORS = (
     "--plus: #ff8c3b; --minus: #4fb3f2; --mark: #7a5c00; --problem: #ff9c9c; --panel: #2b2b2b;",
 )
 """Those of the explorer in light and in dark surroundings, as CSS."""
+QUIET: dict[str, Any] = {"hoverinfo": "skip", "showlegend": False}
+"""Of marks that say nothing at the pointer and in the legend."""
 CONTROL = ("#7F7F7F", "x", "dashdot")
 """Colour, marker and dash of random controls."""
 OTHER_SETS = ("#000000", "triangle-down-open")
@@ -118,6 +120,13 @@ def color_bar(title: str, note: str = "", **more: Any) -> dict[str, Any]:
     }
 
 
+def ticked(texts: Sequence[str], *, is_down: bool = False, **more: Any) -> dict[str, Any]:
+    """A framed axis with a text at 0, 1, 2 and so on, from the top if `is_down`."""
+    ends = [-0.5, len(texts) - 0.5]
+    ticks = {"tickvals": list(range(len(texts))), "ticktext": list(texts), "showgrid": False}
+    return {**BOX, **ticks, "range": ends[::-1] if is_down else ends, **more}
+
+
 def two_digits(value: float) -> str:
     """Two digits of a number, without zeros that a narrow place has no room for."""
     return f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e").replace("-", "\u2212")
@@ -164,6 +173,7 @@ def finish(
         columns: Of cells, how many a panel has; 0 for bars.
         widest: Pixels that the figure is wide at most; 0: as wide as the plot needs.
     """
+    size = {"plot": plot, "grows": grows, "columns": columns, "widest": widest}
     for update, standoff in ((figure.update_xaxes, 8), (figure.update_yaxes, 10)):
         update(title_font_size=FONT["size"], tickfont_size=TICK_SIZE)
         update({"title.standoff": standoff}, lambda axis: axis.title.standoff is None)
@@ -180,14 +190,6 @@ def finish(
         font=FONT,
         legend_font_size=TICK_SIZE,
         margin_autoexpand=bool(figure.layout.yaxis.automargin),  # type: ignore[attr-defined]
-        meta={
-            "plot": plot,
-            "grows": grows,
-            "columns": columns,
-            "widest": widest,
-            "texts": 1.0,
-            "marks": 1.0,
-            "ticks": {},
-        },
+        meta={**size, "texts": 1.0, "marks": 1.0, "ticks": {}},
     )
     return place(figure)

@@ -164,7 +164,5 @@ def _replacements(attention: Any) -> dict[str, Callable[..., Any]]:
         with _SoftmaxMode(attention.hook_attn_scores, attention.hook_pattern):
             return kind.forward(attention, *args, **kwargs)
 
-    def fire(hook: Any, value: Tensor, name: str) -> Tensor:
-        return value  # Both have fired within.
-
-    return {"forward": forward, "_fire_post_hoc_hook": fire}
+    # Both have fired within.
+    return {"forward": forward, "_fire_post_hoc_hook": lambda hook, value, name: value}

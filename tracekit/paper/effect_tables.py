@@ -17,6 +17,7 @@ from tracekit.paper.experiment import (
     PaperTable,
     Report,
     Setting,
+    case_of,
     effects_frame,
     notes_on_sameness,
     on_all_examples,
@@ -74,21 +75,17 @@ _plan_neurons = partial(_plan, "mlp-outputs", NEURONS)
 def _table(published: str, setting: Setting, runs: list[Run]) -> Report:
     """The report of a table; `published` is its name among the published numbers."""
     frame = effects_frame(setting, runs, published)
-    return Report(
-        tables={"effects": _long(frame), "summary": _wide(frame)},
-        notes=notes_on_sameness(setting, frame, has_heads=published == "heads"),
-    )
-
-
-def _long(frame: Any) -> PaperTable:
-    """A row per budget, with spreads, held-out effects and costs."""
-    return PaperTable(
+    long = PaperTable(
         frame=frame,
         caption="Effect, its spread (95 per cent of resamples of the examples) and passes.",
         columns=["dataset", "model", "method", "budget", "effect", "low", "high", "held_out"],
         best=["effect"],
         groups=["dataset", "model", "budget"],
         brief=False,
+    )
+    return Report(
+        tables={"effects": long, "summary": _wide(frame)},
+        notes=notes_on_sameness(setting, frame, has_heads=published == "heads"),
     )
 
 
@@ -180,52 +177,35 @@ def _similarity_rows(setting: Setting, job: Job, matrix: Any) -> Any:
     for first, second in combinations(matrix.columns, 2):
         similarity = matrix.loc[first, second]
         paper = jaccard_of.get(frozenset((first, second)))
-        rows.append(
-            {
-                "first": first,
-                "second": second,
-                "jaccard": similarity,
-                "published": paper,
-                "difference": None if paper is None else similarity - paper,
-            }
-        )
+        difference = None if paper is None else similarity - paper
+        rows.append((first, second, similarity, paper, difference))
     columns = ["first", "second", "jaccard", "published", "difference"]
     return pd.DataFrame(rows, columns=columns)
 
 
 def _fig_neurons(setting: Setting, runs: list[Run]) -> Report:
     figures_by_name, rows = _curves(runs), []
-    for case, case_runs in _cases(runs).items():
-        case_rows = []
-        for run in case_runs:
-            result = _result_at(run, 0.05)
-            per_layer = result.to_frame().groupby("layer")["selected"].sum()
-            case_rows += [
-                {
-                    "dataset": run.job.dataset,
-                    "model": run.job.model,
-                    "method": run.job.label,
-                    "layer": layer,
-                    "share": count / result.n_selected,
-                }
-                for layer, count in per_layer.items()
-            ]
-        rows += case_rows
-        job = case_runs[0].job
+    for run in on_all_examples(runs):
+        result = _result_at(run, 0.05)
+        per_layer = result.to_frame().groupby("layer")["selected"].sum()
+        rows += [
+            {**case_of(run), "layer": layer, "share": count / result.n_selected}
+            for layer, count in per_layer.items()
+        ]
+    frame: Any = pd.DataFrame(rows)
+    for (dataset, model), part in frame.groupby(["dataset", "model"], sort=False):
         chart = figures.Chart(
-            frame=pd.DataFrame(case_rows),
+            frame=part,
             x="layer",
             y="share",
             series="method",
             title_of=title_of,
             axis_titles=("layer", "share of the selected neurons"),
-            title=f"{job.dataset} data, {job.model} model",
+            title=f"{dataset} data, {model} model",
             subtitle="5 % of the neurons",
         )
-        figures_by_name[f"layers-{case}"] = figures.bars(chart)
-    table = PaperTable(
-        frame=pd.DataFrame(rows), caption="Share of the selected neurons that lie in each layer."
-    )
+        figures_by_name[f"layers-{model}-{dataset}"] = figures.bars(chart)
+    table = PaperTable(frame=frame, caption="Share of the selected neurons that lie in each layer.")
     return Report(
         tables={"layers": table},
         figures=figures_by_name,
@@ -326,7 +306,6 @@ EXPERIMENTS = (
     Experiment(
         name="fig-heads",
         about="effect against number of heads; heads selected at 20 %; similarity of methods",
-        models=("GPT2-small",),
         datasets=("winogender", "winobias"),
         plan=_plan_heads,
         report=_fig_heads,
@@ -342,7 +321,6 @@ EXPERIMENTS = (
     Experiment(
         name="fig-neurons",
         about="effect against number of neurons; share of selected neurons per layer: Professions",
-        models=("GPT2-small",),
         datasets=("professions",),
         plan=_plan_neurons,
         report=_fig_neurons,
@@ -358,7 +336,6 @@ EXPERIMENTS = (
     Experiment(
         name="fig-facts",
         about="effect against number of neurons; share of selected neurons per layer: CounterFact",
-        models=("GPT2-small",),
         datasets=("counterfact",),
         plan=_plan_neurons,
         report=_fig_neurons,

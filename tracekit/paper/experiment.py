@@ -117,7 +117,6 @@ class PaperTable:
     def save(self, folder: Path, name: str) -> list[Path]:
         """Writes `name.csv` and `name.tex`; returns both paths."""
         paths = [folder / f"{name}.csv", folder / f"{name}.tex"]
-        folder.mkdir(parents=True, exist_ok=True)
         write_csv(self.frame, paths[0])
         write_beside(paths[1], self.latex())
         return paths
@@ -142,7 +141,7 @@ class Experiment:
     name: str
     about: str
     """One line for lists."""
-    models: Sequence[str]
+    models: Sequence[str] = ("GPT2-small",)
     """Titles of the paper's models."""
     datasets: Sequence[str]
     """The paper's data sets."""
@@ -272,28 +271,27 @@ def on_all_examples(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run.job.held_out is None]
 
 
+def case_of(run: Run) -> dict[str, Any]:
+    """What a row of a table is about."""
+    return {"dataset": run.job.dataset, "model": run.job.model, "method": run.job.label}
+
+
 def effects_frame(setting: Setting, runs: Sequence[Run], table: str | None = None) -> Any:
     """A pandas DataFrame with a row per model, data set, method and budget.
 
     The runs are searches, with and without held-out examples. Beside their effects stand those of a
     table of the paper: `heads`, `neurons` or `facts`.
     """
-    held_out_runs = {
-        (run.job.model, run.job.dataset, run.job.label): run
-        for run in runs
-        if run.job.held_out is not None
-    }
+    held_out_runs = [run for run in runs if run.job.held_out is not None]
     rows = []
     for run in on_all_examples(runs):
-        job = run.job
-        counterpart = held_out_runs.get((job.model, job.dataset, job.label))
+        job, case = run.job, case_of(run)
+        counterpart = next((each for each in held_out_runs if case_of(each) == case), None)
         for rank, result in enumerate(run.curve):
             share = job.budgets[rank] if job.budgets else float("nan")
             rows.append(
                 {
-                    "dataset": job.dataset,
-                    "model": job.model,
-                    "method": job.label,
+                    **case_of(run),
                     "share": float(share) if share < 1 else share / result.n_components,
                     "budget": result.budget,
                     "n_selected": result.n_selected,
@@ -315,15 +313,11 @@ def effects_frame(setting: Setting, runs: Sequence[Run], table: str | None = Non
 
 def _held_out_columns(result: TraceResult | None) -> dict[str, float | None]:
     """Effects of a set that was selected without the held-out examples, if there is one."""
+    names = ("chosen_without", "held_out", "held_out_low", "held_out_high")
     if result is None:
-        return dict.fromkeys(("chosen_without", "held_out", "held_out_low", "held_out_high"))
-    low, high = result.held_out_interval or (None, None)
-    return {
-        "chosen_without": result.effect,
-        "held_out": result.held_out_effect,
-        "held_out_low": low,
-        "held_out_high": high,
-    }
+        return dict.fromkeys(names)
+    ends = result.held_out_interval or (None, None)
+    return dict(zip(names, (result.effect, result.held_out_effect, *ends), strict=True))
 
 
 def _with_published(setting: Setting, frame: Any, table: str) -> Any:

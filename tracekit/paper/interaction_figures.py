@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -15,6 +16,7 @@ from tracekit.paper.experiment import (
     PaperTable,
     Report,
     Setting,
+    case_of,
     data_options,
     on_all_examples,
     trace_job,
@@ -102,22 +104,14 @@ def _plan_binding(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
     other_split = {"split": "test"} if dataset == "variable-binding" else {}
     count = model.count("head-outputs+mlp-blocks")
     sizes = [size for size in _SIZES if count is None or size <= count]
+    accuracy_on = {
+        name: data_options(setting, model, dataset, {"desideratum": name, **other_split})
+        for name in ("value", "operation")
+    }
+    search = partial(trace_job, setting, model, dataset, "head-outputs+mlp-blocks")
+    both = {"desideratum": "both"}
     return [
-        trace_job(
-            setting,
-            model,
-            dataset,
-            "head-outputs+mlp-blocks",
-            method,
-            sizes,
-            data_options={"desideratum": "both"},
-            accuracy_on={
-                intervention: data_options(
-                    setting, model, dataset, {"desideratum": intervention, **other_split}
-                )
-                for intervention in ("value", "operation")
-            },
-        )
+        search(method, sizes, data_options=both, accuracy_on=accuracy_on)
         for method in setting.methods or ["pgb-ct"]
     ]
 
@@ -132,9 +126,7 @@ def _report_binding(setting: Setting, runs: list[Run]) -> Report:
         for rank, result in enumerate(run.curve):
             rows += [
                 {
-                    "dataset": job.dataset,
-                    "model": job.model,
-                    "method": job.label,
+                    **case_of(run),
                     "budget": result.budget,
                     "n_selected": result.n_selected,
                     "intervention": intervention,
@@ -147,10 +139,9 @@ def _report_binding(setting: Setting, runs: list[Run]) -> Report:
             if result.budget in _LISTED_SIZES:
                 figures_by_name[f"selected-{case}-{result.budget}"] = result.heatmap()
                 sets.append(_set_row(setting, job, result))
-        run_key = (job.dataset, job.model, job.label)
-        run_rows = [r for r in rows if (r["dataset"], r["model"], r["method"]) == run_key]
+        of_run = case_of(run).items()
         chart = figures.Chart(
-            frame=pd.DataFrame(run_rows),
+            frame=pd.DataFrame([row for row in rows if of_run <= row.items()]),
             x="budget",
             y="accuracy",
             series="intervention",
@@ -159,12 +150,10 @@ def _report_binding(setting: Setting, runs: list[Run]) -> Report:
             subtitle="answers to the counterfactual values; answers kept under the other operation",
         )
         figures_by_name[f"accuracy-{case}"] = figures.lines(chart)
+    caption = "Accuracy under value and operation interventions."
     return Report(
         tables={
-            "accuracy": PaperTable(
-                frame=pd.DataFrame(rows),
-                caption="Accuracy under value and operation interventions.",
-            ),
+            "accuracy": PaperTable(frame=pd.DataFrame(rows), caption=caption),
             "selected": PaperTable(frame=pd.DataFrame(sets), caption="Selected heads and blocks."),
         },
         figures=figures_by_name,
@@ -255,7 +244,6 @@ EXPERIMENTS = (
     Experiment(
         name="fig-nonadditivity",
         about="pairwise maps: heads of three layers on WinoBias, MLP layers on Professions",
-        models=("GPT2-small",),
         datasets=("winobias", "professions"),
         plan=_plan_pairs,
         report=_report_pairs,

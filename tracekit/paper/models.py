@@ -43,22 +43,18 @@ class PaperModel(ModelSizes):
         return "llama" in self.title.lower()
 
 
-def _paper_model(hub: str, title: str, n_layers: int, n_heads: int, d_model: int) -> PaperModel:
-    return PaperModel(hub=hub, title=title, n_layers=n_layers, n_heads=n_heads, d_model=d_model)
-
-
 PAPER_MODELS: Mapping[str, PaperModel] = {
-    model.title: model
-    for model in (
-        _paper_model("distilgpt2", "DistilGPT2", 6, 12, 768),
-        _paper_model("gpt2", "GPT2-small", 12, 12, 768),
-        _paper_model("gpt2-medium", "GPT2-medium", 24, 16, 1024),
-        _paper_model("gpt2-large", "GPT2-large", 36, 20, 1280),
-        _paper_model("gpt2-xl", "GPT2-xl", 48, 25, 1600),
-        _paper_model("Qwen/Qwen3-1.7B", "Qwen3-1.7B", 28, 16, 2048),
-        _paper_model("meta-llama/Llama-3.2-1B", "Llama-3.2-1B", 16, 32, 2048),
-        _paper_model("huggyllama/llama-7b", "LLaMA-7B", 32, 32, 4096),
-        _paper_model("huggyllama/llama-13b", "LLaMA-13B", 40, 40, 5120),
+    title: PaperModel(hub=hub, title=title, n_layers=n_layers, n_heads=n_heads, d_model=d_model)
+    for hub, title, n_layers, n_heads, d_model in (
+        ("distilgpt2", "DistilGPT2", 6, 12, 768),
+        ("gpt2", "GPT2-small", 12, 12, 768),
+        ("gpt2-medium", "GPT2-medium", 24, 16, 1024),
+        ("gpt2-large", "GPT2-large", 36, 20, 1280),
+        ("gpt2-xl", "GPT2-xl", 48, 25, 1600),
+        ("Qwen/Qwen3-1.7B", "Qwen3-1.7B", 28, 16, 2048),
+        ("meta-llama/Llama-3.2-1B", "Llama-3.2-1B", 16, 32, 2048),
+        ("huggyllama/llama-7b", "LLaMA-7B", 32, 32, 4096),
+        ("huggyllama/llama-13b", "LLaMA-13B", 40, 40, 5120),
     )
 }
 """By title."""

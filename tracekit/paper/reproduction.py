@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -196,10 +197,7 @@ def _check_options(experiments: Sequence[Experiment], setting: Setting) -> None:
         if job.method
         for each in fields(METHODS[job.method])  # type: ignore[arg-type]
     }
-    for given, allowed in (
-        (setting.data_options, of_data),
-        (setting.method_options, of_methods),
-    ):
+    for given, allowed in ((setting.data_options, of_data), (setting.method_options, of_methods)):
         for option in given:
             if option not in allowed:
                 raise UnknownOptionError(option, allowed or {"none"})
@@ -218,7 +216,6 @@ def _write(reproduction: Reproduction, report: Report, runs: Sequence[Run]) -> N
     lines += _left_out(runs)
     lines += [f"- Skipped: {reason}" for reason in reproduction.reasons]
     lines += ["", "Runs:", "", *(f"- {RUN_FOLDERS}/{run.folder.name}" for run in runs)]
-    folder.mkdir(parents=True, exist_ok=True)
     write_beside(folder / "notes.md", "\n".join(lines) + "\n")
 
 
@@ -250,8 +247,6 @@ def _write_images(reproductions: Sequence[Reproduction]) -> None:
         if reproduction.report is not None
         for name, figure in reproduction.report.figures.items()
     }
-    try:
+    # The HTML files are written.
+    with suppress(FigureExportError):
         figures.write_all(figures_by_path)
-    except FigureExportError:
-        # The HTML files are written.
-        return

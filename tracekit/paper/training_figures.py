@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
+
+import pandas as pd
 
 from tracekit import figures
 from tracekit.paper.effect_tables import HEADS
@@ -12,6 +15,7 @@ from tracekit.paper.experiment import (
     PaperTable,
     Report,
     Setting,
+    case_of,
     effects_frame,
     trace_job,
     with_held_out,
@@ -24,8 +28,10 @@ from tracekit.search import title_of
 
 _LAMBDA = 1e-3
 """Of the ablation and of the curves over epochs."""
-_SWEEP = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-"""Values of lambda1 in `fig-mask`."""
+_SWEEP = [("pgb-ct", x) for x in (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)]
+"""Methods and values of lambda1 in `fig-mask`."""
+_COMPARED = [("pgb-ct", 1e-4), ("pgb-ct", 1e-3), ("dcm", 1e-5)]
+"""Those in `fig-dcm`."""
 _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "pgb-ct": ("pgb-ct", {}),
     "without |m|": ("pgb-ct", {"lambda1": 0.0, "lambda2": _LAMBDA}),
@@ -37,17 +43,9 @@ _NOTE = "The paper shows this as a figure; there are no published numbers to set
 
 
 def _plan_ablation(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
+    search = partial(trace_job, setting, model, dataset, "attention-patterns")
     jobs = [
-        trace_job(
-            setting,
-            model,
-            dataset,
-            "attention-patterns",
-            method,
-            HEADS,
-            variant=variant,
-            options=options,
-        )
+        search(method, HEADS, variant=variant, options=options)
         for variant, (method, options) in _VARIANTS.items()
     ]
     return with_held_out(setting, jobs)
@@ -81,30 +79,14 @@ def _report_ablation(setting: Setting, runs: list[Run]) -> Report:
     return Report(tables={"ablation": table}, figures=figures_by_name, notes=[_NOTE])
 
 
-def _training_job(
-    setting: Setting, model: ModelAt, dataset: str, method: str, variant: str, lambda1: float
-) -> Job:
-    """Trains one mask with a given lambda1, to its last epoch."""
-    return trace_job(
-        setting,
-        model,
-        dataset,
-        "attention-patterns",
-        method,
-        (),
-        variant=variant,
-        options={"lambda1": lambda1},
-    )
-
-
-def _plan_dcm(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
+def _plan_masks(
+    masks: Sequence[tuple[str, float]], setting: Setting, model: ModelAt, dataset: str
+) -> list[Job]:
+    """Trains masks, each by a method with a lambda1, to their last epoch."""
+    train = partial(trace_job, setting, model, dataset, "attention-patterns")
     return [
-        _training_job(setting, model, dataset, method, f"{title}, {lambda1:g}", lambda1)
-        for method, title, lambda1 in (
-            ("pgb-ct", "PGB-CT", 1e-4),
-            ("pgb-ct", "PGB-CT", 1e-3),
-            ("dcm", "DCM", 1e-5),
-        )
+        train(method, (), variant=f"{title_of(method)}, {x:g}", options={"lambda1": x})
+        for method, x in masks
     ]
 
 
@@ -115,13 +97,6 @@ def _report_dcm(setting: Setting, runs: list[Run]) -> Report:
         figures=_over_epochs(frame, "method", ["model", "dataset"]),
         notes=[_NOTE],
     )
-
-
-def _plan_mask(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
-    return [
-        _training_job(setting, model, dataset, "pgb-ct", f"PGB-CT, {lambda1:g}", lambda1)
-        for lambda1 in _SWEEP
-    ]
 
 
 def _report_mask(setting: Setting, runs: list[Run]) -> Report:
@@ -151,16 +126,12 @@ def _report_mask(setting: Setting, runs: list[Run]) -> Report:
 
 
 def _epochs(runs: Sequence[Run]) -> Any:
-    import pandas as pd
-
     rows: list[dict[str, Any]] = []
     for run in runs:
         n_components = run.result.n_components
         rows += [
             {
-                "dataset": run.job.dataset,
-                "model": run.job.model,
-                "method": run.job.label,
+                **case_of(run),
                 "lambda1": run.job.options["lambda1"],
                 "epoch": record["epoch"] + 1,
                 "share": record["n_selected"] / n_components,
@@ -208,7 +179,6 @@ EXPERIMENTS = (
     Experiment(
         name="fig-ablation",
         about="PGB-CT, without either penalty, and DCM: WinoGender",
-        models=("GPT2-small",),
         datasets=("winogender",),
         plan=_plan_ablation,
         report=_report_ablation,
@@ -216,9 +186,8 @@ EXPERIMENTS = (
     Experiment(
         name="fig-dcm",
         about="S/N and binary violation over epochs, PGB-CT against DCM: WinoGender",
-        models=("GPT2-small",),
         datasets=("winogender",),
-        plan=_plan_dcm,
+        plan=partial(_plan_masks, _COMPARED),
         report=_report_dcm,
     ),
     Experiment(
@@ -226,7 +195,7 @@ EXPERIMENTS = (
         about="S/N and binary violation over epochs and lambda, GPT-2 sizes: WinoGender",
         models=GPT2_FAMILY,
         datasets=("winogender",),
-        plan=_plan_mask,
+        plan=partial(_plan_masks, _SWEEP),
         report=_report_mask,
     ),
 )

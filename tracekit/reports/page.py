@@ -55,22 +55,17 @@ class Section:
     """Commands or code, line by line."""
 
 
-def page(title: str, sections: Sequence[Section]) -> str:
-    """An HTML page that holds all it needs; all texts are escaped."""
+def write_page(path: Path, title: str, sections: Sequence[Section]) -> Path:
+    """Writes an HTML page that holds all it needs, all texts escaped; returns its path."""
     body = "\n".join(_section(section, number) for number, section in enumerate(sections))
-    return (
+    page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{html_text(title)}</title><style>{_CSS}</style>"
         f"<script>{get_plotlyjs()}</script></head>\n"
         f"<body><main><h1>{html_text(title)}</h1>\n{body}\n</main></body></html>\n"
     )
-
-
-def write_page(path: Path, title: str, sections: Sequence[Section]) -> Path:
-    """Writes a page and returns its path; arguments as in `page`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_beside(path, page(title, sections))
+    write_beside(path, page)
     return path
 
 

@@ -84,7 +84,12 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     sections += [_side_effects_section(each) for each in given if isinstance(each, SideEffects)]
     sections += [_generations_section(each) for each in given if isinstance(each, Generations)]
     if grids:
-        sections.append(_grid_section(grids))
+        text = (
+            "How much more (red) or less (blue) two components do together than the sum of what "
+            "each does alone."
+        )
+        drawn = [grid.heatmap() for grid in grids]
+        sections.append(Section(heading="Who acts together", paragraphs=[text], figures=drawn))
     first = groups[0].results[0] if groups else None
     title = f"tracekit: {first.dataset} data, {first.model} model" if first else "tracekit"
     return write_page(as_path("path", path), title, sections)
@@ -290,17 +295,6 @@ def _generations_section(written: Generations) -> Section:
         heading=f"What the model writes with {members} replaced",
         table=Table.of_rows(written.table),
         note=f"Clean: by itself; intervened: with the set replaced. {written.how}",
-    )
-
-
-def _grid_section(grids: Sequence[InteractionGrid]) -> Section:
-    return Section(
-        heading="Who acts together",
-        paragraphs=[
-            "How much more (red) or less (blue) two components do together than the sum of what "
-            "each does alone."
-        ],
-        figures=[grid.heatmap() for grid in grids],
     )
 
 

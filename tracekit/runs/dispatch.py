@@ -6,7 +6,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +75,16 @@ def _in_workers(
     root = Path(os.path.abspath(root))
     environment = replace(environment, working_dir=Path.cwd())
     workers = workers_of(*where, root.parent / "submitit")
-    try:
-        with marker(root) as mark:
-            try:
-                return _Dispatch(jobs, environment, mark, workers, on_done).run()
-            finally:
-                workers.release(mark.name)
-    finally:
-        workers.close()
+    with ExitStack() as last:
         # Workers may have been ended while they wrote.
-        _tidy(root)
+        last.callback(_tidy, root)
+        last.callback(workers.close)
+        mark = last.enter_context(marker(root))
+        last.callback(workers.release, mark.name)
+        return _Dispatch(jobs, environment, mark, workers, on_done).run()
 
 
+@dataclass(eq=False)
 class _Dispatch:
     """Sends jobs to workers so that a worker rarely changes its model.
 
@@ -93,47 +92,44 @@ class _Dispatch:
     just ended one. It is given a job of the same model while there are any.
     """
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        environment: RunEnvironment,
-        mark: Path,
-        workers: Workers,
-        on_done: Callable[[Run | Failure], object],
-    ) -> None:
-        self._jobs, self._workers, self._on_done = jobs, workers, on_done
-        self._environment, self._mark = environment, mark
-        self._waiting: dict[str, list[int]] = {}
-        """Numbers of the jobs that no worker has, by model."""
-        for number, job in enumerate(jobs):
-            self._waiting.setdefault(job.model, []).append(number)
-        self._alone: list[int] = []
-        """Jobs whose worker was lost, to be done each for itself."""
-        self._running: dict[Future[WorkerReport], list[int]] = {}
-        self._freed: list[str] = []
-        """Models that workers have which wait for a task."""
-        self._outcomes: dict[int, Run | Failure] = {}
+    jobs: Sequence[Job]
+    environment: RunEnvironment
+    mark: Path
+    workers: Workers
+    on_done: Callable[[Run | Failure], object]
+    waiting: dict[str, list[int]] = field(default_factory=dict)
+    """Numbers of the jobs that no worker has, by model."""
+    alone: list[int] = field(default_factory=list)
+    """Jobs whose worker was lost, to be done each for itself."""
+    running: dict[Future[WorkerReport], list[int]] = field(default_factory=dict)
+    freed: list[str] = field(default_factory=list)
+    """Models that workers have which wait for a task."""
+    outcomes: dict[int, Run | Failure] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for number, job in enumerate(self.jobs):
+            self.waiting.setdefault(job.model, []).append(number)
 
     def run(self) -> list[Run | Failure]:
         """The outcome of each job."""
         try:
-            while len(self._outcomes) < len(self._jobs):
+            while len(self.outcomes) < len(self.jobs):
                 self._fill()
-                wait(self._running, _POLL_SECONDS, FIRST_COMPLETED)
+                wait(self.running, _POLL_SECONDS, FIRST_COMPLETED)
                 # What an executor has cancelled is done, and not yet so for `wait`.
-                for future in [future for future in self._running if future.done()]:
+                for future in [future for future in self.running if future.done()]:
                     self._take(future)
         except BaseException:
-            for future in self._running:
+            for future in self.running:
                 future.cancel()
             raise
-        return [self._outcomes[number] for number in range(len(self._jobs))]
+        return [self.outcomes[number] for number in range(len(self.jobs))]
 
     def _fill(self) -> None:
         """Sends as many tasks as there are free workers."""
-        capacity = self._workers.capacity()
+        capacity = self.workers.capacity()
         tasks: list[list[int]] = []
-        while len(self._running) + len(tasks) < capacity:
+        while len(self.running) + len(tasks) < capacity:
             numbers = self._next(tasks)
             if not numbers:
                 break
@@ -143,25 +139,25 @@ class _Dispatch:
         versions = decisive_versions()
         packed = [(versions, self._task(numbers, capacity).packed()) for numbers in tasks]
         try:
-            futures = self._workers.submit(work, packed)
+            futures = self.workers.submit(work, packed)
         except BrokenExecutor as error:
             raise self._instead(error) from error
-        self._running.update(zip(futures, tasks, strict=True))
+        self.running.update(zip(futures, tasks, strict=True))
 
     def _next(self, tasks: Sequence[Sequence[int]]) -> list[int]:
         """The jobs of the next task; none if no job waits. `tasks` are about to be sent."""
-        waiting = {model: numbers for model, numbers in self._waiting.items() if numbers}
+        waiting = {model: numbers for model, numbers in self.waiting.items() if numbers}
         if not waiting:
-            return [self._alone.pop(0)] if self._alone else []
-        while self._freed:
-            model = self._freed.pop(0)
+            return [self.alone.pop(0)] if self.alone else []
+        while self.freed:
+            model = self.freed.pop(0)
             if model in waiting:
                 break
         else:
-            busy = Counter(self._jobs[n[0]].model for n in (*self._running.values(), *tasks))
+            busy = Counter(self.jobs[n[0]].model for n in (*self.running.values(), *tasks))
             model = max(waiting, key=lambda name: len(waiting[name]) / (busy[name] + 1))
-        count = self._share(model) if self._workers.whole_groups else 1
-        numbers, self._waiting[model] = waiting[model][:count], waiting[model][count:]
+        count = self._share(model) if self.workers.whole_groups else 1
+        numbers, self.waiting[model] = waiting[model][:count], waiting[model][count:]
         return numbers
 
     def _share(self, model: str) -> int:
@@ -169,30 +165,30 @@ class _Dispatch:
 
         They are divided where more workers were asked for than there are models.
         """
-        parts = max(1, (self._workers.at_most or 1) // len(self._waiting))
-        return -(-sum(job.model == model for job in self._jobs) // parts)
+        parts = max(1, (self.workers.at_most or 1) // len(self.waiting))
+        return -(-sum(job.model == model for job in self.jobs) // parts)
 
     def _task(self, numbers: Sequence[int], workers: int) -> Task:
         return Task(
-            jobs=tuple(self._jobs[number] for number in numbers),
-            environment=self._environment,
-            root=self._mark.parent,
-            token=self._mark.name,
-            workers=min(workers, len(self._jobs)),
+            jobs=tuple(self.jobs[number] for number in numbers),
+            environment=self.environment,
+            root=self.mark.parent,
+            token=self.mark.name,
+            workers=min(workers, len(self.jobs)),
         )
 
     def _take(self, future: Future[WorkerReport]) -> None:
-        numbers = self._running.pop(future)
+        numbers = self.running.pop(future)
         try:
             report = future.result()
         except Exception as error:
-            if self._workers.is_lost(error):
+            if self.workers.is_lost(error):
                 self._lose(numbers, error)
                 return
             raise self._instead(error) from error
         if report.refused is not None:
             raise report.refused
-        self._freed.append(self._jobs[numbers[0]].model)
+        self.freed.append(self.jobs[numbers[0]].model)
         for number, outcome in zip(numbers, report.outcomes, strict=True):
             self._done(number, outcome)
 
@@ -200,15 +196,15 @@ class _Dispatch:
         """A worker was lost with its task: its jobs are done each for itself, once."""
         if len(numbers) > 1:
             # Those that are finished are read from the store.
-            self._alone += numbers
+            self.alone += numbers
             return
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = f"Its worker was lost: {lines[-1]}"
-        self._done(numbers[0], Failure(self._jobs[numbers[0]], reason))
+        self._done(numbers[0], Failure(self.jobs[numbers[0]], reason))
 
     def _done(self, number: int, outcome: Run | Failure) -> None:
-        self._outcomes[number] = outcome
-        self._on_done(outcome)
+        self.outcomes[number] = outcome
+        self.on_done(outcome)
 
     def _instead(self, error: BaseException) -> BaseException:
         cause: BaseException | None = error
@@ -221,4 +217,4 @@ class _Dispatch:
                     "the same version in both, so that runs are of one kind."
                 )
             cause = cause.__cause__
-        return self._workers.reason(error) or error
+        return self.workers.reason(error) or error

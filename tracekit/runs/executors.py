@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import RLock, Thread
 from typing import Any
@@ -53,18 +54,21 @@ class Workers(ABC):
 
     whole_groups = False
     """Whether every task starts a process, so that a task had better hold many jobs."""
-    at_most: int | None = None
-    """Tasks at a time that were asked for, if any were."""
     _also = ""
     """What else to try where a process was killed."""
+
+    def __init__(self, executor: Any, at_most: int | None) -> None:
+        """Takes what tasks are handed to, and how many at a time were asked for, if any were."""
+        self._executor = executor
+        self.at_most = at_most
 
     @abstractmethod
     def capacity(self) -> int:
         """How many tasks can run at a time, now; at least 1."""
 
-    @abstractmethod
     def submit(self, function: Function, tasks: Tasks) -> list[Future[WorkerReport]]:
         """Calls a function once for each of several tuples of arguments."""
+        return [self._executor.submit(function, *task) for task in tasks]
 
     def is_lost(self, error: BaseException) -> bool:
         """Whether an error says that the worker of one task was lost, and not the others."""
@@ -88,8 +92,7 @@ class Workers(ABC):
         """Makes workers that live on let go of the models of a sweep."""
         forget(token)
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Ends what was started for the jobs; an executor that was given stays open."""
 
 
@@ -100,10 +103,9 @@ class GivenExecutor(Workers):
 
     def __init__(self, executor: Executor, at_most: int | None) -> None:
         """Takes an executor, which stays open; by default for as many tasks as it has workers."""
+        super().__init__(executor, at_most)
         workers = getattr(executor, "_max_workers", None)
         self._capacity = at_most or (workers if isinstance(workers, int) else 1)
-        self._executor = executor
-        self.at_most: int | None = at_most
 
     def capacity(self) -> int:
         """The number of tasks at a time."""
@@ -112,16 +114,13 @@ class GivenExecutor(Workers):
     def submit(self, function: Function, tasks: Tasks) -> list[Future[WorkerReport]]:
         """Hands the tasks on, one by one."""
         try:
-            return [self._executor.submit(function, *task) for task in tasks]
+            return super().submit(function, tasks)
         except BrokenExecutor:
             raise
         except RuntimeError as error:
             raise WorkerError(
                 f"The executor takes no task: {error}. Give one that is not shut down."
             ) from error
-
-    def close(self) -> None:
-        """Leaves the executor open."""
 
 
 class LocalProcesses(GivenExecutor):
@@ -132,12 +131,12 @@ class LocalProcesses(GivenExecutor):
     def __init__(self, processes: int) -> None:
         """Starts no process yet; they share the threads of this process."""
         threads = max(1, allowed_threads() // processes)
-        self._processes = WorkerProcesses(processes, start=_start, arguments=(threads,))
-        super().__init__(self._processes, processes)
+        started = WorkerProcesses(processes, start=_start, arguments=(threads,))
+        super().__init__(started, processes)
 
     def reason(self, error: BaseException) -> Exception | None:
         """Error to raise instead; tells workers that were killed from those that never began."""
-        if isinstance(error, BrokenExecutor) and not self._processes.has_begun:
+        if isinstance(error, BrokenExecutor) and not self._executor.has_begun:
             return WorkerError(
                 "No worker process could begin. Each first runs the main script again, which must "
                 f"not start the sweep once more. Write what it does in a file under {_GUARD}, also "
@@ -147,7 +146,7 @@ class LocalProcesses(GivenExecutor):
 
     def close(self) -> None:
         """Ends the processes at once."""
-        self._processes.shutdown()
+        self._executor.shutdown()
 
 
 def _start(threads: int) -> None:
@@ -157,13 +156,15 @@ def _start(threads: int) -> None:
 
 
 class DaskWorkers(Workers):
-    """The workers of a Dask scheduler; those that come later are used too."""
+    """The workers of a Dask scheduler; those that come later are used too.
+
+    The scheduler does the tasks of a killed worker elsewhere.
+    """
 
     def __init__(self, client: Any, at_most: int | None, *, owned: bool) -> None:
         """Takes a `distributed.Client`, which is closed in the end if it is owned."""
+        super().__init__(client.get_executor(pure=False), at_most)
         self._client, self._owned = client, owned
-        self.at_most: int | None = at_most
-        self._executor = client.get_executor(pure=False)
         self._seen = time.monotonic()
 
     @classmethod
@@ -187,7 +188,10 @@ class DaskWorkers(Workers):
         while True:
             if self._client.status != "running":
                 raise _gone()
-            count = self._count()
+            try:
+                count = len(self._client.nthreads())
+            except (OSError, *_TIMEOUTS) as error:
+                raise _gone() from error
             now = time.monotonic()
             if count:
                 self._seen = now
@@ -198,16 +202,6 @@ class DaskWorkers(Workers):
                     "finished is kept. Start workers by `dask worker`, and run it again."
                 )
             time.sleep(_POLL_SECONDS)
-
-    def _count(self) -> int:
-        try:
-            return len(self._client.nthreads())
-        except (OSError, *_TIMEOUTS) as error:
-            raise _gone() from error
-
-    def submit(self, function: Function, tasks: Tasks) -> list[Future[WorkerReport]]:
-        """Hands the tasks to the scheduler, which does those of a killed worker elsewhere."""
-        return [self._executor.submit(function, *task) for task in tasks]
 
     def is_lost(self, error: BaseException) -> bool:
         """Whether the scheduler gave a task up whose workers died, several in turn."""
@@ -239,19 +233,11 @@ def _gone() -> WorkerError:
     )
 
 
-class SubmittedTask:
+class SubmittedTask(partial[WorkerReport]):
     """A task as submitit takes it: a job that is requeued begins it again.
 
     Runs that are finished are read from the store then.
     """
-
-    def __init__(self, function: Function, task: tuple[Any, ...]) -> None:
-        """Takes the function and its arguments."""
-        self._function, self._task = function, task
-
-    def __call__(self) -> WorkerReport:
-        """Calls the function."""
-        return self._function(*self._task)
 
     def checkpoint(self) -> Any:
         """The same call, which submitit submits again after a time limit or a preemption."""
@@ -267,8 +253,7 @@ class SubmititWorkers(Workers):
 
     def __init__(self, executor: Any, at_most: int | None) -> None:
         """Takes a `submitit.AutoExecutor`, or one of its kind."""
-        self._executor = executor
-        self.at_most: int | None = at_most
+        super().__init__(executor, at_most)
         self._submitted: dict[Future[WorkerReport], Any] = {}
         self._open = True
         self._poller = Thread(target=self._poll, daemon=True)
@@ -308,7 +293,7 @@ class SubmititWorkers(Workers):
 
     def submit(self, function: Function, tasks: Tasks) -> list[Future[WorkerReport]]:
         """Submits the tasks, several as one array."""
-        calls = [SubmittedTask(function, task) for task in tasks]
+        calls = [SubmittedTask(function, *task) for task in tasks]
         try:
             jobs = (
                 [self._executor.submit(calls[0])]

@@ -5,9 +5,11 @@ What a user gives is checked here, before any model is loaded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
+from itertools import product
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -82,11 +84,8 @@ class Grid:
             BudgetError: A budget.
             ConfigError: An empty list, a value of another type, two models of one name.
         """
-        hints = get_type_hints(type(self))
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if hints[each.name] is not Any:
-                object.__setattr__(self, each.name, _converted(each.name, value, hints[each.name]))
+        for name, hint in get_type_hints(type(self)).items():
+            object.__setattr__(self, name, _converted(name, getattr(self, name), hint))
         for name in ("models", "datasets", "methods", "seeds"):
             if not getattr(self, name):
                 raise ConfigError(f"A sweep needs {name}, and none are given. Name at least one.")
@@ -145,22 +144,18 @@ class Grid:
 
     def jobs(self) -> list[Job]:
         """All jobs, those of a model together."""
-        jobs = [
-            self._job(model, dataset, components, metric, seed, method)
-            for model in self.sources()
-            for dataset in self.datasets
-            for components in self.components or (None,)
-            for metric in self.metrics or (None,)
-            for seed in self.seeds
-            for method in self.methods
-        ]
+        asked = product(
+            *(self.sources(), self.datasets, self.components or (None,), self.metrics or (None,)),
+            *(self.seeds, self.methods),
+        )
+        jobs = [self._job(*each) for each in asked]
         return list({job.identity: job for job in jobs}.values())
 
     def _job(
         self,
         model: str,
         dataset: Any,
-        components: str | None,
+        kinds: str | None,
         metric: str | None,
         seed: int,
         method: Any,
@@ -170,7 +165,7 @@ class Grid:
         shared = {n: value for n, value in self.data_options.items() if n in usual.options}
         method_name, options = _method(method)
         setup = {
-            "components": components or usual.components,
+            "components": kinds or usual.components,
             "metric": metric or usual.metric,
             "positions": "prompt" if self.setup.get("split_by") else usual.positions,
             "source_seed": seed,
@@ -203,14 +198,14 @@ def part_of(jobs: Sequence[Job], part: str | None) -> list[Job]:
     """
     if part is None:
         return list(jobs)
-    number, slash, count = part.partition("/") if isinstance(part, str) else ("", "", "")
-    is_form = bool(slash) and number.isdecimal() and count.isdecimal()
-    if not is_form or not 1 <= int(number) <= int(count):
+    match = re.fullmatch(r"(\d+)/(\d+)", part) if isinstance(part, str) else None
+    number, count = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= number <= count:
         raise ConfigError(
             f"The part {part!r} is not of the form NUMBER/COUNT. Give one such as 3/16: a whole "
             "number from 1 to the count."
         )
-    return list(jobs[int(number) - 1 :: int(count)])
+    return list(jobs[number - 1 :: count])
 
 
 def _converted(name: str, value: Any, hint: Any) -> Any:
@@ -268,14 +263,8 @@ def _name_and_options(noun: str, entry: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: list(value)
-        if isinstance(value, tuple)
-        else str(value)
-        if isinstance(value, Path)
-        else value
-        for name, value in options.items()
-    }
+    texts = {n: str(v) if isinstance(v, Path) else v for n, v in options.items()}
+    return {n: list(v) if isinstance(v, tuple) else v for n, v in texts.items()}
 
 
 def _guess(source: str) -> str:

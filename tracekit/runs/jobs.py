@@ -81,6 +81,11 @@ class Job:
         return self.variant or self.method
 
     @property
+    def description(self) -> str:
+        """The job in a few words."""
+        return f"{self.model}, {self.dataset}, {self.label or self.work}"
+
+    @property
     def identity(self) -> tuple[str, ...]:
         """Equal for jobs that give the same numbers."""
         return tuple(f"{name}={value!r}" for name, value in self.spec().items())

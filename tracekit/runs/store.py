@@ -166,15 +166,11 @@ def is_finished(folder: Path) -> bool:
     try:
         read_run_folder(folder)
     except TracekitError:
-        _move_aside(folder)
+        number = 1
+        while os.path.lexists(aside := folder.with_name(f"{folder.name}.damaged-{number}")):
+            number += 1
+        # Another process may have moved it already.
+        with suppress(FileNotFoundError):
+            folder.rename(aside)
         return False
     return True
-
-
-def _move_aside(folder: Path) -> None:
-    number = 1
-    while os.path.lexists(aside := folder.with_name(f"{folder.name}.damaged-{number}")):
-        number += 1
-    # Another process may have moved it already.
-    with suppress(FileNotFoundError):
-        folder.rename(aside)

@@ -63,13 +63,13 @@ class Runs(Sequence[Run]):
 
         E.g. `runs.select(model="gpt2", metric="kl")`.
         """
-        return Runs(
-            tuple(
-                run
-                for run in self.runs
-                if all(_field(run.job, name) == value for name, value in fields.items())
-            )
-        )
+
+        def value(job: Job, name: str) -> Any:
+            return getattr(job if hasattr(job, name) else job.setup, name)
+
+        asked = fields.items()
+        fitting = [run for run in self.runs if all(value(run.job, n) == v for n, v in asked)]
+        return Runs(tuple(fitting))
 
     @property
     def results(self) -> list[TraceResult]:
@@ -256,8 +256,7 @@ def sweep(
     with _made(folder), _in_use(folder, part), bar:
 
         def count(outcome: Run | Failure) -> None:
-            job = outcome.job
-            bar.set_postfix_str(printable(f"{job.model}, {job.dataset}, {job.label}"))
+            bar.set_postfix_str(printable(outcome.job.description))
             bar.update()
             on_done(outcome)
 
@@ -322,10 +321,6 @@ def _in_use(folder: Path, part: str | None) -> Iterator[None]:
                 "or give another folder."
             ) from error
         yield
-
-
-def _field(job: Job, name: str) -> Any:
-    return getattr(job if hasattr(job, name) else job.setup, name)
 
 
 def _order(run: Run) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ import pickle
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from socket import gethostname
 from threading import get_ident
@@ -23,18 +23,10 @@ from tracekit.models.loading import HookedModel, load_model
 from tracekit.results.curve import TraceCurve
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.result import TraceResult
+from tracekit.runs import store
 from tracekit.runs.devices import own_device
 from tracekit.runs.jobs import Job, RunEnvironment
-from tracekit.runs.store import (
-    Run,
-    RunInfo,
-    configuration,
-    decisive_versions,
-    folder_of,
-    is_finished,
-    save,
-    weights_hash,
-)
+from tracekit.runs.store import Run, RunInfo, decisive_versions
 from tracekit.search import make
 from tracekit.tracer.tracer import Tracer
 
@@ -51,29 +43,24 @@ class Failure:
 
 def reasons(failures: Iterable[Failure]) -> list[str]:
     """The failed jobs and the reason; a line for each different reason."""
-    jobs_by_reason: dict[str, list[str]] = {}
+    named: dict[str, dict[str, None]] = {}
     for failure in failures:
-        job = failure.job
-        described = f"{job.model}, {job.dataset}, {job.label or job.work}"
-        jobs_by_reason.setdefault(failure.reason, []).append(
-            job.model if failure.no_model else described
-        )
-    return [
-        f"{'; '.join(dict.fromkeys(jobs))}: {reason}" for reason, jobs in jobs_by_reason.items()
-    ]
+        name = failure.job.model if failure.no_model else failure.job.description
+        named.setdefault(failure.reason, {})[name] = None
+    return [f"{'; '.join(jobs)}: {reason}" for reason, jobs in named.items()]
 
 
+@dataclass(eq=False)
 class Worker:
     """Runs jobs. It keeps the last model and the last tracer, which the next job often shares."""
 
-    def __init__(self, environment: RunEnvironment, root: Path, processes: int = 1) -> None:
-        """Loads nothing yet; the number of parallel workers is recorded beside wall times."""
-        self._environment = environment
-        self._processes = processes
-        self._root = root
-        self._model: tuple[tuple[str, str], HookedModel, str] | None = None
-        self._pairs: dict[str, PromptPairs] = {}
-        self._tracer: tuple[tuple[Any, ...], Tracer] | None = None
+    environment: RunEnvironment
+    root: Path
+    processes: int = 1
+    """Number of parallel workers, which is recorded beside wall times."""
+    _model: tuple[tuple[str, str], HookedModel, str] | None = None
+    _pairs: dict[str, PromptPairs] = field(default_factory=dict)
+    _tracer: tuple[tuple[Any, ...], Tracer] | None = None
 
     def forget(self) -> None:
         """Lets go of the model and all that was made for it."""
@@ -84,48 +71,38 @@ class Worker:
         """Reads the run of a job from the store, or runs the job and saves it there."""
         model, weights = self.load(job)
         pairs = self._load_pairs(job, model, job.data_options)
-        config = configuration(job, weights, pairs.fingerprint)
-        folder = folder_of(self._root, config)
+        config = store.configuration(job, weights, pairs.fingerprint)
+        folder = store.folder_of(self.root, config)
         # A process that works on the same store may be at this run: then it is waited for.
         with locked(folder):
-            if is_finished(folder):
+            if store.is_finished(folder):
                 return Run(job, folder)
-            return self._run(job, folder, config, model, pairs)
+            tracer = self._tracer_for(job, model, pairs)
+            results, accuracies, clean = self._measured(job, tracer)
+            info = RunInfo(
+                **{**config, "job": job},
+                n_examples=len(pairs),
+                n_skipped=len(pairs.skipped),
+                device=str(tracer.engine.device),
+                processes=self.processes,
+                threads=torch.get_num_threads(),
+                accuracies=accuracies,
+                clean_accuracies=clean,
+            )
+            store.save(folder, info, results)
+            return Run(job, folder, fresh=True)
 
-    def _run(
-        self,
-        job: Job,
-        folder: Path,
-        config: Mapping[str, Any],
-        model: HookedModel,
-        pairs: PromptPairs,
-    ) -> Run:
-        tracer = self._tracer_for(job, model, pairs)
-        results: TraceCurve | InteractionGrid
-        accuracies, clean = {}, {}
+    def _measured(
+        self, job: Job, tracer: Tracer
+    ) -> tuple[TraceCurve | InteractionGrid, dict[str, tuple[float, ...]], dict[str, float]]:
+        """Results of a job, and its accuracies on further examples: by set, and clean."""
         if job.work == "pairs":
-            results = tracer.interactions()
-        else:
-            results = _search(tracer, job)
-            if any(result.stopped == "interrupted" for result in results):
-                # The best sets so far are no finished run.
-                raise KeyboardInterrupt
-            accuracies, clean = self._accuracies(job, tracer, results)
-        info = RunInfo(
-            job=job,
-            weights=config["weights"],
-            data=config["data"],
-            versions=config["versions"],
-            n_examples=len(pairs),
-            n_skipped=len(pairs.skipped),
-            device=str(tracer.engine.device),
-            processes=self._processes,
-            threads=torch.get_num_threads(),
-            accuracies=accuracies,
-            clean_accuracies=clean,
-        )
-        save(folder, info, results)
-        return Run(job, folder, fresh=True)
+            return tracer.interactions(), {}, {}
+        curve = _search(tracer, job)
+        if any(result.stopped == "interrupted" for result in curve):
+            # The best sets so far are no finished run.
+            raise KeyboardInterrupt
+        return curve, *self._accuracies(job, tracer, curve)
 
     def load(self, job: Job) -> tuple[HookedModel, str]:
         """The model of a job and the hash of its weights."""
@@ -134,22 +111,22 @@ class Worker:
             self.forget()
             with _one_bar():
                 model = load_model(
-                    self._environment.located(self._environment.sources[job.model].source),
-                    device=self._environment.device,
+                    self.environment.located(self.environment.sources[job.model].source),
+                    device=self.environment.device,
                     dtype=job.dtype,
-                    **self._environment.loading,
+                    **self.environment.loading,
                 )
-            self._environment.sources[job.model].check(model.cfg)
-            self._model = (key, model, weights_hash(model))
+            self.environment.sources[job.model].check(model.cfg)
+            self._model = (key, model, store.weights_hash(model))
         return self._model[1:]
 
     def _load_pairs(self, job: Job, model: HookedModel, options: Mapping[str, Any]) -> PromptPairs:
         """Examples of a job's data set, made with `options`; each data set is loaded once."""
         key = f"{job.dataset} {sorted(options.items())} {job.limit}"
         if key not in self._pairs:
-            folder = self._environment.folder_of(job.dataset)
+            folder = self.environment.folder_of(job.dataset)
             location = {} if folder is None else {"data_dir": folder}
-            name = self._environment.located(job.dataset)
+            name = self.environment.located(job.dataset)
             pairs = load_dataset(name, model, **{**options, **location})
             self._pairs[key] = pairs if job.limit is None else pairs[: job.limit]
         return self._pairs[key]
@@ -166,8 +143,8 @@ class Worker:
                 model,
                 selection_pairs,
                 setup,
-                max_batch_size=self._environment.max_batch_size,
-                progress=self._environment.progress,
+                max_batch_size=self.environment.max_batch_size,
+                progress=self.environment.progress,
                 held_out=held_out_pairs,
                 extra_metrics=job.extra_metrics,  # type: ignore[arg-type]
             )
@@ -187,7 +164,7 @@ class Worker:
                 tracer.registry,
                 "accuracy",
                 positions=tracer.setup.positions,
-                max_batch_size=self._environment.max_batch_size,
+                max_batch_size=self.environment.max_batch_size,
             ).engine
             clean[name] = _share(engine.data.clean.y_is_argmax)
             accuracies[name] = tuple(
