@@ -80,16 +80,15 @@ TYPES = {
     "tracekit.data.prompts": ["OnMismatch"],
     "tracekit.data.spans": ["Spans"],
     "tracekit.engine.layout": ["Positions"],
-    "tracekit.search.objectives": ["ObjectiveName", "Objective"],
-    "tracekit.engine.sources": ["SourceName", "Source"],
-    "tracekit.components.kinds": ["KindName", "Axis"],
+    "tracekit.search.objectives": ["Objective"],
+    "tracekit.engine.sources": ["Source"],
+    "tracekit.components.kinds": ["Axis"],
     "tracekit.components.masks": ["Mask", "BinaryMask"],
     "tracekit.metrics": [
         "ContinuationMean",
         "Direction",
         "Effects",
         "MetricFunction",
-        "MetricName",
         "Reading",
     ],
     "tracekit.models.hooked": ["HookedModel"],
@@ -100,7 +99,15 @@ TYPES = {
     "tracekit.search.local.soft_topk": ["BudgetSampling"],
     "tracekit.engine.setup": ["Components"],
     "tracekit.tracer": ["By"],
-    "tracekit._util.names": ["MethodChoice", "MethodName", "MetricChoice"],
+    "tracekit._util.names": [
+        "KindName",
+        "MethodChoice",
+        "MethodName",
+        "MetricChoice",
+        "MetricName",
+        "ObjectiveName",
+        "SourceName",
+    ],
 }
 """Types that signatures name rather than spell out, by the module that has them. The page
 `api/types` has their entries."""

@@ -36,7 +36,8 @@ def test_packages_export_what_they_list(package):
 
 
 def test_names_that_are_completed_are_those_that_there_are():
-    from tracekit.components.kinds import KINDS, KindName
+    from tracekit._util.names import KindName
+    from tracekit.components.kinds import KINDS
     from tracekit.engine import sources
     from tracekit.figures.style import STYLES
     from tracekit.metrics import METRICS, MetricName

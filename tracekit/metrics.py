@@ -43,8 +43,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from tracekit._util import names
 from tracekit._util.markup import printable
+from tracekit._util.names import MetricName as MetricName
 from tracekit._util.options import first_few
 from tracekit.errors import (
     ConfigError,
@@ -472,9 +472,6 @@ _RATIO = Linearization(
     lambda base, u: torch.expm1(-functional.softplus(u) - _per_example(base.x, u)),
 )
 
-MetricName = names.MetricName
-"""Names of metrics, for completion; a test holds them against `METRICS`."""
-
 _drop = partial(Metric, needs_y=False, lower_bound=-1.0)
 """Of the probability of x."""
 _of_distribution = partial(Metric, needs_y=False, reads=("distribution",))
@@ -508,10 +505,7 @@ METRICS: Mapping[str, Metric] = {
             ),
             "change of accuracy",
         ),
-        (
-            _of_distribution("kl", kl, is_flat_at_clean=True, lower_bound=0.0),
-            "KL divergence, nats",
-        ),
+        (_of_distribution("kl", kl, is_flat_at_clean=True, lower_bound=0.0), "KL divergence, nats"),
         (
             _of_distribution(
                 *("jensen-shannon", jensen_shannon),

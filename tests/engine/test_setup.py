@@ -11,9 +11,9 @@ import torch
 
 import tests.tiny as tiny
 import tracekit as tk
+from tracekit._util.names import SourceName
 from tracekit.components import ComponentRegistry
 from tracekit.engine.setup import Setup, SetupOptions
-from tracekit.engine.sources import SourceName
 from tracekit.errors import ComponentError, ConfigError
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -122,7 +123,7 @@ def test_both_directions(tracer, model):
             assert row[f"opposite_{name}"] == pytest.approx(other[name], abs=1e-6)
     assert "kind" not in tracer.interactions(members).to_frame()
     # From the other side the words are the same.
-    turned = expected.__class__(**{**vars(expected), "opposite": tracer.interactions(members)})
+    turned = replace(expected, opposite=tracer.interactions(members))
     assert sorted(turned.to_frame()["kind"]) == sorted(frame["kind"])
 
 

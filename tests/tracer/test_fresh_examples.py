@@ -123,7 +123,7 @@ def test_tables_name_their_examples(without, fresh):
         assert list(both.index) == ["noising", "denoising"]
         found = tracer.faithfulness(result)
         assert found.examples == name
-        assert repr(found).endswith(f"; {name})")
+        assert repr(found).splitlines()[0].endswith(f"; {name}")
     assert frame.loc["effect", "probability-drop"] == pytest.approx(result.held_out_effect)
     assert both.loc["noising", "effect"] == pytest.approx(result.held_out_effect)
     tracer, result = without
@@ -198,8 +198,10 @@ def test_cpr_and_cmd_are_of_noising(model):
         text = "CPR and CMD .* in denoising .*direction='noising', or read area and distance"
         with pytest.raises(ConfigError, match=text):
             getattr(found, name)
-    assert repr(found).endswith(
-        f"; area {found.area:.4g}, distance {found.distance:.4g} (denoising, not MIB's))"
+    assert (
+        repr(found)
+        .splitlines()[0]
+        .endswith(f"; area {found.area:.4g}, distance {found.distance:.4g} (denoising, not MIB's)")
     )
     noising = tk.Tracer(model, PAIRS[:12], metric="probability-drop")
     found = noising.faithfulness(torch.arange(12.0), ranking="signed")

@@ -21,6 +21,7 @@ KindName = Literal[
     "residual-before",
     "residual-between",
 ]
+"""Names of the built-in kinds, for completion; a test holds them against `KINDS`."""
 MetricName = Literal[
     "odds-ratio",
     "probability-drop",
@@ -35,6 +36,7 @@ MetricName = Literal[
     "rank-change",
     "first-choice-change",
 ]
+"""Names of metrics, for completion; a test holds them against `METRICS`."""
 MethodName = Literal[
     "pgb-ct+local",
     "pgb-ct",

@@ -138,14 +138,7 @@ def _is_of_numbers(hint: Any) -> bool:
     return all(map(_is_of_numbers, parts)) if parts else any(hint is each for each in _NUMBERS)
 
 
-@cache
-def _hints_of(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-@cache
-def _adapter(hint: Any) -> Any:
-    return TypeAdapter(hint)
+_hints_of, _adapter = cache(get_type_hints), cache(TypeAdapter)
 
 
 def convert(name: str, value: Any, hint: Any) -> Any:

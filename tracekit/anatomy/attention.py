@@ -20,7 +20,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import LAST, REST, Spans, position_names, with_implied
 from tracekit.engine.head_reads import contributions, head_reads
 from tracekit.errors import ComponentError, PairsError
-from tracekit.results.display import text_html
+from tracekit.results.display import Tabular
 from tracekit.results.intervals import row_intervals
 from tracekit.results.of_set import OfMembers, facts_of
 from tracekit.results.traced import Traced
@@ -35,7 +35,7 @@ _HOOKS = ("attn.hook_z", "attn.hook_pattern")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Attention(OfMembers):
+class Attention(OfMembers, Tabular):
     """Attention of heads from a token of each prompt, and their direct contributions.
 
     The direct contribution of a head is the logit of x less that of y (their first tokens; without
@@ -95,10 +95,6 @@ class Attention(OfMembers):
         frame.insert(0, "component", self.labels)
         return frame
 
-    def to_frame(self) -> pd.DataFrame:
-        """The table; see there."""
-        return self.table
-
     def _frame(self, of_runs: Sequence[Tensor | None]) -> pd.DataFrame:
         import pandas as pd
 
@@ -142,8 +138,6 @@ class Attention(OfMembers):
             names = ", ".join(map(self.registry.label, self.left_out))
             lines.append(f"No heads, so left out: {names}.")
         return printable("\n".join(lines))
-
-    _repr_html_ = text_html
 
     def __repr__(self) -> str:
         return printable(

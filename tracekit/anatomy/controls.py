@@ -31,8 +31,6 @@ from tracekit.search.targets import require_full_effect
 if TYPE_CHECKING:
     import pandas as pd
 
-_QUANTITIES = ("effect", "faithfulness", "completeness")
-
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Controls(Tabular):
@@ -67,10 +65,10 @@ class Controls(Tabular):
         """
         import pandas as pd
 
-        own = self.own.to_frame().iloc[0]
+        own, names = self.own.table.iloc[0], ("effect", "faithfulness", "completeness")
         rows = []
         for form, drawn in self.random.items():
-            for name, values in zip(_QUANTITIES, drawn, strict=True):
+            for name, values in zip(names, drawn, strict=True):
                 sign = -1 if name == "completeness" or (name == "effect" and own[name] < 0) else 1
                 hits = int((sign * values >= sign * own[name] - 1e-9).sum())
                 rows.append(

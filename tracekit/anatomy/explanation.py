@@ -32,7 +32,6 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import Effects, bounds_of
-from tracekit.results.display import text_html
 from tracekit.results.intervals import effect_interval
 from tracekit.results.of_set import OfMembers, facts_of
 from tracekit.results.significance import (
@@ -373,8 +372,6 @@ class Explanation(OfMembers):
             named = [f"{name} of {member} ({rise:+.3g})" for name, member, rise in rows]
             lines.append(f"Backups ({how}): {', '.join(named) if named else 'none'}.")
         return printable("\n".join(lines))
-
-    _repr_html_ = text_html
 
     def __repr__(self) -> str:
         return printable(

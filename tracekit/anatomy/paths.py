@@ -18,7 +18,7 @@ from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.path_effects import PathRow, PathRuns, place_of
 from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import bounds_of
-from tracekit.results.display import text_html
+from tracekit.results.display import Tabular
 from tracekit.results.intervals import row_intervals
 from tracekit.results.of_set import OfMembers, facts_of
 from tracekit.results.significance import (
@@ -41,7 +41,7 @@ _NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Paths(OfMembers):
+class Paths(OfMembers, Tabular):
     """Effects of senders on the metric through one receiver alone, everything else clean.
 
     Path patching (Wang et al., Interpretability in the Wild, 2023) with all other components
@@ -116,10 +116,6 @@ class Paths(OfMembers):
         frame = pd.DataFrame(list(paths.values()))
         return frame.sort_values("effect", key=abs, ascending=False, ignore_index=True)
 
-    def to_frame(self) -> pd.DataFrame:
-        """The table; see there."""
-        return self.table
-
     def _name(self, member: int | None, end: str) -> str:
         return end if member is None else self.registry.label(member)
 
@@ -164,8 +160,6 @@ class Paths(OfMembers):
             n_independent = by_cluster(self.effects, self.clusters).shape[1]
             lines += filter(None, [said_of_few(n_independent)])
         return printable("\n".join(lines))
-
-    _repr_html_ = text_html
 
     def __repr__(self) -> str:
         return printable(

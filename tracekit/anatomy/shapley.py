@@ -18,7 +18,7 @@ from einops import rearrange, reduce
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tracekit.anatomy.set_game import Coalition, SetGame
+from tracekit.anatomy.set_game import SetGame
 from tracekit.engine.example_curves import ExampleCurves
 
 MOST_EXACT = 12
@@ -90,7 +90,8 @@ def sampled_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
     generator = torch.Generator().manual_seed(seed)
     orders = _with_reverses(n, n_pairs, generator)
     # Measured together, subsets share what is below the layer in which they part.
-    prefixes = [prefix for order in orders.tolist() for prefix in _prefixes(order)]
+    sizes = range(n + 1)
+    prefixes = [tuple(sorted(order[:size])) for order in orders.tolist() for size in sizes]
     effects = game.effects(prefixes, "orders").double()
     effects = rearrange(effects, "(order size) example -> order size example", size=n + 1)
     mean, means = _by_member(orders, effects.diff(dim=1))
@@ -167,10 +168,6 @@ def _by_member(
 def _of_pairs(values: Float[Tensor, "order member"]) -> Float[Tensor, "pair member"]:
     """Means over an order and its reverse."""
     return reduce(values, "(pair order) member -> pair member", "mean", order=2)
-
-
-def _prefixes(order: list[int]) -> Iterator[Coalition]:
-    return (tuple(sorted(order[:size])) for size in range(len(order) + 1))
 
 
 _PENALTY = 1e-2

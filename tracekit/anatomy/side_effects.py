@@ -33,6 +33,7 @@ from torch import Tensor
 from tracekit._util import progress
 from tracekit._util.clusters import Over, by_cluster
 from tracekit._util.markup import interval_text, printable
+from tracekit._util.names import MetricName
 from tracekit._util.options import check_seed, is_whole, shortened
 from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
@@ -41,8 +42,8 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.setup import BoundSetup
 from tracekit.errors import ConfigError, PairsError
-from tracekit.metrics import Bounds, Effects, Metric, MetricFunction, MetricName, bounds_of
-from tracekit.results.display import text_html
+from tracekit.metrics import Bounds, Effects, Metric, MetricFunction, bounds_of
+from tracekit.results.display import Tabular
 from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval
 from tracekit.results.of_set import OfSet, positions_of
 from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
@@ -105,7 +106,7 @@ class EffectOn:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class SideEffects(OfSet):
+class SideEffects(OfSet, Tabular):
     """Effects of a set on its own data and on other data, by one or several metrics."""
 
     FILE: ClassVar[str] = "side_effects.json"
@@ -216,10 +217,6 @@ class SideEffects(OfSet):
 
         return pd.DataFrame([self._row(each) for each in (self.target, *self.others)])
 
-    def to_frame(self) -> pd.DataFrame:
-        """The table; see there."""
-        return self.table
-
     def _row(self, each: EffectOn) -> dict[str, Any]:
         over = Over(weights=each.weights, clusters=each.clusters)
         low, high = effect_interval(each.effects, bounds=bounds_of(each.metric), **over)
@@ -298,8 +295,6 @@ class SideEffects(OfSet):
             )
         lines.append("Strength: mean absolute effect, as a share of that of all components.")
         return printable("\n".join(lines))
-
-    _repr_html_ = text_html
 
     def __repr__(self) -> str:
         others = ", ".join(

@@ -1,7 +1,7 @@
+from tracekit._util.names import KindName as KindName
 from tracekit.components import masks as masks
 from tracekit.components.kinds import KINDS as KINDS
 from tracekit.components.kinds import Kind as Kind
-from tracekit.components.kinds import KindName as KindName
 from tracekit.components.kinds import kind_of as kind_of
 from tracekit.components.registry import Component as Component
 from tracekit.components.registry import ComponentGrid as ComponentGrid

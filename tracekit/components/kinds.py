@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import TypedDict
 
-from tracekit._util import names
 from tracekit._util.files import tensors_digest
 from tracekit._util.options import is_whole, shortened
 from tracekit.errors import ComponentError, UnknownNameError
@@ -272,9 +271,6 @@ class Kind:
         }
         return tuple(sizes[axis] for axis in self.axes)
 
-
-KindName = names.KindName
-"""Names of the built-in kinds, for completion; a test holds them against `KINDS`."""
 
 _whole = partial(Kind, axes=("batch", "pos", "d_model"), width=None, learning_rate=0.01)
 """A kind with one component a layer: the whole activation."""

@@ -50,8 +50,7 @@ class Dataset:
 
 DATASETS: Mapping[str, Dataset] = {
     "demo-bias": Dataset(
-        load=demo.load_bias,
-        about="embedded: whom does a pronoun refer to, by stereotype",
+        load=demo.load_bias, about="embedded: whom does a pronoun refer to, by stereotype"
     ),
     "demo-professions": Dataset(
         load=demo.load_professions,
@@ -72,8 +71,7 @@ DATASETS: Mapping[str, Dataset] = {
         about="embedded: arithmetic on two bound variables",
     ),
     "winobias": Dataset(
-        load=winobias.load,
-        about="WinoBias type 1 (Zhao et al. 2018): 160 dev, 130 test examples",
+        load=winobias.load, about="WinoBias type 1 (Zhao et al. 2018): 160 dev, 130 test examples"
     ),
     "winogender": Dataset(
         load=winogender.load,
@@ -136,10 +134,7 @@ def describe(name: str) -> Dataset:
     if name in DATASETS:
         return DATASETS[name]
     if Path(name).suffix in from_file.SUFFIXES:
-        return Dataset(
-            load=partial(from_file.load_pairs, name),
-            about="pairs in a file",
-        )
+        return Dataset(load=partial(from_file.load_pairs, name), about="pairs in a file")
     raise UnknownNameError(
         "data set", name, [*DATASETS, *(f"a {s} file" for s in from_file.SUFFIXES)]
     )

@@ -20,13 +20,7 @@ from tracekit.engine.block_skipping import ResidualStream, StopPassError
 from tracekit.engine.capabilities import Capabilities
 from tracekit.metrics import ContinuationLogProbs, ContinuationMean, Reading
 from tracekit.models.architectures import residual_hook, stream_hook
-from tracekit.models.hooked import (
-    Hook,
-    HookedModel,
-    device_of,
-    dtype_of,
-    scored_hook,
-)
+from tracekit.models.hooked import Hook, HookedModel, device_of, dtype_of, scored_hook
 
 
 class ForwardPass:

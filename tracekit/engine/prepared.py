@@ -47,13 +47,7 @@ from tracekit.metrics import (
     no_gradient,
 )
 from tracekit.models.architectures import long_rope_limit
-from tracekit.models.hooked import (
-    Hook,
-    HookedModel,
-    frozen,
-    model_name,
-    weights_digest,
-)
+from tracekit.models.hooked import Hook, HookedModel, frozen, model_name, weights_digest
 
 Masks = Float[Tensor, "set component"]
 """A stack of masks on the model's device, entries in [0, 1]."""

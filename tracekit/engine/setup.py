@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Literal, cast, get_args
 from typing_extensions import NotRequired, TypedDict, assert_never
 
 from tracekit._util.markup import printable
+from tracekit._util.names import KindName
 from tracekit._util.options import check_seed, is_whole, shortened
 from tracekit.components import ComponentRegistry
-from tracekit.components.kinds import KINDS, Kind, KindName
+from tracekit.components.kinds import KINDS, Kind
 from tracekit.components.registry import SiteSpec
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import position_names

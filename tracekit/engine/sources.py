@@ -28,7 +28,7 @@ from jaxtyping import Int
 from torch import Tensor
 from typing_extensions import assert_never
 
-from tracekit._util import names
+from tracekit._util.names import SourceName
 from tracekit._util.options import check_seed, first_few, shortened
 from tracekit.components import ComponentRegistry, Kind
 from tracekit.data.counterfactuals import (
@@ -62,7 +62,6 @@ from tracekit.models.hooked import (
     weights_digest,
 )
 
-SourceName = names.SourceName
 _OWN_TENSORS = "own tensors"
 ToPairs = Callable[[PromptPairs], PromptPairs]
 

@@ -1,8 +1,8 @@
 """What differs between architectures: names of hook points, and what single models do otherwise.
 
 An exception for an architecture stands here, and patching, checks, capabilities, paths and export
-read it. Nothing here is believed: `engine.checks` and `engine.capabilities` prove on the loaded
-model what they rest on.
+read it. Nothing here is believed: `tracekit.engine.checks` and `tracekit.engine.capabilities` prove
+on the loaded model what they rest on.
 """
 
 from __future__ import annotations

@@ -18,12 +18,7 @@ from tracekit.results.intervals import row_intervals
 from tracekit.results.pareto_statistics import jaccard
 from tracekit.results.result import TraceResult
 from tracekit.results.significance import p_values, without_rounding
-from tracekit.results.tables import (
-    RESULT_COLUMNS,
-    check_comparable,
-    data_and_models,
-    result_table,
-)
+from tracekit.results.tables import RESULT_COLUMNS, check_comparable, data_and_models, result_table
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -46,11 +46,6 @@ def text_html(self: Any) -> str:
     return card(first, *map(line, rest))
 
 
-def frame_html(title: str, frame: Any) -> str:
-    """A card of a pandas DataFrame."""
-    return card(title, Table.of_rows(frame).html())
-
-
 def table_html(table: Table) -> str:
     """A table of at most a dozen rows, from the first to the last."""
     n = len(table)

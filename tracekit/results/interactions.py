@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations, groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -32,7 +32,7 @@ from tracekit.components import Component, kind_of
 from tracekit.errors import ConfigError
 from tracekit.results.display import MOST_ROWS, card, line
 from tracekit.results.significance import Mark, PValues, earlier_tests, said_of_few
-from tracekit.results.storage import load, save_numbers
+from tracekit.results.storage import SavedTable
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -49,7 +49,7 @@ _MOST_DOTTED = 24
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class InteractionGrid:
+class InteractionGrid(SavedTable):
     """Effects of all pairs of some components."""
 
     labels: tuple[str, ...]
@@ -125,7 +125,8 @@ class InteractionGrid:
             Table.of_rows(frame, forms=forms, joined=True).html(),
         )
 
-    def to_frame(self) -> Any:
+    @cached_property
+    def table(self) -> Any:
         """A pandas DataFrame with a row per unordered pair, largest interaction first.
 
         Columns: `first`, `second`, `effect` (of both), `interaction`; where they were measured,
@@ -200,7 +201,8 @@ class InteractionGrid:
         below = self if self.opposite is None else self.opposite
         both = (self, below)
         ringed = _cells(self, *(_unsure(grid, mark) for grid in both)) if has_dots else []
-        dotted = _cells(self, *(_marked(grid, mark) for grid in both)) if has_dots else []
+        marked = (grid.tests and grid.tests.significant(mark) for grid in both)
+        dotted = _cells(self, *marked) if has_dots else []
         note = f"dot: {_MARKS[mark]} &lt; .05" if has_dots else ""
         indices, groups, noun = _layers(self)
         drawn = PairMap(
@@ -225,15 +227,6 @@ class InteractionGrid:
             subtitle = f"{formula}, l: {plain(self.axis_label)}"
         title = f"Interactions: {plain(self.title)}" if self.title else "Interactions"
         return pair_map(drawn, title=title, subtitle=subtitle)
-
-    def save(self, path: str | Path) -> Path:
-        """Writes all numbers to `.json`, which `load` reads, or `.csv`, a row per pair."""
-        return save_numbers(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> InteractionGrid:
-        """Reads the `.json` file that `save` wrote; errors as of `TraceResult.load`."""
-        return load(cls, Path(path), inline=True)
 
     @classmethod
     def from_earlier(cls, entries: dict[str, Any], tensors: Any) -> tuple[dict[str, Any], Any]:
@@ -358,16 +351,12 @@ def _largest(grid: InteractionGrid, values: Tensor, bound: float) -> list[tuple[
     return cells
 
 
-def _marked(grid: InteractionGrid, mark: Mark) -> list[bool] | None:
-    return None if grid.tests is None else grid.tests.significant(mark)
-
-
 def _unsure(grid: InteractionGrid, mark: Mark) -> list[bool] | None:
     """Whether the interval of each pair leaves out 0, but the pair is not significant."""
     if grid.tests is None or grid.interaction_interval is None:
         return None
     low, high = grid.interaction_interval.unbind(1)
-    return (((low > 0) | (high < 0)) & ~torch.tensor(_marked(grid, mark))).tolist()
+    return (((low > 0) | (high < 0)) & ~torch.tensor(grid.tests.significant(mark))).tolist()
 
 
 def _cells(grid: InteractionGrid, above: list[bool] | None, below: list[bool] | None) -> list[Cell]:

@@ -161,8 +161,9 @@ def _resamples(
 ) -> Iterator[Int[Tensor, "draw example"]]:
     """Examples of every resample, in portions that bound memory."""
     generator = torch.Generator().manual_seed(seed)
-    for count in _portions(n_draws, min(at_once, max(1, _AT_ONCE // n))):
-        yield torch.randint(n, (count, n), generator=generator)
+    most = min(at_once, max(1, _AT_ONCE // n))
+    for done in range(0, n_draws, most):
+        yield torch.randint(n, (min(most, n_draws - done), n), generator=generator)
 
 
 def ratio_interval(
@@ -228,8 +229,3 @@ def standard_error(
 ) -> float:
     """Standard error of the mean effect over examples; arguments as in `effect_interval`."""
     return Resamples(per_example[None], weights, clusters).errors.item()
-
-
-def _portions(total: int, largest: int) -> list[int]:
-    """Counts of at most so many that add up."""
-    return [min(largest, total - done) for done in range(0, total, largest)]

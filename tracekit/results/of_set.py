@@ -13,6 +13,7 @@ from tracekit._util.clusters import Over
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
+from tracekit.results.display import text_html
 from tracekit.results.significance import said_of_examples
 from tracekit.results.storage import load, save
 
@@ -40,6 +41,8 @@ class OfSet:
     def labels(self) -> list[str]:
         """Their printed names."""
         return [self.registry.label(index) for index in self.members]
+
+    _repr_html_ = text_html
 
     def save(self, folder: str | Path) -> Path:
         """Writes it to a folder, such as that of its run; returns the folder."""

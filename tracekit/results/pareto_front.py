@@ -124,7 +124,9 @@ class ParetoFront(Sequence[TraceResult]):
             for result in self.results:
                 if self.sign * result.effect >= self.sign * effect:
                     return replace(result, budget=None, target_effect=effect)
-            raise not_reached(effect, max(self.results, key=self._strength).effect)
+            raise not_reached(
+                effect, max(self.results, key=lambda each: self.sign * each.effect).effect
+            )
         level = faithfulness or 0.0
         if not 0 < level < 1:
             raise ConfigError(f"faithfulness is {faithfulness!r}. Give a level in (0, 1).")
@@ -145,9 +147,6 @@ class ParetoFront(Sequence[TraceResult]):
     def sign(self) -> int:
         """-1 where sets with effects below 0 were sought, else 1."""
         return -1 if self.results[0].run.sign == "negative" else 1
-
-    def _strength(self, result: TraceResult) -> float:
-        return self.sign * result.effect
 
     @property
     def sizes(self) -> tuple[int, ...]:

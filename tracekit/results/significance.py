@@ -90,10 +90,6 @@ class PValues:
         """Whether what decides is below 0.05."""
         return ((self.q if by == "q" else self.family) < LEVEL).tolist()
 
-    def __getitem__(self, rows: Tensor) -> PValues:
-        """Of some rows."""
-        return PValues(row=self.row[rows], q=self.q[rows], family=self.family[rows])
-
     @classmethod
     def none(cls, n_rows: int) -> PValues:
         """NaN for each of some rows, which cannot be tested."""

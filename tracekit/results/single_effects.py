@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,12 +15,11 @@ from tracekit._util.options import shortened
 from tracekit.components import ComponentRegistry
 from tracekit.components.members import ComponentsLike, ordered_in
 from tracekit.errors import ConfigError, MetricError
-from tracekit.results.display import Tabular
 from tracekit.results.intervals import row_intervals
 from tracekit.results.pair_effects import check_size
 from tracekit.results.panels import has_cells, panels_of, signed_scale
 from tracekit.results.significance import Mark, PValues, p_values, said_of_few, without_rounding
-from tracekit.results.storage import load, save_numbers
+from tracekit.results.storage import SavedTable
 from tracekit.results.traced import Traced
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class SingleEffects(Tabular):
+class SingleEffects(SavedTable):
     """The effect of every component alone."""
 
     registry: ComponentRegistry
@@ -141,15 +139,6 @@ class SingleEffects(Tabular):
             ends = interval_text(row["effect_low"], row["effect_high"])
             lines.append(f"  {row['component']}: {row['effect']:+.4g} ({ends}), q = {row['q']:.2g}")
         return "\n".join(lines)
-
-    def save(self, path: str | Path) -> Path:
-        """Writes all numbers to `.json`, which `load` reads, or `.csv`, a row per component."""
-        return save_numbers(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> SingleEffects:
-        """Reads the `.json` file that `save` wrote; errors as of `TraceResult.load`."""
-        return load(cls, Path(path), inline=True)
 
 
 def single_effects(traced: Traced, components: ComponentsLike | None = None) -> SingleEffects:

@@ -32,6 +32,7 @@ from tracekit._util.files import digest_of, write_beside, write_csv
 from tracekit._util.options import as_path, shortened
 from tracekit._util.version import __version__
 from tracekit.errors import ResultFormatError, ResultNotFoundError, TracekitError
+from tracekit.results.display import Tabular
 
 FORMAT_VERSION = 6
 _EARLIER = 5
@@ -114,18 +115,23 @@ def load(cls: type[_T], path: Path, digest: str | None = None, *, inline: bool =
     return value
 
 
-def save_numbers(value: Any, path: str | Path) -> Path:
-    """Writes a dataclass that people read as numbers, and returns the path.
+class SavedTable(Tabular):
+    """A table that people read as numbers, in one file."""
 
-    A `.json` has all of its fields, tensors as lists; a `.csv` the table of its `to_frame`.
-    """
-    path = as_path("path", path)
-    if path.suffix == ".json":
-        save(value, path, inline=True)
-    else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_csv(value.to_frame(), path)
-    return path
+    def save(self, path: str | Path) -> Path:
+        """Writes all numbers to `.json`, which `load` reads, or `.csv`, a line per row."""
+        path = as_path("path", path)
+        if path.suffix == ".json":
+            save(self, path, inline=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_csv(self.to_frame(), path)
+        return path
+
+    @classmethod
+    def load(cls: type[_T], path: str | Path) -> _T:
+        """Reads the `.json` file that `save` wrote; errors as of `TraceResult.load`."""
+        return load(cls, Path(path), inline=True)
 
 
 # ---- documents --------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -33,7 +33,6 @@ from tracekit.components.masks import Mask, from_indices
 from tracekit.components.members import ComponentsLike, members_of, ordered_in
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
-from tracekit.results.display import MOST_ROWS, frame_html
 from tracekit.results.intervals import row_intervals
 from tracekit.results.pair_effects import added_effects, check_size, chosen_for_pairs
 from tracekit.results.significance import (
@@ -43,7 +42,7 @@ from tracekit.results.significance import (
     p_values,
     without_rounding,
 )
-from tracekit.results.storage import load, save_numbers
+from tracekit.results.storage import SavedTable
 from tracekit.results.traced import Traced
 from tracekit.search.base import require_gradient
 
@@ -62,7 +61,7 @@ _MEASURED_PER_PAIR = 5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class StrongestPairs:
+class StrongestPairs(SavedTable):
     """Pairs of components that interact most, the strongest first."""
 
     first: tuple[str, ...]
@@ -94,7 +93,8 @@ class StrongestPairs:
     axis_label: str = "effect"
     title: str = ""
 
-    def to_frame(self) -> pd.DataFrame:
+    @cached_property
+    def table(self) -> pd.DataFrame:
         """A pandas DataFrame with a row per pair, the strongest first.
 
         Columns: `first`, `second`, `effect` (of both), `interaction`, `proposed` (on the examples
@@ -120,9 +120,6 @@ class StrongestPairs:
         tests = pd.DataFrame(self.tests.columns()).reindex(frame.index)
         return frame.join(tests.assign(significant=tests["significant"].eq(True)))
 
-    def _repr_html_(self) -> str:
-        return frame_html(repr(self), self.to_frame().head(MOST_ROWS))
-
     def __repr__(self) -> str:
         n_pairs = self.n_components * (self.n_components - 1) // 2
         text = f"{self.title + ': ' if self.title else ''}{len(self.first)} of {n_pairs} pairs"
@@ -131,15 +128,6 @@ class StrongestPairs:
             passed, n = self.tests.significant(), len(self.tests.q)
             text += f"; {n} tested, {sum(passed)} with q < .05"
         return printable(f"StrongestPairs({text}; {self.examples})")
-
-    def save(self, path: str | Path) -> Path:
-        """Writes all numbers to `.json`, which `load` reads, or `.csv`, a row per pair."""
-        return save_numbers(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> StrongestPairs:
-        """Reads the `.json` file that `save` wrote; errors as of `TraceResult.load`."""
-        return load(cls, Path(path), inline=True)
 
     @classmethod
     def from_earlier(cls, entries: dict[str, Any], tensors: Any) -> tuple[dict[str, Any], Any]:

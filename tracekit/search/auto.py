@@ -25,14 +25,7 @@ from tracekit.components import ComponentSet
 from tracekit.components.masks import members_of_mask
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, ConfigError
-from tracekit.search.base import (
-    Goal,
-    Planned,
-    Search,
-    Selection,
-    log_spaced_sizes,
-    planned_for,
-)
+from tracekit.search.base import Goal, Planned, Search, Selection, log_spaced_sizes, planned_for
 from tracekit.search.baselines.shrunken_topk import MOST_ALONE, ShrunkenTopK
 from tracekit.search.targets import Target
 

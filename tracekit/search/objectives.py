@@ -27,12 +27,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util import names
+from tracekit._util.names import ObjectiveName
 from tracekit._util.options import shortened
 from tracekit.errors import ConfigError
 from tracekit.metrics import ContinuationLogProbs, Effects, Metric
-
-ObjectiveName = names.ObjectiveName
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:

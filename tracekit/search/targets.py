@@ -46,11 +46,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine import gradients
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import DataView, Engine
-from tracekit.engine.gradients import (
-    BatchPrediction,
-    FirstOrderPrediction,
-    GradientWeight,
-)
+from tracekit.engine.gradients import BatchPrediction, FirstOrderPrediction, GradientWeight
 from tracekit.engine.prepared import PreparedData
 from tracekit.engine.set_effects import Recorder
 from tracekit.errors import ConfigError, MetricError, NothingFoundError
@@ -433,12 +429,7 @@ class Target(DataView):
         else:
             combine = None if self._scores is None else self._scores.combine
         scores, gradient = gradients.gradient(
-            self.data,
-            mask,
-            weights,
-            numbers,
-            combine=combine,
-            with_complement=self.has_complement,
+            self.data, mask, weights, numbers, combine=combine, with_complement=self.has_complement
         )
         scores = scores if of_all is None else of_all.to(mask.device)
         if penalty is None or push is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import copysign
+from weakref import WeakSet
 
 from torch import Tensor
 
@@ -28,6 +29,8 @@ _AS_GOOD = 0.05
 _SIMILAR = 1 / 3
 """Jaccard similarity below which two sets of a size share less than half of their components."""
 
+_WARNED: WeakSet[Engine] = WeakSet()
+
 
 def warn_of_pairs(pairs: PromptPairs, engine: Engine, source: str, *, title: str = "") -> None:
     """Warns of examples that show nothing, or something else than was meant: once for each kind.
@@ -46,7 +49,10 @@ def warn_of_pairs(pairs: PromptPairs, engine: Engine, source: str, *, title: str
 
 
 def warn_of_effects(engine: Engine) -> None:
-    """Warns where the effect of all components says little about the data set."""
+    """Warns, once, where the effect of all components says little about the data set."""
+    if engine in _WARNED:
+        return
+    _WARNED.add(engine)
     clean, n = engine.data.clean, engine.n_examples
     if engine.metric.needs_y and engine.metric.direction == "noising" and clean.y is not None:
         n_y = int((clean.x <= clean.y).sum())

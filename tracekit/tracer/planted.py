@@ -24,9 +24,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from tracekit._util.names import KindName
 from tracekit._util.options import is_whole
 from tracekit.components import Component
-from tracekit.components.kinds import KindName
 from tracekit.data.prompts import PromptPairs
 from tracekit.errors import ConfigError
 from tracekit.models import HookedModel, load_model

@@ -57,7 +57,7 @@ from tracekit.search.auto import (
     sizes_alone,
 )
 from tracekit.search.backward import backward_elimination
-from tracekit.search.base import Planned, Record, best_within, config_of, planned_for
+from tracekit.search.base import Planned, best_within, config_of, planned_for
 from tracekit.search.local.best_sets import BestSets
 from tracekit.search.objectives import (
     Faithful,
@@ -125,7 +125,12 @@ def results_of(
     if not by_effect:
         cost += Cost(1, 0)
         effects = [traced.own.effects(selection.mask) for selection in selections]
-        histories = [tuple(map(_of_scores, history)) for history in histories]
+        # Effects of a search by another objective are scores.
+        renamed = {"effect": "score"}
+        histories = [
+            tuple({renamed.get(key, key): record[key] for key in record} for record in history)
+            for history in histories
+        ]
     sets = [members_of_mask(each.mask) for each in selections]
     rows = zip(selections, traced.on_examples(sets, effects), bounds, histories, strict=True)
     results = []
@@ -175,11 +180,6 @@ def results_of(
             )
         )
     return results
-
-
-def _of_scores(record: Record) -> Record:
-    """A record of a search whose effects are scores."""
-    return {{"effect": "score"}.get(name, name): value for name, value in record.items()}
 
 
 def _extra_effects(traced: Traced, mask: Tensor) -> Tensor | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, wraps
+from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, overload
@@ -270,7 +270,7 @@ class Tracer:
             len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
         )
         run = run_of(self.traced, search, goal, objective, constraint, seed, sign)
-        _ = self._warned_of_effects
+        diagnostics.warn_of_effects(self.engine)
         diagnostics.warn_of_sign(self.engine, run.sign, sign, run.objective)
         with Observed(observe, run) as observed:
             results = run.results(observed.step)
@@ -328,7 +328,7 @@ class Tracer:
         run = pareto_run_of(
             self.traced, max_budget, objective, constraint, statistics, seed, options, sign
         )
-        _ = self._warned_of_effects
+        diagnostics.warn_of_effects(self.engine)
         diagnostics.warn_of_sign(self.engine, run.sign, sign, run.objective)
         with Observed(observe, run) as observed:
             front = run.front(statistics=statistics, on_note=observed.step)
@@ -340,12 +340,6 @@ class Tracer:
     estimate = _asks(estimating.estimate)
     estimate_pareto = _asks(estimating.estimate_pareto)
     estimate_explain = _asks(estimating.estimate_explain)
-
-    @cached_property
-    def _warned_of_effects(self) -> bool:
-        """Warns, before the first search, of effects that say little."""
-        diagnostics.warn_of_effects(self.engine)
-        return True
 
     # ---- the question ---------------------------------------------------------------------
 
