@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import from_indices
-from tracekit.engine import capabilities
 from tracekit.engine.capabilities import Capabilities
 from tracekit.errors import ModelWarning
+from tracekit.models import architectures
 
 EVERY_KIND = [*tiny.PATCHED_KINDS, "+".join(tiny.WRITING_KINDS)]
 
@@ -142,7 +142,7 @@ def test_an_attention_window_is_never_undone(architecture, unnamed, monkeypatch)
     """Not even of rows that need no packing, and not if no configuration tells of it."""
     model = tk.load_model(tiny.hf_model(architecture, **WINDOWED[architecture]))
     if unnamed:
-        monkeypatch.setattr(capabilities, "_WINDOWS", ())
+        monkeypatch.setattr(architectures, "_WINDOWS", ())
     short = tk.PromptPairs.from_ids(long_rows([3, 4]))
     fast, plain = engines(model, short, "mlp-outputs")
     assert fast.data.layout.sequences.has_branches

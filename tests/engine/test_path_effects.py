@@ -392,14 +392,14 @@ def test_models_in_which_paths_cannot_be_followed(monkeypatch):
         ({"query": "attn.hook_q", "key": "attn.hook_k"}, "do not give the blocks.1.attn.hook_z"),
         ({"query": "attn.hook_none"}, r"no hook point blocks\.1\.attn\.hook_none.*Give by_input"),
     ):
-        monkeypatch.setattr(path_effects, "_INPUT_HOOKS", hooks)
+        monkeypatch.setattr(path_effects, "INPUT_HOOKS", hooks)
         with pytest.raises(HookPointError, match=text):
             tracer.paths("L1H0")
         assert len(tracer.paths("L1H0", by_input=False).rows) == 3
     # What the attention adds is not where it is looked for.
     monkeypatch.setattr(
         path_effects,
-        "_out_of",
+        "out_of",
         lambda layer, part: f"blocks.{layer}.{('attn.hook_v', 'hook_mlp_out')[part]}",
     )
     with pytest.raises(HookPointError, match="change of its input does not arrive unchanged"):

@@ -7,7 +7,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.errors import ConfigError, MetricError
+from tracekit.errors import MetricError
 from tracekit.results import effect_interval
 from tracekit.results.significance import p_values, without_rounding
 
@@ -52,8 +52,6 @@ def test_the_map_has_the_effects_and_frames_what_is_significant(tracer, found):
     assert "noising, n = 12; all together" in plain.layout.title.subtitle.text
     assert "frame: q &lt; .05" in plain.layout.title.subtitle.text
     assert "family-wise p" in found.heatmap(mark="family").layout.title.subtitle.text
-    with pytest.raises(ConfigError, match="mark is 'p'. Give 'q' or 'family'"):
-        found.heatmap(mark="p")
 
 
 def test_it_is_read_back_and_printed(tracer, found, tmp_path):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tracekit._util.markup import interval_text
 from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import OPTIONS, WHAT, Given, takes
@@ -59,6 +60,18 @@ class _Findings:
     """Results at all budgets, by method."""
     front: ParetoFront
     grid: InteractionGrid
+    fresh: InteractionGrid
+    """The strongest pair of the grid, on facts that had no part in choosing it."""
+
+    @property
+    def tested(self) -> str:
+        """The strongest pair on the other facts, with its interval and p."""
+        row, n = self.fresh.table.iloc[0], self.fresh.n_independent
+        return (
+            f"{row['first']} and {row['second']}, the interaction is {row['interaction']:+.3f} "
+            f"({interval_text(row['low'], row['high'])}, p = {row['p']:.2g}) on {n} facts that had "
+            "no part in choosing it"
+        )
 
     @property
     def story(self) -> str:
@@ -183,8 +196,12 @@ def _trace(output: Path, seed: int, progress: bool) -> _Findings:
     from tracekit.search import make
 
     model = load("demo")
-    pairs = tk.load_dataset("demo-facts", model)[:_EXAMPLES]
-    tracer = tk.Tracer(model, pairs, "attention-patterns", "probability-drop", progress=progress)
+    facts = tk.load_dataset("demo-facts", model)
+    asked = ("attention-patterns", "probability-drop")
+    tracer, fresh = (
+        tk.Tracer(model, pairs, *asked, progress=progress)
+        for pairs in (facts[:_EXAMPLES], facts[_EXAMPLES:])
+    )
     print_tracer(tracer)
     curves = {}
     for method, options in _METHODS:
@@ -194,7 +211,8 @@ def _trace(output: Path, seed: int, progress: bool) -> _Findings:
     front.save(output / "pareto")
     grid = tracer.interactions(layers=_PAIRED_LAYERS)
     grid.save(output / "pairs.csv")
-    return _Findings(tracer, curves, front, grid)
+    strongest = [grid.table[each][0] for each in ("first", "second")]
+    return _Findings(tracer, curves, front, grid, fresh.interactions(strongest))
 
 
 def _write_page(findings: _Findings, output: Path) -> Path:
@@ -245,10 +263,9 @@ def _write_page(findings: _Findings, output: Path) -> Path:
                 paragraphs=[
                     "How much more (red) or less (blue) two heads do together than the sum of what "
                     "each does alone. "
-                    f"{sum(findings.grid.significant or ())} of {len(findings.grid.index_pairs)} "
-                    f"pairs are significant: on {_EXAMPLES} facts, of which few carry an "
-                    "interaction, the map proposes pairs to test on more, and proves none. Rings: "
-                    "the interval of the pair alone leaves out 0."
+                    f"The map of {_EXAMPLES} facts proposes pairs, and other facts test them. Of "
+                    f"the strongest, {findings.tested}. Rings: the interval of the pair alone "
+                    "leaves out 0."
                 ],
                 figures=[findings.grid.heatmap()],
             ),

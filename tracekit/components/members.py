@@ -34,17 +34,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     _Name = Component | str | tuple[int, int]
-    ComponentsLike = (
-        HasComponents
-        | _Name
-        | Sequence[_Name]
-        | AbstractSet[_Name]
-        | Mapping[int, Sequence[int] | None]
-        | Tensor
-        | np.ndarray
-        | Sequence[float]
-        | Sequence[Sequence[float]]
-    )
+    _Names = _Name | Sequence[_Name] | AbstractSet[_Name] | Mapping[int, Sequence[int] | None]
+    _Mask = Tensor | np.ndarray | Sequence[float] | Sequence[Sequence[float]]
+    ComponentsLike = HasComponents | _Names | _Mask
 else:
     # At run time anything else has an error of its own.
     ComponentsLike = Any

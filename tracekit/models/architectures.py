@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-# ---- hook points ----------------------------------------------------------------------------
-
 SCORED_HOOKS = ("unembed.hook_in", "ln_final.hook_normalized")
 """Hook points before the unembedding; the first that a model has is used."""
 STREAM_PASSES_BY = ".hook_resid_mid"
@@ -69,8 +67,6 @@ def out_of(layer: int, part: int) -> str:
     return f"blocks.{layer}.hook_{'mlp' if part else 'attn'}_out"
 
 
-# ---- settings -------------------------------------------------------------------------------
-
 _WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
 """Settings of an attention window."""
 
@@ -104,8 +100,6 @@ def long_rope_limit(model: Any) -> int | None:
     numbers = [int(limit) for limit in limits if limit is not None]
     return min(numbers) if numbers else None
 
-
-# ---- attention patterns of a bridge ---------------------------------------------------------
 
 _SOFTMAX = (torch.nn.functional.softmax, torch.softmax, Tensor.softmax)
 _WEIGHTS_NDIM = 4

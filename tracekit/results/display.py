@@ -27,7 +27,9 @@ class Tabular:
         return Table.of_rows(self.table, joined=True).latex(text, label)
 
     def _repr_html_(self) -> str:
-        return card(str(self).splitlines()[0], table_html(Table.of_rows(self.table, joined=True)))
+        n, shown = len(self.table), Table.of_rows(self.table.head(MOST_ROWS), joined=True)
+        rest = [line(f"{MOST_ROWS} of {n} rows; to_frame() has all")] if n > MOST_ROWS else []
+        return card(str(self).splitlines()[0], shown.html(), *rest)
 
 
 def card(title: str, *parts: str) -> str:

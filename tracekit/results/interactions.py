@@ -27,10 +27,8 @@ from torch import Tensor
 
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import shortened
-from tracekit._util.table import Table
 from tracekit.components import Component, kind_of
 from tracekit.errors import ConfigError
-from tracekit.results.display import MOST_ROWS, card, line
 from tracekit.results.significance import Mark, PValues, earlier_tests, said_of_few
 from tracekit.results.storage import SavedTable
 
@@ -111,19 +109,6 @@ class InteractionGrid(SavedTable):
             n = self.n_independent
             few = said_of_few(n, len(self.index_pairs)) if n and not any(self.significant) else ""
         return "".join(f"; {note}" for note in (share, self.examples, few) if note)
-
-    def _repr_html_(self) -> str:
-        frame = self.to_frame().head(MOST_ROWS)
-        ends = {end: f"interaction_{end}" for end in ("low", "high")}
-        frame, forms = frame.rename(columns=ends), {"interaction": "+.4g"}
-        n = len(self.labels)
-        text = f"{n * (n - 1) // 2} pairs of {n} components, largest interactions first"
-        text += self._notes
-        return card(
-            self.title or "Interactions",
-            line(text),
-            Table.of_rows(frame, forms=forms, joined=True).html(),
-        )
 
     @cached_property
     def table(self) -> Any:

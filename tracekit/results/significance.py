@@ -118,14 +118,18 @@ def earlier_tests(entries: dict[str, Any]) -> dict[str, Any]:
     return {**entries, "tests": None if p is None else {"row": p, "q": p, "family": p}}
 
 
-def least_p(n_examples: int) -> float:
-    """The least p value that so many independent examples can have."""
-    return max(2.0 ** (1 - min(n_examples, 1000)), 2 / (N_RESAMPLES + 1))
+def least_p(n_examples: int, n_rows: int = 1) -> float:
+    """The least p value of so many independent examples, in a table of so many rows."""
+    return max(2.0 ** (1 - min(n_examples, 1000)), 2 / (_n_draws(n_rows) + 1))
+
+
+def _n_draws(n_rows: int) -> int:
+    return max(N_RESAMPLES, min(_DRAWS_PER_ROW * n_rows, _MOST_DRAWS))
 
 
 def n_testable(n_examples: int) -> int:
     """As many rows as one of which can have a q below 0.05 on so many independent examples."""
-    return max(1, int(LEVEL / least_p(n_examples)))
+    return max(1, int(LEVEL / least_p(n_examples, _MOST_DRAWS)))
 
 
 def said_of_few(n_examples: int, n_rows: int = 1) -> str:
@@ -133,7 +137,7 @@ def said_of_few(n_examples: int, n_rows: int = 1) -> str:
 
     `n_rows` is how many rows a table has, of which a q counts.
     """
-    least, plural = least_p(n_examples), "s" * (n_examples != 1)
+    least, plural = least_p(n_examples, n_rows), "s" * (n_examples != 1)
     text = f"With {n_examples} independent example{plural} no p can be below {least:.2g}"
     if least >= LEVEL:
         return f"{text}, so that none can reach .05."
@@ -195,7 +199,7 @@ def _resampled_p_values(
     measured, order = statistics.abs().sort(descending=True)
     n_rows, is_shared = len(statistics), _is_shared(by_cluster(effects, clusters))
     hits, above, below = torch.ones(3, n_rows, dtype=torch.float64)
-    n_draws = max(N_RESAMPLES, min(_DRAWS_PER_ROW * n_rows, _MOST_DRAWS))
+    n_draws = _n_draws(n_rows)
     for shifts, errors in resamples.deviations(max(1, _AT_ONCE // 8 // n_rows), n_draws):
         floored = torch.maximum(errors, _LEAST_ERROR * spreads[:, None])
         deviations = torch.where(floored > 0, shifts / floored, 0.0)
