@@ -36,7 +36,8 @@ def paths(tracer, result):
 
 
 def test_the_table_has_intervals_and_corrected_p_values(paths):
-    assert paths.to_frame() is paths.table
+    assert paths.to_frame().equals(paths.table)
+    assert paths.to_frame() is not paths.table
     number = {
         (paths._name(r.sender, "embedding"), paths._name(r.receiver, "logits"), r.input): n
         for n, r in enumerate(paths.rows)

@@ -18,8 +18,8 @@ class Tabular:
     table: Any
 
     def to_frame(self) -> Any:
-        """The table; see there."""
-        return self.table
+        """A copy of the table; see there."""
+        return self.table.copy()
 
     def to_latex(self, *, caption: str | None = None, label: str = "tab:tracekit") -> str:
         """The table in LaTeX (booktabs), a column with its 95 % interval in one."""
