@@ -104,7 +104,8 @@ def test_attention_of_another_token_and_by_position(demo_model, tracer, facts, a
 
 def test_the_tables_have_intervals(attention):
     table, places = attention.table, attention.places
-    assert attention.to_frame() is table
+    assert attention.to_frame().equals(table)
+    assert attention.to_frame() is not table
     assert list(table["component"]) == ["L1H2"] * 3 + ["L3H4"] * 3
     assert list(table["place"]) == [*places, *places]
     for name, values in (("clean", attention.clean), ("counterfactual", attention.counterfactual)):
