@@ -113,9 +113,9 @@ def q_values(p: Float[Tensor, " row"]) -> Float[Tensor, " row"]:
     """False discovery rates of p values (Benjamini and Hochberg); NaN where p is."""
     from scipy.stats import false_discovery_control
 
-    q, known = p.clone(), ~p.isnan()
-    if known.any():
-        q[known] = torch.from_numpy(false_discovery_control(p[known].numpy())).to(p.dtype)
+    q, has_p = p.clone(), ~p.isnan()
+    if has_p.any():
+        q[has_p] = torch.from_numpy(false_discovery_control(p[has_p].numpy())).to(p.dtype)
     return q
 
 
