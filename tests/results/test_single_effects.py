@@ -8,6 +8,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.errors import MetricError
+from tracekit.figures import for_print
 from tracekit.results import effect_interval
 from tracekit.results.significance import p_values, without_rounding
 from tracekit.search.objectives import log_odds_of
@@ -111,3 +112,35 @@ def test_shares_of_nothing_are_refused(tracer, found):
 
     with pytest.raises(MetricError, match="no effect, so there are no shares of it"):
         replace(found, full_effect=0.0).heatmap(normalised=True)
+
+
+def test_a_map_by_position_names_fields_of_templates(demo_model):
+    pairs = tk.PromptPairs.from_template(
+        "the {job} said that",
+        demo_model,
+        x="he",
+        y="she",
+        counterfactual={"job": "other"},
+        values={"job": ["nurse", "pilot", "baker", "cook"], "other": ["guard", "clerk"]},
+        n=4,
+    )
+    tracer = tk.Tracer(
+        demo_model, pairs, "residual-before+mlp-blocks", split_by="position", direction="denoising"
+    )
+    assert tracer.registry.spans == ("0 the", "1 {job}", "2 said", "3 that")
+    figure = tracer.single_effects().heatmap(normalised=True)
+    assert figure.layout.xaxis.title.text == "residual-before"
+    assert figure.data[1].colorbar.title.text.startswith("share<br>restored")
+    assert list(figure.layout.xaxis.ticktext) == list(tracer.registry.spans)
+
+
+def test_where_labels_have_no_room_those_of_large_values_stay(model, tracer, found):
+    figure = found.heatmap()
+    for hot in (1, 2, 3):
+        cells = [[1.0 if column == hot else 0.1 for column in range(4)]]
+        figure.data[1].z = cells * len(figure.data[1].z)
+        figure.layout.xaxis.update(ticktext=["a label of many words"] * 4, tickvals=[0, 1, 2, 3])
+        drawn = for_print(figure, width="2.2in")
+        shown = list(drawn.layout.xaxis.tickvals)
+        assert hot in shown
+        assert len(shown) < 4

@@ -194,14 +194,21 @@ def names_of_spans(of_pairs: Iterable[Spans]) -> tuple[str, ...]:
 
 
 def position_names(
-    prompts: Sequence[Sequence[int]], token_text: Callable[[int], str] | None = None
+    prompts: Sequence[Sequence[int]],
+    token_text: Callable[[int], str] | None = None,
+    spans: Sequence[Spans | None] = (),
 ) -> tuple[str, ...]:
-    """Names for positions of prompts of one length: the number and, if all share it, the token."""
-    names = []
+    """Names for positions of prompts of one length: the number and, if all share it, the token.
+
+    Where tokens differ, the span of all prompts, such as the field of a template: `3 {name}`.
+    """
+    covered = [{(p, name) for name, at in (own or {}).items() for p in at} for own in spans]
+    fields, names = dict(set.intersection(*covered)) if covered else {}, []
     # As many as the first prompt has: that all have as many is checked where they are used.
     for position in range(len(prompts[0])):
         tokens = {prompt[position] for prompt in prompts if position < len(prompt)}
         text = "" if token_text is None or len(tokens) > 1 else token_text(tokens.pop()).strip()
+        text = f"{{{fields[position]}}}" if not text and position in fields else text
         is_name = text.isprintable() and not set(text) & set("@,+")
         names.append(f"{position} {text}".strip() if is_name else str(position))
     return tuple(names)

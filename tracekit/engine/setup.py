@@ -322,8 +322,9 @@ class Setup:
             assert_never(self.split_by)
         decode = getattr(getattr(model, "tokenizer", None), "decode", None)
         token_text = None if decode is None else lambda token: str(decode([token]))
-        prompts = [pair.prompt_ids for pairs in given for pair in pairs]
-        names = registry.spans if registry else position_names(prompts, token_text)
+        every = [pair for pairs in given for pair in pairs]
+        prompts, spans = [pair.prompt_ids for pair in every], [pair.spans for pair in every]
+        names = registry.spans if registry else position_names(prompts, token_text, spans)
         return lambda pairs: pairs.by_position(names)
 
 

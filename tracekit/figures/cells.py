@@ -280,7 +280,7 @@ def _x_ticks(panel: SelectionPanel) -> tuple[list[int] | None, list[str] | None,
         return None, None, f"% of {panel.kind}"
     if panel.span_names:
         names = list(map(plain, panel.span_names))
-        return list(range(len(names))), names, f"span of {panel.kind}"
+        return list(range(len(names))), names, panel.kind
     if not panel.has_numbers:
         return [], [], panel.noun
     return list(range(len(panel.indices))), list(map(str, panel.indices)), panel.noun

@@ -7,7 +7,7 @@ size of texts: nothing is fitted by eye, so nothing lies outside the page or on 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import unescape
 from itertools import pairwise
 from math import ceil, inf
@@ -331,13 +331,28 @@ def _thin_ticks(figure: go.Figure, width: float, height: float) -> None:
             if least >= _MOST_SHRUNK * need:
                 axis.tickfont.size = font * min(1.0, least / need)
                 need = min(need, least)
-            kept = [0]
-            for rank in range(1, len(ticks)):
-                apart = abs(ticks[rank] - ticks[kept[-1]]) * room
+            kept: list[int] = []
+            for rank in _by_colour(figure, axis.plotly_name, ticks):
+                apart = min((abs(ticks[rank] - ticks[i]) for i in kept), default=inf) * room
                 kept += [rank] if apart >= need - 1e-6 else []
-            shown = [ticks[i] for i in kept]
+            shown = [ticks[i] for i in sorted(kept)]
             kept_by[axis.plotly_name] = [shown, ticks, texts]
-            axis.update(tickvals=shown, ticktext=[texts[i] for i in kept])
+            axis.update(tickvals=shown, ticktext=[texts[i] for i in sorted(kept)])
+
+
+def _by_colour(figure: go.Figure, axis: str, ticks: Sequence[float]) -> list[int]:
+    """Numbers of ticks: first of columns with a value of over half of the largest, then in order.
+
+    A label that has no room is not missed where nothing happens.
+    """
+    sizes: dict[float, float] = {}
+    traces: list[Any] = list(figure.data)
+    for trace in traces:
+        if trace.type == "heatmap" and f"xaxis{(trace.xaxis or 'x')[1:]}" == axis:
+            for at, *values in zip(trace.x, *trace.z, strict=True):
+                sizes[at] = max(sizes.get(at, 0.0), *(abs(value or 0.0) for value in values))
+    bound = max(sizes.values(), default=0.0) / 2
+    return sorted(range(len(ticks)), key=lambda i: -max(sizes.get(ticks[i], 0.0), bound))
 
 
 def _fit_cell_texts(figure: go.Figure, width: float, height: float) -> None:

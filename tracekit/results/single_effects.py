@@ -112,7 +112,8 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
                 f"{self.effects[number]:+.4g} ({ends})<br>p = {tests['p'][number]:.2g}, "
                 f"q = {tests['q'][number]:.2g}"
             )
-        unit = "share of<br>all" if normalised else plain(self.axis_label).replace(" (", "<br>(")
+        share = "share<br>restored" if self.direction == "denoising" else "share of<br>full effect"
+        unit = share if normalised else plain(self.axis_label).replace(" (", "<br>(")
         largest = effects.abs().max().item() or 1.0
         test = "q" if mark == "q" else "family-wise p"
         return draw_panels(
