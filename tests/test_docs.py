@@ -142,6 +142,43 @@ def test_commands_parse(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         command.make_context(name, list(arguments), parent=context)
 
 
+_WISH = re.compile(r"^\| (?P<want>[^|]+) \| (?P<cell>[^|]+) \| (?P<more>[^|]+) \|$", re.MULTILINE)
+
+
+def _wishes() -> list[str]:
+    """What the page of wishes writes for each, without the head of its table."""
+    text = (ROOT / "docs/wanted.md").read_text(encoding="utf-8")
+    return [match["cell"] for match in _WISH.finditer(text)][2:]
+
+
+def test_what_the_page_of_wishes_writes_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each cell is one piece of code, after the block above the table; or a command line."""
+    monkeypatch.chdir(tmp_path)
+    (block,) = _python(ROOT / "docs/wanted.md")
+    namespace: dict[str, object] = {}
+    exec(block.code, namespace)
+    n_run = 0
+    for cell in _wishes():
+        assert (cell[0], cell[-1], cell.count("`")) == ("`", "`", 2), cell
+        code = cell.strip("`")
+        if code == "CITATION.cff":
+            assert (ROOT / code).is_file()
+        elif re.match(r"tracekit |torchrun ", code):
+            arguments = shlex.split(code.split("tracekit ", 1)[1])
+            context = (group := typer.main.get_command(app)).make_context(
+                "tracekit", [], resilient_parsing=True
+            )
+            group.get_command(context, arguments[0]).make_context(*arguments[:1], arguments[1:])
+        else:
+            exec(code, namespace)
+            n_run += 1
+    capsys.readouterr()
+    assert n_run > 20
+    assert {path.name for path in tmp_path.iterdir()} >= {"heads.csv", "heads.html", "edited"}
+
+
 def test_every_public_name_has_an_entry_in_the_api() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in API_PAGES)
     entries = re.findall(r"^\.\. auto\w+:: (\S+)$", text, re.MULTILINE)
