@@ -147,7 +147,7 @@ def _parse(name: str, arguments: list[str]) -> None:
     command.make_context(name, list(arguments), parent=context)
 
 
-_WISH = re.compile(r"^\| (?P<want>[^|]+) \| (?P<cell>[^|]+) \| (?P<more>[^|]+) \|$", re.MULTILINE)
+_WISH = re.compile(r"^\| (?P<want>[^|]+) \| (?P<cell>[^|]+) \|$", re.MULTILINE)
 
 
 def _wishes() -> list[str]:
