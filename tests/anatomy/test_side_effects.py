@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from scipy.stats import false_discovery_control
 
 import tracekit as tk
 from tests import tiny
@@ -62,6 +63,8 @@ def test_every_number_is_measured(tracer, side):
         hits = sum(each >= strengths[name] - 1e-6 for each in random.tolist())
         assert row["p"] == pytest.approx((1 + hits) / 7)
         assert (row["examples"], row["metric"]) == (len(pairs), metric)
+    p = side.table["p"].to_numpy()
+    assert side.table["q"].to_numpy() == pytest.approx(false_discovery_control(p))
     for name in ("fresh", "kl", "same"):
         here, there = strengths["target"], strengths[name]
         row = rows.loc[name]
@@ -99,7 +102,7 @@ def test_the_index_by_hand(side, here, there, expected):
     assert changed.selectivity("fresh") == pytest.approx(expected, abs=1e-6)
     assert changed.selectivity_interval("fresh") == pytest.approx((expected, expected), abs=1e-6)
     # Without random sets there is no p.
-    assert changed.table["p"].isna().all()
+    assert changed.table[["p", "q"]].isna().all(None)
     assert "random" not in str(changed)
 
 

@@ -85,7 +85,9 @@ def test_every_number_of_a_grid_is_measured(tracer, plain, given):
         joint = plain(i, j, *given) - plain(*given)
         assert row["effect"] == pytest.approx(joint.mean().item(), abs=1e-6)
         low, high = effect_interval(values.float())
-        assert (row["low"], row["high"]) == pytest.approx((low, high), rel=2e-3, abs=1e-5)
+        assert (row["interaction_low"], row["interaction_high"]) == pytest.approx(
+            (low, high), rel=2e-3, abs=1e-5
+        )
         for name, expected in (("p", tests.row), ("q", tests.q), ("p_family", tests.family)):
             assert row[name] == pytest.approx(expected[rank].item(), abs=2e-3)
         assert row["p"] <= min(row["q"], row["p_family"])
@@ -119,7 +121,7 @@ def test_both_directions(tracer, model):
     opposite = expected.to_frame().set_index(["first", "second"])
     for row in frame.to_dict("records"):
         other = opposite.loc[(row["first"], row["second"])]
-        for name in ("effect", "interaction", "low", "high", "p"):
+        for name in ("effect", "interaction", "interaction_low", "p"):
             assert row[f"opposite_{name}"] == pytest.approx(other[name], abs=1e-6)
     assert "kind" not in tracer.interactions(members).to_frame()
     # From the other side the words are the same.

@@ -10,6 +10,7 @@ from tests import tiny
 from tracekit.errors import MetricError
 from tracekit.results import effect_interval
 from tracekit.results.significance import p_values, without_rounding
+from tracekit.search.objectives import log_odds_of
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,31 @@ def test_every_number_is_measured(tracer, found):
         for name, expected in (("p", tests.row), ("q", tests.q), ("p_family", tests.family)):
             assert row[name] == pytest.approx(expected[number].item(), abs=2e-3)
         assert row["significant"] == (row["q"] < 0.05)
+
+
+@pytest.mark.parametrize("metric", ["odds-ratio", "probability-drop", "probability-ratio"])
+@pytest.mark.parametrize("direction", ["noising", "denoising"])
+def test_ratios_and_probabilities_are_tested_on_log_odds(model, metric, direction):
+    """Tests of the effects of a metric that is the log-odds; all else is of the metric itself."""
+    pairs = tiny.pairs(12)
+    tracer = tk.Tracer(model, pairs, "head-outputs", metric, direction=direction)
+    found = tracer.single_effects()
+    of_log_odds = log_odds_of(tracer.engine.metric)
+    sets = [(i,) for i in range(len(tracer.registry))]
+    changes = tracer.engine.sharing(metric=of_log_odds).set_effects(sets).double()
+    effects = tracer.engine.set_effects(sets).double()
+    assert (changes.sign() == effects.sign())[effects.abs() > 1e-5].all()
+    expected = p_values(without_rounding(changes, changes.abs().amax(0).expand_as(changes)))
+    torch.testing.assert_close(found.tests.row, expected.row, atol=0.01, rtol=0.05)
+    rows = found.table.set_index("component")
+    signs = (effects.sign() == effects.mean(1).sign()[:, None]).double().mean(1)
+    for number, values in enumerate(effects):
+        row = rows.loc[tracer.registry.label(number)]
+        assert row["effect"] == pytest.approx(values.mean().item(), rel=1e-4, abs=1e-6)
+        assert row["same_sign"] == pytest.approx(signs[number].item())
+    assert "(tested on log-odds)" in str(found)
+    other = tk.Tracer(model, pairs, "head-outputs", "logit-difference").single_effects()
+    assert "tested on" not in str(other)
 
 
 def test_the_map_has_the_effects_and_frames_what_is_significant(tracer, found):

@@ -155,6 +155,38 @@ def discoveries(
     return found, false
 
 
+def planted_pairs(
+    kind: Kind, n: int, rows: int = 120, n_true: int = 5, draws: int = 60
+) -> dict[str, tuple[float, float]]:
+    """Share of true pairs of a grid that are found, and false discovery rate, by each way to test.
+
+    All pairs on all examples, by the family-wise p and by q; and choosing by the size on one half
+    of the examples, testing 20 or 6 on the other.
+    """
+    generator, totals = torch.Generator().manual_seed(3 * n), {}
+    for _ in range(draws):
+        values, over = kind.effects(rows, n, generator)
+        weights = 1 if over["weights"] is None else over["weights"]
+        values -= kind.mean * weights
+        values[:n_true] += values.std() * weights
+        half = values.shape[1] // 2
+        other = {name: None if each is None else each[half:] for name, each in over.items()}
+        by_size = values[:, :half].mean(1).abs().argsort(descending=True)
+        tests, every = p_values(values, **over), torch.arange(rows)
+        found = {"family-wise p": every[torch.tensor(tests.significant("family"))]}
+        found["q"] = every[torch.tensor(tests.significant())]
+        for count in (20, 6):
+            chosen = by_size[:count]
+            passed = p_values(values[chosen, half:], **other).significant()
+            found[f"{count} chosen by a half, q"] = chosen[torch.tensor(passed)]
+        for name, those in found.items():
+            n_found, right = len(those), int((those < n_true).sum())
+            shares, false = totals.setdefault(name, ([], []))
+            shares.append(right / n_true)
+            false.append((n_found - right) / max(1, n_found))
+    return {name: (float(np.mean(a)), float(np.mean(b))) for name, (a, b) in totals.items()}
+
+
 def flips_alone(values: Tensor, *, weights: Tensor | None, clusters: Tensor | None) -> Tensor:
     """P values of sign flips, to compare with; they know of no groups."""
     del weights, clusters
@@ -185,6 +217,15 @@ def table() -> Iterator[str]:
         if kind.can_be_null:
             cells = [", ".join(map(_share, discoveries(kind, n))) for n in (20, 50)]
             yield f"| {name} | {' | '.join(cells)} |"
+
+    yield ""
+    yield "| 5 of 120 pairs, found, false: tested by | n = 16 | n = 32 | n = 64 |"
+    yield "| --- | --- | --- | --- |"
+    for name in ("normal", "normal, groups of 4", "skewed (log-normal, sigma 1)"):
+        by_n = [planted_pairs(KINDS[name], n) for n in (16, 32, 64)]
+        for way in by_n[0]:
+            cells = [", ".join(map(_share, each[way])) for each in by_n]
+            yield f"| {name}; {way} | {' | '.join(cells)} |"
 
 
 def _share(value: float) -> str:

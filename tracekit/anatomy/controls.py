@@ -58,8 +58,8 @@ class Controls(Tabular):
         """A pandas DataFrame with a row for each form of random sets and each quantity.
 
         Columns: `random_sets`, the form; `draws`; `quantity`; its `value` for the set, with its 95
-        % interval `low` and `high`; the mean of the random sets, `control`, their least and
-        greatest, `control_low` and `control_high`; `p`, the share of all these sets that do as
+        % interval `value_low` and `value_high`; the mean of the random sets, `control`, their least
+        and greatest, `control_low` and `control_high`; `p`, the share of all these sets that do as
         well as the set: an effect at least as far on its side of 0, a faithfulness at least as
         high, a completeness at most as high. NaN on the examples that the set was selected on.
         """
@@ -77,8 +77,8 @@ class Controls(Tabular):
                         "draws": len(values),
                         "quantity": name,
                         "value": own[name],
-                        "low": own[f"{name}_low"],
-                        "high": own[f"{name}_high"],
+                        "value_low": own[f"{name}_low"],
+                        "value_high": own[f"{name}_high"],
                         "control": values.mean().item(),
                         "control_low": values.min().item(),
                         "control_high": values.max().item(),
@@ -87,17 +87,13 @@ class Controls(Tabular):
                 )
         return pd.DataFrame(rows)
 
-    @property
-    def _title(self) -> str:
-        n = len(self.labels)
-        return f"{n} component{'s' * (n != 1)} by {self.metric}, {self.examples}."
-
     def __str__(self) -> str:
         """The findings, a line for each quantity and form."""
-        lines = [self._title]
+        n = len(self.labels)
+        lines = [f"{n} component{'s' * (n != 1)} by {self.metric}, {self.examples}."]
         for row in self.table.to_dict("records"):
             if row["random_sets"] == next(iter(self.random)):
-                ends = interval_text(row["low"], row["high"])
+                ends = interval_text(row["value_low"], row["value_high"])
                 lines.append(f"{row['quantity']}: {row['value']:.3g} (95 % interval {ends})")
         for row in self.table.to_dict("records"):
             ends = interval_text(row["control_low"], row["control_high"])

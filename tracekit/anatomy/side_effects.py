@@ -47,7 +47,7 @@ from tracekit.results.display import Tabular
 from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval
 from tracekit.results.of_set import OfSet, positions_of
 from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
-from tracekit.results.significance import said_of_examples
+from tracekit.results.significance import q_values, said_of_examples
 from tracekit.results.traced import Traced
 
 if TYPE_CHECKING:
@@ -208,14 +208,17 @@ class SideEffects(OfSet, Tabular):
         `strength`, the mean absolute effect as a share of that of all components, with its
         interval; `control`, the mean strength of random sets, and the least and the greatest;
         `p`, the share of random sets at least as strong (NaN on the examples that the set was
-        selected on); `selectivity` with its interval, and
-        `control_selectivity`, the median of that of random sets. Intervals end in `_low` and
+        selected on), and `q`, its false discovery rate over the rows that have one; `selectivity`
+        with its interval, and `control_selectivity`, the median of that of random sets. Intervals
+        end in `_low` and
         `_high`; those of effects and strengths are 95 % studentised bootstrap intervals over
         examples (`tracekit.results.intervals`). The target has no selectivity (NaN).
         """
         import pandas as pd
 
-        return pd.DataFrame([self._row(each) for each in (self.target, *self.others)])
+        frame = pd.DataFrame([self._row(each) for each in (self.target, *self.others)])
+        frame.insert(list(frame).index("p") + 1, "q", q_values(torch.tensor(frame["p"])))
+        return frame
 
     def _row(self, each: EffectOn) -> dict[str, Any]:
         over = Over(weights=each.weights, clusters=each.clusters)

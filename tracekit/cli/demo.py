@@ -67,10 +67,10 @@ class _Findings:
     def tested(self) -> str:
         """The strongest pair on the other facts, with its interval and p."""
         row, n = self.fresh.table.iloc[0], self.fresh.n_independent
+        ends = interval_text(row["interaction_low"], row["interaction_high"])
         return (
             f"{row['first']} and {row['second']}, the interaction is {row['interaction']:+.3f} "
-            f"({interval_text(row['low'], row['high'])}, p = {row['p']:.2g}) on {n} facts that had "
-            "no part in choosing it"
+            f"({ends}, p = {row['p']:.2g}) on {n} facts that had no part in choosing it"
         )
 
     @property

@@ -64,6 +64,12 @@ class ExampleCurves:
             low, high = torch.where(is_above, low, middle), torch.where(is_above, middle, high)
         return (low + high) / 2
 
+    def changes(self, effects: Float[Tensor, "set example"]) -> Float[Tensor, "set example"]:
+        """Changes of the quantity behind effects, with their signs and times the weights."""
+        start = self.linearization.to_linear(self.clean).double()
+        sizes = (self.quantity(effects.T).T - start).abs()
+        return torch.where(effects == 0, 0.0, sizes * effects.sign() * self.weights)
+
     def steepness(
         self, quantity: Float[Tensor, "example coalition"]
     ) -> Float[Tensor, "example coalition"]:

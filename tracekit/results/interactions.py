@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from tracekit.figures.pairs import Cell
 
+INTERACTION_ENDS = ("interaction_low", "interaction_high")
 _MARKED = 5
 """Largest interactions, whose signs are written into the map."""
 _LEAST_MARKED = 0.02
@@ -115,9 +116,9 @@ class InteractionGrid(SavedTable):
         """A pandas DataFrame with a row per unordered pair, largest interaction first.
 
         Columns: `first`, `second`, `effect` (of both), `interaction`; where they were measured,
-        its 95 % interval `low` and `high`; `p` of the pair, `q` (the false discovery rate),
-        `p_family` (corrected for all pairs) and `significant` (q below 0.05); with both directions
-        also `opposite_effect`, `opposite_interaction`, `opposite_low` and so on, and `kind` (see
+        its 95 % interval `interaction_low` and `interaction_high`; `p` of the pair, `q` (the false
+        discovery rate), `p_family` (corrected for all pairs) and `significant` (q below 0.05); with
+        both directions also `opposite_effect`, `opposite_interaction` and so on, and `kind` (see
         `kinds_of_pairs`).
         """
         import pandas as pd
@@ -125,7 +126,7 @@ class InteractionGrid(SavedTable):
         columns = self._columns()
         if self.opposite is not None:
             theirs = self.opposite._columns()
-            names = ("effect", "interaction", "low", "high", "p", "q", "p_family")
+            names = ("effect", "interaction", *INTERACTION_ENDS, "p", "q", "p_family")
             columns |= {f"opposite_{name}": theirs[name] for name in names if name in theirs}
             columns["kind"] = list(self.pair_kinds or ())
         frame = pd.DataFrame(columns)
@@ -141,7 +142,7 @@ class InteractionGrid(SavedTable):
             "interaction": [interaction[i, j].item() for i, j in pairs],
         }
         if self.interaction_interval is not None:
-            columns["low"], columns["high"] = self.interaction_interval.T.tolist()
+            columns |= zip(INTERACTION_ENDS, self.interaction_interval.T.tolist(), strict=True)
         return columns if self.tests is None else columns | self.tests.columns()
 
     @property

@@ -22,8 +22,6 @@ from typing import Any, Literal, get_args
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
-from torch import Tensor
 
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.engine.engine import Engine
@@ -107,8 +105,9 @@ def measure_statistics(
     statistics = []
     for (size, members), *parts in zip(sets.items(), held_out, from_all, strict=True):
         fields = {**parts[0], **parts[1]}
-        controls = _control_effects(engine, members, generator, f"controls of {size}")
-        if len(controls):
+        drawn = control_sets(engine.registry, members, MOST_CONTROLS, generator)
+        if drawn:
+            controls = engine.set_effects(drawn, f"controls of {size}").mean(1)
             fields["controls"] = n_controls(engine.registry, members)
             fields["control_overlap"] = control_overlap(engine.registry, members)
             fields["control"] = controls.mean().item()
@@ -173,14 +172,6 @@ def jaccard(first: Sequence[int], second: Sequence[int]) -> float:
     return len({*first} & {*second}) / len(union) if union else 1.0
 
 
-def _control_effects(
-    engine: Engine, members: ComponentSet, generator: torch.Generator, label: str
-) -> Float[Tensor, " draw"]:
-    """Mean effects of random controls of a set; none if there is no other such set."""
-    controls = control_sets(engine.registry, members, MOST_CONTROLS, generator)
-    return engine.set_effects(controls, label).mean(1) if controls else torch.zeros(0)
-
-
 def control_sets(
     registry: ComponentRegistry,
     members: ComponentSet,
@@ -193,11 +184,16 @@ def control_sets(
     With `like="kinds"` as many of every kind, with `size` as many in all. Each is ascending, and
     none is the set itself. There are fewer than `draws` if no more have this form: all of them.
     """
-    groups = _groups(registry, like)
+    groups, counts = _groups(registry, like), _counts(registry, members, like)
     count = min(draws, n_controls(registry, members, like))
     drawn = dict.fromkeys([tuple(sorted(members))])
     while len(drawn) <= count:
-        drawn[_control(groups, members, generator)] = None
+        picks = [
+            group[pick]
+            for group, (size, n_members) in zip(groups, counts, strict=True)
+            for pick in torch.randperm(size, generator=generator)[:n_members].tolist()
+        ]
+        drawn[tuple(sorted(picks))] = None
     return list(drawn)[1:]
 
 
@@ -231,14 +227,3 @@ def _counts(
     """Components of every group, and how many of them are members."""
     chosen = {*members}
     return [(len(group), len(chosen.intersection(group))) for group in _groups(registry, like)]
-
-
-def _control(
-    groups: Sequence[Sequence[int]], members: ComponentSet, generator: torch.Generator
-) -> ComponentSet:
-    control: list[int] = []
-    for group in groups:
-        count = len({*members}.intersection(group))
-        picks = torch.randperm(len(group), generator=generator)[:count]
-        control += [group[pick] for pick in picks.tolist()]
-    return tuple(sorted(control))

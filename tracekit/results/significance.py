@@ -104,12 +104,19 @@ def p_values(
     clusters: Int[Tensor, " example"] | None = None,
 ) -> PValues:
     """Two-sided p values of means of 0; arguments as `row_intervals`."""
-    from scipy.stats import false_discovery_control
-
     flips = sign_flip_p_values(by_cluster(effects, clusters))
     row, family = map(torch.maximum, flips, _resampled_p_values(effects, weights, clusters))
-    q = torch.from_numpy(false_discovery_control(row.numpy())) if len(row) else row
-    return PValues(row=row.float(), q=q.float(), family=family.float())
+    return PValues(row=row.float(), q=q_values(row).float(), family=family.float())
+
+
+def q_values(p: Float[Tensor, " row"]) -> Float[Tensor, " row"]:
+    """False discovery rates of p values (Benjamini and Hochberg); NaN where p is."""
+    from scipy.stats import false_discovery_control
+
+    q, has_p = p.clone(), ~p.isnan()
+    if has_p.any():
+        q[has_p] = torch.from_numpy(false_discovery_control(p[has_p].numpy())).to(p.dtype)
+    return q
 
 
 def earlier_tests(entries: dict[str, Any]) -> dict[str, Any]:

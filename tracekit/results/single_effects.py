@@ -12,10 +12,11 @@ from torch import Tensor
 
 from tracekit._util.markup import interval_text
 from tracekit._util.options import shortened
-from tracekit.components import ComponentRegistry
 from tracekit.components.members import ComponentsLike, ordered_in
+from tracekit.engine.example_curves import ExampleCurves
 from tracekit.errors import ConfigError, MetricError
 from tracekit.results.intervals import row_intervals
+from tracekit.results.of_set import OfMembers, facts_of
 from tracekit.results.pair_effects import check_size
 from tracekit.results.panels import has_cells, panels_of, signed_scale
 from tracekit.results.significance import Mark, PValues, p_values, said_of_few, without_rounding
@@ -28,27 +29,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class SingleEffects(SavedTable):
-    """The effect of every component alone."""
+class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """The effect of every component alone; `members` are those that were measured."""
 
-    registry: ComponentRegistry
-    """Components by flat index."""
-    members: tuple[int, ...]
-    """Flat indices of those that were measured."""
     effects: Float[Tensor, " member"]
     """Mean effect of each."""
     intervals: Float[Tensor, "member 2"]
     """95 % studentised bootstrap intervals over examples; NaN below three independent ones."""
     tests: PValues
-    """P values of mean effects of 0."""
+    """P values of means of 0, on the scale `tested`."""
+    tested: str = "effect"
+    """What is tested: the effect, or the change of the `log-odds` behind that of an odds ratio or a
+    probability, which is less skewed and has the same sign on every example."""
+    same_sign: Float[Tensor, " member"]
+    """Share of the examples whose effect has the sign of the mean."""
     full_effect: float
     """Mean effect of all components of the tracer together."""
-    axis_label: str
-    """What an effect is, and its unit."""
-    dataset: str
-    model: str
-    direction: str
-    """`noising` or `denoising`."""
     n_independent: int
     """Independent examples that this is over."""
 
@@ -57,8 +53,9 @@ class SingleEffects(SavedTable):
         """A pandas DataFrame with a row per component, the largest effects first.
 
         Columns: `component`; its mean `effect`, with its 95 % interval `effect_low` and
-        `effect_high`; `share` of the effect of all components; `p`, `q`, `p_family` and
-        `significant`, whether q is below 0.05 (`tracekit.results.significance`).
+        `effect_high`; `share` of the effect of all components; `same_sign`, the share of the
+        examples whose effect has the sign of the mean; `p`, `q`, `p_family` and `significant`,
+        whether q is below 0.05 (`tracekit.results.significance`).
         """
         import pandas as pd
 
@@ -69,6 +66,7 @@ class SingleEffects(SavedTable):
             "effect_low": low,
             "effect_high": high,
             "share": (self.effects / (self.full_effect or float("nan"))).tolist(),
+            "same_sign": self.same_sign.tolist(),
             **self.tests.columns(),
         }
         frame = pd.DataFrame(columns)
@@ -133,7 +131,7 @@ class SingleEffects(SavedTable):
         lines = [
             f"Single effects of {n} components of {self.model} on {self.dataset}, {self.axis_label}"
             f", {self.direction}, n = {self.n_independent}: {n_significant} with q < .05."
-            f"{' ' * bool(few)}{few}"
+            f"{' (tested on log-odds)' * (self.tested == 'log-odds')}{' ' * bool(few)}{few}"
         ]
         for row in self.table.head(8).to_dict("records"):
             ends = interval_text(row["effect_low"], row["effect_high"])
@@ -154,21 +152,25 @@ def single_effects(traced: Traced, components: ComponentsLike | None = None) -> 
     Raises:
         ComponentError: More effects than can be held; or about the components.
     """
-    engine, registry = traced.own, traced.registry
+    engine, registry, before = traced.own, traced.registry, traced.own.cost
     members = range(len(registry)) if components is None else ordered_in(components, registry)
     check_size(len(members), engine.n_examples)
     effects = engine.set_effects([(member,) for member in members], "single effects").double()
-    scale, over = effects.abs().amax(0).expand_as(effects), engine.pairs.over
+    tested, over = effects, engine.pairs.over
+    curves = ExampleCurves.of(engine.metric, engine.data.clean, engine.pairs.weights)
+    if curves is not None:
+        tested = curves.changes(effects)
+    scale, means = tested.abs().amax(0).expand_as(tested), effects.mean(1)
     return SingleEffects(
-        registry=registry,
         members=tuple(members),
-        effects=effects.mean(1).float(),
+        effects=means.float(),
         intervals=row_intervals(effects, bounds=engine.metric.bounds, **over).float(),
-        tests=p_values(without_rounding(effects, scale), **over),
+        tests=p_values(without_rounding(tested, scale), **over),
+        tested="effect" if curves is None else "log-odds",
+        same_sign=(effects.sign() == means.sign()[:, None]).float().mean(1),
         full_effect=engine.full_effects.mean().item(),
-        axis_label=engine.metric.axis_label,
-        dataset=engine.pairs.name,
-        model=traced.model_name,
-        direction=traced.direction,
         n_independent=engine.pairs.n_distinct,
+        selected_on=None,
+        **traced.names,
+        **facts_of(engine, before),
     )

@@ -33,6 +33,7 @@ from tracekit.components.masks import Mask, from_indices
 from tracekit.components.members import ComponentsLike, members_of, ordered_in
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
+from tracekit.results.interactions import INTERACTION_ENDS
 from tracekit.results.intervals import row_intervals
 from tracekit.results.pair_effects import added_effects, check_size, chosen_for_pairs
 from tracekit.results.significance import (
@@ -98,8 +99,8 @@ class StrongestPairs(SavedTable):
         """A pandas DataFrame with a row per pair, the strongest first.
 
         Columns: `first`, `second`, `effect` (of both), `interaction`, `proposed` (on the examples
-        that proposed the pairs), `predicted`; where there is one, the 95 % interval of the
-        interaction `low` and `high`; where pairs were tested, `p`, `q`, `p_family` and
+        that proposed the pairs), `predicted`; where there is one, the 95 % interval
+        `interaction_low` and `interaction_high`; where pairs were tested, `p`, `q`, `p_family` and
         `significant` (q below 0.05), NaN of pairs that were not.
         """
         import pandas as pd
@@ -113,7 +114,7 @@ class StrongestPairs(SavedTable):
             "predicted": self.predicted.tolist(),
         }
         if self.intervals is not None:
-            columns["low"], columns["high"] = self.intervals.T.tolist()
+            columns |= dict(zip(INTERACTION_ENDS, self.intervals.T.tolist(), strict=True))
         frame = pd.DataFrame(columns)
         if self.tests is None:
             return frame
