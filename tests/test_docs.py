@@ -131,15 +131,92 @@ def test_skipped_blocks_give_a_reason_and_are_python(page: Path) -> None:
 @pytest.mark.parametrize("page", [p for p in PAGES if _commands(p)], ids=_page_id)
 def test_commands_parse(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    group = typer.main.get_command(app)
-    context = group.make_context("tracekit", [], resilient_parsing=True)
     for _, name, *arguments in _commands(page):
-        command = group.get_command(context, name)
-        assert command is not None, f"tracekit has no command {name}"
         if "--config" in arguments:
             # It is read as the line is parsed.
             Path(arguments[arguments.index("--config") + 1]).touch()
-        command.make_context(name, list(arguments), parent=context)
+        _parse(name, arguments)
+
+
+def _parse(name: str, arguments: list[str]) -> None:
+    """Parses a command line, without running it."""
+    group = typer.main.get_command(app)
+    context = group.make_context("tracekit", [], resilient_parsing=True)
+    command = group.get_command(context, name)
+    assert command is not None, f"tracekit has no command {name}"
+    command.make_context(name, list(arguments), parent=context)
+
+
+_WISH = re.compile(r"^\| (?P<want>[^|]+) \| (?P<cell>[^|]+) \|$", re.MULTILINE)
+
+
+def _wishes() -> list[str]:
+    """What the page of wishes writes for each, without the head of its table."""
+    text = (ROOT / "docs/wanted.md").read_text(encoding="utf-8")
+    return [match["cell"] for match in _WISH.finditer(text)][2:]
+
+
+def test_what_the_page_of_wishes_writes_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each cell is one piece of code, after the block above the table; or a command line."""
+    monkeypatch.chdir(tmp_path)
+    (block,) = _python(ROOT / "docs/wanted.md")
+    namespace: dict[str, object] = {}
+    exec(block.code, namespace)
+    n_run = 0
+    for cell in _wishes():
+        assert (cell[0], cell[-1], cell.count("`")) == ("`", "`", 2), cell
+        code = cell.strip("`")
+        if code == "CITATION.cff":
+            assert (ROOT / code).is_file()
+        elif re.match(r"tracekit |torchrun ", code):
+            name, *arguments = shlex.split(code.split("tracekit ", 1)[1])
+            _parse(name, arguments)
+        else:
+            exec(code, namespace)
+            n_run += 1
+    capsys.readouterr()
+    assert n_run > 20
+    assert {path.name for path in tmp_path.iterdir()} >= {"heads.csv", "heads.html", "edited"}
+
+
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("cite", "paper"),
+        ("bibtex", "paper"),
+        ("two GPUs", "scaling"),
+        ("mean ablation", "sources"),
+        ("zero ablation", "sources"),
+        ("colours", "gallery"),
+        ("fonts", "gallery"),
+        ("per-head CSV", "wanted"),
+        ("LaTeX table", "sweeps"),
+        ("random controls", "circuits"),
+        ("denoising", "sources"),
+        ("path patching", "paths"),
+        ("chat model", "question"),
+        ("explorer", "explorer"),
+    ],
+)
+def test_the_search_of_the_site_finds_what_people_look_for(query: str, page: str) -> None:
+    """Sphinx finds a page that has every word of a query; the page of wishes has most of them."""
+    words = re.findall(r"\w+", query.lower())
+    found = {
+        path.stem
+        for path in PAGES
+        if set(words) <= set(re.findall(r"\w+", path.read_text(encoding="utf-8").lower()))
+    }
+    assert {page, "wanted"} <= found
+
+
+def test_commands_after_a_launcher_parse() -> None:
+    text = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
+    lines = re.findall(r"-m tracekit (.+[^.])$", text, re.MULTILINE)
+    assert len(lines) == 2
+    for name, *arguments in map(shlex.split, lines):
+        _parse(name, arguments)
 
 
 def test_every_public_name_has_an_entry_in_the_api() -> None:

@@ -177,16 +177,20 @@ def test_states_come_back_and_others_are_refused(engine):
     assert (other.members, other.pins, other.example) == ((0, 1, 2), {"B": (0, 1, 2, 9)}, 3)
     other.undo()
     assert other.members == (0, 1, 2, 9)
+    of_none = (
+        "cannot be read, or has a position, a pin or an example that there is not. Give what "
+        "state() gave."
+    )
     for change, text in [
         ({"history": ["0-12"]}, "12 is no component. Give flat indices, 0 to 11."),
-        ({"history": ["x"]}, "cannot be read. Give what state() gave."),
-        ({"history": ["0-99999999999"]}, "cannot be read. Give what state() gave."),
-        ({"history": 5}, "cannot be read. Give what state() gave."),
-        ({"position": 2}, "has a position, a pin or an example that there is not."),
-        ({"position": -1}, "has a position, a pin or an example that there is not."),
-        ({"pins": {"C": "1"}}, "has a position, a pin or an example that there is not."),
-        ({"example": 7}, "has a position, a pin or an example that there is not."),
-        ({"example": True}, "has a position, a pin or an example that there is not."),
+        ({"history": ["x"]}, of_none),
+        ({"history": ["0-99999999999"]}, of_none),
+        ({"history": 5}, of_none),
+        ({"position": 2}, of_none),
+        ({"position": -1}, of_none),
+        ({"pins": {"C": "1"}}, of_none),
+        ({"example": 7}, of_none),
+        ({"example": True}, of_none),
     ]:
         with pytest.raises(ComponentError, match=re.escape(text)):
             other.restore({**state, **change})
@@ -523,6 +527,29 @@ def test_saved_pages_hold_what_was_measured(demo, tmp_path):
     assert entries["0-1"]["effect"] == demo.evaluate(demo.registry[:2])
     assert text.count("</script") == 2
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+@pytest.mark.parametrize("are_grouped", [False, True])
+def test_the_view_says_on_which_examples_its_numbers_are(demo_model, are_grouped):
+    """Searched ones, and of sets that a search found the held-out ones beside them."""
+    pytest.importorskip("anywidget")
+    pairs = tk.load_dataset("demo-facts", demo_model)[:20]
+    if are_grouped:
+        pairs = pairs.grouped([str(number // 2) for number in range(20)])
+    options = {"metric": "probability-drop", "layers": [0, 1]}
+    tracer = tk.Tracer(demo_model, pairs[:8], held_out=pairs[8:], **options)
+    result = tracer.run("top-k", budget=2)
+    setup = tracer.explore(result).setup
+    n, n_held_out = (4, 6) if are_grouped else (8, 12)
+    assert setup["basis"] == (
+        f"Mean effect (drop of P(x)) on 8 searched examples, {n} of them independent. [ ]: 95 % "
+        "spread of the mean over resampled examples; no confidence interval where a set was "
+        "chosen on them."
+    )
+    expected = [12, n_held_out, result.held_out_effect, *result.held_out_interval]
+    assert setup["held_out"] == {set_key(tiny.members_of(result)): expected}
+    without = tk.Tracer(demo_model, pairs[:8], **options)
+    assert without.explore(without.run("top-k", budget=2)).setup["held_out"] == {}
 
 
 def test_without_anywidget_the_error_says_what_to_install(demo, monkeypatch):

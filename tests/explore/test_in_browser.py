@@ -538,7 +538,8 @@ def test_a_kernel_that_dies_is_said_and_costs_no_result(chromium, heads, tmp_pat
             # It says what it is, keeps the colours of the set before, and marks what leads on.
             said = await page.locator(".tk-saved").inner_text()
             assert said.startswith("A saved page, no model stands behind it: ")
-            assert "in the set before" in await page.locator(".tk-legend").inner_text()
+            known = "predicted gain of having it in the set at an earlier set (L1H4); none is known"
+            assert known in await page.locator(".tk-legend").inner_text()
             leads = await page.locator(".tk-leads").evaluate_all(
                 "(all) => all.map(c => c.dataset.index)"
             )
@@ -552,6 +553,51 @@ def test_a_kernel_that_dies_is_said_and_costs_no_result(chromium, heads, tmp_pat
             assert kept.endswith(" ms")
 
     chromium.run(page_scenario())
+
+
+def test_a_saved_page_says_what_its_numbers_are(chromium, demo_model, tmp_path):
+    """On which examples, by what brackets, how many sets; and what was never measured alone."""
+    pairs = tk.load_dataset("demo-facts", demo_model)
+    tracer = tk.Tracer(demo_model, pairs[:16], metric="probability-drop", held_out=pairs[16:32])
+    result = tracer.run("greedy", budget=2)
+    view = tracer.explore(result)
+    path = view.save(tmp_path / "explore.html")
+    alone = [view.exploration.alone(number) for number in range(32)]
+    assert None in alone
+
+    async def scenario():
+        async with chromium.page() as page:
+            await page.goto(path.as_uri())
+            status = page.locator(".tk-status")
+            text = await status.inner_text()
+            low, high = map(three, result.held_out_interval)
+            held_out = f"held-out effect {three(result.held_out_effect)}"
+            assert f"{held_out} (95 % interval {low} to {high}; n 16, independent 16)" in text
+            low, high = map(three, result.spread)
+            assert f" \u00b7 searched effect {three(result.effect)} [{low}, {high}] \u00b7 " in text
+            assert " ms" not in text
+            weights = [
+                await status.locator(kind).evaluate("node => +getComputedStyle(node).fontWeight")
+                for kind in (".tk-held-out", ".tk-effect")
+            ]
+            assert weights[0] > weights[1]
+            basis = await page.locator(".tk-basis").inner_text()
+            assert basis == view.setup["basis"]
+            n_sets = len(view.exploration.measurements)
+            saved = await page.locator(".tk-saved").inner_text()
+            assert f"Measured sets to click: {n_sets}." in saved
+            await page.locator("select").select_option("alone")
+            dotted = await page.locator(".tk-unknown").evaluate_all(
+                """cells => cells.map(cell => [
+                     +cell.dataset.index,
+                     getComputedStyle(cell).backgroundImage.startsWith("radial-gradient"),
+                   ])"""
+            )
+            assert dotted == [[i, True] for i, value in enumerate(alone) if value is None]
+            await page.locator(f'[data-index="{dotted[0][0]}"]').hover()
+            assert "not measured alone" in await page.locator(".tk-hover").inner_text()
+
+    chromium.run(scenario())
 
 
 def test_silence_is_said_and_an_answer_ends_it(chromium, heads):

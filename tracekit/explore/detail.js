@@ -4,11 +4,11 @@ const CIRCUIT =
   "Faithfulness: how much of the effect of all is left with the set alone; 1 is all of it. " +
   "Completeness: how much is left without the set; 0 is none. In brackets: 95 % over the examples.";
 const SPREAD = "In brackets: how far the effect moves when the examples are resampled (95 %).";
+const INTERVAL = "On examples that had no part in choosing the set.";
 
 // What a line of the state says of the set: its size, its effect, and all else.
 function statusOf({ setup, known, session, host, members, now }) {
   const count = `${members.length} of ${session.n} ${setup.noun}`;
-  const sumOf = (values) => values.reduce((a, b) => a + b, 0);
   if (!now) {
     const guess = known.guess(members);
     const waits = host.live && !known.problems.has(session.key);
@@ -27,7 +27,7 @@ function statusOf({ setup, known, session, host, members, now }) {
   }
   const singles = members.map((i) => known.alone(i));
   if (members.length > 1 && singles.every((value) => value !== null)) {
-    const sum = sumOf(singles);
+    const sum = singles.reduce((a, b) => a + b, 0);
     rest.push(`alone they sum to ${fmt(sum)} (interaction ${signed(now.effect - sum)})`);
   }
   if (now.seconds !== null && !host.saved) rest.push(`${Math.max(1, Math.round(1000 * now.seconds))} ms`);
@@ -47,7 +47,11 @@ function drawStatus(view) {
   const { setup, known, session, now, members, nodes, progress } = view;
   const { count, effect, rest } = statusOf(view);
   const line = [element("span", { text: count })];
-  if (effect !== null) line.push(" \u00b7 ", element("span", { class: "tk-effect", text: effect, title: SPREAD }));
+  const add = (kind, text, title) => line.push(" \u00b7 ", element("span", { class: `tk-${kind}`, text, title }));
+  const [n, independent, ...held] = setup.held_out[session.key] ?? [];
+  const [mean, low, high] = held.map(fmt);
+  if (n) add("held-out", `held-out effect ${mean} (95 % interval ${low} to ${high}; n ${n}, independent ${independent})`, INTERVAL);
+  if (effect !== null) add("effect", n ? `searched ${effect}` : effect, SPREAD);
   for (const part of rest) line.push(` \u00b7 ${part}`);
   nodes.status.replaceChildren(...line);
   nodes.status.dataset.key = session.key;
@@ -63,18 +67,23 @@ function drawStatus(view) {
     nodes.circuit.append(" \u00b7 ", warning);
   }
   keepHeight(nodes.second);
-  const names = members.slice(0, 24).map((i) => setup.labels[i]);
-  if (members.length > 24) names.push(`and ${members.length - 24} more`);
-  nodes.membersLine.textContent = names.join(", ") || "the empty set";
+  nodes.membersLine.textContent = namesOf(setup, session.key, 24);
   nodes.problem.textContent = [known.problems.get(session.key), view.host.notice].filter(Boolean).join(" ");
+}
+
+// Its members, or as many of them as there is room for.
+function namesOf({ labels }, key, most = 4) {
+  const members = membersOf(key);
+  const names = members.slice(0, most).map((i) => labels[i]);
+  if (members.length > most) names.push(`and ${members.length - most} more`);
+  return names.join(", ") || "the empty set";
 }
 
 function drawSaved(view) {
   if (!view.host.saved) return;
-  const n = view.known.measured.size;
   view.nodes.saved.textContent =
-    `A saved page, no model stands behind it: ${n} sets were measured. A line at the foot of a cell: ` +
-    "a click leads to one of them.";
+    "A saved page, no model stands behind it: of other sets it shows predictions only. Measured sets to click: " +
+    `${view.known.measured.size}. A line at the foot of a cell: a click leads to one of them.`;
 }
 
 function describe({ known, setup }, name, key) {
@@ -193,7 +202,6 @@ function questionOf(view) {
 function drawWritten(view) {
   const { answer } = view;
   view.nodes.askBox.hidden = !view.host.live;
-  const lines = [];
   const muted = (text) => element("span", { class: "tk-muted", text });
   if (view.asked !== questionOf(view)) view.nodes.written.replaceChildren();
   else if (answer === null) view.nodes.written.replaceChildren(muted("writing \u2026"));
@@ -202,10 +210,8 @@ function drawWritten(view) {
   } else if (answer.problem) {
     view.nodes.written.replaceChildren(element("span", { class: "tk-problem", text: answer.problem }));
   } else {
-    for (const [title, text] of [
-      ["by itself: ", answer.clean],
-      ["with the set replaced: ", answer.intervened],
-    ]) lines.push(element("div", {}, muted(title), text));
+    const line = (title, text) => element("div", {}, muted(title), text);
+    const lines = [line("by itself: ", answer.clean), line("with the set replaced: ", answer.intervened)];
     view.nodes.written.replaceChildren(...lines);
   }
 }

@@ -33,6 +33,7 @@ from tracekit.errors import ComponentError, TracekitError
 from tracekit.metrics import Bounds, Effects
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.intervals import UNBOUNDED, effect_interval
+from tracekit.results.on_examples import OnExamples
 
 Pin = Literal["A", "B"]
 """Name of a pinned set."""
@@ -156,6 +157,8 @@ class Exploration:
         """Sets at which nothing can be predicted."""
         self.circuits: dict[ComponentSet, Circuit] = {}
         """Faithfulness and completeness, by the set."""
+        self.held_out: dict[ComponentSet, OnExamples] = {}
+        """Effects on held-out examples, by the set, where a search measured them."""
         self.pins: dict[Pin, ComponentSet] = {}
         """Pinned sets."""
         self.example: int | None = None
@@ -335,9 +338,8 @@ class Exploration:
         n = engine.n_examples
         effects, x = torch.zeros(2, n)
         y: Tensor | None = torch.zeros(n)
-        n_batches, n_seen, total = len(engine.data.batches), 0, 0.0
+        n_batches, n_seen, total, seconds = len(engine.data.batches), 0, 0.0, 0.0
         mask = from_indices(members, self.n_components)
-        seconds = 0.0
         for number, batch in enumerate(stream_effects(engine.data, mask), start=1):
             effects[batch.examples], x[batch.examples] = batch.effects, batch.x
             if batch.y is None:
@@ -363,28 +365,26 @@ class Exploration:
         return weighted
 
     def _predict(self, members: ComponentSet) -> Iterator[Event]:
+        engine = self.engine
         try:
-            yield from self._predicted(members)
+            if engine.metric.is_flat_at_clean and not members:
+                gains = engine.predict_changes(members).gains
+                prediction = Prediction(members, gains, is_rough=True)
+            else:
+                per_example = torch.zeros(engine.n_examples, self.n_components)
+                n_done = 0
+                for batch in stream_changes(engine.data, members):
+                    per_example[batch.examples] = batch.gains.float()
+                    n_done += len(batch.examples)
+                    if n_done < engine.n_examples:
+                        yield Progress(members, 0, 0, None)
+                prediction = Prediction(members, per_example.mean(0), per_example)
         except (TracekitError, RuntimeError) as error:
             # Predictions are a help: without them the set is measured all the same.
             reason = str(error).strip() or type(error).__name__
             self.unpredicted[members] = Unpredicted(members, reason)
             yield self.unpredicted[members]
-
-    def _predicted(self, members: ComponentSet) -> Iterator[Event]:
-        engine = self.engine
-        if engine.metric.is_flat_at_clean and not members:
-            gains = engine.predict_changes(members).gains
-            prediction = Prediction(members, gains, is_rough=True)
-        else:
-            per_example = torch.zeros(engine.n_examples, self.n_components)
-            n_done = 0
-            for batch in stream_changes(engine.data, members):
-                per_example[batch.examples] = batch.gains.float()
-                n_done += len(batch.examples)
-                if n_done < engine.n_examples:
-                    yield Progress(members, 0, 0, None)
-            prediction = Prediction(members, per_example.mean(0), per_example)
+            return
         for other, earlier in self.predictions.items():
             self.predictions[other] = replace(earlier, per_example=None)
         self.predictions[members] = prediction
@@ -409,21 +409,18 @@ class Exploration:
             pins: dict[Pin, ComponentSet] = {
                 name: self._checked(members_of_key(key)) for name, key in state["pins"].items()
             }
+            n_examples = self.engine.n_examples
+            is_example = example is None or (is_whole(example) and 0 <= int(example) < n_examples)
+            is_position = is_whole(position) and 0 <= position < len(history)
+            if not is_position or set(pins) - set(get_args(Pin)) or not is_example:
+                raise ValueError(position, pins, example)
         except ComponentError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ComponentError(
-                f"The state {shortened(state)} of an exploration cannot be read. Give what "
-                "state() gave."
+                f"The state {shortened(state)} of an exploration cannot be read, or has a "
+                "position, a pin or an example that there is not. Give what state() gave."
             ) from error
-        n_examples = self.engine.n_examples
-        is_example = example is None or (is_whole(example) and 0 <= int(example) < n_examples)
-        is_position = is_whole(position) and 0 <= position < len(history)
-        if not is_position or set(pins) - set(get_args(Pin)) or not is_example:
-            raise ComponentError(
-                f"The state {shortened(state)} of an exploration has a position, a pin or an "
-                "example that there is not. Give what state() gave."
-            )
         self._history, self._position = history[-_MOST_UNDONE:], position
         self._position -= len(history) - len(self._history)
         self.pins, self.example = pins, example

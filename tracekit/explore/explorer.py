@@ -16,6 +16,7 @@ import torch
 import traitlets
 from torch import Tensor
 
+from tracekit._util.clusters import by_cluster
 from tracekit._util.files import write_beside
 from tracekit._util.markup import html_text, printable, script_json
 from tracekit._util.options import as_path
@@ -30,7 +31,7 @@ from tracekit.explore.exploration import (
     Measurement,
     Pin,
     Prediction,
-    Progress,
+    Unpredicted,
     set_key,
 )
 from tracekit.metrics import Effects
@@ -171,10 +172,7 @@ class Explorer(_Widget):
 
     @property
     def spread(self) -> tuple[float, float]:
-        """How far the effect moves when the examples are resampled (95 %, studentised bootstrap).
-
-        No confidence interval of a set that was chosen by its effect on these examples.
-        """
+        """Spread of it when the examples are resampled, as in `Measurement`; no interval."""
         return self._measured().spread
 
     def faithfulness(self) -> Faithfulness | None:
@@ -330,12 +328,11 @@ class Explorer(_Widget):
             self.send({"kind": "circuit", **circuit_of(event)})
         elif isinstance(event, Prediction):
             self._tell_prediction(event)
-        elif isinstance(event, Progress):
-            if event.n_batches:
-                counts = {"done": event.n_done, "total": event.n_batches, "effect": event.effect}
-                self.send({"kind": "progress", "key": key, **counts})
-        else:
+        elif isinstance(event, Unpredicted):
             self.send({"kind": "unpredicted", "key": key, "reason": printable(event.reason)})
+        elif event.n_batches:
+            counts = {"done": event.n_done, "total": event.n_batches, "effect": event.effect}
+            self.send({"kind": "progress", "key": key, **counts})
 
     def _tell_prediction(self, prediction: Prediction) -> None:
         example, per_example = self.exploration.example, prediction.per_example
@@ -368,22 +365,28 @@ def setup_of(
             f"The explorer shows up to {MOST_COMPONENTS} components, and this tracer has {n} "
             f"({registry.describe()}). Build one of fewer, by layers= or indices=."
         )
-    kinds = registry.kinds
     clean = engine.data.clean
-    shown = [pair.shown(pairs.token_texts) for pair in pairs]
     subtitle = f"{registry.describe()}; {engine.metric.name}; {engine.metric.direction}"
-    if source != "counterfactual":
-        subtitle += f"; source {source}"
-    clean_y = None if clean.y is None else clean.y.exp().tolist()
+    subtitle += "" if source == "counterfactual" else f"; source {source}"
     front, keys = exploration.front, list(map(set_key, exploration.front))
     named_front = {"name": front_name, "sizes": list(map(len, front)), "keys": keys}
     return {
         "title": printable(f"{pairs.name} data, {model_name(engine.model)} model"),
         "subtitle": printable(subtitle),
+        "basis": printable(
+            f"Mean {engine.metric.axis_label} on {len(pairs)} searched examples, "
+            f"{pairs.n_distinct} of them independent. [ ]: 95 % spread of the mean over resampled "
+            "examples; no confidence interval where a set was chosen on them."
+        ),
+        "held_out": {
+            set_key(members): [*counts, *map(_finite, (each.mean, *each.interval))]
+            for members, each in exploration.held_out.items()
+            for counts in [(each.n_examples, by_cluster(each.effects, each.clusters).numel())]
+        },
         "colors": EXPLORER_COLORS,
         "needs_other": source == "counterfactual",
         "paths": list(arrows),
-        "noun": printable(kinds[0]) if len(kinds) == 1 else "components",
+        "noun": printable(registry.kinds[0]) if len(registry.kinds) == 1 else "components",
         "axis": printable(engine.metric.axis_label),
         "weighted": pairs.weights is not None,
         "full": _finite(engine.full_effects.mean().item()),
@@ -398,9 +401,12 @@ def setup_of(
                 "x": list(map(printable, example.x)),
                 "y": list(map(printable, example.y)),
             }
-            for example in shown
+            for example in (pair.shown(pairs.token_texts) for pair in pairs)
         ],
-        "before": {"x": clean.x.exp().tolist(), "y": clean_y},
+        "before": {
+            "x": clean.x.exp().tolist(),
+            "y": None if clean.y is None else clean.y.exp().tolist(),
+        },
         "front": named_front if front else None,
     }
 

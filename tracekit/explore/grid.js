@@ -243,7 +243,8 @@ function drawCells(view) {
 }
 
 // What dots, arrows and colours mean.
-function legendText({ setup, session, known, color }, isColoured) {
+function legendText(view, isColoured) {
+  const { setup, session, known, color } = view;
   const { example, key } = session;
   const predicted = known.predicted.has(key);
   const { paths } = setup;
@@ -251,7 +252,8 @@ function legendText({ setup, session, known, color }, isColoured) {
   const arrows = paths.length ? `; arrows: paths, as wide as their effect, dashed below 0${open}` : "";
   const dot = `\u25c9 in the set${arrows}`;
   if (isColoured) {
-    const gain = `predicted gain of having it in the set${predicted ? "" : " before this one"}`;
+    const earlier = predicted ? "" : ` at an earlier set (${namesOf(setup, lastPredicted(view).key)}); none is known at this one`;
+    const gain = `predicted gain of having it in the set${earlier}`;
     const ofExample = `predicted gain on example ${example}`;
     const alone = "effect alone, measured; dotted: not measured";
     return `${color === "alone" ? alone : example === null ? gain : ofExample}; ${dot}`;
@@ -336,6 +338,7 @@ function hoverText(view, index) {
   const parts = [view.setup.labels[index], on ? "on" : "off"];
   const alone = known.alone(index);
   if (alone !== null) parts.push(`alone ${fmt(alone)}`);
+  else if (view.color === "alone") parts.push("not measured alone");
   const word = on ? "if removed" : "if added";
   const predicted = known.predicted.get(session.key);
   const gain = predicted?.gains[index];

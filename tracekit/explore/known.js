@@ -25,12 +25,6 @@ function keepHeight(node) {
   node.style.minHeight = `${Math.ceil(parseFloat(getComputedStyle(node).height))}px`;
 }
 
-function mean(values) {
-  let total = 0;
-  for (const value of values) total += value;
-  return total / values.length;
-}
-
 // The same text as `set_key` of Python: runs of ascending flat indices.
 function setKey(members) {
   const parts = [];

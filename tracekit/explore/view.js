@@ -20,7 +20,8 @@ const CSS = `
 .tk-explore :focus-visible { outline: 3px solid var(--minus); outline-offset: 1px; }
 .tk-explore .tk-gap { width: 10px; }
 .tk-explore .tk-status { font-size: 15px; min-height: 22px; }
-.tk-explore .tk-effect { font-weight: 700; }
+.tk-explore .tk-effect, .tk-explore .tk-held-out { font-weight: 700; }
+.tk-explore .tk-held-out ~ .tk-effect { font-weight: 400; }
 .tk-explore .tk-second { min-height: 20px; }
 .tk-explore .tk-warning { font-weight: 600; }
 .tk-explore .tk-members { color: var(--muted); min-height: 20px; overflow-wrap: anywhere; }
@@ -90,8 +91,6 @@ const CSS = `
 .tk-explore .tk-written > span { grid-column: 1 / -1; font-weight: 400; }
 .tk-explore .tk-code { width: 100%; font: 12px/1.4 monospace; color: var(--fg);
   background: var(--panel); border: 1px solid var(--line); }
-.tk-explore .tk-unseen { position: absolute; width: 1px; height: 1px; overflow: hidden;
-  clip-path: inset(50%); white-space: nowrap; }
 `;
 
 function element(tag, options = {}, ...children) {
@@ -152,6 +151,7 @@ function build(view, el) {
   view.nodes.root.append(
     element("div", { class: "tk-title", text: setup.title }),
     element("div", { class: "tk-muted", text: setup.subtitle }),
+    element("div", { class: "tk-muted tk-basis", text: setup.basis }),
   );
   view.nodes.root.append(buildTools(view));
   view.nodes.status = element("div", { class: "tk-status", role: "status", "aria-live": "polite" });
@@ -290,10 +290,7 @@ function draw(view) {
   view.own = new Set(view.members);
   view.now = known.measured.get(session.key) ?? null;
   for (const { effects } of known.measured.values()) {
-    for (const value of effects) {
-      if (value < view.range[0]) view.range[0] = value;
-      if (value > view.range[1]) view.range[1] = value;
-    }
+    view.range = [Math.min(view.range[0], ...effects), Math.max(view.range[1], ...effects)];
   }
   if (view.shownExample === null) view.shownExample = session.example;
   const parts = [drawStatus, drawSaved, drawCells, drawArrows, drawBudget, drawWritten, drawCompare, drawStrip];

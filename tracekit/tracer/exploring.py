@@ -129,8 +129,7 @@ def explore(
 
     Raises:
         MissingExtraError: anywidget is not installed.
-        ComponentError: More components than can be shown.
-        MaskError, ComponentError: About the first set.
+        MaskError, ComponentError: About the first set, or more components than can be shown.
         ConfigError: Paths that were measured with another question.
     """
     try:
@@ -143,17 +142,15 @@ def explore(
     from tracekit.explore.exploration import Exploration, Measurement
 
     registry = traced.own.registry
-
-    def to_members(given: Any) -> ComponentSet:
-        return members_of(given, registry, or_none=True)
-
-    to_result = partial(result_by_hand, traced)
-
+    to_members = partial(members_of, registry=registry, or_none=True)
     if isinstance(start, (ParetoFront, TraceCurve)):
         front = start if front is None else front
         start = start[-1]
-    earlier = [*traced.results, *(front or ())]
-    earlier += [start] if isinstance(start, TraceResult) else []
+    earlier = [
+        (members_of(each, registry), each)
+        for each in (*traced.results, *(front or ()), start)
+        if isinstance(each, TraceResult) and is_of(traced, each)
+    ]
     exploration = Exploration(
         traced.own,
         to_members(start),
@@ -165,17 +162,16 @@ def explore(
                 **each.own.over,
                 bounds=traced.own.metric.bounds,
             )
-            for each in earlier
-            if is_of(traced, each)
-            for members in [members_of(each, registry)]
+            for members, each in earlier
             for is_other, effects in enumerate((each.own.effects, each.own.complement))
             if effects is not None
         ],
     )
+    exploration.held_out = {members: each.held_out for members, each in earlier if each.held_out}
     return Explorer(
         exploration,
         to_members=to_members,
-        to_result=to_result,
+        to_result=partial(result_by_hand, traced),
         generate=partial(generate, traced),
         arrows=() if paths is None else arrows_of(paths, traced),
         source=str(traced.setup.source),
