@@ -78,7 +78,9 @@ class TestColours:
         turned = [{**pair.texts, "x": pair.texts["y"], "y": pair.texts["x"]} for pair in bias]
         wrong = tk.PromptPairs.from_text(turned, demo_model).check(demo_model)
         assert (lines(check)["task"].color, lines(wrong)["task"].color) == ("green", "red")
-        assert (wrong.color, "pairs.known(model) keeps" in str(wrong)) == ("red", True)
+        assert (wrong.color, "Exchange x and y, or the prompts" in str(wrong)) == ("red", True)
+        some = tk.PromptPairs.from_text([*turned[:8], bias[8].texts], demo_model)
+        assert "pairs.known(model) keeps" in lines(some.check(demo_model))["task"].text
 
     def test_without_y(self, demo_model):
         pairs = tk.PromptPairs.from_text([{"prompt": "the maid", "x": " smiled"}], demo_model)
@@ -260,8 +262,8 @@ class TestForms:
         rows = [{"prompt": f"Is a {a} a mammal?", "x": x, "y": y} for a, x, y in sides]
         planted = {(row["prompt"], " No"): 0.5 for row in rows}
         task = self.line(monkeypatch, gpt2_tokenizer, rows, planted)["task"]
-        assert (task.color, "known" in task.text) == ("yellow", False)
-        assert "It prefers ' No' whatever the prompt: a bias, no knowledge. Keep all" in task.text
+        assert (task.color, "known(model) keeps" in task.text) == ("yellow", False)
+        assert "prefers ' No' on 2 of 2, whatever the prompt: this is a bias, not k" in task.text
 
 
 @pytest.mark.real
@@ -281,8 +283,6 @@ def test_a_missing_space_in_a_file(real_model, tmp_path):
 @pytest.mark.parametrize(("labels", "color"), [("aabb", "yellow"), ("aabc", "green")])
 def test_groups_are_counted(demo_model, bias, labels, color):
     line = lines(bias[:4].grouped(labels).check(demo_model))["groups"]
-    assert (line.color, f"4 pairs in groups are {len(set(labels))} independent" in line.text) == (
-        color,
-        True,
-    )
+    assert line.color == color
+    assert line.text.startswith(f"{len(set(labels))} independent groups in 4 examples.")
     assert "groups" not in lines(bias[:4].check(demo_model))

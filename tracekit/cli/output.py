@@ -354,6 +354,17 @@ class Tally:
         return f"Ran {self._counts['ran']} of {sum(self._counts.values())}{failed}"
 
 
+def print_check(tracer: Tracer) -> None:
+    """Prints what the check of a tracer's pairs does not find to be as it should, a line each."""
+    parts = [tracer.pairs, *([] if tracer.held_out is None else [tracer.held_out])]
+    checked = tracer.pairs.check(tracer.model, parts=parts, progress=tracer.engine.config.progress)
+    for line in checked.lines:
+        if line.color != "green":
+            console.print(f"{line.color}: {line.text}", style=line.color, highlight=False)
+    n_green = sum(line.color == "green" for line in checked.lines)
+    console.print(f"{n_green} of {len(checked.lines)} checks are green.", highlight=False)
+
+
 def print_estimates(estimates: Iterable[Estimate]) -> None:
     """Prints what runs will take, a line each, and all of them together."""
     from tracekit.tracer.estimate import duration

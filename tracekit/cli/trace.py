@@ -8,6 +8,7 @@ from tracekit.cli.options import HOW, SEARCHED, SEVERAL, TRACED, Given, build_se
 from tracekit.cli.output import (
     check_folder,
     console,
+    print_check,
     print_estimates,
     print_results,
     save,
@@ -42,6 +43,7 @@ def trace(given: Given) -> None:
     searches = {name: make(name, by_method[name]) for name in methods}
     tracer, sought = build_search(given)
     if given["dry_run"]:
+        print_check(tracer)
         print_estimates(
             tracer.estimate(searches[name], **(sought | goals[name])) for name in methods
         )

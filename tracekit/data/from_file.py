@@ -11,10 +11,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from difflib import get_close_matches
 from math import nan
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from tracekit._util.options import as_path, shortened
@@ -40,13 +44,16 @@ _WORDS = (
     "file with dtype=str, keep_default_na=False, or give tracekit its path."
 )
 _MEANINGS = {
-    **dict.fromkeys(("clean", "question", "text", "sentence", "clean_prompt"), "prompt"),
-    **dict.fromkeys(("corrupted", "corrupt", "corrupted_prompt", "cf"), "counterfactual"),
+    **{name: name for name in ("prompt", "counterfactual", "x", "y", "weight", "group")},
+    **dict.fromkeys(("clean", "question", "text", "sentence", "cleanprompt"), "prompt"),
+    **dict.fromkeys(("corrupted", "corrupt", "cf"), "counterfactual"),
+    **dict.fromkeys(("corruptedprompt", "corruptprompt", "counterfactualprompt"), "counterfactual"),
     **dict.fromkeys(("answer", "target", "correct", "right", "label", "completion"), "x"),
-    **dict.fromkeys(("wrong", "wrong_answer", "incorrect", "distractor"), "y"),
-    **dict.fromkeys(("template", "template_id", "cluster"), "group"),
+    **dict.fromkeys(("correctanswer", "rightanswer"), "x"),
+    **dict.fromkeys(("wrong", "wronganswer", "incorrect", "distractor", "foil"), "y"),
+    **dict.fromkeys(("template", "templateid", "cluster"), "group"),
 }
-"""What columns that others have mostly are here."""
+"""What columns that others have mostly are here, by their names in small letters without spaces."""
 _INDEX_COLUMNS = ("", "Unnamed: 0", "index", "__index_level_0__")
 """What pandas and spreadsheets call the numbers of rows."""
 
@@ -70,7 +77,8 @@ def load_pairs(
         data: A `.csv` file with a header, a `.jsonl` file with an object per line, or a `.json`
             file with a list of objects (or one list by a name); a DataFrame of pandas or polars, a
             `datasets.Dataset`, or a list of mappings. Empty cells count as missing, and a column of
-            row numbers is left out with a warning.
+            row numbers is left out with a warning. Usual names of columns (`answer`, `Corrupted
+            prompt`, `template`) are read as what they mostly are, with a warning.
         model: The model to be traced.
         columns: Names of columns -> what they are here, e.g. `{"clean": "prompt", "corrupted":
             "counterfactual"}`; None as a value leaves a column out. Or the same as text,
@@ -128,9 +136,16 @@ def load_pairs(
 
 
 def read_rows(
-    data: Any, *, columns: Mapping[str, str | None] | str | None = None, format: str | None = None
+    data: Any,
+    *,
+    columns: Mapping[str, str | None] | str | None = None,
+    format: str | None = None,
+    typed: bool = False,
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Rows of a file or table, or of its format, and whether they are of token ids."""
+    """Rows of a file or table, or of its format, and whether they are of token ids.
+
+    `typed` says that they were asked for on the command line, as whose options errors are written.
+    """
     if format is not None and format not in FORMATS:
         raise UnknownNameError("format", format, FORMATS)
     if format is not None and columns is not None:
@@ -138,8 +153,11 @@ def read_rows(
     path = _named(data)
     is_file = isinstance(data, (str, Path))
     rows = _from_file(as_path("The file", data)) if is_file else _from_table(data)
+    if isinstance(columns, str):
+        parts = [part.partition(":") for part in columns.split(",")]
+        columns = {name: to or None for name, _, to in parts}
     if format is None:
-        rows = _renamed(rows, columns, path)
+        rows = _renamed(rows, columns or {}, path)
         _check_lost(rows, path)
     rows = [{k: v for k, v in row.items() if not _is_missing(v)} for row in rows]
     if format is not None:
@@ -147,19 +165,38 @@ def read_rows(
     has_ids = any("prompt_ids" in row for row in rows)
     allowed = TEXT_KEYS | OWN_KEYS | (id_keys() if has_ids else SET_KEYS)
     for number, row in enumerate(rows):
-        unknown = set(row) - allowed
+        unknown = sorted(map(str, set(row) - allowed))
         if unknown:
-            first, *others = sorted(map(str, unknown))
-            also = f" (also {', '.join(map(repr, others))})" if others else ""
-            meant = {name: _MEANINGS.get(name.lower()) for name in (first, *others)}
-            typed = ",".join(f"{name}:{to or ''}" for name, to in meant.items())
+            also = f" (also {', '.join(map(repr, unknown[1:]))})" if unknown[1:] else ""
+            example = _option(unknown, columns or {}, allowed - set(row), typed)
             raise DataFormatError(
-                f"Example {number} of {path} has an unknown column {first!r}{also}. "
-                + f"{near_miss(first, allowed)} ".lstrip()
-                + f"Known: {', '.join(sorted(allowed))}. Others are mapped, or left out by None: "
-                f"columns={meant}, or on the command line --data-option columns={typed}"
+                f"Example {number} of {path} has an unknown column {unknown[0]!r}{also}. "
+                f"{near_miss(unknown[0], allowed)} ".lstrip()
+                + f"Known: {', '.join(sorted(allowed))}. Say what each column of the file is here, "
+                f"or leave it out: {example}"
             )
     return rows, has_ids
+
+
+def _option(
+    unknown: Sequence[str], given: Mapping[str, str | None], free: Set[str], typed: bool
+) -> str:
+    """The option that maps unknown columns too, each to another field that is free, or to none."""
+    columns, left = dict(given), sorted(free)
+    for name in unknown:
+        usual = _meaning(name)
+        close = [usual] if usual in left else get_close_matches(name, left, n=1)
+        columns[name] = close[0] if close else None
+        left = [field for field in left if field not in close]
+    if not typed:
+        return f"columns={columns}"
+    listed = ",".join(f"{name}:{field or ''}" for name, field in columns.items())
+    return f"--data-option {quote(f'columns={listed}')}"
+
+
+def _meaning(column: object) -> str | None:
+    """What a column mostly is here; case, spaces and underscores do not matter."""
+    return _MEANINGS.get(re.sub(r"[\W_]+", "", str(column)).lower())
 
 
 def _named(data: Any) -> str:
@@ -228,23 +265,28 @@ def _check_lost(rows: Sequence[Mapping[str, Any]], path: str) -> None:
 
 
 def _renamed(
-    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str | None] | str | None, path: str
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str | None], path: str
 ) -> list[dict[str, Any]]:
     """Rows with the names of columns that are used here, without row numbers."""
-    if isinstance(columns, str):
-        parts = [part.partition(":") for part in columns.split(",")]
-        columns = {name: to or None for name, _, to in parts}
-    given = {key for row in rows for key in row}
-    for name in columns or {}:
+    given = {key: None for row in rows for key in row}
+    for name in columns:
         if name not in given:
             raise DataFormatError(
                 f"columns maps {name!r}, which {path} does not have. Its columns: "
                 f"{', '.join(sorted(map(str, given)))}."
             )
-    names: dict[str, str | None] = {**dict.fromkeys(_INDEX_COLUMNS), **(columns or {})}
-    index = sorted(given & set(_INDEX_COLUMNS) - set(columns or {}))
+    names: dict[str, str | None] = {**dict.fromkeys(_INDEX_COLUMNS), **columns}
+    index = sorted(given.keys() & set(_INDEX_COLUMNS) - set(columns))
     if index:
         warn(f"The column {index[0]!r} of {path} numbers its rows, and is left out.", DataWarning)
+    usual = {} if "prompt_ids" in given else {key: _meaning(key) for key in given}
+    taken = Counter([names.get(key, usual.get(key)) for key in given])
+    guessed = {key: to for key, to in usual.items() if key not in names and to not in (None, key)}
+    guessed = {key: to for key, to in guessed.items() if taken[to] == 1}
+    if guessed:
+        shown = ", ".join(f"{key!r} as {to}" for key, to in guessed.items())
+        warn(f"{path} is read with {shown}. The option columns says otherwise.", DataWarning)
+    names |= guessed
     renamed = [{names.get(key, key): value for key, value in row.items()} for row in rows]
     return [{key: v for key, v in row.items() if key is not None} for row in renamed]
 

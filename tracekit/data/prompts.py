@@ -35,6 +35,7 @@ from tracekit.data.pair import (
     refuse_shared,
     split_by_position,
     split_by_span,
+    warn_of_groups,
 )
 from tracekit.data.pairs_check import PairsCheck, check_pairs, known_pairs
 from tracekit.data.pairs_report import PairsReport, report_on
@@ -183,7 +184,10 @@ class PromptPairs(Sequence[PromptPair]):
                 "Use a share strictly between 0 and 1 that gives each part a pair; equal pairs "
                 "and groups stay in one part."
             )
-        return self.subset(first), self.subset(rest)
+        parts = self.subset(first), self.subset(rest)
+        for number, part in enumerate(parts):
+            warn_of_groups(part.pairs, f" of the {('first', 'second')[number]} part")
+        return parts
 
     def divide(self, order: Sequence[int], count: int) -> tuple[list[int], list[int]]:
         """Numbers of the pairs in two parts that share no example and no group, ascending.
@@ -262,20 +266,33 @@ class PromptPairs(Sequence[PromptPair]):
         """What to look at in these pairs before they are traced, by kind and with examples."""
         return report_on(self.pairs, self.token_texts)
 
-    def check(self, model: HookedModel, *, progress: bool | None = None) -> PairsCheck:
+    def check(
+        self,
+        model: HookedModel,
+        *,
+        parts: Sequence[PromptPairs] = (),
+        progress: bool | None = None,
+    ) -> PairsCheck:
         """Does the model do the task, and do the pairs show it? A line with a colour for each.
 
         The model is run on every prompt with x and with y. The lines say whether it prefers x;
-        whether x is likelier with or without its leading space; how many tokens x and y are;
-        whether one x is commonest; whether a length or a word gives x away; what `report` remarks
-        on.
+        whether x, y or a token set is likelier with or without its leading space; how many tokens
+        x and y are; whether one x is commonest; whether a length or a word gives x away; whether
+        there are as many groups as an interval needs; what `report` remarks on.
 
         Args:
             model: The model to be traced.
+            parts: Searched and held-out pairs, if they are split: groups are counted in each.
             progress: Whether to show a progress bar. None: in notebooks and terminals.
         """
-        in_chat = self.chat is not None
-        return check_pairs(self.pairs, self.token_texts, model, progress, in_chat=in_chat)
+        return check_pairs(
+            self.pairs,
+            self.token_texts,
+            model,
+            progress,
+            in_chat=self.chat is not None,
+            parts=[part.pairs for part in parts],
+        )
 
     def known(self, model: HookedModel, probability: float = 0.1) -> PromptPairs:
         """The pairs that the model knows: x has at least this probability, and a larger one than y.
@@ -337,7 +354,7 @@ class PromptPairs(Sequence[PromptPair]):
             skipped = misaligned(pairs)
             pairs = [pair for pair in pairs if pair.is_aligned]
         made = cls(pairs=tuple(pairs), name=name, skipped=skipped)
-        check_groups([pair.group for pair in made])
+        check_groups(made.pairs)
         return made
 
     @classmethod
@@ -405,6 +422,8 @@ class PromptPairs(Sequence[PromptPair]):
         *,
         x: str,
         y: str | None = None,
+        x_set: Sequence[str] = (),
+        y_set: Sequence[str] = (),
         counterfactual: Mapping[str, str] | str | Sequence[str] | None = MappingProxyType({}),
         values: Mapping[Any, Sequence[Any]],
         n: int = 100,
@@ -427,6 +446,9 @@ class PromptPairs(Sequence[PromptPair]):
             x: The target continuation, with fields. A space is put before a word that follows a
                 letter or a sign such as a comma.
             y: The foil.
+            x_set: Answers that count as x by metrics of token sets, with fields; values of several
+                tokens are left out.
+            y_set: Answers that count as y.
             counterfactual: Which field has the value of which other; one without values of its own
                 takes another of the field that it replaces. Or a template of its own (several, if
                 there are several prompts). None: none, for sources that need none.
@@ -454,6 +476,8 @@ class PromptPairs(Sequence[PromptPair]):
             counterfactual=counterfactual,
             x=x,
             y=y,
+            x_set=x_set,
+            y_set=y_set,
             values=values,
             one_token=one_token,
         )

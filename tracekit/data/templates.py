@@ -87,6 +87,8 @@ class Template:
     """Other fields by field, or templates of their own."""
     x: str
     y: str | None
+    x_set: Sequence[str]
+    y_set: Sequence[str]
     values: Mapping[Any, Sequence[Any]]
     one_token: bool | Sequence[str]
 
@@ -123,15 +125,20 @@ class Template:
         with_values |= {name for group in self._groups for name in group.names}
         renamed = [_renamed(text, replaced) for text in self.prompts]
         self._others: Sequence[Any] | None = renamed if replaced else others
-        texts = (*self.prompts, *(self._others or ()), self.x, self.y or "")
+        self._answers: dict[str, Sequence[str]] = {
+            **{"x": [self.x], "y": [] if self.y is None else [self.y]},
+            **{"x_set": self.x_set, "y_set": self.y_set},
+        }
+        of_answers = [text for texts in self._answers.values() for text in texts]
+        texts = (*self.prompts, *(self._others or ()), *of_answers)
         lacking = sorted({name for text in texts for name in _fields(text)} - with_values)
         if lacking:
             raise PairsError(
                 f"The field {lacking[0]!r} has no values. Give some for every field, e.g. "
                 f"values={{{lacking[0]!r}: ['...', '...']}}."
             )
-        of_xy = (*_fields(self.x), *_fields(self.y or ""))
-        asked = of_xy if self.one_token is True else self.one_token or ()
+        of_answers = [name for text in of_answers for name in _fields(text)]
+        asked = of_answers if self.one_token is True else self.one_token or ()
         self._short: frozenset[str] = frozenset(asked)
 
     def rows(
@@ -218,13 +225,15 @@ class Template:
             raise _Dropped(f"{prompt.said!r}: no counterfactual of as many tokens was found")
         if other is not None:
             row["counterfactual"] = other.said
-        for part, text in (("x", self.x), ("y", self.y)):
-            if text is not None:
-                row[part] = _after(prompt.text, _fill(text, values)[0])
-                n_tokens = len(self._encode(prompt.text, row[part]))
-                short = [name for name in _fields(text) if name in self._short]
-                if short and n_tokens != 1:
-                    raise _Dropped(f"{part} {row[part]!r} is {n_tokens} tokens", short)
+        for part, texts in self._answers.items():
+            answers = [_after(prompt.text, _fill(text, values)[0]) for text in texts]
+            for text, answer in zip(texts, answers, strict=True):
+                n_tokens, is_set = len(self._encode(prompt.text, answer)), part.endswith("_set")
+                short = [name for name in _fields(text) if is_set or name in self._short]
+                if n_tokens != 1 and (short or is_set):
+                    raise _Dropped(f"{part} {answer!r} is {n_tokens} tokens", short)
+            if answers:
+                row[part] = answers if part.endswith("_set") else answers[0]
         return row
 
     def _check(self, prompt: _Filled, values: Mapping[str, str]) -> None:

@@ -236,7 +236,8 @@ def _encode_set(
         if len(tokens) != 1:
             raise PairsError(
                 f"The {key} of example {number} holds {text!r}, which is {len(tokens)} tokens. "
-                "Token sets are of the first token after the prompt: give texts of one token."
+                "Token sets are of the first token after the prompt: give texts of one token, "
+                "with a leading space where a word begins."
             )
         ids += tokens
     return ids
