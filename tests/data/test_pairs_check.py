@@ -177,7 +177,7 @@ class TestForms:
                 "Paris",
                 {("It is", " Paris"): 0.6},
                 "red",
-                "with a leading space, on 1 of 1: 0.6",
+                "with one leading space, on 1 of 1: 0.6",
             ),
             (
                 "It is",
@@ -208,7 +208,7 @@ class TestForms:
                 "green",
                 "0.5, and 1e-06 without its leading",
             ),
-            ("It is", "Paris", {}, "green", "x has probability 1e-06, and 1e-06 with a leading"),
+            ("It is", "Paris", {}, "green", "x has probability 1e-06, and 1e-06 with one leadi"),
         ],
     )
     def test_a_leading_space(self, monkeypatch, gpt2_tokenizer, prompt, x, planted, color, text):

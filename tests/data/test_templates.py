@@ -200,9 +200,10 @@ class TestChat:
             (place,) = pair.spans["A2"]
             assert chat_tokenizer.decode([pair.prompt_ids[place]]).strip() == pair.texts["y"]
 
-    def test_a_leading_space_is_warned_of(self, chat_tokenizer):
-        with pytest.warns(DataWarning, match="of 1 of 1 examples begins with a space"):
-            tk.PromptPairs.from_text(self.rows(x=" Yes"), chat_tokenizer, chat=True)
+    @pytest.mark.parametrize(("x", "kinds"), [(" Yes", ["two-spaces"]), ("Yes", [])])
+    def test_a_leading_space_is_reported(self, chat_tokenizer, x, kinds):
+        pairs = tk.PromptPairs.from_text(self.rows(x=x), chat_tokenizer, chat=True)
+        assert [finding.kind for finding in pairs.report.findings] == kinds
 
     def test_a_model_without_chat_template(self, gpt2_tokenizer):
         with pytest.raises(UnsupportedModelError, match="has no chat template, so chat=True"):

@@ -25,6 +25,7 @@ from tracekit._util.version import __version__
 from tracekit.errors import FigureExportError, OutputError
 
 if TYPE_CHECKING:
+    from tracekit.data.pairs_check import PairsCheck
     from tracekit.data.prompts import PromptPairs
     from tracekit.results.curve import TraceCurve
     from tracekit.results.result import TraceResult
@@ -354,15 +355,20 @@ class Tally:
         return f"Ran {self._counts['ran']} of {sum(self._counts.values())}{failed}"
 
 
-def print_check(tracer: Tracer) -> None:
-    """Prints what the check of a tracer's pairs does not find to be as it should, a line each."""
-    parts = [tracer.pairs, *([] if tracer.held_out is None else [tracer.held_out])]
-    checked = tracer.pairs.check(tracer.model, parts=parts, progress=tracer.engine.config.progress)
-    for line in checked.lines:
-        if line.color != "green":
-            console.print(f"{line.color}: {line.text}", style=line.color, highlight=False)
-    n_green = sum(line.color == "green" for line in checked.lines)
-    console.print(f"{n_green} of {len(checked.lines)} checks are green.", highlight=False)
+def print_checks(checked: PairsCheck, *, is_short: bool = False) -> None:
+    """Prints the lines of a check as a table; if `is_short`, it counts those that are green."""
+    lines = [line for line in checked.lines if not (is_short and line.color == "green")]
+    colors = [line.color for line in lines]
+    columns = [
+        Column("color", "color", colors, styles=dict(enumerate(colors))),
+        Column("check", "check", [line.topic for line in lines]),
+        Column("finding", "finding", [line.text for line in lines]),
+    ]
+    if lines:
+        print_table("checks", Table(columns), n_names=2)
+    if is_short:
+        n = len(checked.lines)
+        console.print(f"{n - len(lines)} of {n} checks of the pairs are green.", highlight=False)
 
 
 def print_estimates(estimates: Iterable[Estimate]) -> None:

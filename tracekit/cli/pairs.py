@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from tracekit._util.table import Column, Table
+from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import CHOSEN, OPTIONAL_OUTPUT, OPTIONS, Given, load_data, takes
-from tracekit.cli.output import check_file, console, print_table, progress_is_shown, recorded
+from tracekit.cli.output import check_file, console, print_checks, progress_is_shown, recorded
 
 
 @app.command()
@@ -39,13 +39,7 @@ def pairs(
     parts = () if share is None else loaded.split(1 - share, seed=given["seed"])
     checked = loaded.check(model, parts=parts, progress=progress_is_shown(given["quiet"]))
     console.print(f"{loaded}", highlight=False, soft_wrap=True)
-    colors = [line.color for line in checked.lines]
-    columns = [
-        Column("color", "color", colors, styles=dict(enumerate(colors))),
-        Column("check", "check", [line.topic for line in checked.lines]),
-        Column("finding", "finding", [line.text for line in checked.lines]),
-    ]
-    print_table("checks", Table(columns), n_names=2)
+    print_checks(checked)
     recorded("examples", Table.of_rows(checked.table))
     if output is not None:
         write_csv(checked.table, output)

@@ -8,7 +8,7 @@ from tracekit.cli.options import HOW, SEARCHED, SEVERAL, TRACED, Given, build_se
 from tracekit.cli.output import (
     check_folder,
     console,
-    print_check,
+    print_checks,
     print_estimates,
     print_results,
     save,
@@ -43,7 +43,8 @@ def trace(given: Given) -> None:
     searches = {name: make(name, by_method[name]) for name in methods}
     tracer, sought = build_search(given)
     if given["dry_run"]:
-        print_check(tracer)
+        parts = [tracer.pairs, *filter(None, [tracer.held_out])]
+        print_checks(tracer.pairs.check(tracer.model, parts=parts), is_short=True)
         print_estimates(
             tracer.estimate(searches[name], **(sought | goals[name])) for name in methods
         )

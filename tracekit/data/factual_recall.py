@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tracekit.data import templates
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.download import Files, check_count
 from tracekit.data.formats import FORMATS, subject_span
@@ -60,8 +61,8 @@ def load(
     begin with a space. Facts whose attribute has less than `min_probability` are left
     out, as in `PromptPairs.known`. The published Llama scripts prepend BOS.
     """
-    if n is not None and n < 1:
-        raise ConfigError(f"n is {n}. It must be at least 1.")
+    if n is not None:
+        templates.check_count(n)
     text = Files.of(dataset).read(data_dir, file_name)
     try:
         rows = [to_row(record) for record in json.loads(text)]

@@ -1,9 +1,7 @@
 """Prompt pairs from files and tables as people have them.
 
-The columns are those of `PromptPairs.from_text`: `prompt`, `counterfactual`, the target
-continuation `x`, the foil `y`, `weight` and `group`. JSON may hold the lists `x_set` and `y_set`
-and the mappings `spans` besides, or token ids instead, as for `PromptPairs.from_ids`. Columns of
-other names are mapped to these; published formats are known by their names (`formats.py`).
+The columns are the keys of rows of `PromptPairs.from_text`, or of `from_ids`. Columns of other
+names are mapped to these; published formats are known by their names (`formats.py`).
 """
 
 from __future__ import annotations
@@ -43,8 +41,9 @@ _WORDS = (
     "pandas reads the words NA, None, null and nan as empty cells: where one was meant, read the "
     "file with dtype=str, keep_default_na=False, or give tracekit its path."
 )
+_FIELDS = ("prompt", "counterfactual", "x", "y", "weight", "group")
 _MEANINGS = {
-    **{name: name for name in ("prompt", "counterfactual", "x", "y", "weight", "group")},
+    **{name: name for name in _FIELDS},
     **dict.fromkeys(("clean", "question", "text", "sentence", "cleanprompt"), "prompt"),
     **dict.fromkeys(("corrupted", "corrupt", "cf"), "counterfactual"),
     **dict.fromkeys(("corruptedprompt", "corruptprompt", "counterfactualprompt"), "counterfactual"),
@@ -110,14 +109,12 @@ def load_pairs(
     options = {"prepend_bos": prepend_bos, "noise_std": noise_std, "seed": seed or None}
     options |= {"chat": None if chat is False else chat}
     # A seed draws noise; nothing else.
-    unread = {"seed"} if noise_std is None else set()
-    unread |= set(options) if has_ids else set()
-    for option, value in options.items():
-        if option in unread and value is not None:
+    for option in options if has_ids else ["seed"] if noise_std is None else []:
+        if options[option] is not None:
             of = "holds token ids" if has_ids else "is read without noise_std"
             raise ConfigError(
-                f"{option}={shortened(value)} was given, and {source} {of}, so nothing reads it. "
-                "Leave it out."
+                f"{option}={shortened(options[option])} was given, and {source} {of}, so nothing "
+                "reads it. Leave it out."
             )
     name = name or (Path(data).stem if isinstance(data, (str, Path)) else "pairs")
     if has_ids:
@@ -168,24 +165,22 @@ def read_rows(
         unknown = sorted(map(str, set(row) - allowed))
         if unknown:
             also = f" (also {', '.join(map(repr, unknown[1:]))})" if unknown[1:] else ""
-            example = _option(unknown, columns or {}, allowed - set(row), typed)
+            meant = f" {near_miss(unknown[0], allowed)}".rstrip()
             raise DataFormatError(
-                f"Example {number} of {path} has an unknown column {unknown[0]!r}{also}. "
-                f"{near_miss(unknown[0], allowed)} ".lstrip()
-                + f"Known: {', '.join(sorted(allowed))}. Say what each column of the file is here, "
-                f"or leave it out: {example}"
+                f"Example {number} of {path} has an unknown column {unknown[0]!r}{also}.{meant} "
+                f"Known: {', '.join(sorted(allowed))}. Say what each other column is here, or that "
+                f"it is nothing: {_option(unknown, columns or {}, row.keys(), typed)}"
             )
     return rows, has_ids
 
 
 def _option(
-    unknown: Sequence[str], given: Mapping[str, str | None], free: Set[str], typed: bool
+    unknown: Sequence[str], given: Mapping[str, str | None], row: Set[str], typed: bool
 ) -> str:
-    """The option that maps unknown columns too, each to another field that is free, or to none."""
-    columns, left = dict(given), sorted(free)
+    """The option that maps unknown columns to fields that the row lacks, or to none."""
+    columns, left = dict(given), [field for field in _FIELDS if field not in row]
     for name in unknown:
-        usual = _meaning(name)
-        close = [usual] if usual in left else get_close_matches(name, left, n=1)
+        close = get_close_matches(_meaning(name) or name, left, 1)
         columns[name] = close[0] if close else None
         left = [field for field in left if field not in close]
     if not typed:

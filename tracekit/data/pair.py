@@ -424,17 +424,17 @@ def check_groups(pairs: Sequence[PromptPair]) -> None:
 
 
 def warn_of_groups(pairs: Sequence[PromptPair], of: str = "") -> None:
-    """Warns where groups are the reason that there can be no interval; `of` names a part."""
+    """Warns where groups are why there can be no interval; `of` says of which pairs."""
     if len(set(independent(pairs))) < FEWEST <= len({pair.identity for pair in pairs}):
         text = f"{said_of_independent(pairs)}{of}: an interval needs {FEWEST}, so there is none."
         warn(f"{text} Give pairs of more groups.", DataWarning)
 
 
 def said_of_independent(pairs: Sequence[PromptPair]) -> str:
-    """How many independent examples these are, in words."""
-    n, noun = len(set(independent(pairs))), "example"
-    noun = "group" if any(pair.group is not None for pair in pairs) else noun
-    return f"{n} independent {noun}{'s' * (n != 1)} in {len(pairs)} examples"
+    """How many independent examples pairs are, in words."""
+    n, are_grouped = len(set(independent(pairs))), any(pair.group is not None for pair in pairs)
+    noun = f"{'group' if are_grouped else 'example'}{'s' * (n != 1)}"
+    return f"{n} independent {noun} in {len(pairs)} examples"
 
 
 def independent(pairs: Iterable[Any]) -> list[int]:

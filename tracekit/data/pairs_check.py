@@ -21,7 +21,7 @@ from tracekit._util.clusters import FEWEST
 from tracekit._util.markup import printable
 from tracekit._util.warn import warn
 from tracekit.data.counterfactuals import Ids, PromptCounterfactual
-from tracekit.data.pair import PromptPair, independent, said_of_independent
+from tracekit.data.pair import PromptPair, said_of_independent
 from tracekit.data.pairs_report import report_on
 from tracekit.data.tokenization import encoder
 from tracekit.errors import ConfigError, DataWarning, PairsError
@@ -30,6 +30,8 @@ from tracekit.models.hooked import device_of, frozen
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from tracekit.data.prompts import PromptPairs
 
 Color = Literal["green", "yellow", "red"]
 
@@ -94,30 +96,19 @@ class PairsCheck:
 
 
 def check_pairs(
-    pairs: Sequence[PromptPair],
-    texts: Any,
-    model: HookedModel,
-    shown: bool | None = None,
-    *,
-    in_chat: bool = False,
-    parts: Sequence[Sequence[PromptPair]] = (),
+    pairs: PromptPairs, model: HookedModel, parts: Sequence[PromptPairs], shown: bool | None
 ) -> PairsCheck:
-    """The checks of pairs, with a bar if `shown`; `texts` are those of tokens, by id.
-
-    `in_chat` says that a chat template wrote the prompts; `parts` are those that they are split
-    into, if they are.
-    """
-    table = _table(pairs, model, shown)
-    tokenizer = getattr(model, "tokenizer", None)
+    """The checks of pairs that are split into parts, if they are; with a bar if `shown`."""
+    table, texts = _table(pairs, model, shown), pairs.token_texts
     checks: dict[str, _Line | None] = {
         "task": _task(table),
-        **_forms(pairs, model, in_chat),
+        **_forms(pairs, model),
         "tokens": _tokens(table),
         "balance": _balance(pairs, texts),
         "leak": _leak(pairs, texts),
         "groups": _groups(parts or [pairs]),
     }
-    findings = report_on(pairs, texts, tokenizer).findings
+    findings = report_on(pairs, texts, getattr(model, "tokenizer", None)).findings
     checks |= {
         each.kind: ("red" if each.kind in _RED else "yellow", str(each)) for each in findings
     }
@@ -127,9 +118,7 @@ def check_pairs(
     return PairsCheck(tuple(lines), table)
 
 
-def _table(
-    pairs: Sequence[PromptPair], model: HookedModel, shown: bool | None = None
-) -> pd.DataFrame:
+def _table(pairs: Sequence[PromptPair], model: HookedModel, shown: bool | None) -> pd.DataFrame:
     """The table of a `PairsCheck`."""
     import pandas as pd
 
@@ -192,7 +181,7 @@ def known_pairs(
     """Numbers of the pairs of which x is so probable, and more so than y; a line for each other."""
     if not 0 <= probability <= 1:
         raise ConfigError(f"probability is {probability}. Give a number from 0 to 1.")
-    table, numbers, dropped = _table(pairs, model), [], []
+    table, numbers, dropped = _table(pairs, model, None), [], []
     for number, row in enumerate(table.to_dict("records")):
         if row["p_x"] >= probability and row["prefers_x"] is not False:
             numbers.append(number)
@@ -221,9 +210,9 @@ def _bias(table: pd.DataFrame) -> str:
     if times < _ALWAYS * len(rows) or not is_both:
         return ""
     return (
-        f"The model prefers {answer!r} on {times} of {len(rows)}, whatever the prompt: this is a bias, "
-        "not knowledge. Keep all pairs, as differences of log-odds cancel it, and do not filter "
-        "them by pairs.known(model)."
+        f"The model prefers {answer!r} on {times} of {len(rows)}, whatever the prompt: this is a "
+        "bias, not knowledge. Keep all pairs, as differences of log-odds cancel it, and do not "
+        "filter them by pairs.known(model)."
     )
 
 
@@ -249,7 +238,7 @@ def _task(table: pd.DataFrame) -> _Line:
     return color, f"The model prefers x to y on {count} of {of}{without}. {shown}.{advice}"
 
 
-def _forms(pairs: Sequence[PromptPair], model: HookedModel, in_chat: bool) -> dict[str, _Line]:
+def _forms(pairs: PromptPairs, model: HookedModel) -> dict[str, _Line]:
     """Whether x, y or a token set is likelier in another form; what is not is said of x only.
 
     Compared is the probability of the whole text, as forms are of several numbers of tokens, and
@@ -258,7 +247,7 @@ def _forms(pairs: Sequence[PromptPair], model: HookedModel, in_chat: bool) -> di
     tokenizer = getattr(model, "tokenizer", None)
     if not callable(getattr(tokenizer, "decode", None)):
         return {}
-    tried = pairs[:: -(-len(pairs) // _TRIED)]
+    tried, in_chat = pairs[:: -(-len(pairs) // _TRIED)], pairs.chat is not None
     forms = [each for pair in tried for each in _other_forms(pair, tokenizer, in_chat)]
     asked = [each for *_, own, other in forms for each in (*own, *other)]
     values = _mean_probabilities(asked, model, False) if asked else ()
@@ -308,37 +297,32 @@ def _other_forms(
         with suppress(PairsError):  # The tokenizer joins a form to the prompt.
             thought = (*ids, *encode(prompt, f"{opening}\n</think>\n\n"))
             yield "x", _THOUGHT, [(ids, pair.x_ids)], [(thought, pair.x_ids)]
+    forms = [("with one leading space", ids, " "), ("without its leading space", ids, "")]
+    if len(ids) > 1 and not tokenizer.decode([ids[-1]]).strip(" "):
+        forms.append(("with a leading space, and none at the end of the prompt", ids[:-1], " "))
     parts = {"x": [pair.x_ids], "y": [pair.y_ids or ()]}
     for part, tokens in (("x_set", pair.x_set_ids), ("y_set", pair.y_set_ids)):
         parts[part] = [(token,) for token in tokens or ()]
     for part, given in parts.items():
+        texts = {tokenizer.decode(list(each)): each for each in given}
         with suppress(PairsError):
-            texts = {tokenizer.decode(list(each)): each for each in given}
             texts = {t: i for t, i in texts.items() if t.strip() and tuple(encode(prompt, t)) == i}
-            n_spaces = max((len(text) - len(text.lstrip(" ")) for text in texts), default=0)
-            forms = [(f"with {'one' if n_spaces > 1 else 'a'} leading space", ids, " ")]
-            forms += [("without its leading space", ids, "")]
-            if len(ids) > 1 and not tokenizer.decode([ids[-1]]).strip(" "):
-                label = "with a leading space, and none at the end of the prompt"
-                forms.append((label, ids[:-1], " "))
             own = [(ids, each) for each in texts.values()]
-            for label, read, space in forms:
-                before = tokenizer.decode(list(read))
-                spaced = [f"{space}{text.lstrip(' ')}" for text in texts]
-                other = [(read, tuple(encode(before, text))) for text in spaced]
+            for form, read, space in forms:
+                before, words = tokenizer.decode(list(read)), [text.lstrip(" ") for text in texts]
+                other = [(read, tuple(encode(before, f"{space}{word}"))) for word in words]
                 if other != own and all(each for _, each in other):
-                    yield part, label, own, other
+                    yield part, form, own, other
 
 
-def _groups(parts: Sequence[Sequence[PromptPair]]) -> _Line | None:
+def _groups(parts: Sequence[PromptPairs]) -> _Line | None:
     """How many independent examples there are, where groups or few pairs leave few."""
-    counts = [len(set(independent(part))) for part in parts]
-    if min(counts) >= FEWEST and all(pair.group is None for part in parts for pair in part):
-        return None
     shown = "; held out: ".join(map(said_of_independent, parts))
-    if min(counts) >= FEWEST:
-        return "green", f"{shown}."
-    is_one = any(count == 1 < len(part) for count, part in zip(counts, parts, strict=True))
+    least = min(part.n_distinct for part in parts)
+    if least >= FEWEST:
+        are_grouped = any(pair.group is not None for part in parts for pair in part)
+        return ("green", f"{shown}.") if are_grouped else None
+    is_one = any(part.n_distinct == 1 < len(part) for part in parts)
     text = f"{shown}. An interval needs {FEWEST} independent ones: give pairs of more groups."
     return "red" if is_one else "yellow", text
 

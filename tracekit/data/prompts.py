@@ -185,8 +185,8 @@ class PromptPairs(Sequence[PromptPair]):
                 "and groups stay in one part."
             )
         parts = self.subset(first), self.subset(rest)
-        for number, part in enumerate(parts):
-            warn_of_groups(part.pairs, f" of the {('first', 'second')[number]} part")
+        for part, name in zip(parts, ("first", "second"), strict=True):
+            warn_of_groups(part, f" of the {name} part")
         return parts
 
     def divide(self, order: Sequence[int], count: int) -> tuple[list[int], list[int]]:
@@ -267,32 +267,21 @@ class PromptPairs(Sequence[PromptPair]):
         return report_on(self.pairs, self.token_texts)
 
     def check(
-        self,
-        model: HookedModel,
-        *,
-        parts: Sequence[PromptPairs] = (),
-        progress: bool | None = None,
+        self, model: HookedModel, *, parts: Sequence[PromptPairs] = (), progress: bool | None = None
     ) -> PairsCheck:
         """Does the model do the task, and do the pairs show it? A line with a colour for each.
 
         The model is run on every prompt with x and with y. The lines say whether it prefers x;
-        whether x, y or a token set is likelier with or without its leading space; how many tokens
-        x and y are; whether one x is commonest; whether a length or a word gives x away; whether
-        there are as many groups as an interval needs; what `report` remarks on.
+        whether x, y or a token set is likelier with or without its leading space; how many tokens x
+        and y are; whether one x is commonest; whether a length or a word gives x away; whether
+        there are enough groups; what `report` remarks on.
 
         Args:
             model: The model to be traced.
             parts: Searched and held-out pairs, if they are split: groups are counted in each.
             progress: Whether to show a progress bar. None: in notebooks and terminals.
         """
-        return check_pairs(
-            self.pairs,
-            self.token_texts,
-            model,
-            progress,
-            in_chat=self.chat is not None,
-            parts=[part.pairs for part in parts],
-        )
+        return check_pairs(self, model, parts, progress)
 
     def known(self, model: HookedModel, probability: float = 0.1) -> PromptPairs:
         """The pairs that the model knows: x has at least this probability, and a larger one than y.
@@ -353,9 +342,8 @@ class PromptPairs(Sequence[PromptPair]):
         if on_mismatch == "skip":
             skipped = misaligned(pairs)
             pairs = [pair for pair in pairs if pair.is_aligned]
-        made = cls(pairs=tuple(pairs), name=name, skipped=skipped)
-        check_groups(made.pairs)
-        return made
+        check_groups(pairs)
+        return cls(pairs=tuple(pairs), name=name, skipped=skipped)
 
     @classmethod
     def from_text(
@@ -446,9 +434,8 @@ class PromptPairs(Sequence[PromptPair]):
             x: The target continuation, with fields. A space is put before a word that follows a
                 letter or a sign such as a comma.
             y: The foil.
-            x_set: Answers that count as x by metrics of token sets, with fields; values of several
-                tokens are left out.
-            y_set: Answers that count as y.
+            x_set: Answers of one token that count as x in metrics of token sets, with fields.
+            y_set: Those that count as y.
             counterfactual: Which field has the value of which other; one without values of its own
                 takes another of the field that it replaces. Or a template of its own (several, if
                 there are several prompts). None: none, for sources that need none.
@@ -474,19 +461,23 @@ class PromptPairs(Sequence[PromptPair]):
         drawn = Template(
             prompts=[template] if isinstance(template, str) else list(template),
             counterfactual=counterfactual,
-            x=x,
-            y=y,
-            x_set=x_set,
-            y_set=y_set,
+            answers={"x": [x], "y": [] if y is None else [y], "x_set": x_set, "y_set": y_set},
             values=values,
             one_token=one_token,
         )
-        tokenizer = tokenizer_of(model)
-        writer = chat_template(tokenizer, chat)
-        rows, dropped = drawn.rows(n, tokenizer, prepend_bos, writer, seed=seed)
-        if writer:
-            writer.warn_of_clock()
-            # The time that has been read.
-            chat = writer.arguments
+        rows, chat, dropped = drawn.rows(n, model, prepend_bos, chat, seed=seed)
         pairs = cls.from_text(rows, model, name=name, prepend_bos=prepend_bos, chat=chat)
         return replace(pairs, skipped=tuple(dropped))
+
+
+def published(
+    rows: Sequence[Mapping[str, Any]],
+    model: Any,
+    name: str,
+    prepend_bos: bool | None,
+    on_mismatch: OnMismatch,
+) -> PromptPairs:
+    """The pairs of a published data set, of whose boundaries nobody has to be warned."""
+    return PromptPairs.from_text(
+        rows, model, name=name, on_mismatch=on_mismatch, prepend_bos=prepend_bos, warn=False
+    )

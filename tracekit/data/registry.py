@@ -50,10 +50,11 @@ class Dataset:
 
 DATASETS: Mapping[str, Dataset] = {
     "demo-bias": Dataset(
-        load=demo.load_bias, about="embedded: whom does a pronoun refer to, by stereotype"
+        load=partial(demo.load, "bias"),
+        about="embedded: whom does a pronoun refer to, by stereotype",
     ),
     "demo-professions": Dataset(
-        load=demo.load_professions,
+        load=partial(demo.load, "professions"),
         components="mlp-outputs",
         about="embedded: pronoun after an occupation",
     ),

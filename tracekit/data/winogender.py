@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tracekit.data.download import Files, check_count
-from tracekit.data.prompts import OnMismatch, PromptPairs
+from tracekit.data.prompts import OnMismatch, PromptPairs, published
 from tracekit.errors import DataFormatError
 
 _FILES = Files.of("winogender")
@@ -56,10 +56,7 @@ def load(
         for first, second in zip(lines[::2], lines[1::2], strict=True)
     ]
     check_count("winogender", len(rows), _N_PUBLISHED)
-    name = f"winogender-{statistic}"
-    return PromptPairs.from_text(
-        rows, model, name=name, on_mismatch=on_mismatch, prepend_bos=prepend_bos, warn=False
-    )
+    return published(rows, model, f"winogender-{statistic}", prepend_bos, on_mismatch)
 
 
 def _shares(lines: list[str], statistic: str) -> dict[str, float]:
