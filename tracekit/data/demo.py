@@ -44,9 +44,8 @@ def load_binding(
 ) -> PromptPairs:
     """Arithmetic on two variables.
 
-    `desideratum` is `value` (one operand changes, x is the old answer, y the new one), `operation`
-    (the operation changes, x is the new answer, y the old one, which should stay) or `both`, their
-    sum with the given `weights`.
+    `desideratum` and `weights` are as in `variable_binding.load`: one operand or the operation
+    changes, or both are summed.
     """
     kinds = {"value": ("binding",), "operation": ("operations",), "both": ("binding", "operations")}
     parts = [rows(name) for name in kinds[desideratum]]

@@ -48,8 +48,8 @@ class Files:
 
     def lines(self, data_dir: Path | None, name: str) -> list[str]:
         """Lines of a file, stripped, without empty ones; arguments and errors as in `read`."""
-        text = self.read(data_dir, name)
-        return [line.strip() for line in text.splitlines() if line.strip()]
+        lines = map(str.strip, self.read(data_dir, name).splitlines())
+        return list(filter(None, lines))
 
     def _cached(self, name: str) -> Path:
         """Path of a file in the user's cache folder, where it is downloaded if it is missing."""

@@ -24,7 +24,7 @@ from tracekit.data import templates
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.download import Files, check_count
 from tracekit.data.formats import FORMATS, subject_span
-from tracekit.data.prompts import OnMismatch, PromptPairs
+from tracekit.data.prompts import OnMismatch, PromptPairs, published
 from tracekit.errors import ConfigError, DataFormatError
 from tracekit.models.hooked import HookedModel, embedding_std
 
@@ -86,15 +86,7 @@ def load(
         _check_runs(model, use, "noise_std")
         noise_std = _FACTOR * embedding_std(model)
     noise = GaussianNoise(std=noise_std, seed=noise_seed, in_order=True)
-    pairs = PromptPairs.from_text(
-        rows,
-        model,
-        noise=noise,
-        name=dataset,
-        on_mismatch=on_mismatch,
-        prepend_bos=prepend_bos,
-        warn=False,
-    )
+    pairs = published(rows, model, dataset, prepend_bos, on_mismatch, noise)
     if min_probability is None:
         return pairs
     _check_runs(model, "min_probability is one that the model gives", "no min_probability")

@@ -44,15 +44,13 @@ _WORDS = (
 _FIELDS = ("prompt", "counterfactual", "x", "y", "weight", "group")
 _MEANINGS = {
     **{name: name for name in _FIELDS},
-    **dict.fromkeys(("clean", "question", "text", "sentence", "cleanprompt"), "prompt"),
+    **dict.fromkeys(("clean", "question", "text", "sentence"), "prompt"),
     **dict.fromkeys(("corrupted", "corrupt", "cf"), "counterfactual"),
-    **dict.fromkeys(("corruptedprompt", "corruptprompt", "counterfactualprompt"), "counterfactual"),
     **dict.fromkeys(("answer", "target", "correct", "right", "label", "completion"), "x"),
-    **dict.fromkeys(("correctanswer", "rightanswer"), "x"),
-    **dict.fromkeys(("wrong", "wronganswer", "incorrect", "distractor", "foil"), "y"),
+    **dict.fromkeys(("wrong", "incorrect", "distractor", "foil"), "y"),
     **dict.fromkeys(("template", "templateid", "cluster"), "group"),
 }
-"""What columns that others have mostly are here, by their names in small letters without spaces."""
+"""What columns mostly are here, by names in small letters without spaces and a final `prompt`."""
 _INDEX_COLUMNS = ("", "Unnamed: 0", "index", "__index_level_0__")
 """What pandas and spreadsheets call the numbers of rows."""
 
@@ -75,15 +73,12 @@ def load_pairs(
     Args:
         data: A `.csv` file with a header, a `.jsonl` file with an object per line, or a `.json`
             file with a list of objects (or one list by a name); a DataFrame of pandas or polars, a
-            `datasets.Dataset`, or a list of mappings. Empty cells count as missing, and a column of
-            row numbers is left out with a warning. Usual names of columns (`answer`, `Corrupted
-            prompt`, `template`) are read as what they mostly are, with a warning.
+            `datasets.Dataset`, or a list of mappings. Empty cells count as missing. With a warning,
+            row numbers are left out, and columns of usual names (`answer`) read as what they are.
         model: The model to be traced.
-        columns: Names of columns -> what they are here, e.g. `{"clean": "prompt", "corrupted":
-            "counterfactual"}`; None as a value leaves a column out. Or the same as text,
-            `clean:prompt,corrupted:counterfactual,notes:`.
-        format: A published format, one of `tracekit.data.formats.FORMATS`: `auto-circuit`,
-            `eap-ig`, `feature-circuits`, `blimp`, `crows-pairs` or `counterfact`.
+        columns: Names of columns -> what they are here, e.g. `{"clean": "prompt", "notes": None}`,
+            where None leaves a column out. Or the same as text, `clean:prompt,notes:`.
+        format: A published format, one of `tracekit.data.formats.FORMATS`, e.g. `auto-circuit`.
         noise_std: Standard deviation of noise that serves as the counterfactual, for text without
             a column `counterfactual`.
         seed: Seed of the noise.
@@ -121,15 +116,9 @@ def load_pairs(
         return PromptPairs.from_ids(rows, name=name, on_mismatch=on_mismatch)
     noise = None if noise_std is None else GaussianNoise(std=noise_std, seed=seed)
     pairs = PromptPairs.from_text(
-        rows,
-        model,
-        noise=noise,
-        name=name,
-        on_mismatch=on_mismatch,
-        prepend_bos=prepend_bos,
-        chat=chat,
+        rows, model, noise=noise, on_mismatch=on_mismatch, prepend_bos=prepend_bos, chat=chat
     )
-    return replace(pairs, skipped=(*skipped, *pairs.skipped)) if skipped else pairs
+    return replace(pairs, name=name, skipped=(*skipped, *pairs.skipped))
 
 
 def read_rows(
@@ -191,7 +180,8 @@ def _option(
 
 def _meaning(column: object) -> str | None:
     """What a column mostly is here; case, spaces and underscores do not matter."""
-    return _MEANINGS.get(re.sub(r"[\W_]+", "", str(column)).lower())
+    name = re.sub(r"[\W_]+", "", str(column)).lower()
+    return _MEANINGS.get(re.sub(r"(?<=.)(answer|prompt)$", "", name))
 
 
 def _named(data: Any) -> str:

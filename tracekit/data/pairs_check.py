@@ -252,16 +252,13 @@ def _forms(pairs: PromptPairs, model: HookedModel) -> dict[str, _Line]:
     asked = [each for *_, own, other in forms for each in (*own, *other)]
     values = _mean_probabilities(asked, model, False) if asked else ()
     wholes = iter([v ** len(ids) for v, (_, ids) in zip(values, asked, strict=True)])
-    both: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    by_part: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for part, form, own, other in forms:
         p_own, p_other = (sum(next(wholes) for _ in each) for each in (own, other))
-        both[part][form].append((p_own, p_other))
-    lines = {part: _likelier(part, by_form, tokenizer) for part, by_form in both.items()}
-    return {
-        "form" if part == "x" else f"form-of-{part}": line
-        for part, line in lines.items()
-        if part == "x" or line[0] != "green"
-    }
+        by_part.setdefault(part, defaultdict(list))[form].append((p_own, p_other))
+    found = {part: _likelier(part, by_form, tokenizer) for part, by_form in by_part.items()}
+    of_x = {"form": found.pop("x")} if "x" in found else {}
+    return of_x | {f"form-of-{part}": each for part, each in found.items() if each[0] != "green"}
 
 
 def _likelier(
@@ -277,11 +274,9 @@ def _likelier(
     count, of = len(likelier[form]), len(by_form[form])
     if count <= _OF_SOME * of:
         return "green", f"{part} has probability {own:.3g}, and {other:.3g} {form}."
-    advice = "Give it so."
-    if form == _THOUGHT:
-        is_read = "enable_thinking" in str(getattr(tokenizer, "chat_template", ""))
-        by = "chat={'enable_thinking': False}" if is_read else "a last message of the assistant"
-        advice = f"Give the block by {by}."
+    is_read = "enable_thinking" in str(getattr(tokenizer, "chat_template", ""))
+    by = "chat={'enable_thinking': False}" if is_read else "a last message of the assistant"
+    advice = f"Give the block by {by}." if form == _THOUGHT else "Give it so."
     text = f"{part} is likelier {form}, on {count} of {of}: {other:.3g}, and {own:.3g} as it is."
     return "red" if 2 * count >= of else "yellow", f"{text} {advice}"
 

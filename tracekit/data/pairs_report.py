@@ -140,7 +140,9 @@ def report_on(
     tests: dict[str, Callable[[PromptPair], bool]] = {
         "repeated": is_repeated,
         "equal-continuations": lambda pair: pair.x_ids == pair.y_ids,
-        "equal-prompts": _has_equal_prompt,
+        "equal-prompts": lambda pair: (
+            isinstance(pair.counterfactual, PromptCounterfactual) and not pair.differs
+        ),
         "shifted": lambda pair: _is_shifted(pair, token_texts),
         "two-spaces": lambda pair: _has_two_spaces(pair, token_texts),
         "token-counts": _has_other_count,
@@ -190,10 +192,6 @@ def _pad_of(tokenizer: Any) -> int | None:
 def _run(ids: Sequence[int], token: int) -> int:
     """How often a token stands at the beginning, one after another."""
     return next((n for n, each in enumerate(ids) if each != token), len(ids))
-
-
-def _has_equal_prompt(pair: PromptPair) -> bool:
-    return isinstance(pair.counterfactual, PromptCounterfactual) and not pair.differs
 
 
 def _has_other_count(pair: PromptPair) -> bool:

@@ -29,8 +29,7 @@ def load(
     """Loads 17 templates x 159 occupations = 2703 examples.
 
     The published files hold only occupations that GPT-2 encodes as one token, like `man` and
-    `woman`. A tokenizer that splits an occupation makes prompt and counterfactual differ in length;
-    `on_mismatch` decides whether these examples are refused or skipped. `data_dir` holds
+    `woman`; other tokenizers may split some, which `on_mismatch` is about. `data_dir` holds
     `templates.txt`, `male_occupations.txt` and `female_occupations.txt`.
     """
     templates = _FILES.lines(data_dir, "templates.txt")

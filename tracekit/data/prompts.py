@@ -437,14 +437,13 @@ class PromptPairs(Sequence[PromptPair]):
             x_set: Answers of one token that count as x in metrics of token sets, with fields.
             y_set: Those that count as y.
             counterfactual: Which field has the value of which other; one without values of its own
-                takes another of the field that it replaces. Or a template of its own (several, if
-                there are several prompts). None: none, for sources that need none.
+                takes another of the field that it replaces. Or a template of its own, for each
+                prompt one. None: none, for sources that need none.
             values: The values of every field. Fields that belong together have rows of values:
                 `{("country", "capital"): [("France", "Paris"), ...]}`; where the counterfactual
                 replaces both, by `country2` and `capital2`, the foil can be `{capital2}`.
             n: Pairs wanted. Where there are fewer, that is a warning.
-            one_token: Leave values out that are more than one token, of these fields; True: of
-                those in x and y.
+            one_token: Leave out values of several tokens of these fields; True: of all answers'.
             chat: As in `from_text`.
             prepend_bos: As in `from_text`.
             name: Name of the data set.
@@ -474,10 +473,11 @@ def published(
     rows: Sequence[Mapping[str, Any]],
     model: Any,
     name: str,
-    prepend_bos: bool | None,
+    bos: bool | None,
     on_mismatch: OnMismatch,
+    noise: GaussianNoise | None = None,
 ) -> PromptPairs:
     """The pairs of a published data set, of whose boundaries nobody has to be warned."""
     return PromptPairs.from_text(
-        rows, model, name=name, on_mismatch=on_mismatch, prepend_bos=prepend_bos, warn=False
+        rows, model, noise=noise, name=name, on_mismatch=on_mismatch, prepend_bos=bos, warn=False
     )

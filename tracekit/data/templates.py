@@ -131,9 +131,8 @@ class Template:
                 f"The field {lacking[0]!r} has no values. Give some for every field, e.g. "
                 f"values={{{lacking[0]!r}: ['...', '...']}}."
             )
-        of_answers = [name for text in of_answers for name in _fields(text)]
-        asked = of_answers if self.one_token is True else self.one_token or ()
-        self._short: frozenset[str] = frozenset(asked)
+        fields = [name for text in of_answers for name in _fields(text)]
+        self._short = frozenset(fields if self.one_token is True else self.one_token or ())
 
     def rows(
         self, count: int, model: Any, prepend_bos: bool | None, chat: Chat, *, seed: int

@@ -32,9 +32,8 @@ def tokenizer_of(model: Any) -> Any:
 def encoder(tokenizer: Any) -> Callable[[str, str], list[int]]:
     """A function of (prompt, text) that encodes the text after the prompt; "" for a prompt itself.
 
-    Most tokenizers encode a continuation on its own. Those of the first Llamas put a space before
-    every text, which would add a token. With them a continuation is the tokens after the prompt's.
-    The function then raises a `PairsError` if the tokenizer joins prompt and continuation.
+    Where `PromptPairs.from_text` says that a continuation is the tokens that it adds to a prompt,
+    it raises a `PairsError` if the tokenizer joins the two.
     """
 
     def encode(text: str) -> list[int]:

@@ -77,8 +77,7 @@ def load(
         drawn = _balanced(random.Random(f"{part} {seed}"), part, form, 2 * n, model)
         parts.append(drawn[("train", "test").index(split) :: 2])
     rows = weighted(parts, weights) if len(parts) > 1 else parts[0]
-    name = "variable-binding" if desideratum == "both" else f"variable-binding-{desideratum}"
-    name = f"{name}-{split}"
+    name = f"variable-binding{'' if desideratum == 'both' else f'-{desideratum}'}-{split}"
     pairs = published(rows, model, name, prepend_bos, on_mismatch)
     # Continuations are cut to their first token.
     cut = [

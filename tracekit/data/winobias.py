@@ -9,7 +9,6 @@ before the pronouns, or their cases, differ.
 
 The published code writes `she` and `he` into every prompt, also into the few (6 of 160, 5 of 130)
 where the rows have `her` and `his`. That is the default here, which keeps numbers comparable.
-`keep_case=True` writes the pronouns of the rows.
 """
 
 from __future__ import annotations
