@@ -66,6 +66,21 @@ class TestTemplates:
             assert len(counts) == 6
             assert set(counts.values()) <= {3, 4, 5}
 
+    def test_several_right_and_several_wrong_answers(self, gpt2_tokenizer):
+        pairs = made(gpt2_tokenizer, x_set=["{B}", "someone"], y_set=["{A}", "{C}", "{place}"])
+        for pair in pairs:
+            texts, decode = pair.texts, gpt2_tokenizer.decode
+            right, wrong = ([decode([t]) for t in ids] for ids in (pair.x_set_ids, pair.y_set_ids))
+            assert right == [texts["x"], " someone"]
+            other = texts["counterfactual"].split()[1]
+            assert wrong == [texts["y"], f" {other}", f" {texts['prompt'].split()[7].rstrip(',')}"]
+        # Values of several tokens are left out, as a set is of first tokens.
+        assert any("_set ' Bartholomew' is" in line for line in pairs.skipped)
+        with pytest.raises(PairsError, match="y_set ' Bartholomew' is 3 tokens"):
+            made(gpt2_tokenizer, y_set=["Bartholomew"])
+        with pytest.raises(PairsError, match="The field 'D' has no values"):
+            made(gpt2_tokenizer, x_set=["{D}"])
+
     def test_values_of_several_tokens_are_dropped_and_named(self, gpt2_tokenizer):
         pairs = made(gpt2_tokenizer, one_token=True)
         assert {len(pair.x_ids) for pair in pairs} == {1}

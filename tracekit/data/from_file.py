@@ -168,9 +168,10 @@ def _option(
 ) -> str:
     """The option that maps unknown columns to fields that the row lacks, or to none."""
     columns, left = dict(given), [field for field in _FIELDS if field not in row]
+    in_file = {field: name for name, field in given.items()}
     for name in unknown:
         close = get_close_matches(_meaning(name) or name, left, 1)
-        columns[name] = close[0] if close else None
+        columns[in_file.get(name, name)] = close[0] if close else None
         left = [field for field in left if field not in close]
     if not typed:
         return f"columns={columns}"
@@ -254,11 +255,11 @@ def _renamed(
 ) -> list[dict[str, Any]]:
     """Rows with the names of columns that are used here, without row numbers."""
     given = {key: None for row in rows for key in row}
-    for name in columns:
+    for name, field in columns.items():
         if name not in given:
             raise DataFormatError(
-                f"columns maps {name!r}, which {path} does not have. Its columns: "
-                f"{', '.join(sorted(map(str, given)))}."
+                f"columns maps {name!r}, which {path} does not have, to {field!r}. First comes one "
+                f"of its columns ({', '.join(sorted(map(str, given)))}), then what it is here."
             )
     names: dict[str, str | None] = {**dict.fromkeys(_INDEX_COLUMNS), **columns}
     index = sorted(given.keys() & set(_INDEX_COLUMNS) - set(columns))
