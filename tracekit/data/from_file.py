@@ -267,8 +267,7 @@ def _renamed(
         warn(f"The column {index[0]!r} of {path} numbers its rows, and is left out.", DataWarning)
     usual = {} if "prompt_ids" in given else {key: _meaning(key) for key in given}
     taken = Counter([names.get(key, usual.get(key)) for key in given])
-    guessed = {key: to for key, to in usual.items() if key not in names and to not in (None, key)}
-    guessed = {key: to for key, to in guessed.items() if taken[to] == 1}
+    guessed = {k: to for k, to in usual.items() if to and k not in {*names, to} and taken[to] == 1}
     if guessed:
         shown = ", ".join(f"{key!r} as {to}" for key, to in guessed.items())
         warn(f"{path} is read with {shown}. The option columns says otherwise.", DataWarning)

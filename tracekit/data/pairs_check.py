@@ -230,10 +230,9 @@ def _task(table: pd.DataFrame) -> _Line:
         color, advice = "yellow", " That is low: the model hardly says x at all."
     elif color != "green" and bias:
         color, advice = "yellow", f" {bias}"
-    elif color != "green" and not count:
-        advice = " Exchange x and y, or the prompts, unless that is meant."
     elif color != "green":
-        advice = " pairs.known(model) keeps those that it knows."
+        is_some = " pairs.known(model) keeps those that it knows."
+        advice = is_some if count else " Exchange x and y, or the prompts, unless that is meant."
     without = "" if of == n else f" ({n - of} have no y)"
     return color, f"The model prefers x to y on {count} of {of}{without}. {shown}.{advice}"
 
@@ -256,9 +255,9 @@ def _forms(pairs: PromptPairs, model: HookedModel) -> dict[str, _Line]:
     for part, form, own, other in forms:
         p_own, p_other = (sum(next(wholes) for _ in each) for each in (own, other))
         by_part.setdefault(part, defaultdict(list))[form].append((p_own, p_other))
-    found = {part: _likelier(part, by_form, tokenizer) for part, by_form in by_part.items()}
-    of_x = {"form": found.pop("x")} if "x" in found else {}
-    return of_x | {f"form-of-{part}": each for part, each in found.items() if each[0] != "green"}
+    lines = {part: _likelier(part, by_form, tokenizer) for part, by_form in by_part.items()}
+    of_x = {"form": lines.pop("x")} if "x" in lines else {}
+    return of_x | {f"form-of-{part}": line for part, line in lines.items() if line[0] != "green"}
 
 
 def _likelier(
