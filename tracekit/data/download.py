@@ -48,8 +48,7 @@ class Files:
 
     def lines(self, data_dir: Path | None, name: str) -> list[str]:
         """Lines of a file, stripped, without empty ones; arguments and errors as in `read`."""
-        lines = map(str.strip, self.read(data_dir, name).splitlines())
-        return list(filter(None, lines))
+        return list(filter(None, map(str.strip, self.read(data_dir, name).splitlines())))
 
     def _cached(self, name: str) -> Path:
         """Path of a file in the user's cache folder, where it is downloaded if it is missing."""

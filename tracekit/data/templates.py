@@ -190,8 +190,7 @@ class Template:
         used: list[tuple[_Group, tuple[str, ...]]],
     ) -> dict[str, Any]:
         """A row; `used` gets what fills its fields."""
-        texts = (self.prompts[turn], *self.answers["x"])
-        own = {name for text in texts for name in _fields(text)}
+        own = {name for text in (self.prompts[turn], *self.answers["x"]) for name in _fields(text)}
         rest = [group for group in self._groups if own.isdisjoint(group.names)]
         values: dict[str, str] = {}
         for group in self._groups:
