@@ -64,7 +64,9 @@ def test_too_few_groups_for_an_interval_are_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         # Too few with and without groups: these are not the reason.
-        grouped("aabbcc").split(0.5)[0].grouped([None, "a"])
+        grouped("aa")
+        tk.PromptPairs.from_ids([{**tiny.rows(1)[0], "group": label} for label in "abbb"])
+        grouped("aabbcc")
 
 
 @pytest.mark.parametrize(
