@@ -327,7 +327,8 @@ class TestForms:
 
 @pytest.mark.real
 def test_a_missing_space_in_a_file(real_model, tmp_path):
-    sides = (("France", "Paris", "Rome"), ("Italy", "Rome", "Paris"), ("Russia", "Moscow", "Rome"))
+    sides = [("France", "Paris", "Rome"), ("Spain", "Madrid", "Berlin")]
+    sides += [("Italy", "Rome", "Paris"), ("Germany", "Berlin", "Madrid")]
     for space, color in (("", "red"), (" ", "green")):
         rows = [f"The capital of {a} is,{space}{x},{space}{y}" for a, x, y in sides]
         path = tmp_path / "capitals.csv"
@@ -337,6 +338,7 @@ def test_a_missing_space_in_a_file(real_model, tmp_path):
             check = tk.load_pairs(path, real_model).check(real_model)
         assert check.color == lines(check)["form"].color == color
         assert "0.576" in lines(check)["form"].text
+        assert ("form-of-y" in lines(check)) == (color == "red")
 
 
 @pytest.mark.parametrize(
