@@ -50,6 +50,15 @@ class TestProbabilities:
         found = torch.tensor(pairs.check(any_model).table["p_x"].to_numpy())
         torch.testing.assert_close(found, clean.x.exp().double(), rtol=1e-4, atol=1e-7)
 
+    def test_continuations_that_are_read_out_of_one_run(self, demo_model):
+        rows = [([11, 12], [13, 14]), ([11, 12, 13], [15]), ([11, 12, 13], [16])]
+        pairs = tk.PromptPairs.from_ids(
+            [{"prompt_ids": a, "counterfactual_ids": a[::-1], "x_ids": b} for a, b in rows]
+        )
+        clean = tk.Tracer(demo_model, pairs, metric="probability-drop").engine.data.clean
+        found = torch.tensor(pairs.check(demo_model).table["p_x"].to_numpy())
+        torch.testing.assert_close(found, clean.x.exp().double(), rtol=1e-4, atol=1e-7)
+
 
 class TestKnown:
     def test_only_pairs_with_a_probable_x_stay(self, demo_model, bias):
