@@ -15,6 +15,7 @@ _RESULTS = (
     "n_examples, model, dataset, kind, metric, source, direction, positions, seed, *"
 )
 _ESTIMATES = {"estimates": "method, passes, is_exact, example_passes, seconds, memory"}
+_CHECKS = {"checks": "color, check, finding"}
 _TABLES: dict[str, dict[str, str]] = {
     "datasets": {"datasets": "dataset, components, metric, about"},
     "demo": {"methods": "method, passes, seconds, *", "results": _RESULTS},
@@ -31,7 +32,7 @@ _TABLES: dict[str, dict[str, str]] = {
     },
     "models": {"paper_models": "model, hub, *", "architectures": "architecture, kinds"},
     "pairs": {
-        "checks": "color, check, finding",
+        **_CHECKS,
         "examples": "prompt, x, y, p_x, p_y, prefers_x, *",
     },
     "pareto": {
@@ -57,7 +58,7 @@ _TABLES: dict[str, dict[str, str]] = {
         "held_out, held_out_low, held_out_high, n_examples, passes, seconds, device, tracekit, "
         "components, folder, *"
     },
-    "trace": {"results": _RESULTS, **_ESTIMATES},
+    "trace": {"results": _RESULTS, **_CHECKS, **_ESTIMATES},
     "validate": {
         "validation": "heads, correlation, largest_difference, largest_published, all_heads, "
         "all_heads_published, published_by"

@@ -43,6 +43,21 @@ class TestDryRun:
         assert re.search(r"In all about .*; \d+ MiB of memory. Nothing was run or written.", out)
         assert not any(tmp_path.iterdir())
 
+    def test_checks_the_pairs(self, command, tmp_path, demo_model):
+        pairs = tk.load_dataset("demo-bias", demo_model)[:8]
+        rows = [{**pair.texts, "group": "abcd"[n // 2]} for n, pair in enumerate(pairs)]
+        path = tmp_path / "mine.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        trace = ("trace", "--dataset", path, "--budget", 2, "--method", "top-k", "--dry-run")
+        code, out, _ = command(*trace, "--held-out", 0.25, "--json")
+        document = json.loads(out)
+        checks = {row["check"]: row for row in document["tables"]["checks"]}
+        assert (code, set(checks)) == (0, {"tokens", "groups"})
+        assert checks["groups"]["color"] == "red"
+        text = "3 independent groups in 6 examples; held out: 1 independent group in 2 examples"
+        assert checks["groups"]["finding"].startswith(text)
+        assert "4 of 6 checks of the pairs are green." in document["lines"]
+
     def test_of_a_front(self, command, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         code, out, err = command(

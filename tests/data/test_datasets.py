@@ -259,11 +259,11 @@ class TestDownloads:
     def server(self, tmp_path, monkeypatch):
         folder = small_professions(tmp_path / "served")
         remotes = {
-            path.name: download.Remote(
-                commit="c0ffee",
-                path=f"data/{path.name}",
-                sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-            )
+            path.name: {
+                "commit": "c0ffee",
+                "path": f"data/{path.name}",
+                "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            }
             for path in folder.iterdir()
         }
         served = {f"/someone/somewhere/c0ffee/data/{path.name}": path for path in folder.iterdir()}
@@ -322,7 +322,7 @@ def test_pinned_hashes_are_those_of_the_data_at_hand(shared, name):
     source = {"winobias": winobias, "winogender": winogender, "professions": professions}[name]
     for file, remote in source._FILES.remotes.items():
         content = (shared / "data" / name / file).read_bytes()
-        assert hashlib.sha256(content).hexdigest() == remote.sha256
+        assert hashlib.sha256(content).hexdigest() == remote["sha256"]
 
 
 def test_known_facts(shared, gpt2_tokenizer):

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 import tracekit as tk
+from tests.cli.conftest import run
 from tracekit.data.from_file import read_rows
 from tracekit.errors import (
     ConfigError,
@@ -69,7 +70,7 @@ class TestTables:
         rows = [{**row, "notes": "!"} for row in ROWS]
         with pytest.raises(
             DataFormatError,
-            match="unknown column 'notes'.* or left out by None: columns={'notes': N",
+            match="unknown column 'notes'.* or that it is nothing: columns={'notes': N",
         ):
             tk.load_pairs(rows, demo_model)
         assert tk.load_pairs(rows, demo_model, columns={"notes": None}).fingerprint == expected
@@ -252,10 +253,71 @@ class TestWordsThatPandasTakesForNothing:
             assert len(tk.load_pairs(path, gpt2_tokenizer)) == 2
 
 
-def test_columns_are_guessed_by_their_usual_names(gpt2_tokenizer):
-    rows = [{**RENAMED[0], "notes": "!"}]
-    text = "--data-option columns=answer:x,clean:prompt,corrupted:counterfactual,notes:,wrong:y"
-    with pytest.raises(DataFormatError, match=text):
-        tk.load_pairs(rows, gpt2_tokenizer)
-    columns = text.partition("columns=")[2]
-    assert tk.load_pairs(rows, gpt2_tokenizer, columns=columns)[0].texts == ROWS[0]
+GUESSED = {
+    "prompt": ("Prompt", " CLEAN ", "clean_prompt", "Question"),
+    "counterfactual": ("Corrupted Prompt", "corrupted", "corrupt-prompt", "Counterfactual"),
+    "x": ("answer", "Target", "Correct_Answer", "X"),
+    "y": ("wrong answer", "Wrong", "INCORRECT", "distractor"),
+    "group": ("template", "Template ID", "cluster", "Group"),
+}
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_columns_are_guessed_by_their_usual_names(gpt2_tokenizer, number):
+    own = [{**row, "group": f"t{n}"} for n, row in enumerate([*ROWS, *ROWS])]
+    rows = [{GUESSED[key][number]: text for key, text in row.items()} for row in own]
+    with pytest.warns(DataWarning, match="The option columns says otherwise") as caught:
+        found, _ = read_rows(rows)
+    assert found == own
+    (said,) = [str(each.message) for each in caught]
+    for key, names in GUESSED.items():
+        assert f"{names[number]!r} as {key}" in said, said
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "typed"),
+    [
+        # Two that may be one, one that is there already, and what the user said stays.
+        (
+            {"answer": " a", "target": " b"},
+            {"answer": "x", "target": None},
+            "columns=answer:x,target:",
+        ),
+        ({"x": " a", "answer": " b"}, {"answer": None}, "columns=answer:"),
+        ({"x": " a", "weigth": 1}, {"weigth": "weight"}, "columns=weigth:weight"),
+        ({"x": " a", "my note": 1}, {"my note": None}, "'columns=my note:'"),
+    ],
+)
+def test_what_cannot_be_guessed_is_asked_for_as_options_are_written(row, columns, typed):
+    rows = [{"clean": "the maid", **row}]
+    for on_command_line, option in ((True, f"--data-option {typed}"), (False, f"{columns=}")):
+        with pytest.raises(DataFormatError) as caught:
+            read_rows(rows, typed=on_command_line)
+        assert str(caught.value).endswith(f"or that it is nothing: {option}")
+    found, _ = read_rows(rows, columns=columns)
+    assert set(found[0]) <= {"prompt", "x", "weight"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "option"),
+    [
+        ([], "columns=note:"),
+        # A field that is none, and the direction the wrong way round.
+        (["columns=note:notes"], "columns=note:"),
+        (["columns=answer:x,note:grop"], "columns=answer:x,note:group"),
+        (["columns=x:answer"], "maps 'x', which {} does not have, to 'answer'. First comes one of"),
+    ],
+)
+def test_the_options_of_a_command_are_in_its_errors(monkeypatch, capsys, tmp_path, columns, option):
+    path = tmp_path / "mine.csv"
+    path.write_text("prompt,Corrupted prompt,answer,note\nthe maid,the nurse, smiled,!\n")
+    given = [part for each in columns for part in ("--data-option", each)]
+    code, _, err = run(monkeypatch, capsys, "pairs", "check", path, *given)
+    assert (code, "columns={" in err) == (1, False)
+    assert option.format(path) in err
+    if option.startswith("columns"):
+        given = ("--data-option", option)
+        assert f"--data-option {option}\n" in err
+        _, _, err = run(monkeypatch, capsys, "pairs", "check", path, *given)
+        assert "Error" not in err
+        assert err.count("'Corrupted prompt' as counterfactual") == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.data import professions, winobias, winogender
 from tracekit.data.factual_recall import _counterfact_row, _known_fact_row
-from tracekit.errors import PairsError
+from tracekit.errors import DataWarning, PairsError
 from tracekit.results import effect_interval
 from tracekit.search.auto import cross_fit
 from tracekit.search.baselines.shrunken_topk import shrunken_means
@@ -49,6 +51,22 @@ def test_a_split_keeps_groups_whole():
         assert len(first) == len(second) == 15
         first.refuse_shared(second)
         assert not {p.group for p in first} & {p.group for p in second}
+
+
+def test_too_few_groups_for_an_interval_are_warned_of():
+    with pytest.warns(DataWarning, match="^2 independent groups in 6 examples: an interval needs"):
+        pairs = grouped("aabbbb")
+    with pytest.warns(DataWarning) as caught:
+        pairs.split(0.5)
+    assert [str(each.message).partition(":")[0] for each in caught] == [
+        "1 independent group in 4 examples of the second part"
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # Too few with and without groups: these are not the reason.
+        grouped("aa")
+        tk.PromptPairs.from_ids([{**tiny.rows(1)[0], "group": label} for label in "abbb"])
+        grouped("aabbcc")
 
 
 @pytest.mark.parametrize(

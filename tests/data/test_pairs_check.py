@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from copy import deepcopy
 from types import SimpleNamespace
@@ -49,6 +50,15 @@ class TestProbabilities:
         found = torch.tensor(pairs.check(any_model).table["p_x"].to_numpy())
         torch.testing.assert_close(found, clean.x.exp().double(), rtol=1e-4, atol=1e-7)
 
+    def test_continuations_that_are_read_out_of_one_run(self, demo_model):
+        rows = [([11, 12], [13, 14]), ([11, 12, 13], [15]), ([11, 12, 13], [16])]
+        pairs = tk.PromptPairs.from_ids(
+            [{"prompt_ids": a, "counterfactual_ids": a[::-1], "x_ids": b} for a, b in rows]
+        )
+        clean = tk.Tracer(demo_model, pairs, metric="probability-drop").engine.data.clean
+        found = torch.tensor(pairs.check(demo_model).table["p_x"].to_numpy())
+        torch.testing.assert_close(found, clean.x.exp().double(), rtol=1e-4, atol=1e-7)
+
 
 class TestKnown:
     def test_only_pairs_with_a_probable_x_stay(self, demo_model, bias):
@@ -78,7 +88,9 @@ class TestColours:
         turned = [{**pair.texts, "x": pair.texts["y"], "y": pair.texts["x"]} for pair in bias]
         wrong = tk.PromptPairs.from_text(turned, demo_model).check(demo_model)
         assert (lines(check)["task"].color, lines(wrong)["task"].color) == ("green", "red")
-        assert (wrong.color, "pairs.known(model) keeps" in str(wrong)) == ("red", True)
+        assert (wrong.color, "Exchange x and y, or the prompts" in str(wrong)) == ("red", True)
+        some = tk.PromptPairs.from_text([*turned[:8], bias[8].texts], demo_model)
+        assert "pairs.known(model) keeps" in lines(some.check(demo_model))["task"].text
 
     def test_without_y(self, demo_model):
         pairs = tk.PromptPairs.from_text([{"prompt": "the maid", "x": " smiled"}], demo_model)
@@ -175,7 +187,7 @@ class TestForms:
                 "Paris",
                 {("It is", " Paris"): 0.6},
                 "red",
-                "with a leading space, on 1 of 1: 0.6",
+                "with one leading space, on 1 of 1: 0.6",
             ),
             (
                 "It is",
@@ -206,13 +218,45 @@ class TestForms:
                 "green",
                 "0.5, and 1e-06 without its leading",
             ),
-            ("It is", "Paris", {}, "green", "x has probability 1e-06, and 1e-06 with a leading"),
+            ("It is", "Paris", {}, "green", "x has probability 1e-06, and 1e-06 with one leadi"),
         ],
     )
     def test_a_leading_space(self, monkeypatch, gpt2_tokenizer, prompt, x, planted, color, text):
         rows = [{"prompt": prompt, "x": x}]
         form = self.line(monkeypatch, gpt2_tokenizer, rows, planted)["form"]
         assert (form.color, text in form.text) == (color, True), form
+
+    @pytest.mark.parametrize(
+        ("prompt", "parts", "better", "text"),
+        [
+            ("It is", {"x": "  Paris"}, " Paris", "x is likelier with one leading space"),
+            ("It is", {"y": "Rome"}, " Rome", "y is likelier with one leading space"),
+            ("It is", {"y": "  Rome"}, " Rome", "y is likelier with one leading space"),
+            ("It: ", {"y": " Rome"}, "Rome", "y is likelier without its leading space"),
+            ("It is ", {"y": "Rome"}, " Rome", "y is likelier with a leading space, and none at"),
+            ("It is", {"x_set": ["Paris", "London"]}, " Paris", "x_set is likelier with one lead"),
+            ("It is", {"y_set": ["London", " Spain"]}, " London", "y_set is likelier with one l"),
+            ("It is\n", {"y_set": [" London"]}, "London", "y_set is likelier without its lead"),
+        ],
+    )
+    def test_of_y_and_of_token_sets(self, monkeypatch, gpt2_tokenizer, prompt, parts, better, text):
+        rows = [{"prompt": prompt, "x": " Madrid", "y": " Berlin", **parts}]
+        spaced = prompt.rstrip(" ") if better.startswith(" ") else prompt
+        checks = self.line(monkeypatch, gpt2_tokenizer, rows, {(spaced, better): 0.3})
+        topic = "form" if "x" in parts else f"form-of-{next(iter(parts))}"
+        assert (checks[topic].color, checks[topic].text.startswith(text)) == ("red", True)
+        assert " on 1 of 1: 0.3, and " in checks[topic].text
+        # Given so, nothing is said of it.
+        given = better if topic in ("form", "form-of-y") else [better]
+        rows = [{**rows[0], "prompt": spaced, next(iter(parts)): given}]
+        checks = self.line(monkeypatch, gpt2_tokenizer, rows, {(spaced, better): 0.3})
+        assert [line.color for name, line in checks.items() if name.startswith("form")] == ["green"]
+
+    def test_a_set_is_the_sum_of_its_texts(self, monkeypatch, gpt2_tokenizer):
+        rows = [{"prompt": "It is", "x": " Paris", "x_set": ["Paris", "London"]}]
+        planted = {("It is", " Paris"): 0.5, ("It is", " London"): 0.25, ("It is", "London"): 0.1}
+        form = self.line(monkeypatch, gpt2_tokenizer, rows, planted)["form-of-x_set"]
+        assert "on 1 of 1: 0.75, and 0.1 as it is" in form.text
 
     @pytest.mark.parametrize(("count", "color"), [(1, "green"), (3, "yellow"), (8, "red")])
     def test_some_of_many(self, monkeypatch, gpt2_tokenizer, count, color):
@@ -255,18 +299,45 @@ class TestForms:
             task = self.line(monkeypatch, gpt2_tokenizer, rows, planted)["task"]
             assert (task.color, "That is low" in task.text) == (color, color == "yellow")
 
-    def test_one_answer_whatever_the_prompt(self, monkeypatch, gpt2_tokenizer):
-        sides = (("dog", " Yes", " No"), ("trout", " No", " Yes"))
-        rows = [{"prompt": f"Is a {a} a mammal?", "x": x, "y": y} for a, x, y in sides]
-        planted = {(row["prompt"], " No"): 0.5 for row in rows}
+    SIDES = (("dog", " Yes", " No"), ("trout", " No", " Yes")) * 10
+
+    @pytest.mark.parametrize(("n_yes", "is_bias"), [(0, True), (2, True), (3, False)])
+    def test_one_answer_whatever_the_prompt(self, monkeypatch, gpt2_tokenizer, n_yes, is_bias):
+        rows = [
+            {"prompt": f"Is a {animal} {n} a mammal?", "x": x, "y": y}
+            for n, (animal, x, y) in enumerate(self.SIDES)
+        ]
+        said = [" Yes" if n < 2 * n_yes and n % 2 else " No" for n in range(20)]
+        planted = {(row["prompt"], each): 0.5 for row, each in zip(rows, said, strict=True)}
         task = self.line(monkeypatch, gpt2_tokenizer, rows, planted)["task"]
-        assert (task.color, "known" in task.text) == ("yellow", False)
-        assert "It prefers ' No' whatever the prompt: a bias, no knowledge. Keep all" in task.text
+        assert ("whatever the prompt: this is a bias, not knowledge" in task.text) == is_bias
+        assert (f"' No' on {20 - n_yes} of 20" in task.text) == is_bias
+        assert ("do not filter them by pairs.known" in task.text) == is_bias
+        assert ("known(model) keeps" in task.text) == (not is_bias)
+        assert task.color == ("yellow" if is_bias else "red")
+        pairs = tk.PromptPairs.from_text(rows, gpt2_tokenizer)
+        model = SimpleNamespace(tokenizer=gpt2_tokenizer)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            known = pairs.known(model)
+        assert len(known) == 10 - n_yes
+        shown = f"All {len(known)} pairs that are known have one x. The model prefers ' No' on"
+        assert any(str(each.message).startswith(shown) for each in caught) == is_bias
+
+    def test_an_answer_that_is_never_x_is_no_bias(self, monkeypatch, gpt2_tokenizer):
+        rows = [{"prompt": f"It {n} is", "x": " Paris", "y": " Rome"} for n in range(8)]
+        planted = {(row["prompt"], " Rome"): 0.5 for row in rows}
+        task = self.line(monkeypatch, gpt2_tokenizer, rows, planted)["task"]
+        assert (task.color, "bias" in task.text, "Exchange x and y" in task.text) == (
+            *("red", False),
+            True,
+        )
 
 
 @pytest.mark.real
 def test_a_missing_space_in_a_file(real_model, tmp_path):
-    sides = (("France", "Paris", "Rome"), ("Italy", "Rome", "Paris"))
+    sides = [("France", "Paris", "Rome"), ("Spain", "Madrid", "Berlin")]
+    sides += [("Italy", "Rome", "Paris"), ("Germany", "Berlin", "Madrid")]
     for space, color in (("", "red"), (" ", "green")):
         rows = [f"The capital of {a} is,{space}{x},{space}{y}" for a, x, y in sides]
         path = tmp_path / "capitals.csv"
@@ -276,13 +347,47 @@ def test_a_missing_space_in_a_file(real_model, tmp_path):
             check = tk.load_pairs(path, real_model).check(real_model)
         assert check.color == lines(check)["form"].color == color
         assert "0.576" in lines(check)["form"].text
+        assert ("form-of-y" in lines(check)) == (color == "red")
 
 
-@pytest.mark.parametrize(("labels", "color"), [("aabb", "yellow"), ("aabc", "green")])
-def test_groups_are_counted(demo_model, bias, labels, color):
-    line = lines(bias[:4].grouped(labels).check(demo_model))["groups"]
-    assert (line.color, f"4 pairs in groups are {len(set(labels))} independent" in line.text) == (
-        color,
-        True,
-    )
-    assert "groups" not in lines(bias[:4].check(demo_model))
+@pytest.mark.parametrize(
+    ("labels", "n_own", "color", "text"),
+    [
+        ("aabb", 4, "yellow", "2 independent groups in 4 examples. An interval needs 3"),
+        ("aabc", 4, "green", "3 independent groups in 4 examples."),
+        ([None] * 4, 4, None, ""),
+        ([None] * 4, 2, "yellow", "2 independent examples in 2 examples; held out: 2 ind"),
+        ("abcdef", 3, "green", "3 independent groups in 3 examples; held out: 3 independent g"),
+        (
+            "aabbcc",
+            4,
+            "red",
+            "2 independent groups in 4 examples; held out: 1 independent group in",
+        ),
+        (
+            "abcaaa",
+            3,
+            "red",
+            "3 independent groups in 3 examples; held out: 1 independent group in",
+        ),
+    ],
+)
+def test_groups_are_counted_in_each_part(demo_model, bias, labels, n_own, color, text):
+    pairs = bias[: len(labels)].grouped(labels)
+    parts = [pairs[:n_own], pairs[n_own:]] if n_own < len(labels) else []
+    line = lines(pairs.check(demo_model, parts=parts)).get("groups")
+    assert (line and line.color) == color
+    assert line is None or line.text.startswith(text)
+
+
+@pytest.mark.filterwarnings("ignore::tracekit.errors.DataWarning")
+def test_a_share_that_is_held_out_on_the_command_line(monkeypatch, capsys, tmp_path, bias):
+    path = tmp_path / "mine.jsonl"
+    rows = [{**pair.texts, "group": "abcd"[n // 3]} for n, pair in enumerate(bias)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    check = ("pairs", "check", str(path), "--json")
+    for options, color in (((), "green"), (("--held-out", "0.5", "--seed", "3"), "yellow")):
+        _, out, _ = run(monkeypatch, capsys, *check, *options)
+        (row,) = [row for row in json.loads(out)["tables"]["checks"] if row["check"] == "groups"]
+        assert row["color"] == color
+    assert row["finding"].startswith("2 independent groups in 6 examples; held out: 2 independent")

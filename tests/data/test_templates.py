@@ -66,6 +66,21 @@ class TestTemplates:
             assert len(counts) == 6
             assert set(counts.values()) <= {3, 4, 5}
 
+    def test_several_right_and_several_wrong_answers(self, gpt2_tokenizer):
+        pairs = made(gpt2_tokenizer, x_set=["{B}", "someone"], y_set=["{A}", "{C}", "{place}"])
+        for pair in pairs:
+            texts, decode = pair.texts, gpt2_tokenizer.decode
+            right, wrong = ([decode([t]) for t in ids] for ids in (pair.x_set_ids, pair.y_set_ids))
+            assert right == [texts["x"], " someone"]
+            other = texts["counterfactual"].split()[1]
+            assert wrong == [texts["y"], f" {other}", f" {texts['prompt'].split()[7].rstrip(',')}"]
+        # Values of several tokens are left out, as a set is of first tokens.
+        assert any("_set ' Bartholomew' is" in line for line in pairs.skipped)
+        with pytest.raises(PairsError, match="y_set ' Bartholomew' is 3 tokens"):
+            made(gpt2_tokenizer, y_set=["Bartholomew"])
+        with pytest.raises(PairsError, match="The field 'D' has no values"):
+            made(gpt2_tokenizer, x_set=["{D}"])
+
     def test_values_of_several_tokens_are_dropped_and_named(self, gpt2_tokenizer):
         pairs = made(gpt2_tokenizer, one_token=True)
         assert {len(pair.x_ids) for pair in pairs} == {1}
@@ -200,9 +215,10 @@ class TestChat:
             (place,) = pair.spans["A2"]
             assert chat_tokenizer.decode([pair.prompt_ids[place]]).strip() == pair.texts["y"]
 
-    def test_a_leading_space_is_warned_of(self, chat_tokenizer):
-        with pytest.warns(DataWarning, match="of 1 of 1 examples begins with a space"):
-            tk.PromptPairs.from_text(self.rows(x=" Yes"), chat_tokenizer, chat=True)
+    @pytest.mark.parametrize(("x", "kinds"), [(" Yes", ["two-spaces"]), ("Yes", [])])
+    def test_a_leading_space_is_reported(self, chat_tokenizer, x, kinds):
+        pairs = tk.PromptPairs.from_text(self.rows(x=x), chat_tokenizer, chat=True)
+        assert [finding.kind for finding in pairs.report.findings] == kinds
 
     def test_a_model_without_chat_template(self, gpt2_tokenizer):
         with pytest.raises(UnsupportedModelError, match="has no chat template, so chat=True"):

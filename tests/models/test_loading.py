@@ -450,6 +450,7 @@ def test_compiled_model_is_traced_as_it_was():
 def test_unknown_and_gated_models(hub, tmp_path):
     found, _ = ask("someone/else", hub, tmp_path)
     assert found.startswith("UnknownModelError The hub has no model 'someone/else' that you may")
+    assert "There is no folder ./someone/else: check the name, pass a directory" in found
     found, _ = ask("someone/secret", hub, tmp_path)
     assert found.startswith("UnknownModelError The hub asks for permission to read someone/secret.")
 
@@ -458,7 +459,8 @@ def test_an_unreachable_hub_fails_fast(tmp_path):
     found, seconds = ask("someone/small", NOWHERE, tmp_path)
     assert found == (
         "HubUnreachableError The model 'someone/small' is not on this machine and the hub cannot "
-        "be reached. Pass a directory that holds the model, or use 'demo', which is embedded."
+        "be reached. There is no folder ./someone/small: pass one that holds the model, or use "
+        "'demo', which is embedded."
     )
     assert seconds < 30
 
@@ -467,6 +469,8 @@ def test_offline_mode_is_unreachable_too(monkeypatch):
     # The test run itself is offline.
     with pytest.raises(HubUnreachableError, match="'someone/other' is not on this machine"):
         tk.load_model("someone/other")
+    with pytest.raises(HubUnreachableError, match=r"There is no folder \./tuned: pass one that"):
+        tk.load_model("tuned")
 
 
 @pytest.mark.network

@@ -147,7 +147,7 @@ def test_below_three_independent_examples_there_is_none(model):
         assert all(map(math.isnan, ratio_interval(few, few)))
     two_groups = torch.tensor([0, 0, 1, 1])
     assert all(map(math.isnan, effect_interval(torch.rand(4), clusters=two_groups)))
-    assert interval_text(math.nan, math.nan) == "too few examples for an interval"
+    assert interval_text(math.nan, math.nan) == "too few independent examples for an interval"
     tracer = tk.Tracer(model, tiny.pairs(6), held_out=tiny.pairs(8, seed=9)[6:])
     result = tracer.run("top-k", budget=2)
     assert result.held_out_effect is not None

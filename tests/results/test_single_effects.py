@@ -140,7 +140,7 @@ def test_where_labels_have_no_room_those_of_large_values_stay(model, tracer, fou
         cells = [[1.0 if column == hot else 0.1 for column in range(4)]]
         figure.data[1].z = cells * len(figure.data[1].z)
         figure.layout.xaxis.update(ticktext=["a label of many words"] * 4, tickvals=[0, 1, 2, 3])
-        drawn = for_print(figure, width="2.2in")
+        drawn = for_print(figure, width="2.4in")
         shown = list(drawn.layout.xaxis.tickvals)
         assert hot in shown
         assert len(shown) < 4

@@ -7,6 +7,9 @@ from typing import TypedDict
 from jaxtyping import Float, Int
 from torch import Tensor
 
+FEWEST = 3
+"""Independent examples that an interval needs."""
+
 
 class Over(TypedDict):
     """Weights of examples, and which independent one each is part of; None if all are alike."""

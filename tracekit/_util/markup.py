@@ -36,5 +36,5 @@ def script_json(value: Any) -> str:
 def interval_text(low: float, high: float) -> str:
     """Both ends for a text; says where there are none."""
     if isnan(low):
-        return "too few examples for an interval"
+        return "too few independent examples for an interval"
     return "unbounded" if isinf(low) and isinf(high) else f"{low:.3g} to {high:.3g}"

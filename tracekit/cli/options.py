@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partialmethod, wraps
@@ -317,7 +318,8 @@ def check_data(*datasets: str | None, data_dir: Path | None = None, **options: A
     for dataset in datasets:
         if dataset is not None and dataset.endswith(SUFFIXES):
             of_files = {name: options[name] for name in ("columns", "format") if name in options}
-            read_rows(Path(dataset), **of_files)
+            with warnings.catch_warnings(record=True):  # They are shown when it is loaded.
+                read_rows(Path(dataset), **of_files, typed=True)
     if data_dir is not None and not data_dir.is_dir():
         raise DataNotFoundError(f"There is no folder {data_dir} with data files. Give another.")
 

@@ -25,6 +25,7 @@ from tracekit._util.version import __version__
 from tracekit.errors import FigureExportError, OutputError
 
 if TYPE_CHECKING:
+    from tracekit.data.pairs_check import PairsCheck
     from tracekit.data.prompts import PromptPairs
     from tracekit.results.curve import TraceCurve
     from tracekit.results.result import TraceResult
@@ -352,6 +353,22 @@ class Tally:
     def __str__(self) -> str:
         failed = f", {self._counts['failed']} failed" if self._counts["failed"] else ""
         return f"Ran {self._counts['ran']} of {sum(self._counts.values())}{failed}"
+
+
+def print_checks(checked: PairsCheck, *, is_short: bool = False) -> None:
+    """Prints the lines of a check as a table; if `is_short`, it counts those that are green."""
+    lines = [line for line in checked.lines if not (is_short and line.color == "green")]
+    colors = [line.color for line in lines]
+    columns = [
+        Column("color", "color", colors, styles=dict(enumerate(colors))),
+        Column("check", "check", [line.topic for line in lines]),
+        Column("finding", "finding", [line.text for line in lines]),
+    ]
+    if lines:
+        print_table("checks", Table(columns), n_names=2)
+    if is_short:
+        n = len(checked.lines)
+        console.print(f"{n - len(lines)} of {n} checks of the pairs are green.", highlight=False)
 
 
 def print_estimates(estimates: Iterable[Estimate]) -> None:

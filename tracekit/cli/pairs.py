@@ -6,16 +6,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from tracekit._util.table import Column, Table
+from tracekit._util.table import Table
 from tracekit.cli.app import app
-from tracekit.cli.options import CHOSEN, OPTIONAL_OUTPUT, Given, load_data, takes
-from tracekit.cli.output import check_file, console, print_table, progress_is_shown, recorded
+from tracekit.cli.options import CHOSEN, OPTIONAL_OUTPUT, OPTIONS, Given, load_data, takes
+from tracekit.cli.output import check_file, console, print_checks, progress_is_shown, recorded
 
 
 @app.command()
 @takes(
-    *(name for name in CHOSEN if name != "held_out"),
-    *("model", "model_option", "device", "dtype", "quiet"),
+    *(*CHOSEN, "model", "model_option", "device", "dtype", "quiet"),
+    held_out=OPTIONS["held_out"].saying("Share to be held out: groups are counted in both parts."),
+    seed=OPTIONS["seed"].saying("Draws the examples that are held out."),
     output=OPTIONAL_OUTPUT.saying("CSV file for the probabilities of every example."),
 )
 def pairs(
@@ -34,15 +35,11 @@ def pairs(
     output = given["output"]
     check_file(output)
     model, loaded = load_data({**given, "dataset": file})
-    checked = loaded.check(model, progress=progress_is_shown(given["quiet"]))
+    share = given["held_out"]
+    parts = () if share is None else loaded.split(1 - share, seed=given["seed"])
+    checked = loaded.check(model, parts=parts, progress=progress_is_shown(given["quiet"]))
     console.print(f"{loaded}", highlight=False, soft_wrap=True)
-    colors = [line.color for line in checked.lines]
-    columns = [
-        Column("color", "color", colors, styles=dict(enumerate(colors))),
-        Column("check", "check", [line.topic for line in checked.lines]),
-        Column("finding", "finding", [line.text for line in checked.lines]),
-    ]
-    print_table("checks", Table(columns), n_names=2)
+    print_checks(checked)
     recorded("examples", Table.of_rows(checked.table))
     if output is not None:
         write_csv(checked.table, output)

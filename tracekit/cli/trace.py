@@ -8,6 +8,7 @@ from tracekit.cli.options import HOW, SEARCHED, SEVERAL, TRACED, Given, build_se
 from tracekit.cli.output import (
     check_folder,
     console,
+    print_checks,
     print_estimates,
     print_results,
     save,
@@ -42,6 +43,8 @@ def trace(given: Given) -> None:
     searches = {name: make(name, by_method[name]) for name in methods}
     tracer, sought = build_search(given)
     if given["dry_run"]:
+        parts = [tracer.pairs, *filter(None, [tracer.held_out])]
+        print_checks(tracer.pairs.check(tracer.model, parts=parts), is_short=True)
         print_estimates(
             tracer.estimate(searches[name], **(sought | goals[name])) for name in methods
         )

@@ -208,23 +208,6 @@ def said(given: Any) -> str:
     return given if isinstance(given, str) else str(given[-1]["content"])
 
 
-def warn_of_spaces(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Warns of continuations with a leading space where the template ends with white space."""
-    spaced = [
-        number
-        for number, row in enumerate(rows)
-        if row["prompt"][-1:].isspace()
-        and any(row.get(part, "").startswith(" ") for part in ("x", "y"))
-    ]
-    if spaced:
-        warn(
-            f"The x or y of {len(spaced)} of {len(rows)} examples begins with a space (example "
-            f"{spaced[0]}: {rows[spaced[0]]['x']!r}), and the chat template ends the prompt with "
-            "white space. The model begins its answer without one: leave it out.",
-            DataWarning,
-        )
-
-
 def _check_arguments(arguments: Mapping[str, Any], template: str) -> None:
     words = sorted({*re.findall(r"[A-Za-z_]\w+", template)} - {*_OURS})
     for name, value in arguments.items():

@@ -6,12 +6,6 @@ layout of rows, the cache of activations, the checks and the file loader ask it;
 which kinds of counterfactual there are. A new kind is a class in this file, and an entry in
 `COUNTERFACTUALS` if rows of data can describe it. The sources of a `Tracer` (`source="mean"`) are
 in `tracekit/engine/sources.py`: a constant needs no class here.
-
-    PromptCounterfactual     another prompt of as many tokens (resample ablation, patching)
-    NoiseCounterfactual      the prompt itself with fixed noise on its embeddings (as in ROME)
-    ConstantCounterfactual   the same values everywhere (zero and mean ablation); needs no run
-    OtherModelCounterfactual the prompt itself, read by another model
-    NoCounterfactual         none; `Tracer(..., source="zero")` and others bring one
 """
 
 from __future__ import annotations
@@ -107,7 +101,7 @@ class Counterfactual(ABC):
 
 @dataclass(frozen=True, eq=False)
 class PromptCounterfactual(Counterfactual):
-    """Another prompt of as many tokens."""
+    """Another prompt of as many tokens (resample ablation, patching)."""
 
     row_key: ClassVar[str] = "counterfactual_ids"
 
@@ -144,7 +138,7 @@ class PromptCounterfactual(Counterfactual):
 
 @dataclass(frozen=True, eq=False)
 class NoiseCounterfactual(Counterfactual):
-    """The prompt itself, with fixed noise on its embeddings."""
+    """The prompt itself, with fixed noise on its embeddings (as in ROME)."""
 
     row_key: ClassVar[str] = "noise"
 
@@ -239,7 +233,7 @@ class Constants:
 
 @dataclass(frozen=True, eq=False)
 class ConstantCounterfactual(Counterfactual):
-    """The same values at every example; nothing is run for them."""
+    """The same values at every example (zero and mean ablation); nothing is run for them."""
 
     constants: Constants
     """The values."""

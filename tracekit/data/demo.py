@@ -15,16 +15,9 @@ from tracekit.demo import rows
 from tracekit.models.hooked import embedding_std
 
 
-def load_bias(model: Any, *, on_mismatch: OnMismatch = "error") -> PromptPairs:
-    """Two occupations and a pronoun, as in WinoBias: the pronoun's gender is changed."""
-    return PromptPairs.from_text(rows("bias"), model, name="demo-bias", on_mismatch=on_mismatch)
-
-
-def load_professions(model: Any, *, on_mismatch: OnMismatch = "error") -> PromptPairs:
-    """The pronoun after an occupation, as in Professions: the occupation is changed."""
-    return PromptPairs.from_text(
-        rows("professions"), model, name="demo-professions", on_mismatch=on_mismatch
-    )
+def load(name: str, model: Any, *, on_mismatch: OnMismatch = "error") -> PromptPairs:
+    """The rows of a name: `bias` or `professions`, as in WinoBias and Professions."""
+    return PromptPairs.from_text(rows(name), model, name=f"demo-{name}", on_mismatch=on_mismatch)
 
 
 def load_facts(
@@ -51,9 +44,8 @@ def load_binding(
 ) -> PromptPairs:
     """Arithmetic on two variables.
 
-    `desideratum` is `value` (one operand changes, x is the old answer, y the new one), `operation`
-    (the operation changes, x is the new answer, y the old one, which should stay) or `both`, their
-    sum with the given `weights`.
+    `desideratum` and `weights` are as in `variable_binding.load`: one operand or the operation
+    changes, or both are summed.
     """
     kinds = {"value": ("binding",), "operation": ("operations",), "both": ("binding", "operations")}
     parts = [rows(name) for name in kinds[desideratum]]

@@ -20,16 +20,6 @@ _HOST = "https://raw.githubusercontent.com"
 _TIMEOUT = 10.0
 
 
-@dataclass(frozen=True)
-class Remote:
-    """A file that can be downloaded."""
-
-    commit: str
-    path: str
-    sha256: str
-    """Of its bytes, in hexadecimal."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Files:
     """The files of a data set, and where they come from."""
@@ -40,32 +30,25 @@ class Files:
     """Sentence for users: the place to get the files from."""
     repository: str = ""
     """Public repository that files are downloaded from, as owner/name."""
-    remotes: Mapping[str, Remote] = field(default_factory=dict)
-    """Files that can be downloaded, by name."""
+    remotes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Files that can be downloaded, by name: `commit`, `path`, and `sha256` in hexadecimal."""
 
     @classmethod
     def of(cls, dataset: str) -> Files:
         """Those that `files.json` lists for a data set."""
         table = json.loads(Path(__file__).with_name("files.json").read_text(encoding="utf-8"))
-        remotes = table[dataset].pop("remotes").items()
-        return cls(
-            dataset=dataset,
-            remotes={name: Remote(**remote) for name, remote in remotes},
-            **table[dataset],
-        )
+        return cls(dataset=dataset, **table[dataset])
 
     def read(self, data_dir: Path | None, name: str) -> str:
         """Text of a file, from a folder or, if `data_dir` is None, from the cache or a download."""
-        if data_dir is None:
-            return self._cached(name).read_text(encoding="utf-8-sig")
-        if not (data_dir / name).is_file():
+        path = self._cached(name) if data_dir is None else data_dir / name
+        if not path.is_file():
             raise self._missing(name, f"{data_dir} does not hold it")
-        return (data_dir / name).read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
 
     def lines(self, data_dir: Path | None, name: str) -> list[str]:
         """Lines of a file, stripped, without empty ones; arguments and errors as in `read`."""
-        text = self.read(data_dir, name)
-        return [line.strip() for line in text.splitlines() if line.strip()]
+        return list(filter(None, map(str.strip, self.read(data_dir, name).splitlines())))
 
     def _cached(self, name: str) -> Path:
         """Path of a file in the user's cache folder, where it is downloaded if it is missing."""
@@ -77,11 +60,11 @@ class Files:
         pooch.get_logger().setLevel(logging.WARNING)
         folder = pooch.os_cache("tracekit") / self.dataset
         remote = self.remotes[name]
-        url = f"{_HOST}/{self.repository}/{remote.commit}/{remote.path}"
+        url = f"{_HOST}/{self.repository}/{remote['commit']}/{remote['path']}"
         try:
             path = pooch.retrieve(
                 url,
-                known_hash=f"sha256:{remote.sha256}",
+                known_hash=f"sha256:{remote['sha256']}",
                 fname=name,
                 path=folder,
                 downloader=cast(Any, pooch.HTTPDownloader(timeout=_TIMEOUT)),

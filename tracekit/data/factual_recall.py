@@ -20,10 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tracekit.data import templates
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.download import Files, check_count
 from tracekit.data.formats import FORMATS, subject_span
-from tracekit.data.prompts import OnMismatch, PromptPairs
+from tracekit.data.prompts import OnMismatch, PromptPairs, published
 from tracekit.errors import ConfigError, DataFormatError
 from tracekit.models.hooked import HookedModel, embedding_std
 
@@ -60,8 +61,8 @@ def load(
     begin with a space. Facts whose attribute has less than `min_probability` are left
     out, as in `PromptPairs.known`. The published Llama scripts prepend BOS.
     """
-    if n is not None and n < 1:
-        raise ConfigError(f"n is {n}. It must be at least 1.")
+    if n is not None:
+        templates.check_count(n)
     text = Files.of(dataset).read(data_dir, file_name)
     try:
         rows = [to_row(record) for record in json.loads(text)]
@@ -85,15 +86,7 @@ def load(
         _check_runs(model, use, "noise_std")
         noise_std = _FACTOR * embedding_std(model)
     noise = GaussianNoise(std=noise_std, seed=noise_seed, in_order=True)
-    pairs = PromptPairs.from_text(
-        rows,
-        model,
-        noise=noise,
-        name=dataset,
-        on_mismatch=on_mismatch,
-        prepend_bos=prepend_bos,
-        warn=False,
-    )
+    pairs = published(rows, model, dataset, prepend_bos, on_mismatch, noise)
     if min_probability is None:
         return pairs
     _check_runs(model, "min_probability is one that the model gives", "no min_probability")

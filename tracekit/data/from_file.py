@@ -1,9 +1,7 @@
 """Prompt pairs from files and tables as people have them.
 
-The columns are those of `PromptPairs.from_text`: `prompt`, `counterfactual`, the target
-continuation `x`, the foil `y`, `weight` and `group`. JSON may hold the lists `x_set` and `y_set`
-and the mappings `spans` besides, or token ids instead, as for `PromptPairs.from_ids`. Columns of
-other names are mapped to these; published formats are known by their names (`formats.py`).
+The columns are the keys of rows of `PromptPairs.from_text`, or of `from_ids`. Columns of other
+names are mapped to these; published formats are known by their names (`formats.py`).
 """
 
 from __future__ import annotations
@@ -11,10 +9,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from difflib import get_close_matches
 from math import nan
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from tracekit._util.options import as_path, shortened
@@ -39,14 +41,16 @@ _WORDS = (
     "pandas reads the words NA, None, null and nan as empty cells: where one was meant, read the "
     "file with dtype=str, keep_default_na=False, or give tracekit its path."
 )
+_FIELDS = ("prompt", "counterfactual", "x", "y", "weight", "group")
 _MEANINGS = {
-    **dict.fromkeys(("clean", "question", "text", "sentence", "clean_prompt"), "prompt"),
-    **dict.fromkeys(("corrupted", "corrupt", "corrupted_prompt", "cf"), "counterfactual"),
+    **{name: name for name in _FIELDS},
+    **dict.fromkeys(("clean", "question", "text", "sentence"), "prompt"),
+    **dict.fromkeys(("corrupted", "corrupt", "cf"), "counterfactual"),
     **dict.fromkeys(("answer", "target", "correct", "right", "label", "completion"), "x"),
-    **dict.fromkeys(("wrong", "wrong_answer", "incorrect", "distractor"), "y"),
-    **dict.fromkeys(("template", "template_id", "cluster"), "group"),
+    **dict.fromkeys(("wrong", "incorrect", "distractor", "foil"), "y"),
+    **dict.fromkeys(("template", "templateid", "cluster"), "group"),
 }
-"""What columns that others have mostly are here."""
+"""What columns mostly are here, by names in small letters without spaces and a final `prompt`."""
 _INDEX_COLUMNS = ("", "Unnamed: 0", "index", "__index_level_0__")
 """What pandas and spreadsheets call the numbers of rows."""
 
@@ -69,14 +73,12 @@ def load_pairs(
     Args:
         data: A `.csv` file with a header, a `.jsonl` file with an object per line, or a `.json`
             file with a list of objects (or one list by a name); a DataFrame of pandas or polars, a
-            `datasets.Dataset`, or a list of mappings. Empty cells count as missing, and a column of
-            row numbers is left out with a warning.
+            `datasets.Dataset`, or a list of mappings. Empty cells count as missing. With a warning,
+            row numbers are left out, and columns of usual names (`answer`) read as what they are.
         model: The model to be traced.
-        columns: Names of columns -> what they are here, e.g. `{"clean": "prompt", "corrupted":
-            "counterfactual"}`; None as a value leaves a column out. Or the same as text,
-            `clean:prompt,corrupted:counterfactual,notes:`.
-        format: A published format, one of `tracekit.data.formats.FORMATS`: `auto-circuit`,
-            `eap-ig`, `feature-circuits`, `blimp`, `crows-pairs` or `counterfact`.
+        columns: Names of columns -> what they are here, e.g. `{"clean": "prompt", "notes": None}`,
+            where None leaves a column out. Or the same as text, `clean:prompt,notes:`.
+        format: A published format, one of `tracekit.data.formats.FORMATS`, e.g. `auto-circuit`.
         noise_std: Standard deviation of noise that serves as the counterfactual, for text without
             a column `counterfactual`.
         seed: Seed of the noise.
@@ -102,35 +104,34 @@ def load_pairs(
     options = {"prepend_bos": prepend_bos, "noise_std": noise_std, "seed": seed or None}
     options |= {"chat": None if chat is False else chat}
     # A seed draws noise; nothing else.
-    unread = {"seed"} if noise_std is None else set()
-    unread |= set(options) if has_ids else set()
-    for option, value in options.items():
-        if option in unread and value is not None:
+    for option in options if has_ids else ["seed"] if noise_std is None else []:
+        if options[option] is not None:
             of = "holds token ids" if has_ids else "is read without noise_std"
             raise ConfigError(
-                f"{option}={shortened(value)} was given, and {source} {of}, so nothing reads it. "
-                "Leave it out."
+                f"{option}={shortened(options[option])} was given, and {source} {of}, so nothing "
+                "reads it. Leave it out."
             )
     name = name or (Path(data).stem if isinstance(data, (str, Path)) else "pairs")
     if has_ids:
         return PromptPairs.from_ids(rows, name=name, on_mismatch=on_mismatch)
     noise = None if noise_std is None else GaussianNoise(std=noise_std, seed=seed)
     pairs = PromptPairs.from_text(
-        rows,
-        model,
-        noise=noise,
-        name=name,
-        on_mismatch=on_mismatch,
-        prepend_bos=prepend_bos,
-        chat=chat,
+        rows, model, noise=noise, on_mismatch=on_mismatch, prepend_bos=prepend_bos, chat=chat
     )
-    return replace(pairs, skipped=(*skipped, *pairs.skipped)) if skipped else pairs
+    return replace(pairs, name=name, skipped=(*skipped, *pairs.skipped))
 
 
 def read_rows(
-    data: Any, *, columns: Mapping[str, str | None] | str | None = None, format: str | None = None
+    data: Any,
+    *,
+    columns: Mapping[str, str | None] | str | None = None,
+    format: str | None = None,
+    typed: bool = False,
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Rows of a file or table, or of its format, and whether they are of token ids."""
+    """Rows of a file or table, or of its format, and whether they are of token ids.
+
+    `typed` says that they were asked for on the command line, as whose options errors are written.
+    """
     if format is not None and format not in FORMATS:
         raise UnknownNameError("format", format, FORMATS)
     if format is not None and columns is not None:
@@ -138,8 +139,11 @@ def read_rows(
     path = _named(data)
     is_file = isinstance(data, (str, Path))
     rows = _from_file(as_path("The file", data)) if is_file else _from_table(data)
+    if isinstance(columns, str):
+        parts = [part.partition(":") for part in columns.split(",")]
+        columns = {name: to or None for name, _, to in parts}
     if format is None:
-        rows = _renamed(rows, columns, path)
+        rows = _renamed(rows, columns or {}, path)
         _check_lost(rows, path)
     rows = [{k: v for k, v in row.items() if not _is_missing(v)} for row in rows]
     if format is not None:
@@ -147,19 +151,38 @@ def read_rows(
     has_ids = any("prompt_ids" in row for row in rows)
     allowed = TEXT_KEYS | OWN_KEYS | (id_keys() if has_ids else SET_KEYS)
     for number, row in enumerate(rows):
-        unknown = set(row) - allowed
+        unknown = sorted(map(str, set(row) - allowed))
         if unknown:
-            first, *others = sorted(map(str, unknown))
-            also = f" (also {', '.join(map(repr, others))})" if others else ""
-            meant = {name: _MEANINGS.get(name.lower()) for name in (first, *others)}
-            typed = ",".join(f"{name}:{to or ''}" for name, to in meant.items())
+            also = f" (also {', '.join(map(repr, unknown[1:]))})" if unknown[1:] else ""
+            meant = f" {near_miss(unknown[0], allowed)}".rstrip()
             raise DataFormatError(
-                f"Example {number} of {path} has an unknown column {first!r}{also}. "
-                + f"{near_miss(first, allowed)} ".lstrip()
-                + f"Known: {', '.join(sorted(allowed))}. Others are mapped, or left out by None: "
-                f"columns={meant}, or on the command line --data-option columns={typed}"
+                f"Example {number} of {path} has an unknown column {unknown[0]!r}{also}.{meant} "
+                f"Known: {', '.join(sorted(allowed))}. Say what each other column is here, or that "
+                f"it is nothing: {_option(unknown, columns or {}, row.keys(), typed)}"
             )
     return rows, has_ids
+
+
+def _option(
+    unknown: Sequence[str], given: Mapping[str, str | None], row: Set[str], typed: bool
+) -> str:
+    """The option that maps unknown columns to fields that the row lacks, or to none."""
+    columns, left = dict(given), [field for field in _FIELDS if field not in row]
+    in_file = {field: name for name, field in given.items()}
+    for name in unknown:
+        close = get_close_matches(_meaning(name) or name, left, 1)
+        columns[in_file.get(name, name)] = close[0] if close else None
+        left = [field for field in left if field not in close]
+    if not typed:
+        return f"columns={columns}"
+    listed = ",".join(f"{name}:{field or ''}" for name, field in columns.items())
+    return f"--data-option {quote(f'columns={listed}')}"
+
+
+def _meaning(column: object) -> str | None:
+    """What a column mostly is here; case, spaces and underscores do not matter."""
+    name = re.sub(r"[\W_]+", "", str(column)).lower()
+    return _MEANINGS.get(re.sub(r"(?<=.)(answer|prompt)$", "", name))
 
 
 def _named(data: Any) -> str:
@@ -228,23 +251,27 @@ def _check_lost(rows: Sequence[Mapping[str, Any]], path: str) -> None:
 
 
 def _renamed(
-    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str | None] | str | None, path: str
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str | None], path: str
 ) -> list[dict[str, Any]]:
     """Rows with the names of columns that are used here, without row numbers."""
-    if isinstance(columns, str):
-        parts = [part.partition(":") for part in columns.split(",")]
-        columns = {name: to or None for name, _, to in parts}
-    given = {key for row in rows for key in row}
-    for name in columns or {}:
+    given = {key: None for row in rows for key in row}
+    for name, field in columns.items():
         if name not in given:
             raise DataFormatError(
-                f"columns maps {name!r}, which {path} does not have. Its columns: "
-                f"{', '.join(sorted(map(str, given)))}."
+                f"columns maps {name!r}, which {path} does not have, to {field!r}. First comes one "
+                f"of its columns ({', '.join(sorted(map(str, given)))}), then what it is here."
             )
-    names: dict[str, str | None] = {**dict.fromkeys(_INDEX_COLUMNS), **(columns or {})}
-    index = sorted(given & set(_INDEX_COLUMNS) - set(columns or {}))
+    names: dict[str, str | None] = {**dict.fromkeys(_INDEX_COLUMNS), **columns}
+    index = sorted(given.keys() & set(_INDEX_COLUMNS) - set(columns))
     if index:
         warn(f"The column {index[0]!r} of {path} numbers its rows, and is left out.", DataWarning)
+    usual = {} if "prompt_ids" in given else {key: _meaning(key) for key in given}
+    taken = Counter([names.get(key, usual.get(key)) for key in given])
+    guessed = {k: to for k, to in usual.items() if to and k not in {*names, to} and taken[to] == 1}
+    if guessed:
+        shown = ", ".join(f"{key!r} as {to}" for key, to in guessed.items())
+        warn(f"{path} is read with {shown}. The option columns says otherwise.", DataWarning)
+    names |= guessed
     renamed = [{names.get(key, key): value for key, value in row.items()} for row in rows]
     return [{key: v for key, v in row.items() if key is not None} for row in renamed]
 

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-from tracekit.data.prompts import OnMismatch, PromptPairs
+from tracekit.data.prompts import OnMismatch, PromptPairs, published
 from tracekit.data.templates import check_count, reader
 from tracekit.data.tokenization import encoder, tokenizer_of
 from tracekit.errors import ConfigError
@@ -89,10 +89,7 @@ def load_ioi(
         spans = {span: prompt.spans[field] for span, field in zip(order, "ABC", strict=True)}
         row = {"prompt": prompt.said, "counterfactual": other.said, "spans": spans}
         rows.append({**row, "x": f" {indirect}", "y": f" {subject}"})
-    name = f"ioi-{counterfactual}"
-    return PromptPairs.from_text(
-        rows, model, name=name, on_mismatch=on_mismatch, prepend_bos=prepend_bos, warn=False
-    )
+    return published(rows, model, f"ioi-{counterfactual}", prepend_bos, on_mismatch)
 
 
 def load_greater_than(
@@ -131,10 +128,7 @@ def load_greater_than(
             _YEARS.format(noun=noun, century=century, year=each) for each in (year, _EARLY)
         )
         rows.append({"prompt": prompt, "counterfactual": early, **_choices(year, by_digit)})
-    name = "greater-than"
-    return PromptPairs.from_text(
-        rows, model, name=name, on_mismatch=on_mismatch, prepend_bos=prepend_bos, warn=False
-    )
+    return published(rows, model, "greater-than", prepend_bos, on_mismatch)
 
 
 def load_gendered_pronouns(
@@ -159,10 +153,7 @@ def load_gendered_pronouns(
         )
         spans = {"name": name}
         rows.append({"prompt": prompt, "counterfactual": other, "x": x, "y": y, "spans": spans})
-    name = "gendered-pronouns"
-    return PromptPairs.from_text(
-        rows, model, name=name, on_mismatch=on_mismatch, prepend_bos=prepend_bos, warn=False
-    )
+    return published(rows, model, "gendered-pronouns", prepend_bos, on_mismatch)
 
 
 def _of_one_token(encode: Encode, names: Sequence[str], at_least: int, dataset: str) -> list[str]:

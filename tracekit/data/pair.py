@@ -9,6 +9,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._util.clusters import FEWEST
 from tracekit._util.options import first_few, is_whole, shortened
 from tracekit._util.warn import warn
 from tracekit.data import counterfactuals
@@ -406,18 +407,34 @@ def grouped(
             "pair, in their order."
         )
     labels = [group_from_row(group, number) for number, group in enumerate(groups)]
-    check_groups(labels)
-    return tuple(replace(pair, group=label) for pair, label in zip(pairs, labels, strict=True))
+    made = tuple(replace(pair, group=label) for pair, label in zip(pairs, labels, strict=True))
+    check_groups(made)
+    return made
 
 
-def check_groups(groups: Sequence[str | None]) -> None:
+def check_groups(pairs: Sequence[PromptPair]) -> None:
     """Refuses groups that leave nothing independent of anything; of two pairs little is said."""
-    if len(groups) > 2 and groups[0] is not None and len(set(groups)) == 1:
+    if len(pairs) > 2 and pairs[0].group is not None and len({pair.group for pair in pairs}) == 1:
         raise PairsError(
-            f"All {len(groups)} pairs are of the one group {groups[0]!r}, so no two are "
+            f"All {len(pairs)} pairs are of the one group {pairs[0].group!r}, so no two are "
             "independent, and nothing can be said beyond them. Give pairs of several groups, or "
             "leave the group out."
         )
+    warn_of_groups(pairs)
+
+
+def warn_of_groups(pairs: Sequence[PromptPair], of: str = "") -> None:
+    """Warns where groups are why there can be no interval; `of` says of which pairs."""
+    if len(set(independent(pairs))) < FEWEST <= len({pair.identity for pair in pairs}):
+        text = f"{said_of_independent(pairs)}{of}: an interval needs {FEWEST}, so there is none."
+        warn(f"{text} Give pairs of more groups.", DataWarning)
+
+
+def said_of_independent(pairs: Sequence[PromptPair]) -> str:
+    """How many independent examples pairs are, in words."""
+    n, are_grouped = len(set(independent(pairs))), any(pair.group is not None for pair in pairs)
+    noun = f"{'group' if are_grouped else 'example'}{'s' * (n != 1)}"
+    return f"{n} independent {noun} in {len(pairs)} examples"
 
 
 def independent(pairs: Iterable[Any]) -> list[int]:

@@ -7,7 +7,7 @@ or an answer that a chat model begins otherwise. The likelier form is looked for
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,17 +17,21 @@ import torch
 from jaxtyping import Float
 
 from tracekit._util import progress
+from tracekit._util.clusters import FEWEST
 from tracekit._util.markup import printable
+from tracekit._util.warn import warn
 from tracekit.data.counterfactuals import Ids, PromptCounterfactual
-from tracekit.data.pair import PromptPair, independent
+from tracekit.data.pair import PromptPair, said_of_independent
 from tracekit.data.pairs_report import report_on
 from tracekit.data.tokenization import encoder
-from tracekit.errors import ConfigError, PairsError
+from tracekit.errors import ConfigError, DataWarning, PairsError
 from tracekit.models import HookedModel
 from tracekit.models.hooked import device_of, frozen
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from tracekit.data.prompts import PromptPairs
 
 Color = Literal["green", "yellow", "red"]
 
@@ -40,16 +44,18 @@ _CHANCE = 0.01
 """Chance, over all tokens, beyond which a token that stands with one x only is no accident."""
 _LOW = 0.01
 """Median probability of x below which effects are of little."""
-_FEWEST = 3
-"""Independent examples that an interval needs."""
+_ALWAYS = 0.9
+"""Share of the examples on which one answer is preferred, beyond which that is a bias."""
 _TRIED = 16
-"""Examples on which other forms of x are tried."""
+"""Examples on which other forms of x and y are tried."""
 _SURE, _LIKELIER = 10, 2
 """How often as probable another form is, at any probability and at one that is not low."""
 _OF_SOME = 0.1
 """Share of the examples tried on which another form may be likelier."""
 _Line = tuple[Color, str]
 """Color and text of a check."""
+_Sequence = tuple[Ids, Ids]
+"""A prompt, and a continuation of it."""
 _THOUGHT = "after an empty think block"
 
 
@@ -60,8 +66,8 @@ class CheckLine:
     color: Color
     """`green`: as it should be; `yellow`: look at it; `red`: effects will say little."""
     topic: str
-    """`task`, `form`, `tokens`, `balance`, `leak`, `groups`, or the kind of a finding of the
-    report."""
+    """`task`, `form` (of x), `form-of-y`, `form-of-x_set`, `form-of-y_set`, `tokens`, `balance`,
+    `leak`, `groups`, or the kind of a finding of the report."""
     text: str
     """What was found, and what to do."""
 
@@ -90,28 +96,19 @@ class PairsCheck:
 
 
 def check_pairs(
-    pairs: Sequence[PromptPair],
-    texts: Any,
-    model: HookedModel,
-    shown: bool | None = None,
-    *,
-    in_chat: bool = False,
+    pairs: PromptPairs, model: HookedModel, parts: Sequence[PromptPairs], shown: bool | None
 ) -> PairsCheck:
-    """The checks of pairs, with a bar if `shown`; `texts` are those of tokens, by id.
-
-    `in_chat` says that a chat template wrote the prompts.
-    """
-    table = _table(pairs, model, shown)
-    tokenizer = getattr(model, "tokenizer", None)
+    """The checks of pairs that are split into parts, if they are; with a bar if `shown`."""
+    table, texts = _table(pairs, model, shown), pairs.token_texts
     checks: dict[str, _Line | None] = {
         "task": _task(table),
-        "form": _form(pairs, table, model, in_chat),
+        **_forms(pairs, model),
         "tokens": _tokens(table),
         "balance": _balance(pairs, texts),
         "leak": _leak(pairs, texts),
-        "groups": _groups(pairs),
+        "groups": _groups(parts or [pairs]),
     }
-    findings = report_on(pairs, texts, tokenizer).findings
+    findings = report_on(pairs, texts, getattr(model, "tokenizer", None)).findings
     checks |= {
         each.kind: ("red" if each.kind in _RED else "yellow", str(each)) for each in findings
     }
@@ -121,33 +118,24 @@ def check_pairs(
     return PairsCheck(tuple(lines), table)
 
 
-def _probabilities(
-    pairs: Sequence[PromptPair], model: HookedModel, shown: bool | None = None
-) -> tuple[list[float], list[float | None]]:
-    """How probable the model finds x and y of each pair; None without y."""
-    both = [(pair.prompt_ids, pair.x_ids) for pair in pairs]
-    both += [(pair.prompt_ids, pair.y_ids) for pair in pairs if pair.y_ids]
-    is_shown = progress.is_wanted() if shown is None else shown
-    values = _mean_probabilities(both, model, is_shown).tolist()
-    of_y = iter(values[len(pairs) :])
-    return values[: len(pairs)], [next(of_y) if pair.y_ids else None for pair in pairs]
-
-
-def _table(
-    pairs: Sequence[PromptPair], model: HookedModel, shown: bool | None = None
-) -> pd.DataFrame:
+def _table(pairs: Sequence[PromptPair], model: HookedModel, shown: bool | None) -> pd.DataFrame:
     """The table of a `PairsCheck`."""
     import pandas as pd
 
-    p_x, of_y = _probabilities(pairs, model, shown)
+    both = [(pair.prompt_ids, pair.x_ids) for pair in pairs]
+    both += [(pair.prompt_ids, pair.y_ids) for pair in pairs if pair.y_ids]
+    is_shown = progress.is_wanted() if shown is None else shown
+    values = iter(_mean_probabilities(both, model, is_shown).tolist())
+    p_x = [next(values) for _ in pairs]
+    p_y = [next(values) if pair.y_ids else None for pair in pairs]
     return pd.DataFrame(
         {
             "prompt": [pair.describe() for pair in pairs],
             "x": [(pair.texts or {}).get("x", str(list(pair.x_ids))) for pair in pairs],
             "y": [(pair.texts or {}).get("y", str(list(pair.y_ids or ()))) for pair in pairs],
             "p_x": p_x,
-            "p_y": of_y,
-            "prefers_x": [None if y is None else x > y for x, y in zip(p_x, of_y, strict=True)],
+            "p_y": p_y,
+            "prefers_x": [None if y is None else x > y for x, y in zip(p_x, p_y, strict=True)],
             "prompt_tokens": [len(pair.prompt_ids) for pair in pairs],
             "x_tokens": [len(pair.x_ids) for pair in pairs],
             "y_tokens": [len(pair.y_ids or ()) for pair in pairs],
@@ -156,29 +144,34 @@ def _table(
 
 
 def _mean_probabilities(
-    sequences: Sequence[tuple[Ids, Ids]], model: HookedModel, shown: bool
+    sequences: Sequence[_Sequence], model: HookedModel, shown: bool
 ) -> Float[np.ndarray, " sequence"]:
     """Geometric mean probability of the tokens of each continuation after its prompt."""
-    by_length: dict[int, list[int]] = defaultdict(list)
+    # Continuations of one token are read out of one run of their prompt.
+    readers: dict[Ids, list[int]] = defaultdict(list)
     for number, (prompt, continuation) in enumerate(sequences):
-        by_length[len(prompt) + len(continuation)].append(number)
+        readers[(*prompt, *continuation[:-1])].append(number)
+    by_length: dict[int, list[Ids]] = defaultdict(list)
+    for read in readers:
+        by_length[len(read)].append(read)
     # Of one length, so that nothing is padded.
     batches = [
-        numbers[first : first + _BATCH]
-        for numbers in by_length.values()
-        for first in range(0, len(numbers), _BATCH)
+        equal[first : first + _BATCH]
+        for equal in by_length.values()
+        for first in range(0, len(equal), _BATCH)
     ]
     values = np.zeros(len(sequences))
     with frozen(model), torch.no_grad():
         for batch in progress.steps(batches, "check", shown=shown):
-            tokens = torch.tensor([[*sequences[n][0], *sequences[n][1]] for n in batch])
-            tokens = tokens.to(device_of(model))
+            tokens = torch.tensor(batch, device=device_of(model))
             logits = model.run_with_hooks(tokens, fwd_hooks=[])
-            for row, number in enumerate(batch):
-                count = len(sequences[number][1])
-                own = logits[row, -count - 1 : -1].float().log_softmax(-1)
-                scores = own.gather(1, tokens[row, -count:, None])
-                values[number] = scores.mean().exp().item()
+            for row, read in enumerate(batch):
+                longest = max(len(sequences[number][1]) for number in readers[read])
+                scores = logits[row, -longest:].float().log_softmax(-1).cpu()
+                for number in readers[read]:
+                    ids = torch.tensor(sequences[number][1])
+                    own = scores[-len(ids) :].gather(1, ids[:, None])
+                    values[number] = own.mean().exp().item()
     return values
 
 
@@ -188,21 +181,39 @@ def known_pairs(
     """Numbers of the pairs of which x is so probable, and more so than y; a line for each other."""
     if not 0 <= probability <= 1:
         raise ConfigError(f"probability is {probability}. Give a number from 0 to 1.")
-    numbers, dropped = [], []
-    for number, (p_x, p_y) in enumerate(zip(*_probabilities(pairs, model), strict=True)):
-        if p_x >= probability and (p_y is None or p_x > p_y):
+    table, numbers, dropped = _table(pairs, model, None), [], []
+    for number, row in enumerate(table.to_dict("records")):
+        if row["p_x"] >= probability and row["prefers_x"] is not False:
             numbers.append(number)
         else:
-            y = "" if p_y is None else f", y {p_y:.3g}"
-            shown = pairs[number].describe()
-            dropped.append(f"example {number}: {shown}, x has probability {p_x:.3g}{y}")
+            y = "" if row["prefers_x"] is None else f", y {row['p_y']:.3g}"
+            shown = f"{row['prompt']}, x has probability {row['p_x']:.3g}{y}"
+            dropped.append(f"example {number}: {shown}")
     if not numbers:
         raise PairsError(
             f"The model knows none of the {len(pairs)} pairs: with a probability of at least "
             f"{probability:g} it finds x more probable than y on none ({dropped[0]}). Lower "
             "probability, or trace another model."
         )
+    bias = _bias(table)
+    if bias and len({pairs[number].x_ids for number in numbers}) == 1:
+        warn(f"All {len(numbers)} pairs that are known have one x. {bias}", DataWarning)
     return numbers, dropped
+
+
+def _bias(table: pd.DataFrame) -> str:
+    """What to say where the model prefers one answer, x on some examples and y on others."""
+    rows = [row for row in table.to_dict("records") if row["prefers_x"] is not None]
+    said = Counter(row["x" if row["prefers_x"] else "y"] for row in rows)
+    answer, times = said.most_common(1)[0] if rows else (None, 0)
+    is_both = all(any(row[part] == answer for row in rows) for part in ("x", "y"))
+    if times < _ALWAYS * len(rows) or not is_both:
+        return ""
+    return (
+        f"The model prefers {answer!r} on {times} of {len(rows)}, whatever the prompt: this is a "
+        "bias, not knowledge. Keep all pairs, as differences of log-odds cancel it, and do not "
+        "filter them by pairs.known(model)."
+    )
 
 
 def _task(table: pd.DataFrame) -> _Line:
@@ -214,39 +225,45 @@ def _task(table: pd.DataFrame) -> _Line:
         return color, f"{shown}; there is no y to compare with."
     count, of = int(table["prefers_x"][compared].sum()), int(compared.sum())
     color = "green" if count >= 0.75 * of else "yellow" if count > 0.5 * of else "red"
-    advice = "" if color == "green" else " pairs.known(model) keeps those that it knows."
-    said = set(table["x"].where(table["prefers_x"].eq(True), table["y"]))
-    if color != "green" and len(said) == 1 and of == n:
-        color = "yellow"
-        advice = (
-            f" It prefers {said.pop()!r} whatever the prompt: a bias, no knowledge. "
-            "Keep all pairs: differences of log-odds cancel it."
-        )
-    elif color == "green" and table["p_x"].median() < _LOW:
+    bias, advice = _bias(table), ""
+    if color == "green" and table["p_x"].median() < _LOW:
         color, advice = "yellow", " That is low: the model hardly says x at all."
+    elif color != "green" and bias:
+        color, advice = "yellow", f" {bias}"
+    elif color != "green":
+        is_some = " pairs.known(model) keeps those that it knows."
+        advice = is_some if count else " Exchange x and y, or the prompts, unless that is meant."
     without = "" if of == n else f" ({n - of} have no y)"
     return color, f"The model prefers x to y on {count} of {of}{without}. {shown}.{advice}"
 
 
-def _form(
-    pairs: Sequence[PromptPair], table: pd.DataFrame, model: HookedModel, in_chat: bool
-) -> _Line | None:
-    """Whether x is likelier with or without its leading space, or after an empty think block.
+def _forms(pairs: PromptPairs, model: HookedModel) -> dict[str, _Line]:
+    """Whether x, y or a token set is likelier in another form; what is not is said of x only.
 
-    Compared is the probability of the whole text, as forms are of several numbers of tokens.
+    Compared is the probability of the whole text, as forms are of several numbers of tokens, and
+    of a set the sum over its texts.
     """
     tokenizer = getattr(model, "tokenizer", None)
     if not callable(getattr(tokenizer, "decode", None)):
-        return None
-    tried = range(0, len(pairs), -(-len(pairs) // _TRIED))
-    forms = [(n, *each) for n in tried for each in _other_forms(pairs[n], tokenizer, in_chat)]
-    if not forms:
-        return None
-    means = _mean_probabilities([(prompt, ids) for *_, prompt, ids in forms], model, False)
-    by_form: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for (n, form, _, ids), mean in zip(forms, means, strict=True):
-        whole = table["p_x"].iloc[n] ** len(pairs[n].x_ids)
-        by_form[form].append((whole, mean ** len(ids)))
+        return {}
+    tried, in_chat = pairs[:: -(-len(pairs) // _TRIED)], pairs.chat is not None
+    forms = [each for pair in tried for each in _other_forms(pair, tokenizer, in_chat)]
+    asked = [each for *_, own, other in forms for each in (*own, *other)]
+    values = _mean_probabilities(asked, model, False) if asked else ()
+    wholes = iter([v ** len(ids) for v, (_, ids) in zip(values, asked, strict=True)])
+    by_part: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for part, form, own, other in forms:
+        p_own, p_other = (sum(next(wholes) for _ in each) for each in (own, other))
+        by_part.setdefault(part, defaultdict(list))[form].append((p_own, p_other))
+    lines = {part: _likelier(part, by_form, tokenizer) for part, by_form in by_part.items()}
+    of_x = {"form": lines.pop("x")} if "x" in lines else {}
+    return of_x | {f"form-of-{part}": line for part, line in lines.items() if line[0] != "green"}
+
+
+def _likelier(
+    part: str, by_form: Mapping[str, Sequence[tuple[float, float]]], tokenizer: Any
+) -> _Line:
+    """Which form of a part is likelier, if one is, from the probabilities as it is and in each."""
     likelier = {
         form: [(a, b) for a, b in each if b > _SURE * a or b > max(_LIKELIER * a, _LOW)]
         for form, each in by_form.items()
@@ -255,47 +272,53 @@ def _form(
     own, other = np.median(likelier[form] or by_form[form], axis=0)
     count, of = len(likelier[form]), len(by_form[form])
     if count <= _OF_SOME * of:
-        return "green", f"x has probability {own:.3g}, and {other:.3g} {form}."
-    advice = "Give it so."
-    if form == _THOUGHT:
-        is_read = "enable_thinking" in str(getattr(tokenizer, "chat_template", ""))
-        by = "chat={'enable_thinking': False}" if is_read else "a last message of the assistant"
-        advice = f"Give the block by {by}."
-    text = f"x is likelier {form}, on {count} of {of}: {other:.3g}, and {own:.3g} as it is."
+        return "green", f"{part} has probability {own:.3g}, and {other:.3g} {form}."
+    is_read = "enable_thinking" in str(getattr(tokenizer, "chat_template", ""))
+    by = "chat={'enable_thinking': False}" if is_read else "a last message of the assistant"
+    advice = f"Give the block by {by}." if form == _THOUGHT else "Give it so."
+    text = f"{part} is likelier {form}, on {count} of {of}: {other:.3g}, and {own:.3g} as it is."
     return "red" if 2 * count >= of else "yellow", f"{text} {advice}"
 
 
-def _other_forms(pair: PromptPair, tokenizer: Any, in_chat: bool) -> Iterator[tuple[str, Ids, Ids]]:
-    """Forms that x may be meant in: what each is, the prompt, and x."""
-    prompt, x = (tokenizer.decode(list(ids)) for ids in (pair.prompt_ids, pair.x_ids))
+def _other_forms(
+    pair: PromptPair, tokenizer: Any, in_chat: bool
+) -> Iterator[tuple[str, str, list[_Sequence], list[_Sequence]]]:
+    """Forms that x, y and token sets may be meant in: of which, what each is, as given, and so."""
     ids, encode = pair.prompt_ids, encoder(tokenizer)
-    with suppress(PairsError):  # The tokenizer joins a form to the prompt.
-        if (
-            in_chat
-            and "</think>" in str(tokenizer.chat_template)
-            and "</think>" not in prompt[-20:]
-        ):
-            opening = "" if prompt.rstrip().endswith("<think>") else "<think>\n"
-            yield _THOUGHT, (*ids, *encode(prompt, f"{opening}\n</think>\n\n")), pair.x_ids
-        is_spaced = x.startswith(" ")
-        other = tuple(encode(prompt, x[1:] if is_spaced else f" {x}"))
-        if not x.strip() or tuple(encode(prompt, x)) != pair.x_ids or other in ((), pair.x_ids):
-            return
-        yield f"with{'out its' if is_spaced else ' a'} leading space", ids, other
-        if len(ids) > 1 and not tokenizer.decode([ids[-1]]).strip(" "):
-            label = "with a leading space, and none at the end of the prompt"
-            yield label, ids[:-1], pair.x_ids if is_spaced else other
+    prompt = tokenizer.decode(list(ids))
+    if in_chat and "</think>" in str(tokenizer.chat_template) and "</think>" not in prompt[-20:]:
+        opening = "" if prompt.rstrip().endswith("<think>") else "<think>\n"
+        with suppress(PairsError):  # The tokenizer joins a form to the prompt.
+            thought = (*ids, *encode(prompt, f"{opening}\n</think>\n\n"))
+            yield "x", _THOUGHT, [(ids, pair.x_ids)], [(thought, pair.x_ids)]
+    forms = [("with one leading space", ids, " "), ("without its leading space", ids, "")]
+    if len(ids) > 1 and not tokenizer.decode([ids[-1]]).strip(" "):
+        forms.append(("with a leading space, and none at the end of the prompt", ids[:-1], " "))
+    parts = {"x": [pair.x_ids], "y": [pair.y_ids or ()]}
+    for part, tokens in (("x_set", pair.x_set_ids), ("y_set", pair.y_set_ids)):
+        parts[part] = [(token,) for token in tokens or ()]
+    for part, given in parts.items():
+        texts = {tokenizer.decode(list(each)): each for each in given}
+        with suppress(PairsError):
+            texts = {t: i for t, i in texts.items() if t.strip() and tuple(encode(prompt, t)) == i}
+            own = [(ids, each) for each in texts.values()]
+            for form, read, space in forms:
+                before, words = tokenizer.decode(list(read)), [text.lstrip(" ") for text in texts]
+                other = [(read, tuple(encode(before, f"{space}{word}"))) for word in words]
+                if other != own and all(each for _, each in other):
+                    yield part, form, own, other
 
 
-def _groups(pairs: Sequence[PromptPair]) -> _Line | None:
-    """How many independent examples groups leave."""
-    if all(pair.group is None for pair in pairs):
-        return None
-    n = len(set(independent(pairs)))
-    shown = f"{len(pairs)} pairs in groups are {n} independent examples"
-    if n >= _FEWEST:
-        return "green", f"{shown}."
-    return "yellow", f"{shown}: an interval needs {_FEWEST}. Give pairs of more groups."
+def _groups(parts: Sequence[PromptPairs]) -> _Line | None:
+    """How many independent examples there are, where groups or few pairs leave few."""
+    shown = "; held out: ".join(map(said_of_independent, parts))
+    least = min(part.n_distinct for part in parts)
+    if least >= FEWEST:
+        are_grouped = any(pair.group is not None for part in parts for pair in part)
+        return ("green", f"{shown}.") if are_grouped else None
+    is_one = any(part.n_distinct == 1 < len(part) for part in parts)
+    text = f"{shown}. An interval needs {FEWEST} independent ones: give pairs of more groups."
+    return "red" if is_one else "yellow", text
 
 
 def _tokens(table: pd.DataFrame) -> _Line:

@@ -40,7 +40,8 @@ _TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "two-spaces": (
         "have a space at the end of the prompt and another before the continuation",
-        "The model rarely saw that. Leave the one of the prompt out.",
+        "The model rarely saw that. Leave the one of the prompt out; in a chat, where its template "
+        "puts it there, that of the continuation.",
     ),
     "token-counts": (
         "compare an x and a y of different numbers of tokens, one of them a single token",
@@ -139,9 +140,11 @@ def report_on(
     tests: dict[str, Callable[[PromptPair], bool]] = {
         "repeated": is_repeated,
         "equal-continuations": lambda pair: pair.x_ids == pair.y_ids,
-        "equal-prompts": _has_equal_prompt,
+        "equal-prompts": lambda pair: (
+            isinstance(pair.counterfactual, PromptCounterfactual) and not pair.differs
+        ),
         "shifted": lambda pair: _is_shifted(pair, token_texts),
-        "two-spaces": _has_two_spaces,
+        "two-spaces": lambda pair: _has_two_spaces(pair, token_texts),
         "token-counts": _has_other_count,
         **({} if tokenizer is None else _special_tests(tokenizer)),
     }
@@ -191,19 +194,17 @@ def _run(ids: Sequence[int], token: int) -> int:
     return next((n for n, each in enumerate(ids) if each != token), len(ids))
 
 
-def _has_equal_prompt(pair: PromptPair) -> bool:
-    return isinstance(pair.counterfactual, PromptCounterfactual) and not pair.differs
-
-
 def _has_other_count(pair: PromptPair) -> bool:
     counts = {len(pair.x_ids), len(pair.y_ids or pair.x_ids)}
     return len(counts) > 1 and 1 in counts
 
 
-def _has_two_spaces(pair: PromptPair) -> bool:
+def _has_two_spaces(pair: PromptPair, token_texts: Mapping[int, str]) -> bool:
     texts = pair.texts or {}
-    ends = texts.get("prompt", "")[-1:].isspace()
-    return ends and any(texts.get(part, "").startswith(" ") for part in ("x", "y"))
+    # Texts of a chat have what was said, and not how its template ends.
+    ends = texts.get("prompt", ""), token_texts.get(pair.prompt_ids[-1], "")
+    is_after = any(text[-1:].isspace() for text in ends)
+    return is_after and any(texts.get(part, "").startswith(" ") for part in ("x", "y"))
 
 
 def _is_shifted(pair: PromptPair, token_texts: Mapping[int, str]) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.data.download import Files, check_count
-from tracekit.data.prompts import OnMismatch, PromptPairs
+from tracekit.data.prompts import OnMismatch, PromptPairs, published
 
 _FILES = Files.of("professions")
 _N_PUBLISHED = 2873
@@ -29,30 +29,18 @@ def load(
     """Loads 17 templates x 159 occupations = 2703 examples.
 
     The published files hold only occupations that GPT-2 encodes as one token, like `man` and
-    `woman`. A tokenizer that splits an occupation makes prompt and counterfactual differ in length;
-    `on_mismatch` decides whether these examples are refused or skipped. `data_dir` holds
+    `woman`; other tokenizers may split some, which `on_mismatch` is about. `data_dir` holds
     `templates.txt`, `male_occupations.txt` and `female_occupations.txt`.
     """
     templates = _FILES.lines(data_dir, "templates.txt")
     rows = []
-    for gender, counterfactual, x, y in (
-        ("male", "woman", " he", " she"),
-        ("female", "man", " she", " he"),
-    ):
+    for gender, other, x, y in (("male", "woman", " he", " she"), ("female", "man", " she", " he")):
         occupations = _FILES.lines(data_dir, f"{gender}_occupations.txt")
         rows += [
-            {
-                "prompt": template.format(occupation),
-                "counterfactual": template.format(counterfactual),
-                "x": x,
-                "y": y,
-                "group": template,
-            }
+            {"prompt": template.format(occupation), "counterfactual": template.format(other)}
+            | {"x": x, "y": y, "group": template}
             for template in templates
             for occupation in occupations
         ]
     check_count("professions", len(rows), _N_PUBLISHED, _REASON)
-    name = "professions"
-    return PromptPairs.from_text(
-        rows, model, name=name, on_mismatch=on_mismatch, prepend_bos=prepend_bos, warn=False
-    )
+    return published(rows, model, "professions", prepend_bos, on_mismatch)

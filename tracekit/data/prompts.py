@@ -35,6 +35,7 @@ from tracekit.data.pair import (
     refuse_shared,
     split_by_position,
     split_by_span,
+    warn_of_groups,
 )
 from tracekit.data.pairs_check import PairsCheck, check_pairs, known_pairs
 from tracekit.data.pairs_report import PairsReport, report_on
@@ -183,7 +184,10 @@ class PromptPairs(Sequence[PromptPair]):
                 "Use a share strictly between 0 and 1 that gives each part a pair; equal pairs "
                 "and groups stay in one part."
             )
-        return self.subset(first), self.subset(rest)
+        parts = self.subset(first), self.subset(rest)
+        for part, name in zip(parts, ("first", "second"), strict=True):
+            warn_of_groups(part, f" of the {name} part")
+        return parts
 
     def divide(self, order: Sequence[int], count: int) -> tuple[list[int], list[int]]:
         """Numbers of the pairs in two parts that share no example and no group, ascending.
@@ -262,20 +266,22 @@ class PromptPairs(Sequence[PromptPair]):
         """What to look at in these pairs before they are traced, by kind and with examples."""
         return report_on(self.pairs, self.token_texts)
 
-    def check(self, model: HookedModel, *, progress: bool | None = None) -> PairsCheck:
+    def check(
+        self, model: HookedModel, *, parts: Sequence[PromptPairs] = (), progress: bool | None = None
+    ) -> PairsCheck:
         """Does the model do the task, and do the pairs show it? A line with a colour for each.
 
         The model is run on every prompt with x and with y. The lines say whether it prefers x;
-        whether x is likelier with or without its leading space; how many tokens x and y are;
-        whether one x is commonest; whether a length or a word gives x away; what `report` remarks
-        on.
+        whether x, y or a token set is likelier with or without its leading space; how many tokens x
+        and y are; whether one x is commonest; whether a length or a word gives x away; whether
+        there are enough groups; what `report` remarks on.
 
         Args:
             model: The model to be traced.
+            parts: Searched and held-out pairs, if they are split: groups are counted in each.
             progress: Whether to show a progress bar. None: in notebooks and terminals.
         """
-        in_chat = self.chat is not None
-        return check_pairs(self.pairs, self.token_texts, model, progress, in_chat=in_chat)
+        return check_pairs(self, model, parts, progress)
 
     def known(self, model: HookedModel, probability: float = 0.1) -> PromptPairs:
         """The pairs that the model knows: x has at least this probability, and a larger one than y.
@@ -336,9 +342,8 @@ class PromptPairs(Sequence[PromptPair]):
         if on_mismatch == "skip":
             skipped = misaligned(pairs)
             pairs = [pair for pair in pairs if pair.is_aligned]
-        made = cls(pairs=tuple(pairs), name=name, skipped=skipped)
-        check_groups([pair.group for pair in made])
-        return made
+        check_groups(pairs)
+        return cls(pairs=tuple(pairs), name=name, skipped=skipped)
 
     @classmethod
     def from_text(
@@ -405,6 +410,8 @@ class PromptPairs(Sequence[PromptPair]):
         *,
         x: str,
         y: str | None = None,
+        x_set: Sequence[str] = (),
+        y_set: Sequence[str] = (),
         counterfactual: Mapping[str, str] | str | Sequence[str] | None = MappingProxyType({}),
         values: Mapping[Any, Sequence[Any]],
         n: int = 100,
@@ -427,15 +434,16 @@ class PromptPairs(Sequence[PromptPair]):
             x: The target continuation, with fields. A space is put before a word that follows a
                 letter or a sign such as a comma.
             y: The foil.
+            x_set: Answers of one token that count as x in metrics of token sets, with fields.
+            y_set: Those that count as y.
             counterfactual: Which field has the value of which other; one without values of its own
-                takes another of the field that it replaces. Or a template of its own (several, if
-                there are several prompts). None: none, for sources that need none.
+                takes another of the field that it replaces. Or a template of its own, for each
+                prompt one. None: none, for sources that need none.
             values: The values of every field. Fields that belong together have rows of values:
                 `{("country", "capital"): [("France", "Paris"), ...]}`; where the counterfactual
                 replaces both, by `country2` and `capital2`, the foil can be `{capital2}`.
             n: Pairs wanted. Where there are fewer, that is a warning.
-            one_token: Leave values out that are more than one token, of these fields; True: of
-                those in x and y.
+            one_token: Leave out values of several tokens of these fields; True: of all answers'.
             chat: As in `from_text`.
             prepend_bos: As in `from_text`.
             name: Name of the data set.
@@ -452,17 +460,24 @@ class PromptPairs(Sequence[PromptPair]):
         drawn = Template(
             prompts=[template] if isinstance(template, str) else list(template),
             counterfactual=counterfactual,
-            x=x,
-            y=y,
+            answers={"x": [x], "y": [] if y is None else [y], "x_set": x_set, "y_set": y_set},
             values=values,
             one_token=one_token,
         )
-        tokenizer = tokenizer_of(model)
-        writer = chat_template(tokenizer, chat)
-        rows, dropped = drawn.rows(n, tokenizer, prepend_bos, writer, seed=seed)
-        if writer:
-            writer.warn_of_clock()
-            # The time that has been read.
-            chat = writer.arguments
+        rows, chat, dropped = drawn.rows(n, model, prepend_bos, chat, seed=seed)
         pairs = cls.from_text(rows, model, name=name, prepend_bos=prepend_bos, chat=chat)
         return replace(pairs, skipped=tuple(dropped))
+
+
+def published(
+    rows: Sequence[Mapping[str, Any]],
+    model: Any,
+    name: str,
+    bos: bool | None,
+    on_mismatch: OnMismatch,
+    noise: GaussianNoise | None = None,
+) -> PromptPairs:
+    """The pairs of a published data set, of whose boundaries nobody has to be warned."""
+    return PromptPairs.from_text(
+        rows, model, noise=noise, name=name, on_mismatch=on_mismatch, prepend_bos=bos, warn=False
+    )

@@ -50,10 +50,11 @@ class Dataset:
 
 DATASETS: Mapping[str, Dataset] = {
     "demo-bias": Dataset(
-        load=demo.load_bias, about="embedded: whom does a pronoun refer to, by stereotype"
+        load=partial(demo.load, "bias"),
+        about="embedded: whom does a pronoun refer to, by stereotype",
     ),
     "demo-professions": Dataset(
-        load=demo.load_professions,
+        load=partial(demo.load, "professions"),
         components="mlp-outputs",
         about="embedded: pronoun after an occupation",
     ),
@@ -148,8 +149,7 @@ def load_dataset(name: str, model: Any, **options: Any) -> PromptPairs:
         model: The model to be traced, for its tokenizer; or what `load_model` takes.
         **options: Options of the data set, e.g. `split="test"` for `winobias`. `data_dir` is the
             folder with its files; without it they are downloaded once, where that is possible.
-            Every data set has `on_mismatch`: `"skip"` drops examples whose counterfactual has
-            another number of tokens than the prompt, `"error"` refuses them.
+            Every data set has `on_mismatch`, which is as in `PromptPairs.from_ids`.
 
     Raises:
         UnknownNameError: No data set of that name, or it has no such option.

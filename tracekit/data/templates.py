@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from tracekit._util.options import check_seed, is_whole, shortened
 from tracekit._util.warn import warn
-from tracekit.data.chat import ChatTemplate
+from tracekit.data.chat import Chat, ChatTemplate, chat_template
 from tracekit.data.spans import spans_from_places
-from tracekit.data.tokenization import bos_of, encoder, is_letter
+from tracekit.data.tokenization import bos_of, encoder, is_letter, tokenizer_of
 from tracekit.errors import ConfigError, DataWarning, PairsError
 
 _TRIES = 200
@@ -85,8 +85,8 @@ class Template:
     prompts: Sequence[str]
     counterfactual: Mapping[str, str] | str | Sequence[str] | None
     """Other fields by field, or templates of their own."""
-    x: str
-    y: str | None
+    answers: Mapping[str, Sequence[str]]
+    """Templates of `x`, `y`, `x_set` and `y_set`."""
     values: Mapping[Any, Sequence[Any]]
     one_token: bool | Sequence[str]
 
@@ -123,33 +123,29 @@ class Template:
         with_values |= {name for group in self._groups for name in group.names}
         renamed = [_renamed(text, replaced) for text in self.prompts]
         self._others: Sequence[Any] | None = renamed if replaced else others
-        texts = (*self.prompts, *(self._others or ()), self.x, self.y or "")
+        of_answers = [text for texts in self.answers.values() for text in texts]
+        texts = (*self.prompts, *(self._others or ()), *of_answers)
         lacking = sorted({name for text in texts for name in _fields(text)} - with_values)
         if lacking:
             raise PairsError(
                 f"The field {lacking[0]!r} has no values. Give some for every field, e.g. "
                 f"values={{{lacking[0]!r}: ['...', '...']}}."
             )
-        of_xy = (*_fields(self.x), *_fields(self.y or ""))
-        asked = of_xy if self.one_token is True else self.one_token or ()
-        self._short: frozenset[str] = frozenset(asked)
+        fields = [name for text in of_answers for name in _fields(text)]
+        self._short = frozenset(fields if self.one_token is True else self.one_token or ())
 
     def rows(
-        self,
-        count: int,
-        tokenizer: Any,
-        prepend_bos: bool | None,
-        chat: ChatTemplate | None,
-        *,
-        seed: int,
-    ) -> tuple[list[dict[str, Any]], list[str]]:
-        """Different rows of text, and a line for each that was dropped.
+        self, count: int, model: Any, prepend_bos: bool | None, chat: Chat, *, seed: int
+    ) -> tuple[list[dict[str, Any]], Chat, list[str]]:
+        """Different rows of text, the chat with the time it read, and a line for each dropped row.
 
         Fewer than `count` are a warning, none is an error.
         """
         check_seed(seed)
         check_count(count)
-        read = reader(tokenizer, prepend_bos, chat)
+        tokenizer = tokenizer_of(model)
+        writer = chat_template(tokenizer, chat)
+        read = reader(tokenizer, prepend_bos, writer)
         self._encode, rng = encoder(tokenizer), random.Random(seed)
         rows: list[dict[str, Any]] = []
         dropped: list[str] = []
@@ -182,7 +178,9 @@ class Template:
                 f"were dropped ({reasons}). Give more values.",
                 DataWarning,
             )
-        return rows, dropped
+        if writer:
+            writer.warn_of_clock()
+        return rows, writer.arguments if writer else chat, dropped
 
     def _row(
         self,
@@ -192,7 +190,7 @@ class Template:
         used: list[tuple[_Group, tuple[str, ...]]],
     ) -> dict[str, Any]:
         """A row; `used` gets what fills its fields."""
-        own = {name for text in (self.prompts[turn], self.x) for name in _fields(text)}
+        own = {name for text in (self.prompts[turn], *self.answers["x"]) for name in _fields(text)}
         rest = [group for group in self._groups if own.isdisjoint(group.names)]
         values: dict[str, str] = {}
         for group in self._groups:
@@ -218,13 +216,15 @@ class Template:
             raise _Dropped(f"{prompt.said!r}: no counterfactual of as many tokens was found")
         if other is not None:
             row["counterfactual"] = other.said
-        for part, text in (("x", self.x), ("y", self.y)):
-            if text is not None:
-                row[part] = _after(prompt.text, _fill(text, values)[0])
-                n_tokens = len(self._encode(prompt.text, row[part]))
-                short = [name for name in _fields(text) if name in self._short]
-                if short and n_tokens != 1:
-                    raise _Dropped(f"{part} {row[part]!r} is {n_tokens} tokens", short)
+        for part, texts in self.answers.items():
+            answers = [_after(prompt.text, _fill(text, values)[0]) for text in texts]
+            for text, answer in zip(texts, answers, strict=True):
+                n_tokens, is_set = len(self._encode(prompt.text, answer)), part.endswith("_set")
+                short = [name for name in _fields(text) if is_set or name in self._short]
+                if n_tokens != 1 and (short or is_set):
+                    raise _Dropped(f"{part} {answer!r} is {n_tokens} tokens", short)
+            if answers:
+                row[part] = answers if part.endswith("_set") else answers[0]
         return row
 
     def _check(self, prompt: _Filled, values: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tracekit._util.options import first_few, shortened
 from tracekit._util.warn import warn
-from tracekit.data.chat import ChatTemplate, Region, said, warn_of_spaces
+from tracekit.data.chat import ChatTemplate, Region, said
 from tracekit.data.pair import SET_KEYS, TEXT_KEYS, check_keys, mappings
 from tracekit.data.spans import spans_from_text
 from tracekit.errors import DataWarning, PairsError, UnsupportedModelError
@@ -32,9 +32,8 @@ def tokenizer_of(model: Any) -> Any:
 def encoder(tokenizer: Any) -> Callable[[str, str], list[int]]:
     """A function of (prompt, text) that encodes the text after the prompt; "" for a prompt itself.
 
-    Most tokenizers encode a continuation on its own. Those of the first Llamas put a space before
-    every text, which would add a token. With them a continuation is the tokens after the prompt's.
-    The function then raises a `PairsError` if the tokenizer joins prompt and continuation.
+    Where `PromptPairs.from_text` says that a continuation is the tokens that it adds to a prompt,
+    it raises a `PairsError` if the tokenizer joins the two.
     """
 
     def encode(text: str) -> list[int]:
@@ -61,18 +60,14 @@ def encoder(tokenizer: Any) -> Callable[[str, str], list[int]]:
 def warn_of_boundaries(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     """Warns where a continuation is scored as other tokens than it has in the text.
 
-    The prompt and the continuation are encoded apart. A tokenizer may encode the text that they
-    make together otherwise, above all where the continuation lacks its leading space: the model
-    never saw such tokens after such a prompt, and their probability says little. `rows` hold texts
-    (`prompt`, `x`, `y`) and their ids (`prompt_ids`, `x_ids`, `y_ids`).
+    The prompt and the continuation are encoded apart. The model never saw such tokens after such a
+    prompt, and their probability says little. `rows` hold texts (`prompt`, `x`, `y`) and their ids.
     """
     problems: dict[str, list[str]] = {}
     for number, row in enumerate(rows):
         for part in ("x", "y"):
-            if not (row.get("prompt") and row.get(part)):
-                continue
-            problem = _boundary_problem(tokenizer, row, part)
-            if problem is not None:
+            is_given = row.get("prompt") and row.get(part)
+            if is_given and (problem := _boundary_problem(tokenizer, row, part)):
                 reason, tokens = problem
                 problems.setdefault(reason, []).append(f"{part} of example {number}: {tokens}")
     for reason, cases in problems.items():
@@ -168,7 +163,6 @@ def encoded_rows(
     if warn:
         warn_of_boundaries(tokenizer, encoded)
     if warn and writer:
-        warn_of_spaces(encoded)
         writer.warn_of_clock()
     return [entry | shown for entry, shown in zip(encoded, texts, strict=True)]
 
@@ -236,7 +230,8 @@ def _encode_set(
         if len(tokens) != 1:
             raise PairsError(
                 f"The {key} of example {number} holds {text!r}, which is {len(tokens)} tokens. "
-                "Token sets are of the first token after the prompt: give texts of one token."
+                "Token sets are of the first token after the prompt: give texts of one token, "
+                "with a leading space where a word begins."
             )
         ids += tokens
     return ids

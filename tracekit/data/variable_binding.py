@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from tracekit.data.prompts import OnMismatch, PromptPairs
+from tracekit.data.prompts import OnMismatch, PromptPairs, published
 from tracekit.data.templates import check_count
 from tracekit.data.tokenization import encoder, tokenizer_of
 from tracekit.errors import PairsError
@@ -77,11 +77,8 @@ def load(
         drawn = _balanced(random.Random(f"{part} {seed}"), part, form, 2 * n, model)
         parts.append(drawn[("train", "test").index(split) :: 2])
     rows = weighted(parts, weights) if len(parts) > 1 else parts[0]
-    name = "variable-binding" if desideratum == "both" else f"variable-binding-{desideratum}"
-    name = f"{name}-{split}"
-    pairs = PromptPairs.from_text(
-        rows, model, name=name, on_mismatch=on_mismatch, prepend_bos=prepend_bos, warn=False
-    )
+    name = f"variable-binding{'' if desideratum == 'both' else f'-{desideratum}'}-{split}"
+    pairs = published(rows, model, name, prepend_bos, on_mismatch)
     # Continuations are cut to their first token.
     cut = [
         replace(pair, x_ids=pair.x_ids[:1], y_ids=None if pair.y_ids is None else pair.y_ids[:1])

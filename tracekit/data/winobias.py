@@ -9,7 +9,6 @@ before the pronouns, or their cases, differ.
 
 The published code writes `she` and `he` into every prompt, also into the few (6 of 160, 5 of 130)
 where the rows have `her` and `his`. That is the default here, which keeps numbers comparable.
-`keep_case=True` writes the pronouns of the rows.
 """
 
 from __future__ import annotations
@@ -19,18 +18,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tracekit.data.download import Files, check_count
-from tracekit.data.prompts import OnMismatch, PromptPairs
+from tracekit.data.prompts import OnMismatch, PromptPairs, published
 from tracekit.errors import DataFormatError
 
 _FILES = Files.of("winobias")
 _N_PUBLISHED = {"dev": 160, "test": 130}
 _BRACKETED_PRONOUN = re.compile(r"\[(he|she|him|his|her|himself|herself)\]")
-_PRONOUNS = {
-    "she": ("she", "he"),
-    "he": ("she", "he"),
-    "her": ("her", "his"),
-    "his": ("her", "his"),
-}
+_PRONOUNS = {word: pair for pair in (("she", "he"), ("her", "his")) for word in pair}
 """Pronoun -> the female and the male one of the same case."""
 
 
@@ -55,10 +49,7 @@ def load(
     pairs = zip(lines[::2], lines[1::2], strict=True)
     rows = [row for pair in pairs if (row := _example(*pair, keep_case=keep_case)) is not None]
     check_count(f"winobias {split}", len(rows), _N_PUBLISHED[split])
-    name = f"winobias-{split}"
-    return PromptPairs.from_text(
-        rows, model, name=name, on_mismatch=on_mismatch, prepend_bos=prepend_bos, warn=False
-    )
+    return published(rows, model, f"winobias-{split}", prepend_bos, on_mismatch)
 
 
 def _example(first: str, second: str, *, keep_case: bool) -> dict[str, str] | None:

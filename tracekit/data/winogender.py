@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tracekit.data.download import Files, check_count
-from tracekit.data.prompts import OnMismatch, PromptPairs
+from tracekit.data.prompts import OnMismatch, PromptPairs, published
 from tracekit.errors import DataFormatError
 
 _FILES = Files.of("winogender")
@@ -45,28 +45,18 @@ def load(
     by text counts (`bergsma`) or labour statistics (`bls`). `keep_case` keeps the case of
     possessive and object pronouns in the prompts, as in the published single-head effects.
     """
-    shares = _shares(_FILES.lines(data_dir, _STATISTICS), statistic)
+    header, *table = (line.split("\t") for line in _FILES.lines(data_dir, _STATISTICS))
+    column = header.index(f"{statistic}_pct_female")
+    shares = {cells[0]: float(cells[column]) for cells in table}
     lines = [line.split("\t") for line in _FILES.lines(data_dir, _TEMPLATES)[1:]]
     if len(lines) % 2 or any(len(line) != 4 for line in lines):
         raise DataFormatError(
             f"{_TEMPLATES} does not hold pairs of rows with four columns. Get it again."
         )
-    rows = [
-        _example(first, second, shares, keep_case=keep_case)
-        for first, second in zip(lines[::2], lines[1::2], strict=True)
-    ]
+    pairs = zip(lines[::2], lines[1::2], strict=True)
+    rows = [_example(*pair, shares, keep_case=keep_case) for pair in pairs]
     check_count("winogender", len(rows), _N_PUBLISHED)
-    name = f"winogender-{statistic}"
-    return PromptPairs.from_text(
-        rows, model, name=name, on_mismatch=on_mismatch, prepend_bos=prepend_bos, warn=False
-    )
-
-
-def _shares(lines: list[str], statistic: str) -> dict[str, float]:
-    """Per cent of women, by occupation."""
-    header = lines[0].split("\t")
-    column = header.index(f"{statistic}_pct_female")
-    return {cells[0]: float(cells[column]) for cells in (line.split("\t") for line in lines[1:])}
+    return published(rows, model, f"winogender-{statistic}", prepend_bos, on_mismatch)
 
 
 def _example(

@@ -139,8 +139,8 @@ def _ask_hub(name: str, revision: str | None, files: Sequence[str] | None) -> Ch
     except HfHubHTTPError as error:
         if error.response is not None and error.response.status_code in (401, 404):
             raise UnknownModelError(
-                f"The hub has no model {name!r} that you may read. "
-                f"Check the name, pass a directory, or use {DEMO!r}, which is embedded."
+                f"The hub has no model {name!r} that you may read. There is no folder ./{name}: "
+                f"check the name, pass a directory, or use {DEMO!r}, which is embedded."
             ) from error
     except (OSError, OfflineModeIsEnabled, *_connection_errors()):
         pass
@@ -153,8 +153,8 @@ def _ask_hub(name: str, revision: str | None, files: Sequence[str] | None) -> Ch
         return Checkpoint(Path(folder), Path(folder).name)
     except (LocalEntryNotFoundError, OSError) as error:
         raise HubUnreachableError(
-            f"The {named} is not on this machine and the hub cannot be reached. "
-            f"Pass a directory that holds the model, or use {DEMO!r}, which is embedded."
+            f"The {named} is not on this machine and the hub cannot be reached. There is no folder "
+            f"./{name}: pass one that holds the model, or use {DEMO!r}, which is embedded."
         ) from error
 
 

@@ -21,11 +21,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tracekit._util.clusters import by_cluster, ratio_and_error
+from tracekit._util.clusters import FEWEST, by_cluster, ratio_and_error
 from tracekit.metrics import Bounds
 
-FEWEST = 3
-"""Independent examples that an interval needs."""
 N_RESAMPLES = 2000
 _AT_ONCE = 4_000_000
 """Numbers that are drawn together; bounds memory."""
