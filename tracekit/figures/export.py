@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from math import inf
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import plotly.graph_objects as go
@@ -165,7 +167,10 @@ def _draw(document: Mapping[str, Any]) -> str | None:
     """Draws images in another process; returns what went wrong, if anything did."""
     seconds = _TO_START + _PER_IMAGE * len(document["paths"])
     for _ in range(_TRIES):
-        with suppress(subprocess.TimeoutExpired):
+        with (
+            suppress(subprocess.TimeoutExpired),
+            TemporaryDirectory(ignore_cleanup_errors=True) as home,
+        ):
             ended = subprocess.run(
                 [sys.executable, browser_process.__file__],
                 input=json.dumps(document),
@@ -174,6 +179,8 @@ def _draw(document: Mapping[str, Any]) -> str | None:
                 encoding="utf-8",
                 errors="replace",
                 timeout=seconds,
+                # A browser leaves settings and caches in the user's home.
+                env={**os.environ, "XDG_CONFIG_HOME": home, "XDG_CACHE_HOME": home},
             )
             if ended.returncode == 0:
                 return None
