@@ -78,7 +78,7 @@ class UnknownNameError(TracekitError, ValueError):
 
 
 class UnknownOptionError(UnknownNameError, TypeError):
-    """A search method, a data set or a model has no option of that name."""
+    """A function, a search method, a data set or a model has no option of that name."""
 
     def __init__(self, name: object, known_names: Iterable[str], hint: str | None = None) -> None:
         """As `UnknownNameError`, of an option."""

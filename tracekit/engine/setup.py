@@ -15,7 +15,7 @@ from typing_extensions import NotRequired, TypedDict, assert_never
 
 from tracekit._util.markup import printable
 from tracekit._util.names import KindName
-from tracekit._util.options import check_seed, is_whole, shortened
+from tracekit._util.options import check_seed, guided, is_whole, shortened
 from tracekit.components import ComponentRegistry
 from tracekit.components.kinds import KINDS, Kind
 from tracekit.components.registry import SiteSpec
@@ -84,6 +84,7 @@ SETUP_OPTIONS = tuple(SetupOptions.__annotations__)
 """Names of the entries of `SetupOptions`."""
 
 
+@guided
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Setup:
     """Which components take which values, and how their effect is measured.

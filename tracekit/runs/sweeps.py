@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from tqdm.auto import tqdm
 
 from tracekit._util.files import locked, write_csv
 from tracekit._util.markup import printable
-from tracekit._util.options import as_path, convert, is_whole
+from tracekit._util.options import as_path, check_known, convert, is_whole
 from tracekit._util.processes import leave_if_in_start
 from tracekit._util.table import Table
-from tracekit.engine.setup import SETUP_OPTIONS
+from tracekit.engine.setup import SETUP_OPTIONS, Setup
 from tracekit.errors import (
     ConfigError,
     NoResultError,
@@ -62,10 +63,16 @@ class Runs(Sequence[Run]):
         """The runs whose jobs have these values of fields of `Job` or of its setup.
 
         E.g. `runs.select(model="gpt2", metric="kl")`.
+
+        Raises:
+            UnknownOptionError: There is no such field.
         """
+        of_job, of_setup = (set(signature(each).parameters) for each in (Job, Setup))
+        of_job |= {"label", "description"}
+        check_known(fields, of_job | of_setup)
 
         def value(job: Job, name: str) -> Any:
-            return getattr(job if hasattr(job, name) else job.setup, name)
+            return getattr(job if name in of_job else job.setup, name)
 
         asked = fields.items()
         fitting = [run for run in self.runs if all(value(run.job, n) == v for n, v in asked)]
@@ -232,6 +239,8 @@ def sweep(
         raise ConfigError(f"jobs is {jobs!r}. Give the number of runs at a time, 1 or more.")
     if executor is not None or (jobs or 1) > 1:
         leave_if_in_start()
+    own, of_grid = signature(sweep).parameters, signature(Grid).parameters
+    check_known(further, {*own, *of_grid, *SETUP_OPTIONS} - {"further", "setup"})
     setup = {name: further.pop(name) for name in SETUP_OPTIONS if name in further}
     grid = Grid(
         models=models, datasets=datasets, methods=methods, budgets=budgets, setup=setup, **further

@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any, cast, get_type_hints
 
 from tracekit._util.names import MethodName
-from tracekit._util.options import check_numbers, convert
+from tracekit._util.options import check_numbers, convert, guided
 from tracekit.errors import UnknownNameError, UnknownOptionError
 from tracekit.search.base import Goal, Planned, Search, Selection
 from tracekit.search.baselines.attribution import Attribution, MaskIG
@@ -74,6 +74,10 @@ __all__ = [
 ]
 
 
+for _kind in METHODS.values():
+    guided(_kind)
+
+
 def title_of(method: str) -> str:
     """Title of a method in figures and tables; its name if it is not one of `METHODS`."""
     return getattr(METHODS.get(method), "title", method)
@@ -104,7 +108,8 @@ def make(
     allowed = {field.name for field in fields(cast(Any, kind))}
     for option in options:
         if option not in allowed:
-            raise UnknownOptionError(option, {*allowed, *also} or {"none"})
+            known = {*allowed, *also} - {"self", "traced", "method", "options"}
+            raise UnknownOptionError(option, known or {"none"})
     hints = get_type_hints(kind)
     search = kind(**{name: convert(name, value, hints[name]) for name, value in options.items()})
     check_numbers(search)

@@ -148,6 +148,8 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
             UnreliableResultWarning,
         )
     both = [each for each in measured if each[1].incomplete[0]]
+    # Of the residual stream, any layer carries what all others do.
+    both = [each for each in both if not any(map(_is_residual, each[0].registry.kinds))]
     if both:
         result, scores = max(both, key=lambda each: each[1].completeness[0])
         warn(
@@ -158,16 +160,20 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
         )
 
 
+def _is_residual(kind: str) -> bool:
+    return kind.startswith("residual")
+
+
 def _warn_of_noise(results: Sequence[TraceResult], floor: float) -> None:
-    small = min(abs(result.effect) for result in results)
-    scores = results[0].component_scores
-    if scores is not None:
-        small = min(small, scores.abs().median().item())
-    if small < floor:
+    least = min(results, key=lambda result: abs(result.effect))
+    small = {f"The effect of the set of {least.n_selected}": abs(least.effect)}
+    if (scores := results[0].component_scores) is not None:
+        small["That of most single components"] = scores.abs().median().item()
+    said = " ".join(f"{of} is {size:.2g}." for of, size in small.items())
+    if min(small.values()) < floor:
         warn(
-            f"An effect, or that of most single components, is only {small:.2g}, and the model's "
-            f"rounding alone can make one of {floor:.2g} (noise_floor). Load the model with "
-            "dtype='float32', or give more examples.",
+            f"{said} The model's rounding alone can make one of {floor:.2g} (noise_floor). Load "
+            "the model with dtype='float32', or give more examples.",
             UnreliableResultWarning,
         )
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -165,7 +166,7 @@ def estimate(
         ConfigError: The search does not say how many passes it takes, as one of your own.
         UnknownNameError, BudgetError: As in `run`.
     """
-    search = make(method, options)
+    search = make(method, options, signature(estimate).parameters)
     goal = Goal.make(
         len(traced.registry), budget=budget, budgets=budgets, target_effect=target_effect
     )

@@ -78,6 +78,7 @@ from tracekit.tracer import diagnostics
 
 _T = TypeVar("_T")
 _CUT_SHORT = "Stopped by Ctrl-C: the front is complete, but has no statistics."
+_OF_FRONTS = ("max_budget", "objective", "sign", "constraint", "statistics", "observe", "seed")
 _NO_ROOM = "The limits left no room for statistics: the front has none."
 
 
@@ -583,7 +584,7 @@ def pareto_run_of(
     sign: SignName | None = None,
 ) -> SearchRun:
     """The search of a front; see `Tracer.pareto`."""
-    search = make(LocalSearch, options)
+    search = make(LocalSearch, options, _OF_FRONTS)
     goal = Goal.make(len(traced.registry), budget=1.0 if max_budget is None else max_budget)
     if objective is None and not isinstance(traced.bound.setup.source, OtherModel):
         has_halves = statistics and traced.own.pairs.n_distinct >= FEWEST_EXAMPLES

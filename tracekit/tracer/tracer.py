@@ -13,7 +13,7 @@ from typing_extensions import ParamSpec, Unpack
 
 from tracekit._util import progress as _progress
 from tracekit._util.names import MethodChoice, MetricChoice, SignName
-from tracekit._util.options import check_seed
+from tracekit._util.options import check_known, check_seed, guided
 from tracekit._util.ranks import Ranks
 from tracekit._util.warn import warn
 from tracekit.anatomy import (
@@ -33,7 +33,7 @@ from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.engine import Engine
 from tracekit.engine.pair_checks import check_continuations
 from tracekit.engine.prepared import EngineConfig
-from tracekit.engine.setup import Components, Setup, SetupOptions
+from tracekit.engine.setup import SETUP_OPTIONS, Components, Setup, SetupOptions
 from tracekit.errors import ConfigError, NoResultError, SearchStoppedWarning
 from tracekit.metrics import Direction, Metric, MetricFunction
 from tracekit.models import HookedModel, load_model
@@ -63,10 +63,12 @@ if TYPE_CHECKING:
 def _asks(function: Callable[Concatenate[Traced, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
     """A function of a question as a method of the tracer that asks it, on an unchanged model."""
 
+    called = guided(function)
+
     @wraps(function)
     def method(self: Tracer, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         checks.check_unchanged(self.traced.own)
-        return function(self.traced, *args, **kwargs)
+        return called(self.traced, *args, **kwargs)
 
     first, *others = signature(function).parameters.values()
     method.__signature__ = signature(function).replace(  # type: ignore[attr-defined]
@@ -136,6 +138,7 @@ class Tracer:
                 the pairs, or denoising from a source that is no run.
             ConfigError: Options that contradict each other.
         """
+        check_known(options, {*signature(Tracer).parameters, *SETUP_OPTIONS} - {"options"})
         model = model if isinstance(model, HookedModel) else load_model(model)
         usual = None
         if isinstance(pairs, (str, Path)):
@@ -265,7 +268,7 @@ class Tracer:
             NothingFoundError: No set that was tried stays within the bound of `constraint`.
         """
         check_seed(seed)
-        search = make(method, options, ("budget", "budgets", "target_effect", "objective", "sign"))
+        search = make(method, options, signature(self.run).parameters)
         goal = Goal.make(
             len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
         )
