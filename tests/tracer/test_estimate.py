@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+import re
 import sys
 import warnings
 from dataclasses import dataclass
@@ -396,6 +398,24 @@ class TestWhereItIsShown:
         tracer = tk.Tracer(model, tiny.pairs(12), max_batch_size=2)
         tracer.run("top-k", budget=2)
         assert not bars.bars
+
+    @pytest.mark.parametrize(("given", "is_said"), [(None, True), (False, False)])
+    def test_elsewhere_a_line_a_minute(self, model, bars, monkeypatch, capsys, given, is_said):
+        """Of what runs, how far it is, and how long it took; the clock ticks with every look."""
+        clock = itertools.count(0, 25.0)
+        monkeypatch.setattr(_progress.time, "monotonic", lambda: next(clock))
+        tracer = tk.Tracer(model, tiny.pairs(12), "head-outputs", progress=given, max_batch_size=4)
+        capsys.readouterr()
+        tracer.run("greedy", budget=3)
+        said = capsys.readouterr().err.splitlines()
+        pattern = r"greedy: \d+ of 35 passes in \d+ (s|min)(, about \d+ (s|min) left)?"
+        assert all(re.fullmatch(pattern, line) or " run: 3 of 3 steps" in line for line in said)
+        assert bool(said) == is_said
+        assert not bars.bars
+        batches = _progress.steps(iter(range(6)), "generate", shown=given)
+        assert [*batches] == [*range(6)]
+        said = capsys.readouterr().err.splitlines()
+        assert said == (["generate: 3 steps in 75 s", "generate: 6 steps in 2 min"] * is_said)
 
     def test_on_in_terminals(self, model, bars, monkeypatch):
         terminal = io.StringIO()

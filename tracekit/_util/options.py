@@ -69,7 +69,7 @@ def guided(function: _C) -> _C:
     """The same function or class, which says what keywords it takes where one is unknown."""
     if isinstance(function, type):
         function.__init__ = guided(function.__init__)
-        return function
+        return function  # type: ignore[return-value]
     parameters = signature(function).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return function

@@ -31,7 +31,7 @@ from tracekit.cli.output import (
     print_skipped,
     print_step,
     print_tracer,
-    progress_is_shown,
+    progress_of,
 )
 from tracekit.cli.parsing import (
     as_arguments,
@@ -424,7 +424,7 @@ def build_tracer(given: Mapping[str, Any], setup: Setup | None = None) -> Tracer
         setup,
         max_batch_size=given["max_batch_size"],
         max_memory=None if memory is None else memory * 2**20,
-        progress=progress_is_shown(given.get("quiet", True)),
+        progress=progress_of(quiet=given.get("quiet", True)),
         held_out=held_out,
         extra_metrics=given.get("extra_metric") or (),
     )

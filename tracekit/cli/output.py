@@ -156,6 +156,11 @@ def load(source: str, **options: Any) -> Any:
     return load_model(source, **options)
 
 
+def progress_of(*, quiet: bool) -> bool | None:
+    """How runs show their progress: not at all, or as tracers do if nothing is said."""
+    return False if quiet else None
+
+
 def progress_is_shown(quiet: bool) -> bool:
     """Whether to show progress bars: only in a terminal, where they are redrawn in place."""
     return not quiet and sys.stderr.isatty()
@@ -356,7 +361,7 @@ class Tally:
 
 def print_estimates(estimates: Iterable[Estimate]) -> None:
     """Prints what runs will take, a line each, and all of them together."""
-    from tracekit.tracer.estimate import duration
+    from tracekit._util.progress import duration
 
     listed = list(estimates)
     recorded("estimates", Table.of_rows([asdict(each) for each in listed]))

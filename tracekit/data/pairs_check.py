@@ -127,8 +127,7 @@ def _probabilities(
     """How probable the model finds x and y of each pair; None without y."""
     both = [(pair.prompt_ids, pair.x_ids) for pair in pairs]
     both += [(pair.prompt_ids, pair.y_ids) for pair in pairs if pair.y_ids]
-    is_shown = progress.is_wanted() if shown is None else shown
-    values = _mean_probabilities(both, model, is_shown).tolist()
+    values = _mean_probabilities(both, model, shown).tolist()
     of_y = iter(values[len(pairs) :])
     return values[: len(pairs)], [next(of_y) if pair.y_ids else None for pair in pairs]
 
@@ -156,7 +155,7 @@ def _table(
 
 
 def _mean_probabilities(
-    sequences: Sequence[tuple[Ids, Ids]], model: HookedModel, shown: bool
+    sequences: Sequence[tuple[Ids, Ids]], model: HookedModel, shown: bool | None
 ) -> Float[np.ndarray, " sequence"]:
     """Geometric mean probability of the tokens of each continuation after its prompt."""
     by_length: dict[int, list[int]] = defaultdict(list)

@@ -89,6 +89,7 @@ def reproduce(
     executor_options: Mapping[str, Any] | None = None,
     part: str | None = None,
     images: bool = True,
+    progress: bool | None = False,
     on_done: Callable[[Run | Failure], object] = lambda outcome: None,
 ) -> list[Reproduction]:
     """Runs experiments, and writes the report of each one as soon as its runs are done.
@@ -110,6 +111,7 @@ def reproduce(
         executor_options: Parameters of `submitit.AutoExecutor`.
         part: `3/16`: only every sixteenth run, beginning with the third, and no report.
         images: Whether to write figures as PNG too, where a browser is installed.
+        progress: Of each run, as in `Tracer`.
         on_done: Called with each run or failure.
 
     Returns:
@@ -133,6 +135,7 @@ def reproduce(
         device=own_device(device, loading or {}) if is_one_of_many else device,
         max_batch_size=max_batch_size,
         loading=loading or {},
+        progress=progress,
     )
     by_job: dict[tuple[str, ...], Run | Failure] = {}
     written: dict[str, Reproduction] = {}

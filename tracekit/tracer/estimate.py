@@ -18,6 +18,7 @@ import torch
 
 from tracekit._util.markup import html_text, printable
 from tracekit._util.names import MethodChoice, SignName
+from tracekit._util.progress import duration
 from tracekit.anatomy.explanation import plan_explanation
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.engine import Engine
@@ -82,15 +83,6 @@ class Estimate:
 
     def _repr_html_(self) -> str:
         return f"<p>{html_text(repr(self))}</p>"
-
-
-def duration(seconds: float) -> str:
-    """A time as people say it, e.g. `40 s`, `4 min` or `2.5 h`."""
-    if seconds < 0.95:
-        return f"{max(seconds, 0.1):.1f} s"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _pace_of(engine: Engine, *, with_gradient: bool) -> Pace:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, overload
 
 from typing_extensions import ParamSpec, Unpack
 
-from tracekit._util import progress as _progress
 from tracekit._util.names import MethodChoice, MetricChoice, SignName
 from tracekit._util.options import check_known, check_seed, guided
 from tracekit._util.ranks import Ranks
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
 
 def _asks(function: Callable[Concatenate[Traced, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
     """A function of a question as a method of the tracer that asks it, on an unchanged model."""
-
     called = guided(function)
 
     @wraps(function)
@@ -125,7 +123,7 @@ class Tracer:
             max_memory: Bytes that the activations of the counterfactual run may take on the
                 model's device; see `EngineConfig`. Changes no result.
             progress: Whether every run shows one progress bar, with the time that is left. None: in
-                notebooks and terminals.
+                notebooks and terminals; elsewhere a line a minute on the standard error.
             capabilities: Optimisations to use. None: those that the model supports;
                 `Capabilities.none()`: the plain way, with equal results.
             **options: The other fields of `Setup`, e.g. `layers`, `positions` or `source`.
@@ -158,7 +156,8 @@ class Tracer:
         config = EngineConfig(
             max_batch_size=max_batch_size,
             max_memory=max_memory,
-            progress=_is_shown(progress),
+            # Of several processes that share a trace, one is watched.
+            progress=progress if Ranks.joined().is_first else False,
             capabilities=capabilities,
         )
         if held_out is not None:
@@ -482,8 +481,3 @@ def _drawn(results: Any) -> Any:
     if not results:
         raise NoResultError("There is no result to draw yet. Call run() first.")
     return results
-
-
-def _is_shown(progress: bool | None) -> bool:
-    # Of several processes that share a trace, one is watched.
-    return (_progress.is_wanted() if progress is None else progress) and Ranks.joined().is_first
