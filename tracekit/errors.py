@@ -45,7 +45,7 @@ class UnreliableResultWarning(UserWarning):
 
 
 class SearchStoppedWarning(UserWarning):
-    """A search that was interrupted, and returns the best sets found so far."""
+    """A search that was stopped, or whose limits do not bound all that is run."""
 
 
 class RecordWarning(UserWarning):

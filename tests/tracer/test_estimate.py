@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -19,6 +20,7 @@ from tracekit.errors import (
     BudgetError,
     ComponentError,
     ConfigError,
+    SearchStoppedWarning,
     UnknownNameError,
 )
 from tracekit.search.baselines.topk import TopK
@@ -219,7 +221,54 @@ class TestTime:
         assert tracer.engine.cost == tk.engine.Cost()
 
     def test_is_bounded_by_a_limit(self, tracer):
-        assert tracer.estimate("local-search", budget=3, max_seconds=1e-4).seconds == 1e-4
+        """Of the search, and of each of three; not of what is measured besides."""
+        search = {"budget": 3, "max_passes": 40}
+        alone = tracer.estimate("local-search", **search)
+        limited = tracer.estimate("local-search", **search, max_seconds=1e-4)
+        assert limited.further == 1
+        assert alone.passes == limited.passes
+        assert limited.seconds < 4 / 40 * alone.seconds
+        front = {"max_budget": 3, "max_passes": 40, "objective": "mean"}
+        whole = tracer.estimate_pareto(**front).seconds
+        less = whole - tracer.estimate_pareto(**front, max_seconds=1e-4).seconds
+        once = alone.seconds - limited.seconds
+        assert less == pytest.approx(2 * once, rel=1e-3)
+
+    @pytest.mark.parametrize(
+        ("call", "options", "times", "is_said"),
+        [
+            ("run", {"budget": 3, "max_passes": 40}, 1.1, False),
+            ("run", {"budget": 3, "max_passes": 40, "objective": "auto"}, 1.1, True),
+            ("pareto", {"max_budget": 3, "max_passes": 40}, 1.5, True),
+            ("pareto", {"max_budget": 3, "max_passes": 40, "objective": "mean"}, 1.5, True),
+            ("pareto", {"max_budget": 3, "max_passes": 40, "statistics": False}, 1.1, False),
+            ("pareto", {"max_budget": 3, "max_seconds": 0.5}, 9.0, True),
+            ("pareto", {"max_passes": 20, "statistics": False}, 1.5, True),
+            ("pareto", {"max_budget": 3}, 9.0, False),
+        ],
+    )
+    def test_what_a_limit_does_not_bound_is_said_before(
+        self, tracer, call, options, times, is_said
+    ):
+        """All passes are at most those that the estimate and the warning say, and not far below."""
+        _ = tracer.full_effect
+        if call == "run":
+            estimate = tracer.estimate("local-search", **options)
+            work = partial(tracer.run, "local-search", **options)
+        else:
+            estimate, work = tracer.estimate_pareto(**options), partial(tracer.pareto, **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", SearchStoppedWarning)
+            with _progress.run("counts", None, len(tracer.pairs), shown=False) as counted:
+                work(observe=lambda record: caught.append(record))
+        said = [str(w.message) for w in caught if isinstance(w, warnings.WarningMessage)]
+        said = [text for text in said if "and not what is measured besides" in text]
+        passes = estimate.passes + estimate.further
+        assert counted.done <= passes + 1e-6
+        assert passes <= times * counted.done
+        assert [f"in all up to {passes:.0f} passes" in text for text in said] == [True] * is_said
+        if is_said:
+            assert "bounds" in str(getattr(caught[0], "message", "")), "it is said too late"
 
     @pytest.mark.parametrize(
         ("seconds", "text"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import copysign
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from torch import Tensor
@@ -12,11 +13,14 @@ from tracekit._util.warn import warn
 from tracekit.data.pairs_report import report_on
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
-from tracekit.errors import UnreliableResultWarning
+from tracekit.errors import SearchStoppedWarning, UnreliableResultWarning
 from tracekit.metrics import METRICS
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.search.objectives import Faithful
+
+if TYPE_CHECKING:
+    from tracekit.tracer.search_run import SearchRun
 
 _NEAR_ZERO = 0.01
 """Effect below which a built-in metric (ratio, probability, nats) shows next to nothing."""
@@ -46,6 +50,14 @@ def warn_of_pairs(pairs: PromptPairs, engine: Engine, source: str, *, title: str
     if not engine.metric.needs_y or engine.metric.reads:
         report = report.without("token-counts")
     report.warn(title)
+
+
+def warn_before(run: SearchRun, asked: str | None, *, statistics: bool | None = None) -> None:
+    """Warns of effects that say little, and of what the limits of a search do not bound."""
+    warn_of_effects(run.traced.own)
+    warn_of_sign(run.traced.own, run.sign, asked, run.objective)
+    if (said := run.outside(statistics=statistics)) is not None:
+        warn(said, SearchStoppedWarning)
 
 
 def warn_of_effects(engine: Engine) -> None:

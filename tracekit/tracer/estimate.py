@@ -21,6 +21,7 @@ from tracekit._util.names import MethodChoice, SignName
 from tracekit._util.progress import duration
 from tracekit.anatomy.explanation import plan_explanation
 from tracekit.components.members import ComponentsLike, members_of
+from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.prepared import PreparedData
 from tracekit.errors import ConfigError
@@ -57,6 +58,9 @@ class Estimate:
     passes: float
     """Passes over the data, forward and backward alike: what the result's `cost` will say, or at
     most that."""
+    further: float = 0.0
+    """Passes besides, at most: complements, held-out examples and further metrics of results, and
+    the statistics of a front."""
     is_exact: bool
     """Whether the run takes exactly these passes."""
     example_passes: float
@@ -70,9 +74,10 @@ class Estimate:
 
     @property
     def total(self) -> str:
-        """Passes and time as a phrase, such as `up to 250 passes, about 4 min`."""
+        """Passes and time as a phrase, such as `up to 98 passes and 290 besides, about 4 min`."""
         bound = "" if self.is_exact else "up to "
-        return f"{bound}{self.passes:.0f} passes, about {duration(self.seconds)}"
+        besides = f" and {self.further:.0f} besides" if self.further > 0.05 * self.passes else ""
+        return f"{bound}{self.passes:.0f} passes{besides}, about {duration(self.seconds)}"
 
     def __repr__(self) -> str:
         memory = "" if self.memory is None else f"; {self.memory / 2**20:.0f} MiB"
@@ -179,7 +184,7 @@ def estimate_pareto(
 ) -> Estimate:
     """As `estimate`, of `pareto` with these arguments.
 
-    `passes` are those of the front; `example_passes` and `seconds` hold the statistics too.
+    `passes` are those of the front; `further` are those of the statistics, too.
 
     Raises:
         UnknownNameError, ConfigError: About the options.
@@ -222,6 +227,7 @@ def _of_run(run: SearchRun, *, statistics: bool | None = None) -> Estimate:
         planned,
         run.traced.own,
         further=run.further_passes(statistics=statistics),
+        limited=run.limited(statistics=statistics),
         max_seconds=getattr(searches_of(search)[0], "max_seconds", None),
     )
 
@@ -232,20 +238,29 @@ def _of_passes(
     engine: Engine,
     *,
     further: float = 0.0,
+    limited: Sequence[Cost] = (),
     max_seconds: float | None = None,
 ) -> Estimate:
-    """Estimates work whose passes are known, but for `further` ones; it stops at `max_seconds`.
+    """Estimates work whose passes are known, but for `further` ones.
 
-    A few of its examples are probed, which is in no account of passes.
+    Parts of it are `limited`: each stops at `max_seconds`. A few of its examples are probed, which
+    is in no account of passes.
     """
     cost, passes = planned.cost, planned.cost.forward_equivalents
     forward, gradient, memory = _pace_of(engine, with_gradient=cost.backward > 0)
-    seconds = (cost.forward - cost.backward + further) * forward + cost.backward * gradient
+
+    def seconds_of(cost: Cost) -> float:
+        return (cost.forward - cost.backward) * forward + cost.backward * gradient
+
+    seconds = seconds_of(cost + Cost(further))
+    if max_seconds is not None:
+        seconds -= sum(max(0.0, seconds_of(part) - max_seconds) for part in limited)
     return Estimate(
         method=name,
         passes=passes,
+        further=further,
         is_exact=planned.is_exact,
         example_passes=(passes + further) * engine.n_examples,
-        seconds=seconds if max_seconds is None else min(seconds, max_seconds),
+        seconds=seconds,
         memory=memory,
     )

@@ -79,6 +79,8 @@ from tracekit.tracer import diagnostics
 _T = TypeVar("_T")
 _CUT_SHORT = "Stopped by Ctrl-C: the front is complete, but has no statistics."
 _OF_FRONTS = ("max_budget", "objective", "sign", "constraint", "statistics", "observe", "seed")
+_LITTLE = 1.5
+"""Times the passes of a search up to which nobody is told what is measured besides."""
 _NO_ROOM = "The limits left no room for statistics: the front has none."
 
 
@@ -283,6 +285,32 @@ class SearchRun:
             passes += MOST_CONTROLS * len(sizes)
             passes += self.target.cost_of(Cost(downwards, downwards)).forward_equivalents
         return passes
+
+    def limited(self, *, statistics: bool | None = None) -> list[Cost]:
+        """Passes of each search that has limits of its own: on all examples, and on halves."""
+        planned = planned_for(self._searches[0], self.traced.own.n_components, self._goal_of_search)
+        has_halves = bool(statistics) or isinstance(self.search, Auto)
+        return [] if planned is None else [planned.cost, *[planned.cost * 0.5] * (2 * has_halves)]
+
+    def outside(self, *, statistics: bool | None = None) -> str | None:
+        """What the limits of the search do not bound, in words; None if that is little."""
+        names, parts = ("max_passes", "max_seconds"), self.limited(statistics=statistics)
+        limits = {name: getattr(self._searches[0], name, None) for name in names}
+        said = " and ".join(f"{n}={limit:g}" for n, limit in limits.items() if limit is not None)
+        planned = self.planned(statistics=statistics)
+        if not said or planned is None or not parts:
+            return None
+        passes = planned.cost.forward_equivalents + self.further_passes(statistics=statistics)
+        if passes < _LITTLE * parts[0].forward_equivalents:
+            return None
+        each, leave = "the search", "Fewer sizes take fewer."
+        if len(parts) > 1:
+            each = "each of three searches (of all examples, and of either half)"
+            leave = "objective='mean' without statistics has one search."
+        return (
+            f"{said} bounds {each}, and not what is measured besides: in all up to {passes:.0f} "
+            f"passes. {leave}"
+        )
 
     def _cost_of(self, search: Search, goal: Goal) -> Cost | None:
         """Passes of a search through the target; None if it does not say."""

@@ -272,8 +272,7 @@ class Tracer:
             len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
         )
         run = run_of(self.traced, search, goal, objective, constraint, seed, sign)
-        diagnostics.warn_of_effects(self.engine)
-        diagnostics.warn_of_sign(self.engine, run.sign, sign, run.objective)
+        diagnostics.warn_before(run, sign)
         with Observed(observe, run) as observed:
             results = run.results(observed.step)
             observed.results(results)
@@ -312,8 +311,9 @@ class Tracer:
             constraint: A metric to leave within bounds: the front holds the sets within them.
             statistics: Whether to measure held-out effects, random controls and stability, at up
                 to 12 sizes. That takes two searches on half the examples each, about as long as
-                the front itself; their passes are in `statistics_cost`, and limits apply to each
-                of the three searches. The same halves serve `auto`. `max_memory` bounds what each
+                the front itself; their passes are in `statistics_cost`, and limits bound each
+                of the three searches: a warning says how many passes there are in all, as
+                `estimate_pareto` does. The same halves serve `auto`. `max_memory` bounds what each
                 holds; while a half is searched, two are held.
             observe: As in `run`.
             seed: Seed of the search, of the halves and of the controls.
@@ -330,8 +330,7 @@ class Tracer:
         run = pareto_run_of(
             self.traced, max_budget, objective, constraint, statistics, seed, options, sign
         )
-        diagnostics.warn_of_effects(self.engine)
-        diagnostics.warn_of_sign(self.engine, run.sign, sign, run.objective)
+        diagnostics.warn_before(run, sign, statistics=statistics)
         with Observed(observe, run) as observed:
             front = run.front(statistics=statistics, on_note=observed.step)
             observed.results(front.results)
