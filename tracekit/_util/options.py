@@ -58,11 +58,11 @@ def whole_numbers(values: object) -> tuple[int, ...] | None:
     return tuple(map(int, values)) if all(map(is_whole, values)) else None
 
 
-def check_known(given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuses names that are not among the known ones, with a guess at what was meant."""
+def check_known(given: Iterable[str], known: Iterable[str], also: Iterable[str] = ()) -> None:
+    """Refuses names that are not known, with a guess at what was meant; that may be `also`."""
     for name in given:
         if name not in known:
-            raise UnknownOptionError(name, known)
+            raise UnknownOptionError(name, {*known, *also} or {"none"})
 
 
 def guided(function: _C) -> _C:

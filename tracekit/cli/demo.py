@@ -17,7 +17,6 @@ from tracekit.cli.output import (
     print_results,
     print_table,
     print_tracer,
-    progress_of,
     save,
 )
 
@@ -145,7 +144,7 @@ def demo(given: Given) -> None:
     Runs four methods, the Pareto front and a pairwise map, and writes a page, `index.html`, beside
     all results. Takes less than a minute on two processor cores, and no network.
     """
-    output, seed, progress = given["output"], given["seed"], progress_of(quiet=given["quiet"])
+    output, seed, progress = given["output"], given["seed"], False if given["quiet"] else None
     check_folder(output)
     if given["real"]:
         page = _trace_real(output, seed, progress)

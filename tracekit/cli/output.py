@@ -156,11 +156,6 @@ def load(source: str, **options: Any) -> Any:
     return load_model(source, **options)
 
 
-def progress_of(*, quiet: bool) -> bool | None:
-    """How runs show their progress: not at all, or as tracers do if nothing is said."""
-    return False if quiet else None
-
-
 def progress_is_shown(quiet: bool) -> bool:
     """Whether to show progress bars: only in a terminal, where they are redrawn in place."""
     return not quiet and sys.stderr.isatty()

@@ -9,7 +9,7 @@ import typer
 from tracekit._util.table import Column, Table
 from tracekit.cli.app import app
 from tracekit.cli.options import CHOSEN, OPTIONAL_OUTPUT, Given, load_data, takes
-from tracekit.cli.output import check_file, console, print_table, progress_of, recorded
+from tracekit.cli.output import check_file, console, print_table, recorded
 
 
 @app.command()
@@ -34,7 +34,7 @@ def pairs(
     output = given["output"]
     check_file(output)
     model, loaded = load_data({**given, "dataset": file})
-    checked = loaded.check(model, progress=progress_of(quiet=given["quiet"]))
+    checked = loaded.check(model, progress=False if given["quiet"] else None)
     console.print(f"{loaded}", highlight=False, soft_wrap=True)
     colors = [line.color for line in checked.lines]
     columns = [

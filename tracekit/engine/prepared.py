@@ -129,7 +129,8 @@ class PreparedData:
             layout = _build_layout(model, pairs, registry, config)
         first = None
         if ranks.count > 1:
-            first = layout.sources_of(_own_part(ranks, layout, torch.arange(layout.n_examples)))
+            own = _own_part(ranks, layout, torch.arange(layout.n_examples))
+            first = layout.row_sources[layout.rows[own]].unique()
         data = cls(
             model=model,
             pairs=pairs,

@@ -15,8 +15,9 @@ from typing import Any
 
 from tracekit import figures
 from tracekit._util.files import write_beside
+from tracekit._util.options import check_known
 from tracekit.data.registry import describe
-from tracekit.errors import FigureExportError, NoResultError, UnknownNameError, UnknownOptionError
+from tracekit.errors import FigureExportError, NoResultError, UnknownNameError
 from tracekit.paper import effect_tables, interaction_figures, training_figures
 from tracekit.paper.experiment import Experiment, Report, Setting, notes_on_size
 from tracekit.runs.devices import own_device
@@ -201,9 +202,7 @@ def _check_options(experiments: Sequence[Experiment], setting: Setting) -> None:
         for each in fields(METHODS[job.method])  # type: ignore[arg-type]
     }
     for given, allowed in ((setting.data_options, of_data), (setting.method_options, of_methods)):
-        for option in given:
-            if option not in allowed:
-                raise UnknownOptionError(option, allowed or {"none"})
+        check_known(given, allowed)
 
 
 def _write(reproduction: Reproduction, report: Report, runs: Sequence[Run]) -> None:

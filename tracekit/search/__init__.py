@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any, cast, get_type_hints
 
 from tracekit._util.names import MethodName
-from tracekit._util.options import check_numbers, convert, guided
+from tracekit._util.options import check_known, check_numbers, convert, guided
 from tracekit.errors import UnknownNameError, UnknownOptionError
 from tracekit.search.base import Goal, Planned, Search, Selection
 from tracekit.search.baselines.attribution import Attribution, MaskIG
@@ -106,10 +106,7 @@ def make(
         raise UnknownNameError("method", method, METHODS)
     kind = METHODS[method] if isinstance(method, str) else method
     allowed = {field.name for field in fields(cast(Any, kind))}
-    for option in options:
-        if option not in allowed:
-            known = {*allowed, *also} - {"self", "traced", "method", "options"}
-            raise UnknownOptionError(option, known or {"none"})
+    check_known(options, allowed, {*also} - {"self", "traced", "method", "options"})
     hints = get_type_hints(kind)
     search = kind(**{name: convert(name, value, hints[name]) for name, value in options.items()})
     check_numbers(search)

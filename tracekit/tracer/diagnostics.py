@@ -161,7 +161,7 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
         )
     both = [each for each in measured if each[1].incomplete[0]]
     # Of the residual stream, any layer carries what all others do.
-    both = [each for each in both if not any(map(_is_residual, each[0].registry.kinds))]
+    both = [each for each in both if "residual" not in "+".join(each[0].registry.kinds)]
     if both:
         result, scores = max(both, key=lambda each: each[1].completeness[0])
         warn(
@@ -170,10 +170,6 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
             "complete. Look for what stands in for it: tracer.explain(result).",
             UnreliableResultWarning,
         )
-
-
-def _is_residual(kind: str) -> bool:
-    return kind.startswith("residual")
 
 
 def _warn_of_noise(results: Sequence[TraceResult], floor: float) -> None:

@@ -94,9 +94,12 @@ def _pace_of(engine: Engine, *, with_gradient: bool) -> Pace:
     """Measured on a few examples and sets; once for the data of an engine."""
     kept = _PACES.setdefault(engine.data, {})
     if with_gradient not in kept:
-        few = engine.with_pairs(engine.pairs.subset(_spread(engine)))
+        n, is_cuda = engine.n_examples, engine.device.type == "cuda"
+        is_cpu, batch = engine.device.type == "cpu", engine.config.max_batch_size
+        count = min(n, _PROBED_EXAMPLES if is_cpu else batch)
+        # Spread over the data set.
+        few = engine.with_pairs(engine.pairs.subset([i * n // count for i in range(count)]))
         _ = few.full_effects  # Clean and counterfactual runs are done before.
-        is_cuda = engine.device.type == "cuda"
         if is_cuda:
             torch.cuda.reset_peak_memory_stats(engine.device)
         forward, gradient = _seconds_of_passes(few, with_gradient=with_gradient)
@@ -104,13 +107,6 @@ def _pace_of(engine: Engine, *, with_gradient: bool) -> Pace:
         scale = engine.n_examples / few.n_examples
         kept[with_gradient] = Pace(scale * forward, scale * gradient, memory)
     return kept[with_gradient]
-
-
-def _spread(engine: Engine) -> list[int]:
-    """Numbers of examples, spread over the data set, as many as are measured."""
-    n, batch = engine.n_examples, engine.config.max_batch_size
-    count = min(n, _PROBED_EXAMPLES if engine.device.type == "cpu" else batch)
-    return [i * n // count for i in range(count)]
 
 
 def _seconds_of_passes(engine: Engine, *, with_gradient: bool) -> tuple[float, float]:

@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast, get_args
 
 import torch
-from torch import Tensor
 
 from tracekit._util import progress as _progress
 from tracekit._util.names import SignName, listed
@@ -143,6 +142,8 @@ def results_of(
             selection.mask,
             selection.soft_mask,
         )
+        also = traced.extra_metrics
+        extra = metric_effects(traced.own.data, mask, also) if also else None
         # Penalties and scores are no effects of single components, nor of sets.
         is_plain = bound is None and outcome.objective is None
         scores = selection.component_scores if is_plain else None
@@ -171,7 +172,7 @@ def results_of(
                 own=own,
                 held_out=held_out,
                 extra_metrics=tuple(metric.name for metric in traced.extra_metrics),
-                extra_per_example=_extra_effects(traced, mask),
+                extra_per_example=torch.stack([*extra.values()]) if extra else None,
                 constraint=bound,
                 budget=selection.budget,
                 target_effect=outcome.goal.target,
@@ -183,13 +184,6 @@ def results_of(
             )
         )
     return results
-
-
-def _extra_effects(traced: Traced, mask: Tensor) -> Tensor | None:
-    if not traced.extra_metrics:
-        return None
-    effects = metric_effects(traced.own.data, mask, traced.extra_metrics)
-    return torch.stack(list(effects.values()))
 
 
 @dataclass(frozen=True, kw_only=True)
