@@ -139,12 +139,14 @@ def test_skipped_blocks_give_a_reason_and_are_python(page: Path) -> None:
 
 
 _ELSEWHERE = re.compile(
-    r"gpt2|models/|mine|masks\.json|neutral\.jsonl|sweep\.toml|smollm2|reproduce|--max-seconds|validate"
+    r"gpt2|models/|mine|masks\.json|neutral\.jsonl|sweep\.toml|smollm2|reproduce|pareto|validate"
+    r"|^demo"
 )
 """Commands that need a model or a file of the reader's, or that take minutes."""
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["cli.md", "sweeps.md"])
 def test_commands_run(name: str, tmp_path: Path) -> None:
     """Those of the embedded model, in the order of the page."""

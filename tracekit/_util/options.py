@@ -58,11 +58,11 @@ def whole_numbers(values: object) -> tuple[int, ...] | None:
     return tuple(map(int, values)) if all(map(is_whole, values)) else None
 
 
-def check_known(given: Iterable[str], known: Iterable[str], also: Iterable[str] = ()) -> None:
-    """Refuses names that are not known, with a guess at what was meant; that may be `also`."""
+def check_known(given: Iterable[str], allowed: Iterable[str], also: Iterable[str] = ()) -> None:
+    """Refuses names that are not allowed, with a guess at what was meant; that may be `also`."""
     for name in given:
-        if name not in known:
-            raise UnknownOptionError(name, {*known, *also} or {"none"})
+        if name not in allowed:
+            raise UnknownOptionError(name, {*allowed, *also} or {"none"})
 
 
 def guided(function: _C) -> _C:
@@ -73,11 +73,11 @@ def guided(function: _C) -> _C:
     parameters = signature(function).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return function
-    known = [each.name for each in parameters if each.name not in ("self", "traced")]
+    taken = [each.name for each in parameters if each.name not in ("self", "traced")]
 
     @wraps(function)
     def checked(*args: Any, **keywords: Any) -> Any:
-        check_known(keywords, known)
+        check_known(keywords, taken)
         return function(*args, **keywords)
 
     return checked  # type: ignore[return-value]
