@@ -451,6 +451,7 @@ class TestWhereItIsShown:
     @pytest.mark.parametrize(("given", "is_said"), [(None, True), (False, False)])
     def test_elsewhere_a_line_a_minute(self, model, bars, monkeypatch, capsys, given, is_said):
         """Of what runs, how far it is, and how long it took; the clock ticks with every look."""
+        warnings.simplefilter("ignore")
         clock = itertools.count(0, 25.0)
         monkeypatch.setattr(_progress.time, "monotonic", lambda: next(clock))
         tracer = tk.Tracer(model, tiny.pairs(12), "head-outputs", progress=given, max_batch_size=4)
