@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,14 +72,21 @@ def _python(page: Path) -> list[Block]:
     return [block for block in _blocks(page) if block.language == "python"]
 
 
+_COMMAND = re.compile(r"^(?:[\w-]+ .*-m |\$ )?tracekit (?P<words>.*)$")
+"""A line of a command, which a launcher may start."""
+_INLINE = re.compile(r"`tracekit (?P<words>[a-z][^`]*)`")
+"""A command within a sentence, which may be a beginning."""
+
+
 def _commands(page: Path) -> list[list[str]]:
-    """Every `tracekit ...` command line, split into words."""
+    """The words after `tracekit` of every command line; `...` stands for options."""
     lines = []
     for block in _blocks(page):
         if block.language in ("sh", "bash", "console"):
             for line in block.code.replace("\\\n", " ").splitlines():
-                lines += [part.strip() for part in line.removeprefix("$ ").split("&&")]
-    return [shlex.split(line) for line in lines if line.startswith("tracekit ")]
+                lines += [part.strip() for part in line.split("&&")]
+    found = [match["words"] for match in map(_COMMAND.match, lines) if match]
+    return [shlex.split(words.removesuffix("..."), comments=True) for words in found]
 
 
 def _page_id(page: Path) -> str:
@@ -128,10 +138,37 @@ def test_skipped_blocks_give_a_reason_and_are_python(page: Path) -> None:
     assert text.count("<!-- not run:") == len(skipped), "a comment that precedes no Python block"
 
 
+_ELSEWHERE = re.compile(
+    r"gpt2|models/|mine|masks\.json|neutral\.jsonl|sweep\.toml|smollm2|reproduce|pareto|validate"
+    r"|^demo"
+)
+"""Commands that need a model or a file of the reader's, or that take minutes."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["cli.md", "sweeps.md"])
+def test_commands_run(name: str, tmp_path: Path) -> None:
+    """Those of the embedded model, in the order of the page."""
+    words = _commands(ROOT / "docs" / name)
+    words = [each for each in words if not _ELSEWHERE.search(" ".join(each))]
+    assert len(words) >= 2
+    for each in words:
+        ended = subprocess.run(
+            [sys.executable, "-m", "tracekit", *each],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert ended.returncode == 0, (each, ended.stderr)
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if _commands(p)], ids=_page_id)
 def test_commands_parse(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for _, name, *arguments in _commands(page):
+    inline = [match["words"].split() for match in _INLINE.finditer(page.read_text())]
+    for name, *arguments in [*_commands(page), *(words for words in inline if words[1:])]:
         if "--config" in arguments:
             # It is read as the line is parsed.
             Path(arguments[arguments.index("--config") + 1]).touch()
@@ -209,14 +246,6 @@ def test_the_search_of_the_site_finds_what_people_look_for(query: str, page: str
         if set(words) <= set(re.findall(r"\w+", path.read_text(encoding="utf-8").lower()))
     }
     assert {page, "wanted"} <= found
-
-
-def test_commands_after_a_launcher_parse() -> None:
-    text = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
-    lines = re.findall(r"-m tracekit (.+[^.])$", text, re.MULTILINE)
-    assert len(lines) == 2
-    for name, *arguments in map(shlex.split, lines):
-        _parse(name, arguments)
 
 
 def test_every_public_name_has_an_entry_in_the_api() -> None:

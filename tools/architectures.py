@@ -1,13 +1,26 @@
-"""Writes the table of `tracekit models`: `python -m tools.architectures`."""
+"""Writes the tables of `tracekit models`: `python -m tools.architectures`."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import typer
 
 from tests.architectures import ARCHITECTURES, try_out
-from tracekit.cli.models import REFUSED
+from tracekit.cli.models import PAPER, REFUSED
+from tracekit.paper.models import PAPER_MODELS
+
+_PAPER_KINDS = ("attention-patterns", "head-outputs", "mlp-outputs", "mlp-blocks")
+"""Kinds that the paper traces."""
+
+
+def paper_models() -> list[dict[str, Any]]:
+    """The paper's models, with their numbers of components."""
+    return [
+        {"model": model.title, "hub": model.hub} | {k: model.count(k) for k in _PAPER_KINDS}
+        for model in PAPER_MODELS.values()
+    ]
 
 
 def main() -> None:
@@ -17,6 +30,7 @@ def main() -> None:
         name: [kind for kind, reason in reasons.items() if reason is not None]
         for name, reasons in tried.items()
     }
+    PAPER.write_text(json.dumps(paper_models(), indent=1) + "\n", encoding="utf-8")
     REFUSED.write_text(json.dumps(refused, indent=1) + "\n", encoding="utf-8")
 
 

@@ -45,7 +45,7 @@ class UnreliableResultWarning(UserWarning):
 
 
 class SearchStoppedWarning(UserWarning):
-    """A search that was interrupted, and returns the best sets found so far."""
+    """A search that was stopped, or whose limits do not bound all that is run."""
 
 
 class RecordWarning(UserWarning):
@@ -78,7 +78,7 @@ class UnknownNameError(TracekitError, ValueError):
 
 
 class UnknownOptionError(UnknownNameError, TypeError):
-    """A search method, a data set or a model has no option of that name."""
+    """A function, a search method, a data set or a model has no option of that name."""
 
     def __init__(self, name: object, known_names: Iterable[str], hint: str | None = None) -> None:
         """As `UnknownNameError`, of an option."""

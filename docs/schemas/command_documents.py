@@ -14,7 +14,7 @@ _RESULTS = (
     "completeness_high, held_out, held_out_low, held_out_high, passes, seconds, components, "
     "n_examples, model, dataset, kind, metric, source, direction, positions, seed, *"
 )
-_ESTIMATES = {"estimates": "method, passes, is_exact, example_passes, seconds, memory"}
+_ESTIMATES = {"estimates": "method, passes, further, is_exact, example_passes, seconds, memory"}
 _CHECKS = {"checks": "color, check, finding"}
 _TABLES: dict[str, dict[str, str]] = {
     "datasets": {"datasets": "dataset, components, metric, about"},

@@ -660,7 +660,9 @@ class TestRefusals:
 
     @pytest.mark.usefixtures("unchecked")
     def test_unknown_directions(self, model, even_pairs):
-        with pytest.raises(ConfigError, match="Unknown direction 'up'. Use noising or denoising"):
+        with pytest.raises(
+            ConfigError, match="Unknown direction 'up'. Use 'noising' or 'denoising'"
+        ):
             tk.Tracer(model, even_pairs, direction="up")
 
     @pytest.mark.parametrize("source", ["zero", "mean"])

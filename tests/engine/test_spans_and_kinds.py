@@ -508,7 +508,7 @@ def test_combinations_that_are_refused(model, unchecked):
         tk.Tracer(model, unequal, "residual")
     with pytest.raises(PairsError, match="are over the keys of one prompt. Use head-outputs"):
         tk.Tracer(model, unequal, "attention-patterns", split_by="span")
-    with pytest.raises(ConfigError, match="Unknown split_by='spans'. Use 'span' or 'position'"):
+    with pytest.raises(ConfigError, match="Unknown split_by 'spans'. Use 'span' or 'position'"):
         tk.Tracer(model, pairs, "residual", split_by="spans")
     with pytest.raises(ConfigError, match="Both spans and positions='last' say where"):
         tk.Tracer(model, pairs, "residual", split_by="span", positions="last")

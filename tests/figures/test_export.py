@@ -31,9 +31,15 @@ def test_html_opens_offline(tracer, tmp_path):
 
 
 @pytest.mark.skipif(not BROWSER, reason="images need Chrome or Chromium")
-def test_images(tracer, tmp_path):
+def test_images_leave_nothing_in_the_home(tracer, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
     path = figures.write(tracer.heatmap(), tmp_path / "heatmap.png")
     assert path.read_bytes().startswith(b"\x89PNG")
+    assert not [*home.iterdir()]
 
 
 def test_images_without_a_browser_are_one_clear_error(tracer, tmp_path, monkeypatch):

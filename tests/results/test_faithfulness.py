@@ -349,6 +349,12 @@ class TestWarnings:
         assert "do 0.70: it is not complete" in text
         assert self.texts_of(tracer, own=0.3, others=0.9) == []
 
+    @pytest.mark.parametrize(("kind", "is_said"), [("mlp-blocks", True), ("residual", False)])
+    def test_a_map_of_the_residual_stream_is_never_complete(self, model, kind, is_said):
+        tracer = tk.Tracer(model, tiny.pairs(12, seed=3), kind, "probability-ratio")
+        texts = self.texts_of(tracer, own=0.3, others=0.2)
+        assert any("it is not complete" in text for text in texts) == is_said
+
 
 def test_tables_hold_them(tracer):
     curve = tracer.run("top-k", budgets=[2, 4])

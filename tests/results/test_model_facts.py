@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -38,3 +40,31 @@ def test_results_of_other_weights_are_not_compared():
     first, second = traced(one), traced(other)
     with pytest.raises(ComparisonError, match=r"^The results are of different weights \(\w{12} an"):
         tk.compare([first, second])
+
+
+def test_one_model_in_two_types_is_compared_where_that_is_asked_for():
+    plain = tk.load_model(tiny.hf_model("gpt2"))
+    first, second = traced(plain), traced(tk.load_model(tiny.hf_model("gpt2").to(torch.bfloat16)))
+    text = r"of different dtypes \(float32 and bfloat16\).* Or give any_dtype=True\.$"
+    with pytest.raises(ComparisonError, match=text):
+        tk.compare([first, second])
+    compared = tk.compare([first, second], any_dtype=True)
+    assert compared.labels == ("float32", "bfloat16")
+    assert "bfloat16 & 2 of" in compared.to_latex()
+    # Curves of one method would be one line.
+    with pytest.raises(ComparisonError, match=r"dtypes \(float32 and bfloat16\).* for each\.$"):
+        compared.curve()
+    with torch.no_grad():
+        next(iter(plain.parameters()))[0, 0] += 1e-3
+    with pytest.raises(ComparisonError, match=r"of different weights \(\w{12} and"):
+        tk.compare([first, second, traced(plain)], any_dtype=True)
+
+
+def test_what_is_printed_names_a_type_other_than_float32():
+    for dtype, named in ((torch.float32, ""), (torch.bfloat16, r" \(bfloat16\)")):
+        model = tk.load_model(tiny.hf_model("gpt2").to(dtype))
+        tracer = tk.Tracer(model, tiny.pairs(6), "head-outputs", "logit-difference")
+        curve = tracer.run("top-k", budgets=[1, 2])
+        for shown in (tracer, curve, curve[0]):
+            assert re.search(rf"GPT2LMHeadModel{named}[,:;]", repr(shown)), repr(shown)
+            assert bool(re.search(r"\(bfloat16\)", shown._repr_html_())) == bool(named)

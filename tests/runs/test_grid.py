@@ -129,7 +129,11 @@ def test_parts_are_every_so_many_th_job_and_together_all():
         ({"seeds": [-1]}, ConfigError, "The seed is -1. Give a whole number"),
         ({"limit": 0}, ConfigError, "The limit is 0. Give the number of examples"),
         ({"held_out": 1.0}, ConfigError, "held_out is 1.0. Give a share of the examples"),
-        ({"setup": {"direction": "noise"}}, ConfigError, "Unknown direction 'noise'. Use noising"),
+        (
+            {"setup": {"direction": "noise"}},
+            ConfigError,
+            "Unknown direction 'noise'. Use 'noising'",
+        ),
         ({"setup": {"source": "nought"}}, SourceError, "Unknown source 'nought'. Use one of"),
         ({"objective": "max"}, ConfigError, "The option objective is 'max'. Input should be"),
     ],

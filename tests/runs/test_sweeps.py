@@ -439,6 +439,24 @@ class TestCommand:
         assert command(*arguments, "--part", "3")[0] == 1
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_warning_of_a_run_says_which_it_is(grid, jobs, tmp_path):
+    script = tmp_path / "swept.py"
+    options = {**grid, "output": str(grid["output"]), "methods": ["top-k"], "jobs": jobs}
+    options |= {"metrics": ["probability-drop"], "budgets": [1]}
+    script.write_text(
+        f"import tracekit as tk\nif __name__ == '__main__':\n    tk.sweep(**{options!r})\n"
+    )
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stderr.splitlines()
+    for name in ("first", "second"):
+        place = f"{script}:3" if jobs == 1 else "<worker>:1"
+        job = f"{name}, {grid['datasets'][0]}, top-k, probability-drop, seed 0"
+        start = f"{place}: UnreliableResultWarning: {job}: All components together have an effect"
+        assert any(line.startswith(start) for line in lines), ended.stderr
+
+
 def test_threads_of_one_process_do_not_mix(grid):
     """Two sweeps in two folders at once."""
     done = {}

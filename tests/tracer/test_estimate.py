@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
+import re
 import sys
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -17,6 +20,7 @@ from tracekit.errors import (
     BudgetError,
     ComponentError,
     ConfigError,
+    SearchStoppedWarning,
     UnknownNameError,
 )
 from tracekit.search.baselines.topk import TopK
@@ -217,7 +221,54 @@ class TestTime:
         assert tracer.engine.cost == tk.engine.Cost()
 
     def test_is_bounded_by_a_limit(self, tracer):
-        assert tracer.estimate("local-search", budget=3, max_seconds=1e-4).seconds == 1e-4
+        """Of the search, and of each of three; not of what is measured besides."""
+        search = {"budget": 3, "max_passes": 40}
+        alone = tracer.estimate("local-search", **search)
+        limited = tracer.estimate("local-search", **search, max_seconds=1e-4)
+        assert limited.further == 1
+        assert alone.passes == limited.passes
+        assert limited.seconds < 4 / 40 * alone.seconds
+        front = {"max_budget": 3, "max_passes": 40, "objective": "mean"}
+        whole = tracer.estimate_pareto(**front).seconds
+        less = whole - tracer.estimate_pareto(**front, max_seconds=1e-4).seconds
+        once = alone.seconds - limited.seconds
+        assert less == pytest.approx(2 * once, rel=1e-3)
+
+    @pytest.mark.parametrize(
+        ("call", "options", "times", "is_said"),
+        [
+            ("run", {"budget": 3, "max_passes": 40}, 1.1, False),
+            ("run", {"budget": 3, "max_passes": 40, "objective": "auto"}, 1.1, True),
+            ("pareto", {"max_budget": 3, "max_passes": 40}, 1.5, True),
+            ("pareto", {"max_budget": 3, "max_passes": 40, "objective": "mean"}, 1.5, True),
+            ("pareto", {"max_budget": 3, "max_passes": 40, "statistics": False}, 1.1, False),
+            ("pareto", {"max_budget": 3, "max_seconds": 0.5}, 9.0, True),
+            ("pareto", {"max_passes": 20, "statistics": False}, 1.5, True),
+            ("pareto", {"max_budget": 3}, 9.0, False),
+        ],
+    )
+    def test_what_a_limit_does_not_bound_is_said_before(
+        self, tracer, call, options, times, is_said
+    ):
+        """All passes are at most those that the estimate and the warning say, and not far below."""
+        _ = tracer.full_effect
+        if call == "run":
+            estimate = tracer.estimate("local-search", **options)
+            work = partial(tracer.run, "local-search", **options)
+        else:
+            estimate, work = tracer.estimate_pareto(**options), partial(tracer.pareto, **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", SearchStoppedWarning)
+            with _progress.run("counts", None, len(tracer.pairs), shown=False) as counted:
+                work(observe=lambda record: caught.append(record))
+        said = [str(w.message) for w in caught if isinstance(w, warnings.WarningMessage)]
+        said = [text for text in said if "and not what is measured besides" in text]
+        passes = estimate.passes + estimate.further
+        assert counted.done <= passes + 1e-6
+        assert passes <= times * counted.done
+        assert [f"in all up to {passes:.0f} passes" in text for text in said] == [True] * is_said
+        if is_said:
+            assert "bounds" in str(getattr(caught[0], "message", "")), "it is said too late"
 
     @pytest.mark.parametrize(
         ("seconds", "text"),
@@ -396,6 +447,25 @@ class TestWhereItIsShown:
         tracer = tk.Tracer(model, tiny.pairs(12), max_batch_size=2)
         tracer.run("top-k", budget=2)
         assert not bars.bars
+
+    @pytest.mark.parametrize(("given", "is_said"), [(None, True), (False, False)])
+    def test_elsewhere_a_line_a_minute(self, model, bars, monkeypatch, capsys, given, is_said):
+        """Of what runs, how far it is, and how long it took; the clock ticks with every look."""
+        warnings.simplefilter("ignore")
+        clock = itertools.count(0, 25.0)
+        monkeypatch.setattr(_progress.time, "monotonic", lambda: next(clock))
+        tracer = tk.Tracer(model, tiny.pairs(12), "head-outputs", progress=given, max_batch_size=4)
+        capsys.readouterr()
+        tracer.run("greedy", budget=3)
+        said = capsys.readouterr().err.splitlines()
+        pattern = r"greedy: \d+ of 35 passes in \d+ (s|min)(, about \d+ (s|min) left)?"
+        assert all(re.fullmatch(pattern, line) or " run: 3 of 3 steps" in line for line in said)
+        assert bool(said) == is_said
+        assert not bars.bars
+        batches = _progress.steps(iter(range(6)), "generate", shown=given)
+        assert [*batches] == [*range(6)]
+        said = capsys.readouterr().err.splitlines()
+        assert said == (["generate: 3 steps in 75 s", "generate: 6 steps in 2 min"] * is_said)
 
     def test_on_in_terminals(self, model, bars, monkeypatch):
         terminal = io.StringIO()

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import os
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, wraps
+from inspect import signature
 from numbers import Integral, Number
 from pathlib import Path
-from typing import Any, TypeGuard, get_args, get_origin, get_type_hints
+from typing import Any, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from tracekit.errors import ConfigError
+from tracekit.errors import ConfigError, UnknownOptionError
 
+_C = TypeVar("_C", bound=Callable[..., Any])
 _LONGEST_NAME = 255
 """Bytes of one part of a path that common file systems take."""
 _LONGEST_PATH = 4096 - _LONGEST_NAME
@@ -54,6 +56,31 @@ def whole_numbers(values: object) -> tuple[int, ...] | None:
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes, bytearray)):
         return None
     return tuple(map(int, values)) if all(map(is_whole, values)) else None
+
+
+def check_known(given: Iterable[str], allowed: Iterable[str], also: Iterable[str] = ()) -> None:
+    """Refuses names that are not allowed, with a guess at what was meant; that may be `also`."""
+    for name in given:
+        if name not in allowed:
+            raise UnknownOptionError(name, {*allowed, *also} or {"none"})
+
+
+def guided(function: _C) -> _C:
+    """The same function or class, which says what keywords it takes where one is unknown."""
+    if isinstance(function, type):
+        function.__init__ = guided(function.__init__)
+        return function  # type: ignore[return-value]
+    parameters = signature(function).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return function
+    taken = [each.name for each in parameters if each.name not in ("self", "traced")]
+
+    @wraps(function)
+    def checked(*args: Any, **keywords: Any) -> Any:
+        check_known(keywords, taken)
+        return function(*args, **keywords)
+
+    return checked  # type: ignore[return-value]
 
 
 def check_seed(seed: object) -> None:

@@ -1,13 +1,15 @@
 """One progress bar for a whole run, with an estimate of the time that is left.
 
-Whoever begins a run opens the bar (`run`); everything below only reports to it: engines what they
-have read (`advance`), searches what they have reached (`note`). What is opened while a bar is shown
-belongs to it, so bars are never nested.
+Where nobody watches, as in a batch system, it is a line a minute in the log. Whoever begins a run
+opens the bar (`run`); everything below only reports to it: engines what they have read (`advance`),
+searches what they have reached (`note`). What is opened while a bar is shown belongs to it, so bars
+are never nested.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +24,8 @@ _FORMAT = (
 _FORMAT_WITHOUT_END = "{desc}: {n:.0f} passes [{elapsed}{postfix}]"
 _FEWEST_STEPS = 3
 """Steps below which a loop has no bar of its own."""
+_SAID_EVERY = 60.0
+"""Seconds between two lines."""
 
 
 def is_wanted() -> bool:
@@ -34,6 +38,40 @@ def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and getattr(shell, "kernel", None) is not None
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it, e.g. `40 s`, `4 min` or `2.5 h`."""
+    if seconds < 0.95:
+        return f"{max(seconds, 0.1):.1f} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class _Lines:
+    """Stands for a bar where nobody watches: a line a minute on the standard error."""
+
+    def __init__(self, label: str, total: float | None, unit: str) -> None:
+        self._label, self._total, self._unit, self.n = label, total, unit, 0.0
+        self._start = self._said = time.monotonic()
+
+    def update(self, n: float) -> None:
+        self.n += n
+        now = time.monotonic()
+        if now - self._said < _SAID_EVERY:
+            return
+        self._said, taken = now, now - self._start
+        of_all = f" of {self._total:.0f}" if self._total else ""
+        left = taken * (self._total / self.n - 1) if self._total and self.n else 0.0
+        more = f", about {duration(left)} left" if left > 0 else ""
+        line = f"{self._label}: {self.n:.0f}{of_all} {self._unit} in {duration(taken)}{more}\n"
+        sys.stderr.write(line)
+        sys.stderr.flush()
+
+    def set_postfix(self, values: object, refresh: bool) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Progress:
@@ -88,19 +126,19 @@ def run(
     passes: float | None,
     n_examples: int,
     *,
-    shown: bool,
+    shown: bool | None,
     on_note: Callable[..., None] | None = None,
 ) -> Iterator[Progress]:
     """Opens the bar of a run; within another run, that one's.
 
-    `passes` over the data are the most that it takes; unknown, no end is shown. `on_note` is told
-    what each step reached, shown or not.
+    `passes` over the data are the most that it takes; unknown, no end is shown. `shown` None: as a
+    bar if that is wanted, else as lines. `on_note` is told what each step reached, shown or not.
     """
     outer = _CURRENT.get()
     if outer is not None:
         yield outer
         return
-    bar = _bar(label, passes) if shown else None
+    bar = _bar(label, passes, shown)
     progress = Progress(bar, passes, n_examples, on_note)
     token = _CURRENT.set(progress)
     try:
@@ -111,12 +149,21 @@ def run(
             bar.close()
 
 
-def steps(items: Iterable[_T], label: str, *, shown: bool) -> Iterable[_T]:
-    """A loop with a bar, if it is long enough and no run has one."""
-    total = len(items) if hasattr(items, "__len__") else _FEWEST_STEPS  # type: ignore[arg-type]
-    if not shown or _CURRENT.get() is not None or total < _FEWEST_STEPS:
+def steps(items: Iterable[_T], label: str, *, shown: bool | None) -> Iterable[_T]:
+    """A loop with a bar, or lines as of `run`, if it is long enough and no run has one."""
+    total = len(items) if hasattr(items, "__len__") else None  # type: ignore[arg-type]
+    is_short = total is not None and total < _FEWEST_STEPS
+    if shown is False or _CURRENT.get() is not None or is_short:
         return items
-    return _tqdm()(items, desc=label, leave=False)
+    if shown or is_wanted():
+        return _tqdm()(items, desc=label, leave=False)
+    return _told(items, _Lines(label, total, "steps"))
+
+
+def _told(items: Iterable[_T], lines: _Lines) -> Iterator[_T]:
+    for item in items:
+        yield item
+        lines.update(1)
 
 
 def _tqdm() -> Any:
@@ -127,7 +174,12 @@ def _tqdm() -> Any:
     return tqdm
 
 
-def _bar(label: str, passes: float | None) -> Any:
+def _bar(label: str, passes: float | None, shown: bool | None) -> Any:
+    """What shows a run: a bar, lines, or None."""
+    if shown is False:
+        return None
+    if not (shown or is_wanted()):
+        return _Lines(label, passes, "passes")
     bar_format = _FORMAT_WITHOUT_END if passes is None else _FORMAT
     options: dict[str, Any] = {"bar_format": bar_format, "leave": False, "mininterval": 0.2}
     if not _in_notebook():

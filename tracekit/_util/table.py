@@ -152,7 +152,8 @@ class Table:
         """The columns of these titles, in this order; if `brief`, without intervals of values."""
         columns = [self[title] for title in titles]
         if brief:
-            columns = [replace(each, values=list(map(_brief, each.values))) for each in columns]
+            shown = lambda v: v[0] if isinstance(v, tuple) and len(v) == 3 else v  # noqa: E731
+            columns = [replace(each, values=[*map(shown, each.values)]) for each in columns]
         return Table(columns)
 
     def without(self, *titles: str) -> Table:
@@ -289,7 +290,3 @@ def _native(value: Any) -> Any:
 
 def _is_missing(value: Any) -> bool:
     return value is None or value != value
-
-
-def _brief(value: Any) -> Any:
-    return value[0] if isinstance(value, tuple) and len(value) == 3 else value

@@ -1,4 +1,4 @@
-"""Warnings that point to the user's line."""
+"""Warnings that point to the user's line, and say which job they are about."""
 
 from __future__ import annotations
 
@@ -6,14 +6,34 @@ import functools
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 _OWN = (str(Path(__file__).parents[1]) + os.sep, functools.__file__)
 """Files below are tracekit's own; a cached property is one of its frames."""
+_ABOUT: ContextVar[tuple[str, bool]] = ContextVar("about", default=("", False))
+"""The job that runs, in words, and whether an executor's worker runs it."""
+
+
+@contextmanager
+def about(job: str, *, in_worker: bool = False) -> Iterator[None]:
+    """Within the block warnings begin with a job. No line of the user's calls a worker."""
+    token = _ABOUT.set((job, in_worker))
+    try:
+        yield
+    finally:
+        _ABOUT.reset(token)
 
 
 def warn(text: str, category: type[Warning]) -> None:
     """A warning that points to the line outside of tracekit from which it was called."""
+    job, in_worker = _ABOUT.get()
+    text = f"{job}: {text}" if job else text
+    if in_worker:
+        warnings.warn_explicit(text, category, "<worker>", 1)
+        return
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN):
         frame, level = frame.f_back, level + 1

@@ -17,7 +17,6 @@ from tracekit.cli.output import (
     print_results,
     print_table,
     print_tracer,
-    progress_is_shown,
     save,
 )
 
@@ -145,7 +144,7 @@ def demo(given: Given) -> None:
     Runs four methods, the Pareto front and a pairwise map, and writes a page, `index.html`, beside
     all results. Takes less than a minute on two processor cores, and no network.
     """
-    output, seed, progress = given["output"], given["seed"], progress_is_shown(given["quiet"])
+    output, seed, progress = given["output"], given["seed"], False if given["quiet"] else None
     check_folder(output)
     if given["real"]:
         page = _trace_real(output, seed, progress)
@@ -160,7 +159,7 @@ def demo(given: Given) -> None:
     console.print(f"All of it, with figures: {page.resolve().as_uri()}", soft_wrap=True)
 
 
-def _trace_real(output: Path, seed: int, progress: bool) -> Path:
+def _trace_real(output: Path, seed: int, progress: bool | None) -> Path:
     """Which heads of a pretrained model carry the gender of a pronoun; gives the page."""
     import tracekit as tk
 
@@ -191,7 +190,7 @@ def _trace_real(output: Path, seed: int, progress: bool) -> Path:
     return tk.report([*tracer.results, tracer.pairs], output / "index.html")
 
 
-def _trace(output: Path, seed: int, progress: bool) -> _Findings:
+def _trace(output: Path, seed: int, progress: bool | None) -> _Findings:
     import tracekit as tk
     from tracekit.search import make
 

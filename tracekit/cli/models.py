@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from tracekit._util.table import Table
 from tracekit.cli.app import app
@@ -12,8 +11,8 @@ from tracekit.cli.output import console, print_table
 
 REFUSED = Path(__file__).with_name("refused_kinds.json")
 """By architecture, the kinds that cannot be traced in it; `python -m tools.architectures`."""
-_PAPER_KINDS = ("attention-patterns", "head-outputs", "mlp-outputs", "mlp-blocks")
-"""Kinds that the paper traces."""
+PAPER = Path(__file__).with_name("paper_models.json")
+"""The paper's models, with their numbers of components; stored too, as a list loads no library."""
 _REASONS = (
     "residual-between: attention and MLP read the same residual stream, so there is none between "
     "them. Use residual instead.",
@@ -29,13 +28,8 @@ def models() -> None:
     Every check that a trace makes on its own model was made on a tiny random model of each
     architecture. Others that TransformerLens supports can be traced too.
     """
-    from tracekit.paper.models import PAPER_MODELS
-
-    rows: list[dict[str, Any]] = [
-        {"model": model.title, "hub": model.hub} | {k: model.count(k) for k in _PAPER_KINDS}
-        for model in PAPER_MODELS.values()
-    ]
     titles = {"model": "the paper's model", "hub": "hub name"}
+    rows = json.loads(PAPER.read_text(encoding="utf-8"))
     print_table("paper_models", Table.of_rows(rows, titles))
     rows = [
         {"architecture": name, "kinds": f"all but {', '.join(kinds)}" if kinds else "every kind"}

@@ -32,7 +32,6 @@ from tracekit.cli.output import (
     print_skipped,
     print_step,
     print_tracer,
-    progress_is_shown,
 )
 from tracekit.cli.parsing import (
     as_arguments,
@@ -426,7 +425,7 @@ def build_tracer(given: Mapping[str, Any], setup: Setup | None = None) -> Tracer
         setup,
         max_batch_size=given["max_batch_size"],
         max_memory=None if memory is None else memory * 2**20,
-        progress=progress_is_shown(given.get("quiet", True)),
+        progress=False if given.get("quiet", True) else None,
         held_out=held_out,
         extra_metrics=given.get("extra_metric") or (),
     )

@@ -373,7 +373,7 @@ def print_checks(checked: PairsCheck, *, is_short: bool = False) -> None:
 
 def print_estimates(estimates: Iterable[Estimate]) -> None:
     """Prints what runs will take, a line each, and all of them together."""
-    from tracekit.tracer.estimate import duration
+    from tracekit._util.progress import duration
 
     listed = list(estimates)
     recorded("estimates", Table.of_rows([asdict(each) for each in listed]))

@@ -9,7 +9,7 @@ import typer
 from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import CHOSEN, OPTIONAL_OUTPUT, OPTIONS, Given, load_data, takes
-from tracekit.cli.output import check_file, console, print_checks, progress_is_shown, recorded
+from tracekit.cli.output import check_file, console, print_checks, recorded
 
 
 @app.command()
@@ -37,7 +37,7 @@ def pairs(
     model, loaded = load_data({**given, "dataset": file})
     share = given["held_out"]
     parts = () if share is None else loaded.split(1 - share, seed=given["seed"])
-    checked = loaded.check(model, parts=parts, progress=progress_is_shown(given["quiet"]))
+    checked = loaded.check(model, parts=parts, progress=False if given["quiet"] else None)
     console.print(f"{loaded}", highlight=False, soft_wrap=True)
     print_checks(checked)
     recorded("examples", Table.of_rows(checked.table))

@@ -29,8 +29,12 @@ if TYPE_CHECKING:
     *(*TRACED, *SEARCHED, "output", "seed", "dry_run", "quiet"),
     objective=OPTIONS["objective"]._replace(default=None),
     max_budget=HOW.option(str, "SIZE", "Largest size: a count (6) or a share (0.2). Default: all."),
-    max_passes=LIMITS.count("Passes over the data at most.", min=1),
-    max_seconds=LIMITS.number("Wall time at most; the best so far is kept."),
+    max_passes=LIMITS.count(
+        "Passes at most of each of its searches: on all examples, and on either half for "
+        "statistics; --dry-run says how many there are in all.",
+        min=1,
+    ),
+    max_seconds=LIMITS.number("Wall time at most of each search; the best so far is kept."),
     checkpoint=LIMITS.path("File to keep measurements in, and to go on from."),
     option=HOW.settings(f"Option of the local search as name=value{SEVERAL}"),
 )
@@ -54,8 +58,8 @@ def pareto(given: Given) -> None:
         print_estimates([tracer.estimate_pareto(**asked)])
         return
     with warnings.catch_warnings():
-        # `_print_front` says it with the name of the option.
-        warnings.simplefilter("ignore", SearchStoppedWarning)
+        # `_print_front` says what stopped it, with the name of the option.
+        warnings.filterwarnings("ignore", "Stopped|The limit", SearchStoppedWarning)
         front = tracer.pareto(seed=given["seed"], **asked)
     if console.quiet:
         return

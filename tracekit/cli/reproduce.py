@@ -89,13 +89,14 @@ def reproduce(
     check_folder(output)
     check_data(*setting.datasets, data_dir=given["data_dir"])
     total = len(part_of(paper.plan(paper.select_experiments(names), setting), part))
+    is_shown = progress_is_shown(given["quiet"])
     progress = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=console,
-        disable=not progress_is_shown(given["quiet"]),
+        disable=not is_shown,
         transient=True,
     )
     tally = Tally(given["quiet"])
@@ -112,6 +113,7 @@ def reproduce(
             loading=parse_loading(given["model_option"]),
             processes=given["jobs"],
             executor_options=parse_executor_options(given["executor_option"]),
+            progress=False if is_shown or given["quiet"] else None,
             on_done=on_done,
             **{name: given[name] for name in _PASSED_ON},
         )

@@ -9,7 +9,7 @@ import typer
 
 from tracekit.cli.app import app
 from tracekit.cli.options import OPTIONAL_OUTPUT, OPTIONS, WORKERS, Given, takes
-from tracekit.cli.output import Tally, check_folder, console, print_table, progress_is_shown
+from tracekit.cli.output import Tally, check_folder, console, print_table
 from tracekit.cli.parsing import parse_executor_options
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def sweep(
     folder = Path(options["output"])
     check_folder(folder)
     tally = Tally(quiet)
-    swept = runs.sweep(**options, progress=progress_is_shown(quiet), on_done=tally)
+    swept = runs.sweep(**options, progress=False if quiet else None, on_done=tally)
     _print(swept, folder, tally, has_table=part is None)
     if swept.failures:
         raise typer.Exit(1)

@@ -10,7 +10,7 @@ import typer
 from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import OPTIONS, WHAT, Given, takes
-from tracekit.cli.output import console, load, print_facts, progress_is_shown
+from tracekit.cli.output import console, load, print_facts
 from tracekit.cli.parsing import parse_loading
 from tracekit.errors import ComparisonError
 
@@ -57,7 +57,7 @@ def validate(
         loaded,
         pairs,
         max_batch_size=given["max_batch_size"],
-        progress=progress_is_shown(given["quiet"]),
+        progress=False if given["quiet"] else None,
     )
     validation = compare(tracer, published)
     facts = {

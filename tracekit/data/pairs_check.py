@@ -144,7 +144,7 @@ def _table(pairs: Sequence[PromptPair], model: HookedModel, shown: bool | None) 
 
 
 def _mean_probabilities(
-    sequences: Sequence[_Sequence], model: HookedModel, shown: bool
+    sequences: Sequence[_Sequence], model: HookedModel, shown: bool | None
 ) -> Float[np.ndarray, " sequence"]:
     """Geometric mean probability of the tokens of each continuation after its prompt."""
     # Continuations of one token are read out of one run of their prompt.

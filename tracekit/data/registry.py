@@ -9,7 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from tracekit._util.options import convert
+from tracekit._util.options import check_known, convert
 from tracekit.data import (
     demo,
     factual_recall,
@@ -22,7 +22,7 @@ from tracekit.data import (
 )
 from tracekit.data.from_file import load_pairs
 from tracekit.data.prompts import DataOrigin, PromptPairs
-from tracekit.errors import DataFormatError, UnknownNameError, UnknownOptionError
+from tracekit.errors import DataFormatError, UnknownNameError
 from tracekit.models import load_model
 
 
@@ -159,9 +159,7 @@ def load_dataset(name: str, model: Any, **options: Any) -> PromptPairs:
     """
     dataset = describe(name)
     model = load_model(model) if isinstance(model, (str, Path)) else model
-    for option in options:
-        if option not in dataset.options:
-            raise UnknownOptionError(option, dataset.options)
+    check_known(options, dataset.options)
     load = dataset.load.func if isinstance(dataset.load, partial) else dataset.load
     hints = get_type_hints(load)
     typed = {option: convert(option, value, hints[option]) for option, value in options.items()}

@@ -126,9 +126,11 @@ class Batch:
         sides = continuation_log_prob(self._laid_out(log_probs, 0.0), self.valid, mean)
         more: dict[str, Tensor | None] = {}
         if "argmax" in reads:
-            more["x_is_argmax"], more["y_is_argmax"] = self._are_argmax(logits)
-            if not self.all_have_y:
-                more["y_is_argmax"] = None
+            # Whether every token of x, and of y, is the model's first choice.
+            is_argmax = logits.argmax(-1)[self.scored_readout] == self.scored_token
+            both = self._laid_out(is_argmax, True).all(-1)
+            more["x_is_argmax"] = both[:, 0]
+            more["y_is_argmax"] = both[:, 1] if self.all_have_y else None
         if set(reads) - {"argmax"}:
             more |= self._read_first(logits[self.first_readout], reads)
         return ContinuationLogProbs(sides[:, 0], sides[:, 1] if self.all_have_y else None, **more)
@@ -155,12 +157,6 @@ class Batch:
             more["x_rank"] = (logs > of_x).sum(1) + 1
             more["first_choice"] = logs.argmax(1)
         return more
-
-    def _are_argmax(self, logits: Float[Tensor, "readout d_vocab"]) -> tuple[Tensor, Tensor]:
-        """Whether every token of x, and of y, is the model's first choice."""
-        is_argmax = logits.argmax(-1)[self.scored_readout] == self.scored_token
-        both = self._laid_out(is_argmax, True).all(-1)
-        return both[:, 0], both[:, 1]
 
     def _laid_out(self, values: Tensor, absent: Any) -> Tensor:
         """Values of the scored tokens by example, side and token."""

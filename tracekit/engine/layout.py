@@ -241,10 +241,6 @@ class Layout:
         """Length of the longest row of each example."""
         return self.lengths[self.rows[examples]].amax(1)
 
-    def sources_of(self, examples: Int[Tensor, " example"]) -> Int[Tensor, " source"]:
-        """Numbers of the sources of some examples, ascending."""
-        return self.row_sources[self.rows[examples]].unique()
-
     def source_batches(
         self, sources: Int[Tensor, " source"], max_batch_size: int, device: torch.device
     ) -> Iterator[Tensor]:

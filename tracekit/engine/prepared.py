@@ -69,8 +69,8 @@ class EngineConfig:
     """Bytes that counterfactual activations may take on the model's device; beyond, they are kept
     in host memory, or computed again for every batch if the model is on the CPU. As many may be
     taken by clean distributions, for metrics that read them. Changes no result. None: no bound."""
-    progress: bool = False
-    """Whether to show progress bars."""
+    progress: bool | None = False
+    """Whether to show progress bars. None: in notebooks and terminals, else a line a minute."""
     capabilities: Capabilities | None = None
     """Optimisations to use. None: those that the model supports, found out by trying;
     `Capabilities.none()`: the plain way, with equal results."""
@@ -129,7 +129,8 @@ class PreparedData:
             layout = _build_layout(model, pairs, registry, config)
         first = None
         if ranks.count > 1:
-            first = layout.sources_of(_own_part(ranks, layout, torch.arange(layout.n_examples)))
+            own = _own_part(ranks, layout, torch.arange(layout.n_examples))
+            first = layout.row_sources[layout.rows[own]].unique()
         data = cls(
             model=model,
             pairs=pairs,

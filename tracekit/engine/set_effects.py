@@ -56,7 +56,7 @@ def set_effects(
     n_measured = len(sets) * (data.n_examples if examples is None else len(examples))
     effects_of_own = torch.zeros(len(own), data.n_examples, device=data.device)
     n_done = torch.zeros(len(own), dtype=torch.long)
-    is_shown = data.config.progress and len(sets) >= _FEWEST_SHOWN
+    is_shown = data.config.progress if len(sets) >= _FEWEST_SHOWN else False
     shown = _progress.run(label, n_measured / data.n_examples, data.n_examples, shown=is_shown)
     with data.measuring(), shown:
         try:

@@ -15,7 +15,7 @@ from typing_extensions import NotRequired, TypedDict, assert_never
 
 from tracekit._util.markup import printable
 from tracekit._util.names import KindName
-from tracekit._util.options import check_seed, is_whole, shortened
+from tracekit._util.options import check_choice, check_seed, guided, is_whole, shortened
 from tracekit.components import ComponentRegistry
 from tracekit.components.kinds import KINDS, Kind
 from tracekit.components.registry import SiteSpec
@@ -84,6 +84,7 @@ SETUP_OPTIONS = tuple(SetupOptions.__annotations__)
 """Names of the entries of `SetupOptions`."""
 
 
+@guided
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Setup:
     """Which components take which values, and how their effect is measured.
@@ -131,15 +132,10 @@ class Setup:
 
     def __post_init__(self) -> None:
         """Checks what needs neither model nor data."""
-        if self.direction not in get_args(Direction):
-            raise ConfigError(f"Unknown direction {self.direction!r}. Use noising or denoising.")
-        if self.split_by is not None and self.split_by not in get_args(SplitBy):
-            raise ConfigError(f"Unknown split_by={self.split_by!r}. Use 'span' or 'position'.")
-        if self.continuation_mean not in get_args(ContinuationMean):
-            raise ConfigError(
-                f"Unknown continuation_mean {self.continuation_mean!r}. Use geometric or "
-                "arithmetic."
-            )
+        check_choice(self, "direction", *get_args(Direction))
+        check_choice(self, "continuation_mean", *get_args(ContinuationMean))
+        if self.split_by is not None:
+            check_choice(self, "split_by", *get_args(SplitBy))
         if not is_whole(self.layer_window) or self.layer_window < 1:
             raise ComponentError(
                 f"layer_window is {shortened(self.layer_window)}. Give a number of layers, at "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,13 +11,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from math import inf
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from tracekit._util.files import draft_folder, write_beside
-from tracekit._util.options import as_path
+from tracekit._util.options import as_path, guided
 from tracekit.errors import ConfigError, FigureExportError
 from tracekit.figures import browser_process
 from tracekit.figures.layout import FONT_SIZE, PER_INCH, place, resized
@@ -35,6 +37,7 @@ _HIGHEST = 8.0
 _WIDTH = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>in|cm|mm|pt|px)?")
 
 
+@guided
 def write(
     figure: go.Figure,
     path: str | Path,
@@ -165,7 +168,10 @@ def _draw(document: Mapping[str, Any]) -> str | None:
     """Draws images in another process; returns what went wrong, if anything did."""
     seconds = _TO_START + _PER_IMAGE * len(document["paths"])
     for _ in range(_TRIES):
-        with suppress(subprocess.TimeoutExpired):
+        with (
+            suppress(subprocess.TimeoutExpired),
+            TemporaryDirectory(ignore_cleanup_errors=True) as home,
+        ):
             ended = subprocess.run(
                 [sys.executable, browser_process.__file__],
                 input=json.dumps(document),
@@ -174,6 +180,8 @@ def _draw(document: Mapping[str, Any]) -> str | None:
                 encoding="utf-8",
                 errors="replace",
                 timeout=seconds,
+                # A browser leaves settings and caches in the user's home.
+                env={**os.environ, "XDG_CONFIG_HOME": home, "XDG_CACHE_HOME": home},
             )
             if ended.returncode == 0:
                 return None

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tracekit._util.options import check_known
 from tracekit._util.threads import granted_bytes, threads_for
 from tracekit.demo import DEMO
 from tracekit.errors import (
@@ -26,7 +27,6 @@ from tracekit.errors import (
     MissingExtraError,
     TracekitError,
     UnknownModelError,
-    UnknownOptionError,
     UnsupportedModelError,
 )
 from tracekit.models.checkpoint import ADAPTER, Checkpoint, checkpoint_dtype, locate
@@ -100,9 +100,7 @@ def load_model(
     """
     refuse_settings()
     accepted = signature(_bridge().boot_transformers).parameters if options else {}
-    for option in options:
-        if option not in accepted:
-            raise UnknownOptionError(option, accepted)
+    check_known(options, accepted)
     if not isinstance(model, (str, Path)):
         stated = {"device": device, "dtype": dtype, "revision": options.get("revision")}
         given = [name for name, value in stated.items() if value is not None]

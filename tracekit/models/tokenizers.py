@@ -73,19 +73,16 @@ def adds_bos(tokenizer: Any) -> bool:
 
 def differences(first: Any, other: Any) -> list[str]:
     """In what two tokenizers differ: vocabulary, added tokens, chat template, ids of a text."""
+    # With what tokenizers differ in, and the tokens that were added to one.
+    added = " ".join(map(str, first.added_tokens_decoder.values()))
+    text = f"The 1st café isn't  far;\n\tgo <b>there</b> at 12:30, \u6a21\u578b! {added}"
     parts: dict[str, Callable[[Any], Any]] = {
         "a vocabulary": lambda tokenizer: tokenizer.get_vocab(),
         "added tokens": lambda tokenizer: list(map(str, tokenizer.added_tokens_decoder.values())),
         "a chat template": lambda tokenizer: getattr(tokenizer, "chat_template", None),
-        "ids of a text": lambda tokenizer: list(tokenizer.encode(_probe(first))),
+        "ids of a text": lambda tokenizer: list(tokenizer.encode(text)),
     }
     return [name for name, part in parts.items() if part(first) != part(other)]
-
-
-def _probe(tokenizer: Any) -> str:
-    """A text with what tokenizers differ in, and the tokens that were added to one."""
-    added = " ".join(map(str, tokenizer.added_tokens_decoder.values()))
-    return f"The 1st café isn't  far;\n\tgo <b>there</b> at 12:30, \u6a21\u578b! {added}"
 
 
 @lru_cache

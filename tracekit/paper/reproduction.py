@@ -15,8 +15,9 @@ from typing import Any
 
 from tracekit import figures
 from tracekit._util.files import write_beside
+from tracekit._util.options import check_known
 from tracekit.data.registry import describe
-from tracekit.errors import FigureExportError, NoResultError, UnknownNameError, UnknownOptionError
+from tracekit.errors import FigureExportError, NoResultError, UnknownNameError
 from tracekit.paper import effect_tables, interaction_figures, training_figures
 from tracekit.paper.experiment import Experiment, Report, Setting, notes_on_size
 from tracekit.runs.devices import own_device
@@ -89,6 +90,7 @@ def reproduce(
     executor_options: Mapping[str, Any] | None = None,
     part: str | None = None,
     images: bool = True,
+    progress: bool | None = False,
     on_done: Callable[[Run | Failure], object] = lambda outcome: None,
 ) -> list[Reproduction]:
     """Runs experiments, and writes the report of each one as soon as its runs are done.
@@ -110,6 +112,7 @@ def reproduce(
         executor_options: Parameters of `submitit.AutoExecutor`.
         part: `3/16`: only every sixteenth run, beginning with the third, and no report.
         images: Whether to write figures as PNG too, where a browser is installed.
+        progress: Of each run, as in `Tracer`.
         on_done: Called with each run or failure.
 
     Returns:
@@ -133,6 +136,7 @@ def reproduce(
         device=own_device(device, loading or {}) if is_one_of_many else device,
         max_batch_size=max_batch_size,
         loading=loading or {},
+        progress=progress,
     )
     by_job: dict[tuple[str, ...], Run | Failure] = {}
     written: dict[str, Reproduction] = {}
@@ -198,9 +202,7 @@ def _check_options(experiments: Sequence[Experiment], setting: Setting) -> None:
         for each in fields(METHODS[job.method])  # type: ignore[arg-type]
     }
     for given, allowed in ((setting.data_options, of_data), (setting.method_options, of_methods)):
-        for option in given:
-            if option not in allowed:
-                raise UnknownOptionError(option, allowed or {"none"})
+        check_known(given, allowed)
 
 
 def _write(reproduction: Reproduction, report: Report, runs: Sequence[Run]) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tracekit._util.markup import printable
+from tracekit._util.options import guided
 from tracekit._util.table import Column, Table, latex_text
 from tracekit.errors import ComparisonError, NoResultError
 from tracekit.metrics import bounds_of
@@ -33,6 +35,8 @@ class Comparison(Sequence[TraceResult]):
     results: tuple[TraceResult, ...]
     labels: tuple[str, ...]
     """Name of each result in figures and tables."""
+    any_dtype: bool = False
+    """Whether one model may be loaded in several types."""
 
     def __len__(self) -> int:
         return len(self.results)
@@ -40,6 +44,7 @@ class Comparison(Sequence[TraceResult]):
     def __getitem__(self, item: Any) -> Any:
         return self.results[item]
 
+    @guided
     def heatmap(self, *, color: Color = "selected") -> go.Figure:
         """Components of each result, layer by layer; `color` as in `TraceResult.heatmap`."""
         from tracekit.results.selection_figures import comparison_heatmap
@@ -120,7 +125,7 @@ class Comparison(Sequence[TraceResult]):
         Raises:
             ComparisonError: The results are of different examples.
         """
-        check_comparable(self.results)
+        check_comparable(self.results, any_dtype=self.any_dtype)
         best = "held out" if self._has_held_out else "effect"
         table = self._printed.aligned().ranked(best, ["selected"], second=True)
         return table.latex(self._caption() if caption is None else caption, label)
@@ -144,7 +149,7 @@ class Comparison(Sequence[TraceResult]):
         """
         import pandas as pd
 
-        check_comparable(self.results)
+        check_comparable(self.results, any_dtype=self.any_dtype)
         if not self._has_held_out or len(self) < 2:
             raise NoResultError(
                 "Differences are between held-out effects of two results or more. Trace each with "
@@ -212,7 +217,10 @@ class Comparison(Sequence[TraceResult]):
 
 
 def compare(
-    results: Iterable[TraceResult | Sequence[TraceResult]], labels: Sequence[str] | None = None
+    results: Iterable[TraceResult | Sequence[TraceResult]],
+    labels: Sequence[str] | None = None,
+    *,
+    any_dtype: bool = False,
 ) -> Comparison:
     """Puts results side by side: figures, similarities and tables of several methods or sizes.
 
@@ -223,6 +231,8 @@ def compare(
     Args:
         results: Results, curves or fronts of searches of the same components and metric.
         labels: What to call each result. None: its method, and its size where methods repeat.
+        any_dtype: Whether results of one model may be in several types, e.g. bfloat16 and float32.
+            The noise floor of each (`result.noise_floor`) says which differences are rounding.
 
     Raises:
         NoResultError: There are none.
@@ -234,7 +244,7 @@ def compare(
         flat += [result] if isinstance(result, TraceResult) else result
     if not flat:
         raise NoResultError("There is no result to compare. Give at least one.")
-    check_comparable(flat, of_sets=True)
+    check_comparable(flat, of_sets=True, any_dtype=any_dtype)
     own = {each.dataset_fingerprint for each in flat if each.held_out is not None}
     pairs = {(e.own.fingerprint, e.held_out.fingerprint) for e in flat if e.held_out is not None}
     if len(pairs) > len(own):
@@ -246,14 +256,14 @@ def compare(
         raise ComparisonError(
             f"There are {len(flat)} results and {len(labels)} labels. Give a label for each."
         )
-    return Comparison(tuple(flat), tuple(labels or _labels(flat)))
+    return Comparison(tuple(flat), tuple(labels or _labels(flat)), any_dtype)
 
 
 def _labels(results: Sequence[TraceResult]) -> list[str]:
     """Methods; with sizes where a method repeats, and numbers where these repeat too."""
     titles = [result.title for result in results]
-    for fact in ("dataset", "model"):
-        names = [getattr(result, fact) for result in results]
+    for fact in (attrgetter("dataset"), attrgetter("model"), attrgetter("model_facts.dtype")):
+        names = [*map(fact, results)]
         if len(set(names)) > 1:
             is_one = len(set(titles)) == 1
             titles = names if is_one else [f"{n}, {t}" for n, t in zip(names, titles, strict=True)]

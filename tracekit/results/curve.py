@@ -41,13 +41,14 @@ class TraceCurve(Sequence[TraceResult]):
         by_budget = ", ".join(f"{r.budget}: {r.effect:.4g}" for r in self.results[:12])
         more = ", ..." if len(self) > 12 else ""
         return printable(
-            f"TraceCurve({first.method} on {first.dataset}, {first.model}; "
+            f"TraceCurve({first.method} on {first.dataset}, {first.model_text}; "
             f"effect by budget {by_budget}{more})"
         )
 
     def _repr_html_(self) -> str:
         first = self.results[0]
-        title = f"{first.title}: {first.dataset} data, {first.model} model, {first.setup.metric}"
+        model, metric = first.model_text, first.setup.metric
+        title = f"{first.title}: {first.dataset} data, {model} model, {metric}"
         columns = ("budget", *RESULT_COLUMNS, "components")
         return card(title, table_html(result_table(self.results).only(*columns)))
 

@@ -57,6 +57,11 @@ def table_html(table: Table) -> str:
     return table.rows(shown).html() + line(f"{MOST_ROWS} of {n} rows; to_frame() has all")
 
 
+def model_text(name: str, dtype: str) -> str:
+    """The name of a model, and the type of its weights where that is not float32."""
+    return name if dtype in ("", "float32") else f"{name} ({dtype})"
+
+
 def facts_html(facts: Iterable[tuple[str, object]], title: str = "") -> str:
     """A table of names and values."""
     names, values = zip(*facts, strict=True)

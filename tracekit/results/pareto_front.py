@@ -269,7 +269,7 @@ class ParetoFront(Sequence[TraceResult]):
         last = self.results[-1]
         stopped = f", stopped by {self.stopped}" if self.stopped else ""
         return printable(
-            f"ParetoFront({last.dataset}, {last.model}: budgets up to {self.largest} of "
+            f"ParetoFront({last.dataset}, {last.model_text}: budgets up to {self.largest} of "
             f"{last.n_components} components, effect {self.results[0].effect:.4g} to "
             f"{last.effect:.4g} (all: {last.full_effect:.4g}){stopped})"
         )
@@ -283,7 +283,7 @@ class ParetoFront(Sequence[TraceResult]):
         stopped = f", stopped by {self.stopped}" if self.stopped else ""
         return card(
             f"Pareto front up to {self.largest} of {last.n_components} components: {last.dataset} "
-            f"data, {last.model} model, {last.setup.metric}{stopped}",
+            f"data, {last.model_text} model, {last.setup.metric}{stopped}",
             table_html(Table(columns)),
         )
 

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.markup import printable
-from tracekit._util.options import as_path, shortened
+from tracekit._util.options import as_path, guided, shortened
 from tracekit._util.table import named, value_text
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask
@@ -26,7 +26,7 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError
 from tracekit.metrics import Effects
-from tracekit.results.display import card, line
+from tracekit.results.display import card, line, model_text
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.mib import check_registry, write_mib
 from tracekit.results.on_examples import OnExamples
@@ -317,10 +317,15 @@ class TraceResult:
             }
         )
 
+    @property
+    def model_text(self) -> str:
+        """Name of the model, and the type of its weights where that is not float32."""
+        return model_text(self.model, self.model_facts.dtype)
+
     def __repr__(self) -> str:
         names = ", ".join(self.labels[:12]) + (", ..." if self.n_selected > 12 else "")
         return printable(
-            f"TraceResult({self.method} on {self.dataset}, {self.model}: "
+            f"TraceResult({self.method} on {self.dataset}, {self.model_text}: "
             f"{self.n_selected} of {self.n_components} components, "
             f"effect {self.effect:.4g} (all: {self.full_effect:.4g}); {names})"
         )
@@ -342,7 +347,9 @@ class TraceResult:
         facts += [f"stopped by {self.stopped}"] if self.stopped else []
         return card(
             f"{self.title}: {self.n_selected} of {self.n_components} components",
-            line(f"{self.dataset} data, {self.model} model, {setup.metric}, {setup.direction}"),
+            line(
+                f"{self.dataset} data, {self.model_text} model, {setup.metric}, {setup.direction}"
+            ),
             line(" \u00b7 ".join(facts)),
             line(named(self.labels)),
             selection_svg(self.registry, self.binary_mask.nonzero()[:, 0].tolist()),
@@ -394,6 +401,7 @@ class TraceResult:
         )
         return Path(path)
 
+    @guided
     def heatmap(self, *, color: Color | None = None) -> go.Figure:
         """Which components are selected, layer by layer.
 

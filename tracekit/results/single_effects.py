@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.markup import interval_text
-from tracekit._util.options import shortened
+from tracekit._util.options import guided, shortened
 from tracekit.components.members import ComponentsLike, ordered_in
 from tracekit.engine.example_curves import ExampleCurves
 from tracekit.errors import ConfigError, MetricError
@@ -72,6 +72,7 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         frame = pd.DataFrame(columns)
         return frame.sort_values("effect", key=abs, ascending=False, ignore_index=True)
 
+    @guided
     def heatmap(self, *, normalised: bool = False, mark: Mark = "q") -> go.Figure:
         """The effects as cells, by layer and component; those with q below 0.05 are framed.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tracekit._util.markup import printable
 from tracekit._util.table import Column, Table, named
 from tracekit.errors import ComparisonError
-from tracekit.results.display import MOST_ROWS, card, facts_html, line
+from tracekit.results.display import MOST_ROWS, card, facts_html, line, model_text
 from tracekit.results.result import TraceResult
 from tracekit.results.traced import Traced
 
@@ -120,17 +120,24 @@ def data_and_models(results: Sequence[TraceResult]) -> tuple[str, str]:
     return " / ".join(data), " / ".join(shown)
 
 
-def check_comparable(results: Sequence[TraceResult], *, of_sets: bool = False) -> None:
+def check_comparable(
+    results: Sequence[TraceResult], *, of_sets: bool = False, any_dtype: bool = False
+) -> None:
     """Refuses results of different questions, data or models, and says which.
 
     `of_sets`, which are compared and not their effects, data may differ, and models whose names do.
+    One model may be loaded in `any_dtype`.
     """
     may_differ = {"data sets", "examples"} if of_sets else set()
-    weights = {(result.model, result.model_facts.weights_digest) for result in results}
-    if of_sets and len(weights) == len({model for model, _ in weights}):
-        may_differ |= {"models", "weights"}
+    dtypes = [result.model_facts.dtype for result in results]
+    named = [(r.model, d if any_dtype else "") for r, d in zip(results, dtypes, strict=True)]
+    weights = {*zip(named, [r.model_facts.weights_digest for r in results], strict=True)}
+    if len(weights) == len({*named}):
+        may_differ |= {"models"} if of_sets else set()
+        may_differ |= {"weights"} if of_sets or any_dtype else set()
     for name, values in (
         ("models", [result.model for result in results]),
+        ("dtypes", [] if any_dtype or "weights" in may_differ else dtypes),
         ("weights", [result.model_facts.weights_digest[:12] for result in results]),
         ("data sets", [result.dataset for result in results]),
         ("sources", [result.setup.source for result in results]),
@@ -145,9 +152,10 @@ def check_comparable(results: Sequence[TraceResult], *, of_sets: bool = False) -
         if others and name not in may_differ:
             is_long = name in ("examples", "components")
             shown = "" if is_long else f" ({values[0]} and {others[0]})"
+            also = " Or give any_dtype=True." if name == "dtypes" and of_sets else ""
             raise ComparisonError(
                 f"The results are of different {name}{shown}, so one figure or table would mix "
-                "numbers that mean different things. Make one for each."
+                f"numbers that mean different things. Make one for each.{also}"
             )
 
 
@@ -156,8 +164,9 @@ def tracer_text(traced: Traced) -> str:
     source = "" if traced.setup.source == "counterfactual" else f", source {traced.source}"
     unusual = source + (", denoising" if traced.direction == "denoising" else "")
     pairs, metric = traced.own.pairs, traced.own.metric
+    model = model_text(traced.model_name, traced.dtype)
     return printable(
-        f"Tracer({traced.registry.describe()} of {traced.model_name}, {len(pairs)} examples of "
+        f"Tracer({traced.registry.describe()} of {model}, {len(pairs)} examples of "
         f"{pairs.name}, {metric.name}{unusual}{_preferred(traced)}{_explained(traced)})"
     )
 
@@ -178,7 +187,7 @@ def tracer_html(traced: Traced) -> str:
     """A tracer: what it traces, and its last dozen results."""
     engine, results = traced.own, traced.results
     facts = [
-        ("model", traced.model_name),
+        ("model", model_text(traced.model_name, traced.dtype)),
         ("data", f"{len(engine.pairs)} examples of {engine.pairs.name}{_preferred(traced)}"),
         ("components", traced.registry.describe() + _explained(traced)),
         ("metric", f"{engine.metric.name}: {engine.metric.axis_label}"),

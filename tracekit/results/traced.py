@@ -114,6 +114,11 @@ class Traced:
         """The components under study."""
         return self.bound.registry
 
+    @property
+    def dtype(self) -> str:
+        """Type of the model's weights, as `load_model` takes it."""
+        return str(next(iter(self.model.parameters())).dtype).removeprefix("torch.")
+
     @cached_property
     def setup(self) -> Setup:
         """The setup, with metric and source by their names."""
@@ -164,7 +169,7 @@ class Traced:
             foreign_hooks=tuple(foreign_hooks(model)),
             sizes=model_sizes(model.cfg),
             path=str(Path(name).absolute()) if Path(name).exists() else name,
-            dtype=str(next(iter(model.parameters())).dtype).removeprefix("torch."),
+            dtype=self.dtype,
             explained_variance=self.bound.explained_variance,
         )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from tracekit._util.names import SignName
-from tracekit._util.options import check_seed, convert, is_whole, shortened
+from tracekit._util.options import check_known, check_seed, convert, is_whole, shortened
 from tracekit.components.kinds import kind_of
 from tracekit.data.registry import describe
 from tracekit.demo import DEMO
@@ -27,7 +27,6 @@ from tracekit.errors import (
     HubUnreachableError,
     UnknownModelError,
     UnknownNameError,
-    UnknownOptionError,
 )
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models.checkpoint import locate
@@ -109,10 +108,8 @@ class Grid:
             )
         for method in self.methods:
             _method(method)
-        options = [set(describe(_dataset(entry)[0]).options) for entry in self.datasets]
-        for option in self.data_options:
-            if not any(option in allowed for allowed in options):
-                raise UnknownOptionError(option, set().union(*options))
+        options = [describe(_dataset(entry)[0]).options for entry in self.datasets]
+        check_known(self.data_options, set().union(*options))
 
     def sources(self) -> dict[str, ModelSource]:
         """The models by their names in tables; refuses two of one name."""
@@ -245,10 +242,7 @@ def _method(entry: Any) -> tuple[str, dict[str, Any]]:
 
 def _dataset(entry: Any) -> tuple[str, dict[str, Any]]:
     name, options = _name_and_options("data set", entry)
-    allowed = describe(name).options
-    for option in options:
-        if option not in allowed:
-            raise UnknownOptionError(option, allowed)
+    check_known(options, describe(name).options)
     return name, options
 
 

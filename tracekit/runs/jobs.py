@@ -142,8 +142,8 @@ class RunEnvironment:
     """As in `load_model`."""
     max_batch_size: int = 64
     """Examples per pass."""
-    progress: bool = False
-    """Whether searches show progress bars."""
+    progress: bool | None = False
+    """As in `Tracer`."""
     loading: Mapping[str, Any] = field(default_factory=dict)
     """Further options of `load_model`."""
     working_dir: Path | None = None

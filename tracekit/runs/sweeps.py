@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from tqdm.auto import tqdm
 
 from tracekit._util.files import locked, write_csv
 from tracekit._util.markup import printable
-from tracekit._util.options import as_path, convert, is_whole
+from tracekit._util.options import as_path, check_known, convert, is_whole
 from tracekit._util.processes import leave_if_in_start
+from tracekit._util.progress import is_wanted
 from tracekit._util.table import Table
-from tracekit.engine.setup import SETUP_OPTIONS
+from tracekit.engine.setup import SETUP_OPTIONS, Setup
 from tracekit.errors import (
     ConfigError,
     NoResultError,
@@ -62,10 +64,16 @@ class Runs(Sequence[Run]):
         """The runs whose jobs have these values of fields of `Job` or of its setup.
 
         E.g. `runs.select(model="gpt2", metric="kl")`.
+
+        Raises:
+            UnknownOptionError: There is no such field.
         """
+        of_job, of_setup = (set(signature(each).parameters) for each in (Job, Setup))
+        of_job |= {"label", "description"}
+        check_known(fields, of_job | of_setup)
 
         def value(job: Job, name: str) -> Any:
-            return getattr(job if hasattr(job, name) else job.setup, name)
+            return getattr(job if name in of_job else job.setup, name)
 
         asked = fields.items()
         fitting = [run for run in self.runs if all(value(run.job, n) == v for n, v in asked)]
@@ -171,7 +179,7 @@ def sweep(
     device: str | None = None,
     max_batch_size: int = 64,
     model_options: Mapping[str, Any] | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
     on_done: Callable[[Run | Failure], object] = lambda outcome: None,
     **further: Any,
 ) -> Runs:
@@ -212,7 +220,8 @@ def sweep(
         device: As in `load_model`. Parallel workers take a CUDA device each, if it has no number.
         max_batch_size: Examples per pass; changes no result.
         model_options: Further options of `load_model`, e.g. `{"revision": "main"}`.
-        progress: Whether to show a progress bar.
+        progress: Whether to show a progress bar. None: in notebooks and terminals; elsewhere every
+            run says once a minute how far it is.
         on_done: Called with each run or failure, in this process.
         **further: The other fields of `Grid`, e.g. `components`, `metrics`, `seeds`, `limit`,
             `held_out`; and fields of `Setup` that all runs share, e.g. `source`.
@@ -232,6 +241,8 @@ def sweep(
         raise ConfigError(f"jobs is {jobs!r}. Give the number of runs at a time, 1 or more.")
     if executor is not None or (jobs or 1) > 1:
         leave_if_in_start()
+    own, of_grid = signature(sweep).parameters, signature(Grid).parameters
+    check_known(further, {*own, *of_grid, *SETUP_OPTIONS} - {"further", "setup"})
     setup = {name: further.pop(name) for name in SETUP_OPTIONS if name in further}
     grid = Grid(
         models=models, datasets=datasets, methods=methods, budgets=budgets, setup=setup, **further
@@ -243,16 +254,18 @@ def sweep(
     device = convert("device", device, str | None)
     loading = dict(convert("model_options", model_options or {}, dict[str, Any]))
     executor_options = convert("executor_options", executor_options or {}, dict[str, Any])
+    is_watched = is_wanted() if progress is None else progress
     is_one_of_many = part is not None and executor is None and (jobs or 1) == 1
     environment = RunEnvironment(
         sources=grid.sources(),
         data_dir=None if data_dir is None else as_path("data_dir", data_dir),
         device=own_device(device, loading) if is_one_of_many else device,
         max_batch_size=max_batch_size,
+        progress=None if progress is None and not is_watched else False,
         loading=loading,
     )
     folder = as_path("output", output)
-    bar = tqdm(total=len(planned), disable=not progress, unit="run", desc="sweep")
+    bar = tqdm(total=len(planned), disable=not is_watched, unit="run", desc="sweep")
     with _made(folder), _in_use(folder, part), bar:
 
         def count(outcome: Run | Failure) -> None:

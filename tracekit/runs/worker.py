@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tracekit._util.files import locked
+from tracekit._util.warn import about
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset
 from tracekit.engine.effects import log_probs
@@ -208,20 +209,24 @@ def _search(tracer: Tracer, job: Job) -> TraceCurve:
     return TraceCurve((results,)) if isinstance(results, TraceResult) else results
 
 
-def try_job(worker: Worker, job: Job, missing: dict[str, str]) -> Run | Failure:
-    """Runs a job; an error of it becomes a `Failure`.
+def try_job(
+    worker: Worker, job: Job, missing: dict[str, str], *, in_worker: bool = False
+) -> Run | Failure:
+    """Runs a job; an error of it becomes a `Failure`, and its warnings say which job it is.
 
     `missing` is added to: the models that could not be loaded, whose jobs fail at once.
     """
     if job.model in missing:
         return Failure(job, missing[job.model], no_model=True)
+    named = f"{job.description}, {job.setup.metric}, seed {job.seed}"
     try:
-        try:
-            worker.load(job)
-        except TracekitError as error:
-            missing[job.model] = str(error)
-            return Failure(job, str(error), no_model=True)
-        return worker.do(job)
+        with about(named, in_worker=in_worker):
+            try:
+                worker.load(job)
+            except TracekitError as error:
+                missing[job.model] = str(error)
+                return Failure(job, str(error), no_model=True)
+            return worker.do(job)
     except TracekitError as error:
         return Failure(job, str(error))
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -279,7 +284,8 @@ def work(versions: Mapping[str, str], packed: bytes) -> WorkerReport:
         )
         return WorkerReport(refused=error)
     worker, missing = _worker_for(task)
-    return WorkerReport(tuple(try_job(worker, job, missing) for job in task.jobs))
+    outcomes = [try_job(worker, job, missing, in_worker=True) for job in task.jobs]
+    return WorkerReport(tuple(outcomes))
 
 
 def forget(token: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any, cast, get_type_hints
 
 from tracekit._util.names import MethodName
-from tracekit._util.options import check_numbers, convert
+from tracekit._util.options import check_known, check_numbers, convert, guided
 from tracekit.errors import UnknownNameError, UnknownOptionError
 from tracekit.search.base import Goal, Planned, Search, Selection
 from tracekit.search.baselines.attribution import Attribution, MaskIG
@@ -74,6 +74,10 @@ __all__ = [
 ]
 
 
+for _kind in METHODS.values():
+    guided(_kind)
+
+
 def title_of(method: str) -> str:
     """Title of a method in figures and tables; its name if it is not one of `METHODS`."""
     return getattr(METHODS.get(method), "title", method)
@@ -102,9 +106,7 @@ def make(
         raise UnknownNameError("method", method, METHODS)
     kind = METHODS[method] if isinstance(method, str) else method
     allowed = {field.name for field in fields(cast(Any, kind))}
-    for option in options:
-        if option not in allowed:
-            raise UnknownOptionError(option, {*allowed, *also} or {"none"})
+    check_known(options, allowed, {*also} - {"self", "traced", "method", "options"})
     hints = get_type_hints(kind)
     search = kind(**{name: convert(name, value, hints[name]) for name, value in options.items()})
     check_numbers(search)

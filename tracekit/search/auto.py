@@ -260,7 +260,10 @@ def cross_fit(
     sets: list[list[tuple[ComponentSet, ...]]] = [[] for _ in searches]
     for own, other in (halves, reversed(halves)):
         half = (searched or target).with_pairs(target.pairs.subset(list(own)))
-        for rank, search in enumerate(map(_without_checkpoint, searches)):
+        for rank, search in enumerate(searches):
+            if getattr(search, "checkpoint", None) is not None:
+                # A checkpoint is of the search on all examples.
+                search = replace(cast(Any, search), checkpoint=None)
             selected = tuple(map(_members, search.search(half, goal, seed)))
             sets[rank].append(selected)
             measured = target.set_effects(selected, "held-out effects")
@@ -300,13 +303,6 @@ def only_first_raises(
 ) -> Bool[Tensor, " *size"]:
     """Whether the first of two mean effects is above zero and the second is not."""
     return (joint > 0) & (alone <= 0)
-
-
-def _without_checkpoint(search: Search) -> Search:
-    """The same search; a checkpoint is of the search on all examples."""
-    if getattr(search, "checkpoint", None) is None:
-        return search
-    return replace(cast(Any, search), checkpoint=None)
 
 
 def _members(selection: Selection) -> ComponentSet:

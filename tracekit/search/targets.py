@@ -38,7 +38,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.devices import to_device
-from tracekit._util.options import shortened
+from tracekit._util.options import guided, shortened
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, complement_of, from_indices, members_of_mask
 from tracekit.components.members import ComponentsLike
@@ -67,6 +67,7 @@ _OUTSIDE = -1e9
 """Score of a measured set that lies just outside the bounds: below that of any other."""
 
 
+@guided
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Constraint:
     """A metric that a search has to leave within bounds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import copysign
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from torch import Tensor
@@ -12,11 +13,14 @@ from tracekit._util.warn import warn
 from tracekit.data.pairs_report import report_on
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
-from tracekit.errors import UnreliableResultWarning
+from tracekit.errors import SearchStoppedWarning, UnreliableResultWarning
 from tracekit.metrics import METRICS
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.search.objectives import Faithful
+
+if TYPE_CHECKING:
+    from tracekit.tracer.search_run import SearchRun
 
 _NEAR_ZERO = 0.01
 """Effect below which a built-in metric (ratio, probability, nats) shows next to nothing."""
@@ -46,6 +50,14 @@ def warn_of_pairs(pairs: PromptPairs, engine: Engine, source: str, *, title: str
     if not engine.metric.needs_y or engine.metric.reads:
         report = report.without("token-counts")
     report.warn(title)
+
+
+def warn_before(run: SearchRun, asked: str | None, *, statistics: bool | None = None) -> None:
+    """Warns of effects that say little, and of what the limits of a search do not bound."""
+    warn_of_effects(run.traced.own)
+    warn_of_sign(run.traced.own, run.sign, asked, run.objective)
+    if (said := run.outside(statistics=statistics)) is not None:
+        warn(said, SearchStoppedWarning)
 
 
 def warn_of_effects(engine: Engine) -> None:
@@ -148,6 +160,8 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
             UnreliableResultWarning,
         )
     both = [each for each in measured if each[1].incomplete[0]]
+    # Of the residual stream, any layer carries what all others do.
+    both = [each for each in both if "residual" not in "+".join(each[0].registry.kinds)]
     if both:
         result, scores = max(both, key=lambda each: each[1].completeness[0])
         warn(
@@ -159,15 +173,15 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
 
 
 def _warn_of_noise(results: Sequence[TraceResult], floor: float) -> None:
-    small = min(abs(result.effect) for result in results)
-    scores = results[0].component_scores
-    if scores is not None:
-        small = min(small, scores.abs().median().item())
-    if small < floor:
+    least = min(results, key=lambda result: abs(result.effect))
+    small = {f"The effect of the set of {least.n_selected}": abs(least.effect)}
+    if (scores := results[0].component_scores) is not None:
+        small["That of most single components"] = scores.abs().median().item()
+    said = " ".join(f"{of} is {size:.2g}." for of, size in small.items())
+    if min(small.values()) < floor:
         warn(
-            f"An effect, or that of most single components, is only {small:.2g}, and the model's "
-            f"rounding alone can make one of {floor:.2g} (noise_floor). Load the model with "
-            "dtype='float32', or give more examples.",
+            f"{said} The model's rounding alone can make one of {floor:.2g} (noise_floor). Load "
+            "the model with dtype='float32', or give more examples.",
             UnreliableResultWarning,
         )
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,8 +18,10 @@ import torch
 
 from tracekit._util.markup import html_text, printable
 from tracekit._util.names import MethodChoice, SignName
+from tracekit._util.progress import duration
 from tracekit.anatomy.explanation import plan_explanation
 from tracekit.components.members import ComponentsLike, members_of
+from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.prepared import PreparedData
 from tracekit.errors import ConfigError
@@ -55,6 +58,9 @@ class Estimate:
     passes: float
     """Passes over the data, forward and backward alike: what the result's `cost` will say, or at
     most that."""
+    further: float = 0.0
+    """Passes besides, at most: complements, held-out examples and further metrics of results, and
+    the statistics of a front."""
     is_exact: bool
     """Whether the run takes exactly these passes."""
     example_passes: float
@@ -68,9 +74,10 @@ class Estimate:
 
     @property
     def total(self) -> str:
-        """Passes and time as a phrase, such as `up to 250 passes, about 4 min`."""
+        """Passes and time as a phrase, such as `up to 98 passes and 290 besides, about 4 min`."""
         bound = "" if self.is_exact else "up to "
-        return f"{bound}{self.passes:.0f} passes, about {duration(self.seconds)}"
+        besides = f" and {self.further:.0f} besides" if self.further > 0.05 * self.passes else ""
+        return f"{bound}{self.passes:.0f} passes{besides}, about {duration(self.seconds)}"
 
     def __repr__(self) -> str:
         memory = "" if self.memory is None else f"; {self.memory / 2**20:.0f} MiB"
@@ -83,22 +90,16 @@ class Estimate:
         return f"<p>{html_text(repr(self))}</p>"
 
 
-def duration(seconds: float) -> str:
-    """A time as people say it, e.g. `40 s`, `4 min` or `2.5 h`."""
-    if seconds < 0.95:
-        return f"{max(seconds, 0.1):.1f} s"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 def _pace_of(engine: Engine, *, with_gradient: bool) -> Pace:
     """Measured on a few examples and sets; once for the data of an engine."""
     kept = _PACES.setdefault(engine.data, {})
     if with_gradient not in kept:
-        few = engine.with_pairs(engine.pairs.subset(_spread(engine)))
+        n, is_cuda = engine.n_examples, engine.device.type == "cuda"
+        is_cpu, batch = engine.device.type == "cpu", engine.config.max_batch_size
+        count = min(n, _PROBED_EXAMPLES if is_cpu else batch)
+        # Spread over the data set.
+        few = engine.with_pairs(engine.pairs.subset([i * n // count for i in range(count)]))
         _ = few.full_effects  # Clean and counterfactual runs are done before.
-        is_cuda = engine.device.type == "cuda"
         if is_cuda:
             torch.cuda.reset_peak_memory_stats(engine.device)
         forward, gradient = _seconds_of_passes(few, with_gradient=with_gradient)
@@ -106,13 +107,6 @@ def _pace_of(engine: Engine, *, with_gradient: bool) -> Pace:
         scale = engine.n_examples / few.n_examples
         kept[with_gradient] = Pace(scale * forward, scale * gradient, memory)
     return kept[with_gradient]
-
-
-def _spread(engine: Engine) -> list[int]:
-    """Numbers of examples, spread over the data set, as many as are measured."""
-    n, batch = engine.n_examples, engine.config.max_batch_size
-    count = min(n, _PROBED_EXAMPLES if engine.device.type == "cpu" else batch)
-    return [i * n // count for i in range(count)]
 
 
 def _seconds_of_passes(engine: Engine, *, with_gradient: bool) -> tuple[float, float]:
@@ -165,7 +159,7 @@ def estimate(
         ConfigError: The search does not say how many passes it takes, as one of your own.
         UnknownNameError, BudgetError: As in `run`.
     """
-    search = make(method, options)
+    search = make(method, options, signature(estimate).parameters)
     goal = Goal.make(
         len(traced.registry), budget=budget, budgets=budgets, target_effect=target_effect
     )
@@ -186,7 +180,7 @@ def estimate_pareto(
 ) -> Estimate:
     """As `estimate`, of `pareto` with these arguments.
 
-    `passes` are those of the front; `example_passes` and `seconds` hold the statistics too.
+    `passes` are those of the front; `further` are those of the statistics, too.
 
     Raises:
         UnknownNameError, ConfigError: About the options.
@@ -229,6 +223,7 @@ def _of_run(run: SearchRun, *, statistics: bool | None = None) -> Estimate:
         planned,
         run.traced.own,
         further=run.further_passes(statistics=statistics),
+        limited=run.limited(statistics=statistics),
         max_seconds=getattr(searches_of(search)[0], "max_seconds", None),
     )
 
@@ -239,20 +234,29 @@ def _of_passes(
     engine: Engine,
     *,
     further: float = 0.0,
+    limited: Sequence[Cost] = (),
     max_seconds: float | None = None,
 ) -> Estimate:
-    """Estimates work whose passes are known, but for `further` ones; it stops at `max_seconds`.
+    """Estimates work whose passes are known, but for `further` ones.
 
-    A few of its examples are probed, which is in no account of passes.
+    Parts of it are `limited`: each stops at `max_seconds`. A few of its examples are probed, which
+    is in no account of passes.
     """
     cost, passes = planned.cost, planned.cost.forward_equivalents
     forward, gradient, memory = _pace_of(engine, with_gradient=cost.backward > 0)
-    seconds = (cost.forward - cost.backward + further) * forward + cost.backward * gradient
+
+    def seconds_of(cost: Cost) -> float:
+        return (cost.forward - cost.backward) * forward + cost.backward * gradient
+
+    seconds = seconds_of(cost + Cost(further))
+    if max_seconds is not None:
+        seconds -= sum(max(0.0, seconds_of(part) - max_seconds) for part in limited)
     return Estimate(
         method=name,
         passes=passes,
+        further=further,
         is_exact=planned.is_exact,
         example_passes=(passes + further) * engine.n_examples,
-        seconds=seconds if max_seconds is None else min(seconds, max_seconds),
+        seconds=seconds,
         memory=memory,
     )

@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast, get_args
 
 import torch
-from torch import Tensor
 
 from tracekit._util import progress as _progress
 from tracekit._util.names import SignName, listed
@@ -78,6 +77,9 @@ from tracekit.tracer import diagnostics
 
 _T = TypeVar("_T")
 _CUT_SHORT = "Stopped by Ctrl-C: the front is complete, but has no statistics."
+_OF_FRONTS = ("max_budget", "objective", "sign", "constraint", "statistics", "observe", "seed")
+_LITTLE = 1.5
+"""Times the passes of a search up to which nobody is told what is measured besides."""
 _NO_ROOM = "The limits left no room for statistics: the front has none."
 
 
@@ -140,6 +142,8 @@ def results_of(
             selection.mask,
             selection.soft_mask,
         )
+        also = traced.extra_metrics
+        extra = metric_effects(traced.own.data, mask, also) if also else None
         # Penalties and scores are no effects of single components, nor of sets.
         is_plain = bound is None and outcome.objective is None
         scores = selection.component_scores if is_plain else None
@@ -168,7 +172,7 @@ def results_of(
                 own=own,
                 held_out=held_out,
                 extra_metrics=tuple(metric.name for metric in traced.extra_metrics),
-                extra_per_example=_extra_effects(traced, mask),
+                extra_per_example=torch.stack([*extra.values()]) if extra else None,
                 constraint=bound,
                 budget=selection.budget,
                 target_effect=outcome.goal.target,
@@ -180,13 +184,6 @@ def results_of(
             )
         )
     return results
-
-
-def _extra_effects(traced: Traced, mask: Tensor) -> Tensor | None:
-    if not traced.extra_metrics:
-        return None
-    effects = metric_effects(traced.own.data, mask, traced.extra_metrics)
-    return torch.stack(list(effects.values()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,6 +279,32 @@ class SearchRun:
             passes += MOST_CONTROLS * len(sizes)
             passes += self.target.cost_of(Cost(downwards, downwards)).forward_equivalents
         return passes
+
+    def limited(self, *, statistics: bool | None = None) -> list[Cost]:
+        """Passes of each search that has limits of its own: on all examples, and on halves."""
+        planned = planned_for(self._searches[0], self.traced.own.n_components, self._goal_of_search)
+        has_halves = bool(statistics) or isinstance(self.search, Auto)
+        return [] if planned is None else [planned.cost, *[planned.cost * 0.5] * (2 * has_halves)]
+
+    def outside(self, *, statistics: bool | None = None) -> str | None:
+        """What the limits of the search do not bound, in words; None if that is little."""
+        names, parts = ("max_passes", "max_seconds"), self.limited(statistics=statistics)
+        limits = {name: getattr(self._searches[0], name, None) for name in names}
+        said = " and ".join(f"{n}={limit:g}" for n, limit in limits.items() if limit is not None)
+        planned = self.planned(statistics=statistics)
+        if not said or planned is None or not parts:
+            return None
+        passes = planned.cost.forward_equivalents + self.further_passes(statistics=statistics)
+        if passes < _LITTLE * parts[0].forward_equivalents:
+            return None
+        each, leave = "the search", "Fewer sizes take fewer."
+        if len(parts) > 1:
+            each = "each of three searches (of all examples, and of either half)"
+            leave = "objective='mean' without statistics has one search."
+        return (
+            f"{said} bounds {each}, and not what is measured besides: in all up to {passes:.0f} "
+            f"passes. {leave}"
+        )
 
     def _cost_of(self, search: Search, goal: Goal) -> Cost | None:
         """Passes of a search through the target; None if it does not say."""
@@ -583,7 +606,7 @@ def pareto_run_of(
     sign: SignName | None = None,
 ) -> SearchRun:
     """The search of a front; see `Tracer.pareto`."""
-    search = make(LocalSearch, options)
+    search = make(LocalSearch, options, _OF_FRONTS)
     goal = Goal.make(len(traced.registry), budget=1.0 if max_budget is None else max_budget)
     if objective is None and not isinstance(traced.bound.setup.source, OtherModel):
         has_halves = statistics and traced.own.pairs.n_distinct >= FEWEST_EXAMPLES

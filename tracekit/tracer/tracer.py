@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, overload
 
 from typing_extensions import ParamSpec, Unpack
 
-from tracekit._util import progress as _progress
 from tracekit._util.names import MethodChoice, MetricChoice, SignName
-from tracekit._util.options import check_seed
+from tracekit._util.options import check_known, check_seed, guided
 from tracekit._util.ranks import Ranks
 from tracekit._util.warn import warn
 from tracekit.anatomy import (
@@ -33,7 +32,7 @@ from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.engine import Engine
 from tracekit.engine.pair_checks import check_continuations
 from tracekit.engine.prepared import EngineConfig
-from tracekit.engine.setup import Components, Setup, SetupOptions
+from tracekit.engine.setup import SETUP_OPTIONS, Components, Setup, SetupOptions
 from tracekit.errors import ConfigError, NoResultError, SearchStoppedWarning
 from tracekit.metrics import Direction, Metric, MetricFunction
 from tracekit.models import HookedModel, load_model
@@ -62,11 +61,12 @@ if TYPE_CHECKING:
 
 def _asks(function: Callable[Concatenate[Traced, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
     """A function of a question as a method of the tracer that asks it, on an unchanged model."""
+    called = guided(function)
 
     @wraps(function)
     def method(self: Tracer, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         checks.check_unchanged(self.traced.own)
-        return function(self.traced, *args, **kwargs)
+        return called(self.traced, *args, **kwargs)
 
     first, *others = signature(function).parameters.values()
     method.__signature__ = signature(function).replace(  # type: ignore[attr-defined]
@@ -123,7 +123,7 @@ class Tracer:
             max_memory: Bytes that the activations of the counterfactual run may take on the
                 model's device; see `EngineConfig`. Changes no result.
             progress: Whether every run shows one progress bar, with the time that is left. None: in
-                notebooks and terminals.
+                notebooks and terminals; elsewhere a line a minute on the standard error.
             capabilities: Optimisations to use. None: those that the model supports;
                 `Capabilities.none()`: the plain way, with equal results.
             **options: The other fields of `Setup`, e.g. `layers`, `positions` or `source`.
@@ -136,6 +136,7 @@ class Tracer:
                 the pairs, or denoising from a source that is no run.
             ConfigError: Options that contradict each other.
         """
+        check_known(options, {*signature(Tracer).parameters, *SETUP_OPTIONS} - {"options"})
         model = model if isinstance(model, HookedModel) else load_model(model)
         usual = None
         if isinstance(pairs, (str, Path)):
@@ -155,7 +156,8 @@ class Tracer:
         config = EngineConfig(
             max_batch_size=max_batch_size,
             max_memory=max_memory,
-            progress=_is_shown(progress),
+            # Of several processes that share a trace, one is watched.
+            progress=progress if Ranks.joined().is_first else False,
             capabilities=capabilities,
         )
         if held_out is not None:
@@ -265,13 +267,12 @@ class Tracer:
             NothingFoundError: No set that was tried stays within the bound of `constraint`.
         """
         check_seed(seed)
-        search = make(method, options, ("budget", "budgets", "target_effect", "objective", "sign"))
+        search = make(method, options, signature(self.run).parameters)
         goal = Goal.make(
             len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
         )
         run = run_of(self.traced, search, goal, objective, constraint, seed, sign)
-        diagnostics.warn_of_effects(self.engine)
-        diagnostics.warn_of_sign(self.engine, run.sign, sign, run.objective)
+        diagnostics.warn_before(run, sign)
         with Observed(observe, run) as observed:
             results = run.results(observed.step)
             observed.results(results)
@@ -310,8 +311,9 @@ class Tracer:
             constraint: A metric to leave within bounds: the front holds the sets within them.
             statistics: Whether to measure held-out effects, random controls and stability, at up
                 to 12 sizes. That takes two searches on half the examples each, about as long as
-                the front itself; their passes are in `statistics_cost`, and limits apply to each
-                of the three searches. The same halves serve `auto`. `max_memory` bounds what each
+                the front itself; their passes are in `statistics_cost`, and limits bound each
+                of the three searches: a warning says how many passes there are in all, as
+                `estimate_pareto` does. The same halves serve `auto`. `max_memory` bounds what each
                 holds; while a half is searched, two are held.
             observe: As in `run`.
             seed: Seed of the search, of the halves and of the controls.
@@ -328,8 +330,7 @@ class Tracer:
         run = pareto_run_of(
             self.traced, max_budget, objective, constraint, statistics, seed, options, sign
         )
-        diagnostics.warn_of_effects(self.engine)
-        diagnostics.warn_of_sign(self.engine, run.sign, sign, run.objective)
+        diagnostics.warn_before(run, sign, statistics=statistics)
         with Observed(observe, run) as observed:
             front = run.front(statistics=statistics, on_note=observed.step)
             observed.results(front.results)
@@ -479,8 +480,3 @@ def _drawn(results: Any) -> Any:
     if not results:
         raise NoResultError("There is no result to draw yet. Call run() first.")
     return results
-
-
-def _is_shown(progress: bool | None) -> bool:
-    # Of several processes that share a trace, one is watched.
-    return (_progress.is_wanted() if progress is None else progress) and Ranks.joined().is_first

@@ -70,7 +70,8 @@ class LocalSearch:
     records_every_size: ClassVar[bool] = True
 
     max_passes: int | None = None
-    """Passes at most, forward and backward alike. None: as many as there are components, but at
+    """Passes at most, forward and backward alike; what results are measured by is no part of the
+    search. None: as many as there are components, but at
     least 300 and at most 512; below 384 components such a search ends where nothing is gained."""
     max_seconds: float | None = None
     """Wall time after which the best so far is returned."""

@@ -75,7 +75,9 @@ class Sweeps:
         best_sets, sizes = self._best_sets, self.sizes
         for step in range(len(sizes)) if upwards else reversed(range(len(sizes))):
             size = sizes[step]
-            self._leave_sizes_beyond_target()
+            target = self._goal.target
+            if target is not None and (reached := best_sets.reaching(target)) is not None:
+                best_sets.largest = min(best_sets.largest, reached)
             if size not in best_sets.sizes or size > best_sets.largest:
                 continue
             if size == self._n_components:
@@ -105,12 +107,6 @@ class Sweeps:
         before = self._running_mean
         self._running_mean = gains if before is None else (before + gains) / 2
         return [prediction.gains, self._running_mean]
-
-    def _leave_sizes_beyond_target(self) -> None:
-        target, best_sets = self._goal.target, self._best_sets
-        reached = None if target is None else best_sets.reaching(target)
-        if reached is not None:
-            best_sets.largest = min(best_sets.largest, reached)
 
     def _has_gained(self, before: dict[int, float]) -> bool:
         after = self._best_sets.effect
