@@ -63,6 +63,11 @@ class Attention(OfMembers, Tabular):
     """Members of the set that are no heads."""
 
     @property
+    def n_examples(self) -> int:
+        """How many examples it was measured on."""
+        return self.direct.shape[1]
+
+    @property
     def labels(self) -> list[str]:
         """Printed names of the heads."""
         return [f"L{each.layer}H{each.index}" for each in self.components]
@@ -118,10 +123,12 @@ class Attention(OfMembers, Tabular):
 
     def __str__(self) -> str:
         """The findings, a line for each head."""
-        examples = f", {self.examples}" if self.examples else ""
+        change = "" if self.counterfactual is None else ", \u2192 in the counterfactual run"
         lines = [
             f"Attention of {len(self.labels)} heads of {self.model} on {self.dataset}, "
-            f"{self.said_at}{examples}; contributions in logits, the final norm's scale frozen."
+            f"{self.said_at}, {self.examples}: in the clean run{change}. Contributions are to the "
+            "logit of x less that of y, the final norm's scale frozen; brackets: the 95 % interval "
+            "in the clean run."
         ]
         for row in self.contributions.to_dict("records"):
             of_head: Any = self.table[self.table["component"] == row["component"]]
@@ -130,7 +137,7 @@ class Attention(OfMembers, Tabular):
             ends = interval_text(row["clean_low"], row["clean_high"])
             lines.append(
                 f"{row['component']} attends to {' and '.join(seen)}; contributes "
-                f"{_change(row, '+.3g')} (clean {ends})."
+                f"{_change(row, '+.3g')} ({ends})."
             )
         if self.counterfactual is None:
             lines.append(f"The source {self.source!r} is no run of the model: all is clean.")

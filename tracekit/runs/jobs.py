@@ -19,6 +19,11 @@ from tracekit.models.hooked import short_name
 from tracekit.results.storage import NOT_SAVED
 
 
+def named(options: Mapping[str, Any]) -> str:
+    """Options in words."""
+    return ", ".join(f"{name}={value}" for name, value in options.items())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """One run."""
@@ -83,7 +88,13 @@ class Job:
     @property
     def description(self) -> str:
         """The job in a few words."""
-        return f"{self.model}, {self.dataset}, {self.label or self.work}"
+        data = f"{self.dataset} ({named(self.data_options)})" if self.data_options else self.dataset
+        method = self.label or self.work
+        if self.options and not self.variant:
+            method += f" ({named(self.options)})"
+        setup = self.setup
+        parts = [self.model, data, setup.components, setup.metric, method]
+        return ", ".join([*map(str, parts), *([f"seed {self.seed}"] if self.seed else [])])
 
     @property
     def identity(self) -> tuple[str, ...]:
