@@ -182,8 +182,8 @@ def _trace_real(output: Path, seed: int, progress: bool) -> Path:
         f"the log-odds of the pronoun by {joint.effect:.2f} of {tracer.full_effect:.2f}, and by "
         f"{joint.held_out_effect:.2f} on {len(fresh)} examples that no search saw. Top-k takes "
         f"{', '.join(ranked.labels)}: {ranked.effect:.2f} and {ranked.held_out_effect:.2f}. On "
-        f"these examples joint search has {gain.difference:.2f} more ({gain.low:.2f} to "
-        f"{gain.high:.2f}).",
+        f"these examples joint search has {gain.difference:.2f} more (95 % interval {gain.low:.2f} "
+        f"to {gain.high:.2f}).",
         style="bold",
         highlight=False,
     )
@@ -251,9 +251,9 @@ def _write_page(findings: _Findings, output: Path) -> Path:
                 heading="The best set of every size",
                 paragraphs=[
                     "Local search finds the best set of every size in one run; if ranking heads "
-                    "one by one does better on held-out facts, that set is shown. Band: "
-                    "how far the effect moves when the facts are resampled. Held out: selected on "
-                    "one half of the facts, measured on the other; bars are 95 % intervals. "
+                    "one by one does better cross-fitted, that set is shown. Band: "
+                    "how far the effect moves when the facts are resampled. Cross-fitted: selected "
+                    "on one half of the facts, measured on the other; bars are 95 % intervals. "
                     "Right: the smallest size at which a head is selected."
                 ],
                 figures=[findings.front.curve(), findings.front.heatmap()],

@@ -28,8 +28,9 @@ from tracekit.cli.output import (
 from tracekit.cli.parsing import read_masks
 
 _SEARCHED = (
-    "{} was selected on {} of these {} examples: on them it has more effect than on others, and the "
-    "brackets are a spread, no 95 % interval. Give other examples, or --held-out as for the run."
+    "{} was selected on {} of these {} examples: on them it has more effect than on others, and "
+    "the brackets are a spread, no 95 % interval. Give other examples, or --held-out as for the "
+    "run."
 )
 _NOT_HERE = ("split", "skip_mismatched")
 

@@ -411,6 +411,10 @@ def _shown(results: Sequence[TraceResult], table: Table, is_full: bool) -> Table
     best = "effect" if None in table["held_out"].values else "held_out"
     table = table.ranked(best, ["budget"], among=competing(results))
     columns = ["method", "budget", *effect_columns(results)]
+    if not is_full:
+        columns = [
+            each for each in columns if each not in ("share", "held_out_share", "completeness")
+        ]
     names = {name for result in results for name in result.extra_effects}
     columns += [
         each.title for each in table.columns if each.title.removesuffix(" (metric)") in names

@@ -70,8 +70,8 @@ def legend(results: Sequence[TraceResult]) -> str:
         "Searched: on the examples that the set was selected on; the spread is 95 % of the means "
         f"of resampled examples, and no interval. "
         f"{held_out * any(result.held_out is not None for result in results)}"
-        "Share: of the effect of all components. Faithfulness: 1 less the share that all others "
-        "have; completeness: 1 less the share of the set (0 is complete)."
+        "Share: of the effect of all components. Faithful: 1 less the share that all others have; "
+        "complete: 1 less the share of the set (0 is complete)."
     )
 
 
@@ -108,8 +108,8 @@ def result_table(results: Sequence[TraceResult], *, most_labels: int = 6) -> Tab
             column("effect", "95 % spread", lambda r: r.spread),
             column("full_effect", "all", lambda r: r.full_effect),
             column("share", "share, searched", lambda r: r.share_of_full_effect, ".0%"),
-            Column("faithfulness", f"faithfulness{on}", [own for own, _ in scores], ".2f"),
-            Column("completeness", f"completeness{on}", [rest for _, rest in scores], ".2f"),
+            Column("faithfulness", f"faithful{on}", [own for own, _ in scores], ".2f"),
+            Column("completeness", f"complete{on}", [rest for _, rest in scores], ".2f"),
             Column("measured_on", "measured on", places),
             column("held_out", "effect, held out", lambda r: r.held_out_effect),
             Column("held_out", "95 % interval", intervals),
