@@ -203,7 +203,7 @@ def faithfulness(
         MaskError, ComponentError: About the set, or soft masks.
     """
     first = members[0] if isinstance(members, (ParetoFront, TraceCurve)) else members
-    found_on = first.own.fingerprint if isinstance(first, TraceResult) else None
+    found_on = traced.selected_on(first) if isinstance(first, TraceResult) else None
     pairs = traced.fresh.pairs
     examples = examples_said(found_on, pairs.fingerprint, n_text(len(pairs), pairs.clusters))
     return replace(_measured(traced.fresh, members, ranking), examples=examples)
