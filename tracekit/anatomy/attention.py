@@ -45,6 +45,7 @@ class Attention(OfMembers, Tabular):
     """
 
     FILE: ClassVar[str] = "attention.json"
+    MEASURED: ClassVar[str] = "direct"
 
     at: str
     """Place whose last token attends."""
@@ -61,11 +62,6 @@ class Attention(OfMembers, Tabular):
     """Of its output in the counterfactual run."""
     left_out: ComponentSet
     """Members of the set that are no heads."""
-
-    @property
-    def n_examples(self) -> int:
-        """How many examples it was measured on."""
-        return self.direct.shape[1]
 
     @property
     def labels(self) -> list[str]:

@@ -63,6 +63,7 @@ class Explanation(OfMembers):
     """
 
     FILE: ClassVar[str] = EXPLANATION
+    MEASURED: ClassVar[str] = "effect"
 
     effect: Effects
     """Of the set, on every example; this and all others times its weight, if it has one."""
@@ -139,11 +140,6 @@ class Explanation(OfMembers):
     def _least(self) -> float:
         """A mean below this may be rounding."""
         return RESOLUTION * self._scale.mean().item()
-
-    @property
-    def n_examples(self) -> int:
-        """How many examples it was measured on."""
-        return len(self.effect)
 
     def _p_values(self, effects: Float[Tensor, "row example"], scale: Tensor) -> PValues:
         """P values of rows that are differences of effects of subsets of a size."""

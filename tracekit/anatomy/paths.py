@@ -58,11 +58,6 @@ class Paths(OfMembers, Tabular):
     """Whether the embedding is a sender: the source is a run of the model."""
 
     @property
-    def n_examples(self) -> int:
-        """How many examples they were measured on."""
-        return self.effects.shape[1]
-
-    @property
     def places(self) -> list[tuple[int, int]]:
         """Of each member its layer, and 0 for a part of the attention, 1 for one of the MLP."""
         return [place_of(self.registry.site_of(index)) for index in self.members]

@@ -85,14 +85,13 @@ def evaluate(given: Given) -> None:
             for number, effect in enumerate(effects.tolist())
         ]
     forms = dict.fromkeys(("effect", *names), ".6g")
-    searched = [row["n_searched"] > 0 for row in measured]
-    brackets = "spread" if all(searched) else "interval; if searched, spread"
-    brackets = brackets if any(searched) else "interval"
+    searched = {row["n_searched"] > 0 for row in measured}
+    brackets = " or ".join(["interval"] * (False in searched) + ["spread"] * (True in searched))
     titles = {name: name for name in names} | {"effect": f"effect (95 % {brackets})"}
     table = Table.of_rows(measured, titles, forms, joined=True)
     where = "held-out " * (tracer.held_out is not None)
-    metric = tracer.engine.metric.axis_label
-    console.print(f"Effects on {n_text(len(pairs), pairs.clusters)} {where}examples; {metric}")
+    n = n_text(len(pairs), pairs.clusters)
+    console.print(f"On {n} {where}examples: {tracer.engine.metric.axis_label}")
     print_table("masks", table, table.without("n examples", "n independent"))
     if output is not None:
         write_csv(pd.DataFrame(rows), output)

@@ -61,11 +61,13 @@ def _examples(results: list[Any]) -> list[PromptPairs]:
             continue
         source = first.model_facts.path or first.model
         with suppress(TracekitError, OSError, ValueError, AttributeError):
-            if source == DEMO:
-                model = load(DEMO)
-            else:
-                tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
-                model = SimpleNamespace(tokenizer=tokenizer)
+            model = (
+                load(DEMO)
+                if source == DEMO
+                else SimpleNamespace(
+                    tokenizer=AutoTokenizer.from_pretrained(source, local_files_only=True)
+                )
+            )
             found[first.dataset_fingerprint] = load_origin(first.own.origin, model)
     return list(found.values())
 

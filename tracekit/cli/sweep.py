@@ -70,7 +70,9 @@ def _print(swept: Runs, folder: Path, tally: Tally, *, has_table: bool) -> None:
         console.print(f"Failed: {reason}", highlight=False)
     table = swept.table()
     if has_table and len(table) > 0 and (console.document is not None or len(table) <= _MOST_ROWS):
-        print_table("runs", table, swept.shown, n_names=len(swept.varying))
+        shown = swept.shown()
+        n_names = shown.titles.index(table["effect"].title)
+        print_table("runs", table, shown, n_names=n_names)
     written = f"The table of all runs is {folder / 'runs.csv'}." if has_table else ""
     console.print(
         f"{tally}; the rest were there. Runs are in {folder / 'runs'}/. {written}".rstrip(),

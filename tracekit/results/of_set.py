@@ -64,6 +64,9 @@ class OfSet:
 class OfMembers(OfSet):
     """A set, the examples and the metric that it was measured by, and what that took."""
 
+    MEASURED: ClassVar[str] = "effects"
+    """Name of the field with what was measured on each example."""
+
     weights: Float[Tensor, " example"] | None
     """Weights of the examples, whose mean is 1; None if all count alike."""
     clusters: Int[Tensor, " example"] | None
@@ -95,7 +98,7 @@ class OfMembers(OfSet):
     @property
     def n_examples(self) -> int:
         """How many examples it was measured on."""
-        raise NotImplementedError
+        return getattr(self, self.MEASURED).shape[-1]
 
     @property
     def n_independent(self) -> int:

@@ -88,13 +88,10 @@ class Job:
     @property
     def description(self) -> str:
         """The job in a few words."""
-        data = f"{self.dataset} ({named(self.data_options)})" if self.data_options else self.dataset
-        method = self.label or self.work
-        if self.options and not self.variant:
-            method += f" ({named(self.options)})"
-        setup = self.setup
-        parts = [self.model, data, setup.components, setup.metric, method]
-        return ", ".join([*map(str, parts), *([f"seed {self.seed}"] if self.seed else [])])
+        setup, options = self.setup, "" if self.variant else named(self.options)
+        parts = [self.model, self.dataset, named(self.data_options), setup.components]
+        parts += [setup.metric, self.label or self.work, options, self.seed and f"seed {self.seed}"]
+        return ", ".join(str(part) for part in parts if part)
 
     @property
     def identity(self) -> tuple[str, ...]:

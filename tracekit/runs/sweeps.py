@@ -17,7 +17,7 @@ from tracekit._util.files import locked, write_csv
 from tracekit._util.markup import printable
 from tracekit._util.options import as_path, convert, is_whole
 from tracekit._util.processes import leave_if_in_start
-from tracekit._util.table import Table, latex_text
+from tracekit._util.table import Table
 from tracekit.engine.setup import SETUP_OPTIONS
 from tracekit.errors import (
     ConfigError,
@@ -29,7 +29,7 @@ from tracekit.errors import (
 )
 from tracekit.results.curve import TraceCurve
 from tracekit.results.result import TraceResult
-from tracekit.results.tables import competing, effect_columns, legend, result_table
+from tracekit.results.tables import effect_columns, result_table
 from tracekit.runs.devices import own_device
 from tracekit.runs.dispatch import do_all
 from tracekit.runs.grid import Grid, part_of
@@ -96,34 +96,13 @@ class Runs(Sequence[Run]):
         measured = [each for each in result_table(self.results).columns if each.key not in _ASKED]
         return Table([*asked.without(*_STORED).columns, *measured, *asked.only(*_STORED).columns])
 
-    @property
     def shown(self) -> Table:
         """The columns of `table` that readers see: what differs between results, and effects."""
-        effects = ("effect", "95 % spread", "held_out", "95 % interval")
-        columns = [each for each in effect_columns(self.results) if each in effects]
-        return self.table().only(*self.varying, *columns)
-
-    @property
-    def varying(self) -> list[str]:
-        """Fields in which results differ."""
-        table = self.table()
+        table, measured = self.table(), effect_columns(self.results)
         names = [name for name in _FIELDS if len({*table[name].texts}) > 1]
         if "budget" in names and table["budget"].values == table["n_selected"].values:
             names.remove("n_selected")
-        return names
-
-    def to_latex(self, *, caption: str | None = None, label: str = "tab:tracekit") -> str:
-        r"""A LaTeX table (booktabs) of `shown`: the best is bold, the second underlined.
-
-        That is among methods, with all else alike, by the effect on held-out examples where every
-        result has one. Random sets are a control, which is never marked.
-        """
-        results = self.results
-        best = "effect" if any(each.held_out is None for each in results) else "held_out"
-        within = [name for name in self.varying if name not in _OF_METHOD]
-        table = self.shown.aligned().ranked(best, within, second=True, among=competing(results))
-        text = latex_text(legend(results)) if caption is None else caption
-        return table.latex(text, label)
+        return table.only(*names, *(each for each in _EFFECTS if each in measured))
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
@@ -131,7 +110,7 @@ class Runs(Sequence[Run]):
         return printable(f"Runs({len(self)} of {models or 'no model'}{failed})")
 
     def _repr_html_(self) -> str:
-        return self.shown.html()
+        return self.shown().html()
 
 
 def load_runs(folder: str | Path) -> Runs:
@@ -365,10 +344,10 @@ def _order(run: Run) -> tuple[Any, ...]:
 _ASKED = ("method", "model", "dataset", "kind", "metric", "positions", "seed")
 """Entries of a result that the job says too, and better."""
 _STORED = ("device", "tracekit", "folder")
-_OF_METHOD = ("method", "options", "objective", "seed")
-_FIELDS = ("model", "dataset", "kind", "metric", "positions", "setting", "sign", *_OF_METHOD)
-_FIELDS += ("budget", "n_selected")
+_FIELDS = ("model", "dataset", "kind", "metric", "positions", "setting", "method", "options")
+_FIELDS += ("objective", "sign", "seed", "budget", "n_selected")
 """Columns that are shown where they differ."""
+_EFFECTS = ("effect", "95 % spread", "held_out", "95 % interval")
 
 
 def _asked(run: Run) -> Iterator[dict[str, Any]]:
