@@ -70,7 +70,7 @@ def _print_front(front: ParetoFront) -> None:
     with_statistics = {row.size for row in front.statistics} or {*front.sizes}
     kept = [n for n, size in enumerate(front.sizes) if size in with_statistics]
     console.print(f"{examples_text(front[0])}; {front[0].axis_label}", highlight=False)
-    print_table("front", front.table(), front.shown.rows(kept))
+    print_table("front", front.table(), front.shown().rows(kept))
     console.print(
         f"{front.legend} Method: whose set it is; shrunken top-k where components ranked alone do "
         "better cross-fitted.",

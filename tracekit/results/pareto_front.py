@@ -268,7 +268,6 @@ class ParetoFront(Sequence[TraceResult]):
         results = result_table(self.results).without("budget", "selected", "passes", "seconds")
         return Table([size, *results.columns, *statistics])
 
-    @property
     def shown(self) -> Table:
         """The columns of `table` that readers see."""
         _, *effects = effect_columns(self.results)
@@ -296,7 +295,7 @@ class ParetoFront(Sequence[TraceResult]):
         return card(
             f"Pareto front up to {self.largest} of {last.n_components} components: {last.dataset} "
             f"data, {last.model} model, {last.setup.metric}{stopped}",
-            table_html(self.shown),
+            table_html(self.shown()),
             line(self.legend),
         )
 
