@@ -58,7 +58,7 @@ def _section(section: Section, number: int) -> str:
         parts.append(f'<p class="lead">{html_text(section.lead)}</p>')
     parts += [f"<p>{html_text(paragraph)}</p>" for paragraph in section.paragraphs]
     if section.table is not None:
-        parts.append(section.table.html())
+        parts.append(f'<div class="table">{section.table.html()}</div>')
     if section.figures:
         drawn = [
             figure.to_html(
