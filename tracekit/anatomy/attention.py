@@ -158,12 +158,6 @@ def _change(row: Mapping[Any, Any], form: str) -> str:
 def attention(traced: Traced, members: ComponentsLike, *, at: str = "last") -> Attention:
     """What heads attend to from a token of each prompt, and what they write to the logits.
 
-    ```python
-    attention = tracer.attention(tracer.run(budget=6))
-    print(attention)
-    attention.table, attention.contributions, attention.figure()
-    ```
-
     Attention is by span where all pairs have spans, else by position, in the clean and the
     counterfactual run. The direct contribution is the logit of x less that of y that the
     output of a head alone gives through the final norm, its scale frozen at that of the clean

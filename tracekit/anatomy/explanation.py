@@ -431,12 +431,6 @@ def explain(
 ) -> Explanation:
     """Why a set acts together: what each member brings, who interacts, who can be replaced.
 
-    ```python
-    why = tracer.explain(tracer.run(budget=4))
-    print(why)
-    why.table, why.interactions, why.additivity, why.redundant, why.backups
-    ```
-
     It is measured on the held-out examples, if the tracer has some. On the examples that the
     set was selected on there are no p values.
 

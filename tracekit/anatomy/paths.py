@@ -176,12 +176,6 @@ def _with_interval(row: Mapping[str, Any], column: str) -> str:
 def paths(traced: Traced, members: ComponentsLike, *, by_input: bool = True) -> Paths:
     """How members connect: the effect of each on the metric through each other one alone.
 
-    ```python
-    paths = tracer.paths(tracer.run(budget=6))
-    print(paths)
-    paths.table, paths.network()
-    ```
-
     This is path patching with everything else clean (`tracekit.engine.path_effects` defines
     it), also from the embedding, where the source is a run of the model, and to the logits. It
     is measured on the held-out examples, if the tracer has some. On the examples that the set

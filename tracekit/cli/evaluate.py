@@ -18,13 +18,7 @@ from tracekit.cli.options import (
     build_tracer,
     takes,
 )
-from tracekit.cli.output import (
-    check_file,
-    console,
-    print_problem,
-    print_table,
-    print_tracer,
-)
+from tracekit.cli.output import check_file, print_problem, print_table, print_tracer
 from tracekit.cli.parsing import read_masks
 
 _SEARCHED = (
@@ -89,9 +83,8 @@ def evaluate(given: Given) -> None:
     brackets = " or ".join(["interval"] * (False in searched) + ["spread"] * (True in searched))
     titles = {name: name for name in names} | {"effect": f"effect (95 % {brackets})"}
     table = Table.of_rows(measured, titles, forms, joined=True)
-    where = "held-out " * (tracer.held_out is not None)
-    n = n_text(len(pairs), pairs.clusters)
-    console.print(f"On {n} {where}examples: {tracer.engine.metric.axis_label}")
-    print_table("masks", table, table.without("n examples", "n independent"))
+    held_out = " held-out" * (tracer.held_out is not None)
+    said = f"On {n_text(len(pairs), pairs.clusters)}{held_out} examples: {tracer.engine.metric.axis_label}"
+    print_table("masks", table, table.without("n examples", "n independent"), heading=said)
     if output is not None:
         write_csv(pd.DataFrame(rows), output)

@@ -152,11 +152,7 @@ def _sections(
     return [
         Section(heading=name if is_one_of_several else "", lead=lead),
         Section(heading="Setting", table=_setting(first), note=_CHECKED),
-        Section(
-            heading="Figures",
-            figures=_figures(group, comparison),
-            note=legend(results),
-        ),
+        Section(heading="Figures", figures=_figures(group, comparison)),
         Section(
             heading="Sets",
             table=_sets(comparison),

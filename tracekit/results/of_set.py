@@ -51,12 +51,7 @@ class OfSet:
 
     @classmethod
     def load(cls: type[_T], folder: str | Path) -> _T:
-        """Reads what `save` wrote.
-
-        Raises:
-            ResultNotFoundError: The folder holds none.
-            ResultFormatError: It is of another format, damaged, or of several saves.
-        """
+        """Reads what `save` wrote; errors as of `TraceResult.load`."""
         return load(cls, Path(folder) / cls.FILE)  # type: ignore[attr-defined]
 
 

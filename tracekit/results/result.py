@@ -262,17 +262,12 @@ class TraceResult:
         if self.component_scores is not None:
             return self.component_scores
         if torch.equal(self.soft_mask, self.binary_mask.float()):
-            if self.constraint is not None or self.run.objective != "mean":
-                asked = (
-                    "within bounds" if self.constraint is not None else f"by {self.run.objective}"
-                )
-                raise ConfigError(
-                    f"This result of {self.method} was searched {asked}, so the components have no "
-                    "scores of their own. Use a result without constraint and objective."
-                )
+            searched = "" if self.run.objective == "mean" else f", searched by {self.run.objective}"
+            searched = searched if self.constraint is None else ", searched within bounds"
             raise ConfigError(
-                f"This result of {self.method} has no scores of components, only a selection, "
-                "which ranks nothing. Use a result of top-k, attribution, mask-ig or pgb-ct."
+                f"This result of {self.method}{searched}, has no scores of components, only a "
+                "selection, which ranks nothing. Use a result of top-k, attribution, mask-ig or "
+                "pgb-ct, without constraint and objective."
             )
         return self.soft_mask
 
@@ -430,15 +425,7 @@ class TraceResult:
         )
 
     def panels(self, color: Color = "selected", *, title: str = "") -> list[SelectionPanel]:
-        """The data behind a selection heatmap: one panel per kind, a row per layer.
-
-        Args:
-            color: As in `heatmap`.
-            title: Above the panels.
-
-        Raises:
-            ConfigError: An unknown `color`, or scores of a result that has none.
-        """
+        """The data behind `heatmap`: one panel per kind, a row per layer; `title` is above them."""
         from tracekit.results.panels import panels_of, texts_of, values_of
 
         if color == "score" and self.component_scores is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from tracekit._util.clusters import n_text
@@ -68,8 +69,7 @@ def legend(results: Sequence[TraceResult]) -> str:
     held_out = "Held out: on examples that no search saw, with a 95 % interval. "
     return (
         "Searched: on the examples that the set was selected on; the spread is 95 % of the means "
-        f"of resampled examples, and no interval. "
-        f"{held_out * any(result.held_out is not None for result in results)}"
+        f"of resampled examples, and no interval. {held_out * any(r.held_out for r in results)}"
         "Share: of the effect of all components. Faithful: 1 less the share that all others have; "
         "complete: 1 less the share of the set (0 is complete)."
     )
@@ -91,6 +91,7 @@ def result_table(results: Sequence[TraceResult], *, most_labels: int = 6) -> Tab
     of_all = f"{{}} of {min(sizes)}".format if len(sizes) == 1 else str
     intervals = [result.held_out_interval or (None, None) for result in results]
     fresh = [result.held_out for result in results]
+    independent = [each and each.n_independent for each in fresh]
     places = ["searched" if each is None else "held out" for each in fresh]
     on = f", {places[0]}" if len({*places}) == 1 else ""
     extras = dict.fromkeys(name for result in results for name in result.extra_effects)
@@ -120,17 +121,11 @@ def result_table(results: Sequence[TraceResult], *, most_labels: int = 6) -> Tab
             column("n_examples", "n, searched", lambda r: r.own.n_examples),
             column("n_independent", "independent, searched", lambda r: r.own.n_independent),
             Column("n_held_out", "n, held out", [e and e.n_examples for e in fresh]),
-            Column(
-                "n_held_out_independent",
-                "independent, held out",
-                [e and e.n_independent for e in fresh],
-            ),
+            Column("n_held_out_independent", "independent, held out", independent),
             column("model", "model", lambda r: r.model),
             column("dataset", "data", lambda r: r.dataset),
             column("kind", "kind", lambda r: "+".join(r.registry.kinds)),
-            column("metric", "metric", lambda r: r.setup.metric),
-            column("source", "source", lambda r: r.setup.source),
-            column("direction", "direction", lambda r: r.setup.direction),
+            *(column(n, n, attrgetter(f"setup.{n}")) for n in ("metric", "source", "direction")),
             column("positions", "positions", lambda r: str(r.setup.positions)),
             column("seed", "seed", lambda r: r.seed),
         ]
@@ -211,10 +206,10 @@ def tracer_text(traced: Traced) -> str:
 def _examples(traced: Traced) -> str:
     """How many examples are searched and held out."""
     own, fresh = traced.own.pairs, traced.held_out_pairs
-    held_out = (
-        "" if fresh is None else f" searched and {n_text(len(fresh), fresh.clusters)} held-out"
-    )
-    return f"{n_text(len(own), own.clusters)}{held_out} examples of {own.name}"
+    said = n_text(len(own), own.clusters)
+    if fresh is not None:
+        said += f" searched and {n_text(len(fresh), fresh.clusters)} held-out"
+    return f"{said} examples of {own.name}"
 
 
 def _preferred(traced: Traced) -> str:

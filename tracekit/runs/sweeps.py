@@ -187,27 +187,12 @@ def sweep(
 ) -> Runs:
     """Runs every method on every data set and model, each combination once.
 
-    ```python
-    runs = tk.sweep(
-        models=["demo", "gpt2"],
-        datasets=["demo-facts", {"name": "demo-bias"}],
-        methods=["top-k", tk.search.PGBCT(epochs=8)],
-        budgets=[2, 0.1],
-        output="sweep",
-        limit=32,
-    )
-    runs.to_frame()
-    ```
-
     Every run is kept in `output/runs` as soon as it is finished, and `output/runs.csv` is the
     table of all of them. A sweep that is started again does what is missing. Runs that cannot be
     read are moved aside and done again.
 
     Args:
-        models: As in `Grid`, like the three after it.
-        datasets: Names, files, or mappings of `name` and options.
-        methods: Names, mappings of `name` and options, or searches.
-        budgets: Counts or shares; those of a method share a run.
+        models, datasets, methods, budgets: As in `Grid`.
         output: The folder; all workers must share it.
         executor: Where the runs are done. None: on this machine. `dask://HOST:PORT`: by the
             workers of a Dask scheduler. `submitit://slurm`: as jobs of Slurm. Or any
