@@ -33,7 +33,7 @@ def test_tables_and_figures_scroll_within_their_cards(chromium, demo_model, tmp_
         demo_model, facts[:8], "attention-patterns", "probability-drop", held_out=facts[8:16]
     )
     results = [tracer.run(method, budget=12) for method in ("top-k", "greedy")]
-    results.append(tracer.explain("L0H4,L1H4,L1H7".split(",")))
+    results.append(tracer.explain(["L0H4", "L1H4", "L1H7"]))
     page = tk.report([*results, tracer.pairs], tmp_path / "report.html")
 
     async def scenario():

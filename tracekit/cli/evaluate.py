@@ -84,7 +84,8 @@ def evaluate(given: Given) -> None:
     titles = {name: name for name in names} | {"effect": f"effect (95 % {brackets})"}
     table = Table.of_rows(measured, titles, forms, joined=True)
     held_out = " held-out" * (tracer.held_out is not None)
-    said = f"On {n_text(len(pairs), pairs.clusters)}{held_out} examples: {tracer.engine.metric.axis_label}"
+    n, metric = n_text(len(pairs), pairs.clusters), tracer.engine.metric.axis_label
+    said = f"On {n}{held_out} examples: {metric}"
     print_table("masks", table, table.without("n examples", "n independent"), heading=said)
     if output is not None:
         write_csv(pd.DataFrame(rows), output)

@@ -192,7 +192,10 @@ def sweep(
     read are moved aside and done again.
 
     Args:
-        models, datasets, methods, budgets: As in `Grid`.
+        models: As in `Grid`, like the three after it.
+        datasets: Names, files, or mappings of `name` and options.
+        methods: Names, mappings of `name` and options, or searches.
+        budgets: Counts or shares; those of a method share a run.
         output: The folder; all workers must share it.
         executor: Where the runs are done. None: on this machine. `dask://HOST:PORT`: by the
             workers of a Dask scheduler. `submitit://slurm`: as jobs of Slurm. Or any
