@@ -54,7 +54,7 @@ def _examples(results: list[Any]) -> list[PromptPairs]:
     from tracekit.demo import DEMO
     from tracekit.results import TraceResult
 
-    found: dict[str, PromptPairs] = {}
+    by_data: dict[str, PromptPairs] = {}
     for each in results:
         first = each[0] if isinstance(each, Sequence) else each
         if not isinstance(first, TraceResult) or first.own.origin is None:
@@ -68,8 +68,8 @@ def _examples(results: list[Any]) -> list[PromptPairs]:
                     tokenizer=AutoTokenizer.from_pretrained(source, local_files_only=True)
                 )
             )
-            found[first.dataset_fingerprint] = load_origin(first.own.origin, model)
-    return list(found.values())
+            by_data[first.dataset_fingerprint] = load_origin(first.own.origin, model)
+    return list(by_data.values())
 
 
 def _read(path: Path) -> list[Any]:

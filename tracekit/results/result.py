@@ -262,10 +262,10 @@ class TraceResult:
         if self.component_scores is not None:
             return self.component_scores
         if torch.equal(self.soft_mask, self.binary_mask.float()):
-            searched = "" if self.run.objective == "mean" else f", searched by {self.run.objective}"
-            searched = searched if self.constraint is None else ", searched within bounds"
+            asked = "" if self.run.objective == "mean" else f", searched by {self.run.objective},"
+            asked = asked if self.constraint is None else ", searched within bounds,"
             raise ConfigError(
-                f"This result of {self.method}{searched}, has no scores of components, only a "
+                f"This result of {self.method}{asked} has no scores of components, only a "
                 "selection, which ranks nothing. Use a result of top-k, attribution, mask-ig or "
                 "pgb-ct, without constraint and objective."
             )
