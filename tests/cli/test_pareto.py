@@ -16,7 +16,7 @@ def test_pareto_fronts(command, tmp_path):
     assert (tmp_path / "run" / "pareto.html").exists()
     assert (tmp_path / "kept").exists()
     for text in (
-        "effect, cross-fitted",
+        "cross-fitted",
         "stability",
         "Stopped by --max-passes",
         "for the statistics",
