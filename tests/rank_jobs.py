@@ -49,7 +49,7 @@ def searches(**options) -> dict[str, object]:
         }
     front = traced.pareto(max_budget=4)
     answers["front"] = [list(tiny.members_of(result)) for result in front]
-    answers["held out"] = [row.held_out for row in front.statistics]
+    answers["held out"] = [row.cross_fitted for row in front.statistics]
     grid = traced.interactions([traced.registry[i] for i in (0, 3, 5)])
     answers["grid"] = grid.interaction.tolist()
     distance = tracer(metric="kl")

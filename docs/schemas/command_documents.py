@@ -11,15 +11,19 @@ from tracekit.cli.output import CommandOutput
 _RESULTS = (
     "method, budget, n_selected, n_components, effect, effect_low, effect_high, full_effect, "
     "share, faithfulness, faithfulness_low, faithfulness_high, completeness, completeness_low, "
-    "completeness_high, held_out, held_out_low, held_out_high, passes, seconds, components, "
-    "n_examples, model, dataset, kind, metric, source, direction, positions, seed, *"
+    "completeness_high, measured_on, held_out, held_out_low, held_out_high, held_out_share, "
+    "passes, seconds, components, n_examples, n_independent, n_held_out, n_held_out_independent, "
+    "model, dataset, kind, metric, source, direction, positions, seed, *"
 )
 _ESTIMATES = {"estimates": "method, passes, further, is_exact, example_passes, seconds, memory"}
 _CHECKS = {"checks": "color, check, finding"}
 _TABLES: dict[str, dict[str, str]] = {
     "datasets": {"datasets": "dataset, components, metric, about"},
     "demo": {"methods": "method, passes, seconds, *", "results": _RESULTS},
-    "evaluate": {"masks": "mask, sum, effect, effect_low, effect_high, *"},
+    "evaluate": {
+        "masks": "mask, sum, effect, effect_low, effect_high, n_examples, "
+        "n_independent, n_searched, *"
+    },
     "explain": {
         "explanation": "model, dataset, metric, effect, effect_low, effect_high, members, "
         "redundant, n_orders, passes, *",
@@ -37,8 +41,9 @@ _TABLES: dict[str, dict[str, str]] = {
     },
     "pareto": {
         "front": "method, size, n_components, effect, effect_low, effect_high, full_effect, share, "
-        "faithfulness, completeness, components, held_out, held_out_low, held_out_high, control, "
-        "stability, *",
+        "faithfulness, completeness, measured_on, components, held_out, held_out_low, "
+        "held_out_high, held_out_share, cross_fitted, cross_fitted_low, cross_fitted_high, "
+        "control, stability, n_examples, n_independent, n_held_out, n_held_out_independent, *",
         **_ESTIMATES,
     },
     "report": {},
@@ -55,7 +60,8 @@ _TABLES: dict[str, dict[str, str]] = {
     "sweep": {
         "runs": "model, dataset, kind, metric, positions, setting, method, options, objective, "
         "sign, seed, budget, n_selected, n_components, effect, effect_low, effect_high, share, "
-        "held_out, held_out_low, held_out_high, n_examples, passes, seconds, device, tracekit, "
+        "measured_on, held_out, held_out_low, held_out_high, held_out_share, n_examples, "
+        "n_independent, n_held_out, n_held_out_independent, passes, seconds, device, tracekit, "
         "components, folder, *"
     },
     "trace": {"results": _RESULTS, **_CHECKS, **_ESTIMATES},

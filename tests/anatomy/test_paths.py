@@ -78,8 +78,9 @@ def test_the_text_names_the_strongest(paths):
     first, second, *_ = str(paths).splitlines()
     n, apart = len(paths.table), paths.table[paths.table["is_apart"]]
     assert first.startswith("Paths among 4 components of GPT2LMHeadModel on ")
-    assert f"of {n} the intervals of {len(apart)} leave out 0, " in first
-    assert "on examples that the set was not selected on" in first
+    assert f"{len(apart)} of {n} have a 95 % interval (in brackets) apart from 0" in first
+    assert f", on held-out examples, n = {paths.n_examples}: " in first
+    assert "A \u2192 B: " in first
     assert second.startswith(f"{apart.iloc[0]['sender']} \u2192 {apart.iloc[0]['receiver']}: ")
     # A number stands beside the name of what it is of, with its own interval.
     lines, named = str(paths).splitlines()[1:], 0

@@ -185,7 +185,9 @@ class TestNumbers:
         by_size = {row["size"]: row for row in rows}
         for each in front.statistics:
             row = by_size[each.size]
-            for name in ("held_out", "held_out_low", "held_out_high", "control", "stability"):
+            for name in ("", "_low", "_high", "_error"):
+                assert row[f"cross_fitted{name}"] == getattr(each, f"cross_fitted{name}")
+            for name in ("control", "stability"):
                 assert row[name] == getattr(each, name), name
         assert front.statistics
 

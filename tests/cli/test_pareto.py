@@ -15,9 +15,14 @@ def test_pareto_fronts(command, tmp_path):
     assert path.largest == 4
     assert (tmp_path / "run" / "pareto.html").exists()
     assert (tmp_path / "kept").exists()
-    for text in ("held out", "stability", "Stopped by --max-passes", "for the statistics"):
+    for text in (
+        "cross-fitted",
+        "stability",
+        "Stopped by --max-passes",
+        "for the statistics",
+    ):
         assert text in out
-    assert f"{path.statistics[0].held_out:.4g}" in out
+    assert f"{path.statistics[0].cross_fitted:.4g}" in out
     again, out, _ = command(
         *("pareto", "--limit", 6, "--max-budget", 4, "--max-passes", 20),
         *("--checkpoint", tmp_path / "kept", "--output", tmp_path / "run", "--quiet"),

@@ -35,7 +35,7 @@ def test_saved_runs_are_one_table_of_a_terminal_s_width(model, monkeypatch, caps
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80
     assert sum(line.startswith("\u250f") for line in lines) == 1
-    assert "4 examples of" in lines[0]
+    assert "4 searched examples of" in lines[0]
     sizes = [line.split("\u2502")[2].split()[0] for line in lines if " of 12 " in line]
     assert sizes == ["2", "4", "10"] * 2
     # No interval is broken.

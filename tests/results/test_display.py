@@ -179,8 +179,11 @@ def test_long_prompts_are_compared_token_by_token():
 def test_results_show_their_numbers(shown):
     result, text = shown["result"], shown["result"]._repr_html_()
     low, high = result.spread
-    assert f"effect {result.effect:.4g} ({low:.3g} to {high:.3g})" in text
-    assert f"held out {result.held_out_effect:.4g} (" in text
+    assert f"effect {result.effect:.4g} (all: {result.full_effect:.4g}) on 16 searched" in text
+    assert f"{result.held_out_effect:.4g} (all: " in text
+    assert f"spread {low:.3g} to {high:.3g}" in text
+    low, high = result.held_out_interval
+    assert f"95 % interval held out {low:.3g} to {high:.3g}" in text
     assert f"kl {result.extra_effects['kl']:.4g}" in text
     assert ", ".join(result.labels) in text
     # A row for each budget up to twelve, from the first to the last.
@@ -189,23 +192,26 @@ def test_results_show_their_numbers(shown):
     assert rows[1][2] == f"{shown['curve'].at(1).effect:.4g}"
     front = shown["front"]
     rows = Reader(front._repr_html_()).rows
-    held_out = {row.size: row.held_out for row in front.statistics}
-    assert [row[-1] for row in rows[1:]] == [f"{held_out[size]:.4g}" for size in front.sizes]
+    fitted = {row.size: row.cross_fitted for row in front.statistics}
+    at = rows[0].index("effect, cross-fitted")
+    assert [row[at] for row in rows[1:]] == [f"{fitted[size]:.4g}" for size in front.sizes]
+    at = rows[0].index("effect, held out")
+    assert [row[at] for row in rows[1:]] == [f"{each.held_out_effect:.4g}" for each in front]
     grid = shown["grid"].to_frame()
     rows = Reader(shown["grid"]._repr_html_()).rows
     assert [row[2] for row in rows[1:]] == [f"{effect:.4g}" for effect in grid["effect"][:12]]
     tracer = shown["tracer"]
     rows = Reader(tracer._repr_html_()).rows
-    assert ["all components", f"effect {tracer.full_effect:.4g}"] in rows
+    assert ["all components", f"effect {tracer.full_effect:.4g}, searched"] in rows
     assert [row[0] for row in rows[-12:]] == ["top-k"] * 11 + ["greedy"]
     assert "and 3 earlier results" in tracer._repr_html_()
 
 
 def test_long_lists_of_components_are_cut(shown):
     result, curve = shown["result"], shown["curve"]
-    assert repr(result).endswith(f"); {', '.join(result.labels)})")
-    assert repr(curve.at(12)).endswith(f"); {', '.join(curve.at(12).labels)})")
-    assert repr(curve.at(13)).endswith(f"); {', '.join(curve.at(13).labels[:12])}, ...)")
+    assert repr(result).endswith(f" held-out examples; {', '.join(result.labels)})")
+    assert repr(curve.at(12)).endswith(f"; {', '.join(curve.at(12).labels)})")
+    assert repr(curve.at(13)).endswith(f"; {', '.join(curve.at(13).labels[:12])}, ...)")
 
 
 def test_pictures_put_grids_side_by_side_and_names_at_their_cells(model):

@@ -291,7 +291,7 @@ def test_searches_within_bounds_rank_nothing(tracer, tmp_path):
         ({"objective": "median"}, "by median"),
     ):
         result = tracer.run("top-k", budget=2, **options)
-        with pytest.raises(ConfigError, match=f"was searched {text}, so the components have no"):
+        with pytest.raises(ConfigError, match=f"top-k, searched {text}, has no scores of comp"):
             _ = result.ranked_by
 
 
@@ -368,7 +368,7 @@ def test_tables_hold_them(tracer):
     for name, score in zip(("faithfulness", "completeness"), scores, strict=True):
         ends = [by_size[0][f"{name}{end}"] for end in ("", "_low", "_high")]
         assert score == pytest.approx(ends)
-        text = f"{name} {ends[0]:.2f} ({interval_text(*ends[1:])})"
+        text = f"{name}, searched, {ends[0]:.2f} ({interval_text(*ends[1:])})"
         assert text in curve[0]._repr_html_()
     without = replace(curve[0], own=replace(curve[0].own, complement=None))
     assert without.circuit_scores == ((None, None, None),) * 2

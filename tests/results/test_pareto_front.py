@@ -81,12 +81,12 @@ def test_the_curve_of_a_front_draws_the_held_out_examples_of_its_tracer(demo_mod
     tracer = tk.Tracer(demo_model, inside, metric="probability-drop", held_out=outside)
     front = tracer.pareto(max_budget=2)
     named = {trace.name: trace for trace in front.curve().data if trace.name}
-    fresh = named["held-out examples"]
+    fresh = named["held out"]
     assert list(fresh.y) == [result.held_out_effect for result in front]
     assert list(fresh.error_y.arrayminus) == pytest.approx(
         [result.held_out_effect - result.held_out_interval[0] for result in front]
     )
-    assert list(named["held out by halves"].y) == front.to_frame()["held_out"].tolist()
+    assert list(named["cross-fitted"].y) == front.to_frame()["cross_fitted"].tolist()
 
 
 def test_the_curve_of_a_front_draws_its_data(front):
@@ -94,14 +94,17 @@ def test_the_curve_of_a_front_draws_its_data(front):
     figure = front.curve()
     named = {trace.name: trace for trace in figure.data if trace.name}
     assert list(named) == [
-        *("best set", "held out", "random, same layers", "alone", "from all downwards"),
+        *("best set, searched", "cross-fitted", "random, same layers", "alone"),
+        "from all downwards",
     ]
-    assert list(named["best set"].y) == frame["effect"].tolist()
-    taken = frame.dropna(subset=["held_out"])
-    assert list(named["held out"].y) == taken["held_out"].tolist()
-    bars = named["held out"].error_y
-    assert list(bars.array) == pytest.approx((taken["held_out_high"] - taken["held_out"]).tolist())
+    assert list(named["best set, searched"].y) == frame["effect"].tolist()
+    taken = frame.dropna(subset=["cross_fitted"])
+    assert list(named["cross-fitted"].y) == taken["cross_fitted"].tolist()
+    bars = named["cross-fitted"].error_y
+    assert list(bars.array) == pytest.approx(
+        (taken["cross_fitted_high"] - taken["cross_fitted"]).tolist()
+    )
     band = figure.data[0]
     assert list(band.y) == [*frame["effect_high"], *frame["effect_low"][::-1]]
     assert figure.layout.shapes[0].y0 == pytest.approx(front[0].full_effect)
-    assert "Jaccard" in named["held out"].customdata[0]
+    assert "Jaccard" in named["cross-fitted"].customdata[0]

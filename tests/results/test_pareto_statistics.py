@@ -84,8 +84,8 @@ def test_statistics_are_what_they_say(front, tracer):
         assert one.stability == pytest.approx(jaccard(mine, theirs))
         first = engine.effects(from_indices(mine, 12))[halves[1]].sum()
         second = engine.effects(from_indices(theirs, 12))[halves[0]].sum()
-        assert one.held_out == pytest.approx(((first + second) / 12).item(), rel=1e-4)
-        assert one.held_out_low <= one.held_out <= one.held_out_high
+        assert one.cross_fitted == pytest.approx(((first + second) / 12).item(), rel=1e-4)
+        assert one.cross_fitted_low <= one.cross_fitted <= one.cross_fitted_high
         assert one.control_low <= one.control <= one.control_high
     assert front.statistics_cost.forward_equivalents > 0
     alone = tracer.pareto(statistics=False, objective="mean", max_passes=FRONT_PASSES)
@@ -211,13 +211,13 @@ def test_controls_have_the_same_layers(tracer):
 
 def test_no_control_where_there_is_one_set_only(model):
     front = tk.Tracer(model, tiny.pairs(6, seed=3), components="mlp-blocks").pareto()
-    assert all(one.control is None and one.held_out is not None for one in front.statistics)
+    assert all(one.control is None and one.cross_fitted is not None for one in front.statistics)
     front.curve()
 
 
 def test_too_few_examples_for_halves(model):
     front = tk.Tracer(model, tiny.pairs(3, seed=3)).pareto(max_budget=2)
-    assert front.statistics[0].held_out is None
+    assert front.statistics[0].cross_fitted is None
     assert front.statistics[0].stability is None
     assert front.statistics[0].control is not None
     front.to_frame()

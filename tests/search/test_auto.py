@@ -194,10 +194,10 @@ def test_a_front_takes_the_sets_that_hold_better(tracer, monkeypatch):
     frame = front.to_frame()
     for name, rank in (("local-search", 0), ("oracle", 1)):
         held_out = fit.effects[rank].mean(-1).tolist()
-        assert frame[f"held_out_by_{name}"].tolist() == pytest.approx(held_out)
+        assert frame[f"cross_fitted_by_{name}"].tolist() == pytest.approx(held_out)
     assert frame["method"].tolist() == chosen
     kept = [fit.effects[search, size].mean() for size, search in enumerate(fit.choice())]
-    assert frame["held_out"].tolist() == pytest.approx(torch.stack(kept).tolist())
+    assert frame["cross_fitted"].tolist() == pytest.approx(torch.stack(kept).tolist())
     for result in front:
         assert result.effect == pytest.approx(tracer.evaluate(result.components))
 
@@ -269,7 +269,7 @@ def test_a_set_that_lowers_the_effect_at_hand_is_not_taken(tracer, monkeypatch):
     assert (front.effects > 0).all()
     frame = front.to_frame().set_index("size")
     for size, search in ((3, "ranked"), (6, "local-search")):
-        assert frame["held_out"][size] == frame[f"held_out_by_{search}"][size]
+        assert frame["cross_fitted"][size] == frame[f"cross_fitted_by_{search}"][size]
     results = tracer.run("local-search", budgets=[1, 2], objective="auto", max_passes=60)
     assert [result.method for result in results] == [alone, joint]
 

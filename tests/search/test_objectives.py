@@ -258,10 +258,10 @@ class Fixed:
         return [tk.search.Selection(mask=from_indices([3], 12), effects=self.effects, budget=1)]
 
 
-def row(size, held_out, error):
+def row(size, fitted, error):
     nothing = dict.fromkeys(("control", "control_low", "control_high", "stability"))
-    fields = {"held_out": held_out, "held_out_error": error}
-    nothing |= dict.fromkeys(("held_out_low", "held_out_high"))
+    fields = {"cross_fitted": fitted, "cross_fitted_error": error}
+    nothing |= dict.fromkeys(("cross_fitted_low", "cross_fitted_high"))
     return tk.results.SizeStatistics(size=size, **fields, **nothing)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,11 +12,15 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.anatomy import Explanation, SideEffects
+from tracekit.data.prompts import DataOrigin
 from tracekit.errors import ComparisonError, ConfigError, NoResultError
 from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
 
-SAME = "on the examples that the set was selected on"
-OTHER = "on examples that the set was not selected on"
+SAME = "on the examples that the set was selected on, n = 12"
+OTHER = "on held-out examples, n = 12"
+SAME_PAIRS = "on the examples that the set was selected on"
+OTHER_PAIRS = "on examples that the set was not selected on"
+"""As grids of pairs and side effects say it."""
 PAIRS = tiny.pairs(24, seed=5)
 
 
@@ -45,7 +50,7 @@ def test_an_explanation_without_fresh_examples_has_no_p(without, tmp_path):
     assert loaded.interactions.equals(why.interactions)
     own = tracer.explain(tracer.registry[:3])
     assert own.interactions["p"].notna().all()
-    assert own.examples == ""
+    assert own.examples == "n = 12"
     assert why.heatmap().data
     assert why.network().data
 
@@ -65,8 +70,7 @@ def test_an_explanation_is_of_held_out_examples(fresh, model):
         assert tracer.evaluate(result, held_out=held_out) == pytest.approx(expected, abs=1e-6)
         assert table[metrics[0]]["effect"] == pytest.approx(expected, abs=1e-6)
         assert rows[metrics[0]].mean() == pytest.approx(expected, abs=1e-6)
-        said = "was not selected on" if expected is fresh else "the examples that the set was sel"
-        assert said in table.index.name
+        assert table.index.name == (OTHER if expected is fresh else SAME)
     assert tracer.faithfulness(result).effects[0] == pytest.approx(fresh, abs=1e-6)
     both = tracer.noising_and_denoising(result)
     assert both["effect"][tracer.direction] == pytest.approx(fresh, abs=1e-6)
@@ -84,13 +88,13 @@ def test_interactions_of_a_found_set(without, fresh):
     grid = tracer.interactions(result)
     assert grid.tests is None
     assert grid.interaction_interval is not None
-    assert SAME in repr(grid)
-    assert SAME in grid._repr_html_()
+    assert SAME_PAIRS in repr(grid)
+    assert SAME_PAIRS in grid._repr_html_()
     assert tracer.interactions(layers=[1]).tests is not None
     tracer, result = fresh
     grid = tracer.interactions(result, both_directions=False)
     assert grid.tests is not None
-    assert OTHER in repr(grid)
+    assert OTHER_PAIRS in repr(grid)
     i, j = (tracer.registry.index(component) for component in result.components[:2])
     both = tracer.traced.held_out.set_effects([(i, j), (i,), (j,)], "test").mean(1)
     assert grid.interaction[0, 1].item() == pytest.approx((both[0] - both[1:].sum()).item())
@@ -103,9 +107,9 @@ def test_side_effects(without, fresh, tmp_path):
     p = side.table.set_index("name")["p"]
     assert p.isna().to_dict() == {"target": True, "other": False, "kl": True}
     target, further, kl, *_ = str(side).splitlines()[1:]
-    assert f", {SAME}" in target
+    assert f", {SAME_PAIRS}" in target
     assert "p = " not in target + kl
-    assert f", p = {p['other']:.2g}, {OTHER}" in further
+    assert f", p = {p['other']:.2g}, {OTHER_PAIRS}" in further
     loaded = SideEffects.load(side.save(tmp_path))
     assert loaded.table.equals(side.table)
     tracer, result = fresh
@@ -123,33 +127,59 @@ def test_tables_name_their_examples(without, fresh):
         assert list(both.index) == ["noising", "denoising"]
         found = tracer.faithfulness(result)
         assert found.examples == name
-        assert repr(found).splitlines()[0].endswith(f"; {name}")
+        assert repr(found).splitlines()[0].endswith(f"; {name}; 95 % intervals")
     assert frame.loc["effect", "probability-drop"] == pytest.approx(result.held_out_effect)
     assert both.loc["noising", "effect"] == pytest.approx(result.held_out_effect)
     tracer, result = without
-    assert tracer.evaluate(tracer.registry[:2], metrics=["kl"]).index.name is None
-    assert tracer.evaluate(torch.full((12,), 0.5), metrics=["kl"]).index.name is None
+    for mask in (tracer.registry[:2], torch.full((12,), 0.5)):
+        assert tracer.evaluate(mask, metrics=["kl"]).index.name == "n = 12"
+
+
+def test_examples_that_a_search_saw_are_not_called_held_out(model):
+    """Twelve of twenty examples, by where they are from, and not by what they hold."""
+    origin = DataOrigin(dataset="tiny", options={}, examples=tuple(range(24)))
+    pairs = replace(PAIRS, origin=origin)
+    result = tk.Tracer(model, pairs[:12], metric="probability-drop").run("top-k", budget=3)
+    for examples, said in (
+        (range(20), "on the examples that the set"),
+        (range(12, 24), "held-out"),
+    ):
+        tracer = tk.Tracer(model, pairs.subset(examples), metric="probability-drop")
+        assert result.own.n_among(tracer.pairs) == len({*examples} & {*range(12)})
+        assert said in tracer.faithfulness(result).examples
+        assert said in tracer.evaluate(result, metrics=["kl"]).index.name
+    foreign = replace(pairs, origin=replace(origin, options={"seed": 1}))[5:20]
+    assert result.own.n_among(foreign) == 0
 
 
 class TestComparisons:
     def test_they_rank_by_what_holds(self, fresh):
         tracer, result = fresh
-        others = [tracer.run("random", budget=3, draws=2, seed=seed) for seed in range(3)]
+        # A control, the same set, another one, and a set of another size.
+        others = [tracer.run("random", budget=3, draws=2), result]
+        others += [
+            tracer.as_result([tracer.registry[number] for number in (0, 5, 9)]),
+            tracer.run("top-k", budget=1),
+        ]
         compared = tk.compare([result, *others])
         frame = compared.to_frame()
-        best = frame["held_out"].idxmax()
         text = compared.to_latex()
-        row = text.splitlines()[text.splitlines().index(r"\midrule") + 1 + best]
-        assert "\\textbf" in row.split("&")[5]
-        assert "\\textbf" not in row.split("&")[2]
+        first = text.splitlines().index(r"\midrule") + 1
+        cells = [line.split("&") for line in text.splitlines()[first : first + 5]]
+        best = frame["held_out"][[0, 2, 3]].idxmax()
+        marked = [number for number, row in enumerate(cells) if "\\textbf" in row[4]]
+        assert marked == ([0, 2] if best == 0 else [best])
+        assert "text" not in "".join(cells[1] + cells[4])
+        assert "\\underline" not in "".join(cells[1] + cells[4])
+        assert all("\\textbf" not in row[2] for row in cells)
         differences = compared.differences()
-        assert len(differences) == 6
+        assert len(differences) == 10
         row = differences.iloc[0]
         measured = (result.held_out.effects - others[0].held_out.effects).mean().item()
         assert row["difference"] == pytest.approx(measured)
         assert row["low"] <= measured <= row["high"]
-        n = differences["significant"].sum()
-        assert f"{n} of 6 differences between these are significant" in text
+        # Of four sets of one size, two are the same.
+        assert re.search(r"Of 5 differences between sets of one size there, \d are signif", text)
         low, high = result.held_out_interval
         assert frame.loc[0, ["held_out_low", "held_out_high"]].tolist() == [low, high]
         assert f"| {low:.3g} to {high:.3g} |" in compared.to_markdown()
@@ -198,11 +228,8 @@ def test_cpr_and_cmd_are_of_noising(model):
         text = "CPR and CMD .* in denoising .*direction='noising', or read area and distance"
         with pytest.raises(ConfigError, match=text):
             getattr(found, name)
-    assert (
-        repr(found)
-        .splitlines()[0]
-        .endswith(f"; area {found.area:.4g}, distance {found.distance:.4g} (denoising, not MIB's)")
-    )
+    areas = f"; area {found.area:.4g}, distance {found.distance:.4g} (denoising, not MIB's)"
+    assert repr(found).splitlines()[0].endswith(f"{areas}; n = 12; 95 % intervals")
     noising = tk.Tracer(model, PAIRS[:12], metric="probability-drop")
     found = noising.faithfulness(torch.arange(12.0), ranking="signed")
     assert (found.cpr, found.cmd) == (found.area, found.distance)

@@ -160,7 +160,7 @@ def test_the_backup_of_a_head_is_named(built):
     assert why.backups["rise"].item() == pytest.approx(1, abs=1e-4)
     assert why.backups["p"].isna().all()
     where = "interval above 0, on the examples that proposed them"
-    assert f"Backups ({where}): {backup} of {primary} (+1)." in str(why)
+    assert f"is patched ({where}): {backup} +1 once {primary} is." in str(why)
 
 
 def test_the_backup_of_a_head_is_significant_on_held_out_examples():
@@ -172,7 +172,7 @@ def test_the_backup_of_a_head_is_significant_on_held_out_examples():
     significant = why.backups[why.backups["significant"]]
     assert significant[["component", "backup"]].to_numpy().tolist() == [[str(primary), str(backup)]]
     assert significant["p"].item() < 0.01
-    assert f"Backups (q < .05): {backup} of {primary} (+0.981)." in str(why)
+    assert f"is patched (q < .05): {backup} +0.981 once {primary} is." in str(why)
 
 
 # Name, largest effect of the two best single effects, and of any two.

@@ -18,6 +18,17 @@ class Over(TypedDict):
     clusters: Int[Tensor, " example"] | None
 
 
+def n_text(n_examples: int, clusters: Int[Tensor, " example"] | None) -> str:
+    """How many examples there are, and how many of them are independent if not all are."""
+    n_independent = independent(n_examples, clusters)
+    return f"{n_examples}" + (f" ({n_independent} independent)" * (n_independent < n_examples))
+
+
+def independent(n_examples: int, clusters: Int[Tensor, " example"] | None) -> int:
+    """How many examples are independent: equal ones count once, and so do groups."""
+    return n_examples if clusters is None else int(clusters.max()) + 1
+
+
 def by_cluster(
     values: Float[Tensor, "*row example"], clusters: Int[Tensor, " example"] | None
 ) -> Float[Tensor, "*row cluster"]:

@@ -181,14 +181,22 @@ class Table:
             columns.append(replace(column, form=f".{decimals}f") if is_usual else column)
         return Table(columns)
 
-    def ranked(self, title: str, within: Sequence[str] = (), *, second: bool = False) -> Table:
+    def ranked(
+        self,
+        title: str,
+        within: Sequence[str] = (),
+        *,
+        second: bool = False,
+        among: Sequence[int] | None = None,
+    ) -> Table:
         """The largest value of a column is bold, and the second underlined if `second`.
 
         That is among rows that agree in the columns `within`; what is shown alike is marked alike.
+        Only the rows `among` which a best is sought compete; None: all.
         """
         column, styles = self[title], dict[int, str]()
         groups: dict[tuple[Any, ...], list[int]] = {}
-        for row in range(len(self)):
+        for row in range(len(self)) if among is None else among:
             group = tuple(self[name].values[row] for name in within)
             groups.setdefault(group, []).append(row)
         for rows in groups.values():

@@ -45,6 +45,7 @@ class Attention(OfMembers, Tabular):
     """
 
     FILE: ClassVar[str] = "attention.json"
+    MEASURED: ClassVar[str] = "direct"
 
     at: str
     """Place whose last token attends."""
@@ -118,10 +119,12 @@ class Attention(OfMembers, Tabular):
 
     def __str__(self) -> str:
         """The findings, a line for each head."""
-        examples = f", {self.examples}" if self.examples else ""
+        change = "" if self.counterfactual is None else ", \u2192 in the counterfactual run"
         lines = [
             f"Attention of {len(self.labels)} heads of {self.model} on {self.dataset}, "
-            f"{self.said_at}{examples}; contributions in logits, the final norm's scale frozen."
+            f"{self.said_at}, {self.examples}: in the clean run{change}. Contributions are to the "
+            "logit of x less that of y, the final norm's scale frozen; brackets: the 95 % interval "
+            "in the clean run."
         ]
         for row in self.contributions.to_dict("records"):
             of_head: Any = self.table[self.table["component"] == row["component"]]
@@ -130,7 +133,7 @@ class Attention(OfMembers, Tabular):
             ends = interval_text(row["clean_low"], row["clean_high"])
             lines.append(
                 f"{row['component']} attends to {' and '.join(seen)}; contributes "
-                f"{_change(row, '+.3g')} (clean {ends})."
+                f"{_change(row, '+.3g')} ({ends})."
             )
         if self.counterfactual is None:
             lines.append(f"The source {self.source!r} is no run of the model: all is clean.")
@@ -154,12 +157,6 @@ def _change(row: Mapping[Any, Any], form: str) -> str:
 
 def attention(traced: Traced, members: ComponentsLike, *, at: str = "last") -> Attention:
     """What heads attend to from a token of each prompt, and what they write to the logits.
-
-    ```python
-    attention = tracer.attention(tracer.run(budget=6))
-    print(attention)
-    attention.table, attention.contributions, attention.figure()
-    ```
 
     Attention is by span where all pairs have spans, else by position, in the clean and the
     counterfactual run. The direct contribution is the logit of x less that of y that the

@@ -63,6 +63,7 @@ class Explanation(OfMembers):
     """
 
     FILE: ClassVar[str] = EXPLANATION
+    MEASURED: ClassVar[str] = "effect"
 
     effect: Effects
     """Of the set, on every example; this and all others times its weight, if it has one."""
@@ -139,11 +140,6 @@ class Explanation(OfMembers):
     def _least(self) -> float:
         """A mean below this may be rounding."""
         return RESOLUTION * self._scale.mean().item()
-
-    @property
-    def n_independent(self) -> int:
-        """Independent examples: equal ones count once, and so do groups."""
-        return len(self.effect) if self.clusters is None else int(self.clusters.max()) + 1
 
     def _p_values(self, effects: Float[Tensor, "row example"], scale: Tensor) -> PValues:
         """P values of rows that are differences of effects of subsets of a size."""
@@ -327,8 +323,8 @@ class Explanation(OfMembers):
         added = self.additivity
         lines = [
             f"{len(self.members)} components of {self.model} on {self.dataset}: "
-            f"{_number(added, 'effect')}, {self.axis_label}"
-            f"{f', {self.examples}' if self.examples else ''}.",
+            f"{_number(added, 'effect')}, {self.axis_label}, {self.examples}. Brackets: 95 % "
+            "intervals.",
             f"Alone they sum to {_number(added, 'sum_of_singles')}; interaction brings "
             f"{_number(added, 'interaction')}.",
         ]
@@ -339,6 +335,8 @@ class Explanation(OfMembers):
         lines.append(f"Shapley values ({how}): {shares}.")
         for verdict, text in _VERDICTS.items():
             named = self.table["component"][self.table["verdict"] == verdict]
+            if verdict == _LEFT_OUT:
+                named = list(map(self._left_out, named))
             lines += [f"{text}: {', '.join(named)}."] if len(named) else []
         frame, name = self.interactions, self.tested_context
         is_apart = (frame[f"{name}_low"] > self._least) | (frame[f"{name}_high"] < -self._least)
@@ -352,8 +350,9 @@ class Explanation(OfMembers):
         ]
         how = "p < .05" if self.is_tested else "interval apart from 0"
         lines.append(
-            f"{len(pairs)} of {len(self.interactions)} pairs interact {self.context_text} "
-            f"({how}){': ' if pairs else ''}{', '.join(pairs[:_NAMED])}."
+            f"{len(pairs)} of {len(self.interactions)} pairs do more (+) or less (-) together than "
+            f"each by itself, {self.context_text} ({how})"
+            f"{': ' if pairs else ''}{', '.join(pairs[:_NAMED])}."
         )
         if not self.is_tested:
             lines.append(
@@ -369,9 +368,23 @@ class Explanation(OfMembers):
                 backups, how = backups[backups["significant"].astype(bool)], "q < .05"
             rows = zip(*(backups.get(name, ()) for name in columns), strict=True)
             rows = list(rows)[:_NAMED]
-            named = [f"{name} of {member} ({rise:+.3g})" for name, member, rise in rows]
-            lines.append(f"Backups ({how}): {', '.join(named) if named else 'none'}.")
+            named = [f"{name} {rise:+.3g} once {member} is" for name, member, rise in rows]
+            lines.append(
+                "Backups, which are outside the set and do more once a member is patched "
+                f"({how}): {', '.join(named) if named else 'none'}."
+            )
         return printable("\n".join(lines))
+
+    def _left_out(self, label: str) -> str:
+        """A member that can be left out: its effect alone, and who makes up for it."""
+        name, alone = self.tested_context, self.table.set_index("component")["alone"]
+        others = {*self.labels} - {str(each) for each in self.redundant}
+        for row in self.interactions.to_dict("records"):
+            pair = [row["first"], row["second"]]
+            other = next((each for each in pair if each != label), "")
+            if label in pair and other in others and row[f"{name}_high"] < -self._least:
+                return f"{label} ({alone[label]:.3g} alone; {other} makes up for it)"
+        return f"{label} ({alone[label]:.3g} alone)"
 
     def __repr__(self) -> str:
         return printable(
@@ -387,15 +400,19 @@ def _sorted(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     return frame.sort_values(column, ascending=False, ignore_index=True)
 
 
-_CONTEXTS = {"averaged": "on average over subsets", "within": "within the set"}
+_CONTEXTS = {
+    "averaged": "averaged over subsets of the other members",
+    "within": "all other members patched",
+}
 """Contexts in words."""
+_LEFT_OUT = "can be left out"
 _VERDICTS = {
-    "with others": "More together with the others than alone",
-    "overlaps": "Less with the others than alone (they do the same)",
-    "with some": "More with some of the others than alone or with all",
-    "by itself": "About as much with the others as alone",
-    "can be left out": "Can be left out",
-    "works against": "Works against the others",
+    "with others": "Bring more with all other members patched than alone",
+    "overlaps": "Bring less with all other members patched than alone, as these do the same",
+    "with some": "Bring more with some of the other members patched than alone or with all",
+    "by itself": "Bring about as much with the other members patched as alone",
+    _LEFT_OUT: "Can be left out together, as the set without them does as much",
+    "works against": "Work against the others",
 }
 
 
@@ -413,12 +430,6 @@ def explain(
     seed: int = 0,
 ) -> Explanation:
     """Why a set acts together: what each member brings, who interacts, who can be replaced.
-
-    ```python
-    why = tracer.explain(tracer.run(budget=4))
-    print(why)
-    why.table, why.interactions, why.additivity, why.redundant, why.backups
-    ```
 
     It is measured on the held-out examples, if the tracer has some. On the examples that the
     set was selected on there are no p values.

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.clusters import by_cluster
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import shortened
 from tracekit.components.members import ComponentsLike, members_of
@@ -136,11 +135,12 @@ class Paths(OfMembers, Tabular):
         """The findings in a few lines, ready for a paper."""
         table = self.table
         apart, n = table[table["is_apart"]], len(self.members)
-        how = f", {int(table['significant'].sum())} with q < .05" if self.is_tested else ""
+        how = f", {int(table['significant'].sum())} have q < .05" if self.is_tested else ""
         lines = [
-            f"Paths among {n} component{'s' * (n != 1)} of {self.model} on {self.dataset}: of "
-            f"{len(table)} the intervals of {len(apart)} leave out 0{how}; {self.axis_label}"
-            f"{f', {self.examples}' if self.examples else ''}."
+            f"Paths among {n} component{'s' * (n != 1)} of {self.model} on {self.dataset}, "
+            f"{self.examples}: {len(apart)} of {len(table)} have a 95 % interval (in brackets) "
+            f"apart from 0{how}. A \u2192 B: {self.axis_label} of what patching A changes in B "
+            "alone, everything else clean."
         ]
         for row in apart.head(_NAMED).to_dict("records"):
             name = row["strongest"]
@@ -157,8 +157,7 @@ class Paths(OfMembers, Tabular):
                 "held_out examples."
             )
         else:
-            n_independent = by_cluster(self.effects, self.clusters).shape[1]
-            lines += filter(None, [said_of_few(n_independent)])
+            lines += filter(None, [said_of_few(self.n_independent)])
         return printable("\n".join(lines))
 
     def __repr__(self) -> str:
@@ -176,12 +175,6 @@ def _with_interval(row: Mapping[str, Any], column: str) -> str:
 
 def paths(traced: Traced, members: ComponentsLike, *, by_input: bool = True) -> Paths:
     """How members connect: the effect of each on the metric through each other one alone.
-
-    ```python
-    paths = tracer.paths(tracer.run(budget=6))
-    print(paths)
-    paths.table, paths.network()
-    ```
 
     This is path patching with everything else clean (`tracekit.engine.path_effects` defines
     it), also from the embedding, where the source is a run of the model, and to the logits. It

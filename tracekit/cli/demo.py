@@ -35,6 +35,8 @@ _METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("random", {"draws": 100}),
 )
 _PAIRED_LAYERS = (0, 1)
+_PAGE = Path(__file__).with_name("demo_page.md")
+"""Headings and paragraphs of the page."""
 _ABOUT = (
     f"Mean drop of P(x), the probability of the right answer, over {_EXAMPLES} facts, and its "
     "share of the drop by all heads. Random: the best of 100 sets of each size. Passes: forward "
@@ -181,8 +183,8 @@ def _trace_real(output: Path, seed: int, progress: bool | None) -> Path:
         f"the log-odds of the pronoun by {joint.effect:.2f} of {tracer.full_effect:.2f}, and by "
         f"{joint.held_out_effect:.2f} on {len(fresh)} examples that no search saw. Top-k takes "
         f"{', '.join(ranked.labels)}: {ranked.effect:.2f} and {ranked.held_out_effect:.2f}. On "
-        f"these examples joint search has {gain.difference:.2f} more ({gain.low:.2f} to "
-        f"{gain.high:.2f}).",
+        f"these examples joint search has {gain.difference:.2f} more (95 % interval {gain.low:.2f} "
+        f"to {gain.high:.2f}).",
         style="bold",
         highlight=False,
     )
@@ -218,64 +220,27 @@ def _write_page(findings: _Findings, output: Path) -> Path:
     import tracekit as tk
     from tracekit.reports.page import Section, write_page
 
+    tracer, front, grid = findings.tracer, findings.front, findings.grid
     shown = [findings.curves[name].at(k) for k in _SHOWN for name in ("pgb-ct+local", "top-k")]
-    everything, example = findings.tracer.full_effect, findings.tracer.pairs[0].texts or {}
-    return write_page(
-        output / "index.html",
-        "tracekit: which attention heads act together?",
-        [
-            Section(
-                lead=findings.story,
-                paragraphs=[
-                    "The embedded model has learned facts such as "
-                    f"'{example['prompt']}' \u2192 '{example['x'].strip()}'. Noise on the "
-                    "embeddings of a prompt makes it forget; the attention patterns of a few heads "
-                    "are copied from that noisy run into the clean one. The effect of a set of "
-                    "heads is how far the probability of the right answer drops, on average over "
-                    f"{_EXAMPLES} facts. All {len(findings.tracer.registry)} heads together: "
-                    f"{everything:.3f}."
-                ],
-            ),
-            Section(
-                heading="Which heads each method selects",
-                paragraphs=[
-                    "PGB-CT learns a mask over all heads at once. Top-k ranks heads by what each "
-                    "does alone, and so misses heads that matter only together."
-                ],
-                figures=[tk.compare(shown).heatmap(), findings.tracer.curve()],
-                table=findings.table(),
-                note=_ABOUT,
-            ),
-            Section(
-                heading="The best set of every size",
-                paragraphs=[
-                    "Local search finds the best set of every size in one run; if ranking heads "
-                    "one by one does better on held-out facts, that set is shown. Band: "
-                    "how far the effect moves when the facts are resampled. Held out: selected on "
-                    "one half of the facts, measured on the other; bars are 95 % intervals. "
-                    "Right: the smallest size at which a head is selected."
-                ],
-                figures=[findings.front.curve(), findings.front.heatmap()],
-            ),
-            Section(
-                heading="Who acts together",
-                paragraphs=[
-                    "How much more (red) or less (blue) two heads do together than the sum of what "
-                    "each does alone. "
-                    f"The map of {_EXAMPLES} facts proposes pairs, and other facts test them. Of "
-                    f"the strongest, {findings.tested}. Rings: the interval of the pair alone "
-                    "leaves out 0."
-                ],
-                figures=[findings.grid.heatmap()],
-            ),
-            Section(
-                heading=f"The {findings.chosen.n_selected} heads that PGB-CT selects",
-                paragraphs=[
-                    "What each does alone, and what the set loses without it. A head that does "
-                    "little alone can be indispensable in the set."
-                ],
-                table=findings.members(),
-            ),
-            Section(heading="What to do next", code=_NEXT.format(output=output)),
-        ],
-    )
+    texts: Any = tracer.pairs[0].texts
+    facts = {"prompt": texts["prompt"], "answer": texts["x"].strip(), "tested": findings.tested}
+    facts |= {"n": _EXAMPLES, "heads": len(tracer.registry), "full": f"{tracer.full_effect:.3f}"}
+    page = _PAGE.read_text(encoding="utf-8").format(**facts, chosen=findings.chosen.n_selected)
+    beside: list[dict[str, Any]] = [
+        {"lead": findings.story},
+        {
+            "figures": [tk.compare(shown).heatmap(), tracer.curve()],
+            "table": findings.table(),
+            "note": _ABOUT,
+        },
+        {"figures": [front.curve(), front.heatmap()]},
+        {"figures": [grid.heatmap()]},
+        {"table": findings.members()},
+    ]
+    sections = []
+    for part, more in zip(page.split("# ")[1:], beside, strict=True):
+        heading, text = part.split("\n", 1)
+        sections.append(Section(heading=heading, paragraphs=[text], **more))
+    sections.append(Section(heading="What to do next", code=_NEXT.format(output=output)))
+    title = "tracekit: which attention heads act together?"
+    return write_page(output / "index.html", title, sections)

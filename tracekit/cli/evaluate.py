@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tracekit._util.clusters import n_text
 from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import (
@@ -17,10 +18,15 @@ from tracekit.cli.options import (
     build_tracer,
     takes,
 )
-from tracekit.cli.output import check_file, print_table, print_tracer
+from tracekit.cli.output import check_file, print_problem, print_table, print_tracer
 from tracekit.cli.parsing import read_masks
 
-_NOT_HERE = ("split", "skip_mismatched", "held_out")
+_SEARCHED = (
+    "{} was selected on {} of these {} examples: on them it has more effect than on others, and "
+    "the brackets are a spread, no 95 % interval. Give other examples, or --held-out as for the "
+    "run."
+)
+_NOT_HERE = ("split", "skip_mismatched")
 
 
 @app.command()
@@ -41,7 +47,7 @@ def evaluate(given: Given) -> None:
 
     from tracekit._util.files import write_csv
     from tracekit.components.members import mask_of
-    from tracekit.results import effect_interval
+    from tracekit.results import TraceResult, effect_interval
 
     output = given["output"]
     check_file(output)
@@ -49,6 +55,7 @@ def evaluate(given: Given) -> None:
     print_tracer(tracer)
     names = [further.name for further in tracer.extra_metrics]
     measured, rows = [], []
+    pairs = tracer.held_out or tracer.pairs
     named_masks = [named_mask for path in given["mask"] for named_mask in read_masks(path)]
     for name, entries in named_masks:
         effects: Any = tracer.evaluate(entries, per_example=True)
@@ -59,16 +66,26 @@ def evaluate(given: Given) -> None:
         )
         total = mask_of(entries, tracer.registry).sum().item()
         bounds = tracer.engine.metric.bounds
-        low, high = effect_interval(effects, bounds=bounds, **tracer.pairs.over)
+        low, high = effect_interval(effects, bounds=bounds, **pairs.over)
+        n_searched = entries.own.n_among(pairs) if isinstance(entries, TraceResult) else 0
+        if n_searched:
+            print_problem("Warning", _SEARCHED.format(name, n_searched, len(pairs)), "yellow")
         means = {"effect": effects.mean().item(), "effect_low": low, "effect_high": high}
         means |= {column: further[column].mean() for column in names}
-        measured.append({"mask": name, "sum": total, **means})
+        n = {"n_examples": len(pairs), "n_independent": pairs.n_distinct, "n_searched": n_searched}
+        measured.append({"mask": name, "sum": total, **means, **n})
         rows += [
             {"mask": name, "example": number, "effect": effect, **further.loc[number].to_dict()}
             for number, effect in enumerate(effects.tolist())
         ]
     forms = dict.fromkeys(("effect", *names), ".6g")
-    titles = {"effect": "effect (95 % interval)", **{name: name for name in names}}
-    print_table("masks", Table.of_rows(measured, titles, forms, joined=True))
+    searched = {row["n_searched"] > 0 for row in measured}
+    brackets = " or ".join(["interval"] * (False in searched) + ["spread"] * (True in searched))
+    titles = {name: name for name in names} | {"effect": f"effect (95 % {brackets})"}
+    table = Table.of_rows(measured, titles, forms, joined=True)
+    held_out = " held-out" * (tracer.held_out is not None)
+    n, metric = n_text(len(pairs), pairs.clusters), tracer.engine.metric.axis_label
+    said = f"On {n}{held_out} examples: {metric}"
+    print_table("masks", table, table.without("n examples", "n independent"), heading=said)
     if output is not None:
         write_csv(pd.DataFrame(rows), output)

@@ -1,13 +1,6 @@
 """Options that commands share, each made once, and the tracer that is built from them.
 
-`takes` adds options to a command, which gets their values as one mapping:
-
-```python
-@app.command()
-@takes(*TRACED, "quiet", draws=option(20, int, HOW, "N", "Random sets to compare with.", min=0))
-def compare(given: Given, run: Annotated[Path, typer.Argument()]) -> None:
-    tracer = build_tracer(given)
-```
+`takes` adds options to a command, which gets their values as one mapping.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from rich.text import Text
 from typer import Exit
 from typing_extensions import TypedDict
 
+from tracekit._util.clusters import n_text
 from tracekit._util.markup import printable
 from tracekit._util.table import Column, Table
 from tracekit._util.version import __version__
@@ -222,13 +223,15 @@ def print_skipped(pairs: PromptPairs) -> None:
 def print_tracer(tracer: Tracer) -> None:
     """Prints what is traced, and the effect of all components together."""
     console.print(f"{tracer}", highlight=False, soft_wrap=True)
-    console.print(f"Effect of all components together: {tracer.full_effect:.4g}")
+    of = "" if tracer.held_out is None else " searched"
+    n = f"{n_text(len(tracer.pairs), tracer.pairs.clusters)}{of} examples"
+    console.print(
+        f"Effect of all components together ({tracer.engine.metric.name}, {n}): "
+        f"{tracer.full_effect:.4g}"
+    )
     if tracer.n_prefers_x is not None:
         run = "clean" if tracer.direction == "noising" else "counterfactual"
-        console.print(
-            f"The {run} model prefers x to y on {tracer.n_prefers_x} of {len(tracer.pairs)} "
-            "examples."
-        )
+        console.print(f"The {run} model prefers x to y on {tracer.n_prefers_x} of the {n}.")
 
 
 def recorded(name: str, table: Table) -> bool:
@@ -391,56 +394,52 @@ def print_results(results: Sequence[TraceResult], *, is_full: bool = True) -> No
     """Prints a row per result, by method and budget; the best effect of a budget is bold.
 
     Results of several setups have a table each. Above it stands what all of its rows share. If not
-    `is_full`, times and intervals of held-out effects are left out.
+    `is_full`, times are left out.
     """
-    from tracekit.results.tables import result_table
+    from tracekit.results.tables import examples_text, legend, result_table
 
     by_setup: dict[str, list[TraceResult]] = {}
     for result in results:
         setup = result.setup
-        parts = [result.model, f"{len(result.per_example)} examples of {result.dataset}"]
+        parts = [result.model, examples_text(result)]
         parts += [result.registry.describe(), str(setup.positions), setup.metric]
         parts += [] if setup.continuation_mean == "geometric" else [setup.continuation_mean]
         parts += [] if setup.source == "counterfactual" else [f"source {setup.source}"]
         parts += [] if setup.direction == "noising" else [setup.direction]
         by_setup.setdefault("; ".join(parts) + result.dataset_fingerprint, []).append(result)
     for text, rows in by_setup.items():
-        if len(results) > 1:
-            console.print(text.removesuffix(rows[0].dataset_fingerprint), highlight=False)
+        console.print(text.removesuffix(rows[0].dataset_fingerprint), highlight=False)
         order = list(dict.fromkeys(result.series for result in rows))
         rows.sort(key=lambda result: (order.index(result.series), result.budget or 0))
         table = result_table(rows, most_labels=_MOST_LABELS)
-        print_table("results", table, _shown(table, is_full), n_names=2)
+        print_table("results", table, _shown(rows, table, is_full), n_names=2)
     console.print(
-        "Effect: mean over the examples that the set was selected on. Spread: 95 % of the means "
-        "of resampled examples. Of all: share of the effect of all components. Faithful: 1 less "
-        "the share that all others have; complete: 1 less the share that the set has (0 is "
-        "complete). Passes: forward and backward, over all data; budgets of a run share them.",
+        f"{legend(results)} Passes: forward and backward, over all data; budgets of a run share "
+        "them.",
         style="dim",
     )
 
 
-def _shown(table: Table, is_full: bool) -> Table:
-    """The columns of results for a terminal; prints what all rows share unless `is_full`."""
-    held_out = table["held out"].values
+def _shown(results: Sequence[TraceResult], table: Table, is_full: bool) -> Table:
+    """The columns of results for a terminal, of which `show` has some."""
+    from tracekit.results.tables import competing, effect_columns
+
     # What a set does on the examples that selected it is no rank among methods.
-    table = table.ranked("effect" if None in held_out else "held out", ["budget"])
-    dropped = {"of", "all"}
-    if all(effect is None for effect in held_out):
-        dropped |= {"held out", "95 % interval"}
-    titles = table.titles[: table.titles.index("components")]
+    best = "effect" if None in table["held_out"].values else "held_out"
+    table = table.ranked(best, ["budget"], among=competing(results))
+    columns = ["method", "budget", *effect_columns(results)]
     if not is_full:
-        dropped |= {"95 % interval", "seconds", "passes", "of all", "complete"}
-        if len(table) > 1:
-            same = {title for title in titles[1:] if len(set(table[title].texts)) == 1}
-            for title in titles:
-                if title in same - dropped and console.document is None:
-                    console.print(f"{title}: {table[title].texts[0]}", highlight=False)
-            dropped |= same
-        if table["budget"].values == table["selected"].values:
-            dropped.add("budget")
-    kept = [title for title in titles if title not in dropped]
-    return table.only(*kept, "components", brief=True)
+        columns = [
+            each for each in columns if each not in ("share", "held_out_share", "completeness")
+        ]
+    names = {name for result in results for name in result.extra_effects}
+    columns += [
+        each.title for each in table.columns if each.title.removesuffix(" (metric)") in names
+    ]
+    columns += ["passes", "seconds"] if is_full else []
+    if table["budget"].values == table["n_selected"].values:
+        columns.remove("budget")
+    return table.only(*columns, "components", brief=True)
 
 
 def save(run: TraceResult | TraceCurve, output: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracekit._util.table import Column, Table
 from tracekit.cli.app import app
 from tracekit.cli.options import (
     HOW,
@@ -70,23 +69,15 @@ def pareto(given: Given) -> None:
 
 def _print_front(front: ParetoFront) -> None:
     """Prints the sizes with statistics, or all sizes if there are none, and the cost."""
-    titles = {"faithfulness": "faithful", "held_out": "held out", "control": "random"}
-    titles |= {"method": "search"}
-    forms = {"faithfulness": ".2f", "stability": ".2f"}
-    table = Table.of_rows(front.rows(), titles, forms, joined=True)
-    spreads = [row[1:] for row in table["effect"].values]
-    table = Table([*table.columns, Column("effect", "95 % spread", spreads)])
-    columns = ("size", "effect", "95 % spread", "faithful", "held out", "random", "stability")
+    from tracekit.results.tables import examples_text
+
     with_statistics = {row.size for row in front.statistics} or {*front.sizes}
     kept = [n for n, size in enumerate(front.sizes) if size in with_statistics]
-    shown = table.only(*columns, "search", *front[0].extra_effects, brief=True).rows(kept)
-    print_table("front", table, shown)
+    console.print(f"{examples_text(front[0])}; {front[0].axis_label}", highlight=False)
+    print_table("front", front.table(), front.shown().rows(kept))
     console.print(
-        "Faithful: 1 less the share of the full effect that all other components have. "
-        "Held out: selected on one half of the examples, measured on the other. Random: as many "
-        "components of every kind in every layer. Stability: Jaccard similarity of the sets that "
-        "the halves select. Search: whose set it is; shrunken top-k where components ranked alone "
-        "hold better on held-out examples.",
+        f"{front.legend} Method: whose set it is; shrunken top-k where components ranked alone do "
+        "better cross-fitted.",
         style="dim",
     )
     passes = front[0].cost.forward_equivalents

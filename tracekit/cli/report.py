@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,11 +11,12 @@ import typer
 
 from tracekit.cli.app import app
 from tracekit.cli.options import OPTIONS, Given, takes
-from tracekit.cli.output import check_file, console
-from tracekit.errors import ResultFormatError
+from tracekit.cli.output import check_file, console, load
+from tracekit.errors import ResultFormatError, TracekitError
 
 if TYPE_CHECKING:
     from tracekit.anatomy import Attention, Explanation, Paths, SideEffects
+    from tracekit.data.prompts import PromptPairs
     from tracekit.results import Generations, TraceResult
 
 
@@ -37,8 +40,36 @@ def report(
     output = given["output"]
     check_file(output)
     results = [result for path in runs for result in _read(path)]
-    page = tk.report(results, output)
+    page = tk.report([*results, *_examples(results)], output)
     console.print(f"The report: {page.resolve().as_uri()}", soft_wrap=True, highlight=False)
+
+
+def _examples(results: list[Any]) -> list[PromptPairs]:
+    """The pairs of results, for their prompts, where data and tokenizer are on this machine."""
+    from types import SimpleNamespace
+
+    from transformers import AutoTokenizer
+
+    from tracekit.data.registry import load_origin
+    from tracekit.demo import DEMO
+    from tracekit.results import TraceResult
+
+    by_data: dict[str, PromptPairs] = {}
+    for each in results:
+        first = each[0] if isinstance(each, Sequence) else each
+        if not isinstance(first, TraceResult) or first.own.origin is None:
+            continue
+        source = first.model_facts.path or first.model
+        with suppress(TracekitError, OSError, ValueError, AttributeError):
+            model = (
+                load(DEMO)
+                if source == DEMO
+                else SimpleNamespace(
+                    tokenizer=AutoTokenizer.from_pretrained(source, local_files_only=True)
+                )
+            )
+            by_data[first.dataset_fingerprint] = load_origin(first.own.origin, model)
+    return list(by_data.values())
 
 
 def _read(path: Path) -> list[Any]:

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 40
 """Rows beyond which a table is not printed, only written."""
-_COLUMNS = ("model", "dataset", "kind", "metric", "positions", "setting", "method", "options")
-_COLUMNS += ("objective", "sign", "seed", "budget", "n_selected")
-"""Columns that are printed beside the effects, where they differ."""
 
 
 @app.command()
@@ -73,12 +70,9 @@ def _print(swept: Runs, folder: Path, tally: Tally, *, has_table: bool) -> None:
         console.print(f"Failed: {reason}", highlight=False)
     table = swept.table()
     if has_table and len(table) > 0 and (console.document is not None or len(table) <= _MOST_ROWS):
-        names = [name for name in _COLUMNS if len({*table[name].texts}) > 1]
-        if "budget" in names and table["budget"].values == table["n_selected"].values:
-            names.remove("n_selected")
-        effects = ["effect", "effect_low", "effect_high"]
-        effects += ["held_out"] if any(v is not None for v in table["held_out"].values) else []
-        print_table("runs", table, table.only(*names, *effects), n_names=len(names))
+        shown = swept.shown()
+        n_names = shown.titles.index(table["effect"].title)
+        print_table("runs", table, shown, n_names=n_names)
     written = f"The table of all runs is {folder / 'runs.csv'}." if has_table else ""
     console.print(
         f"{tally}; the rest were there. Runs are in {folder / 'runs'}/. {written}".rstrip(),

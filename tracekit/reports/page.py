@@ -13,27 +13,7 @@ from tracekit._util.files import write_beside
 from tracekit._util.markup import html_text
 from tracekit._util.table import Table
 
-_CSS = """
-:root { color-scheme: light; }
-body { font: 16px/1.5 Arial, Helvetica, sans-serif; color: #111; background: #f4f4f2; margin: 0; }
-main { max-width: 1320px; margin: 0 auto; padding: 24px 16px 64px; }
-h1 { font-size: 26px; margin: 8px 0 16px; }
-h2 { font-size: 19px; margin: 0 0 8px; }
-section { background: white; border: 1px solid #ddd; border-radius: 6px; padding: 16px 20px;
-  margin: 0 0 16px; overflow-x: auto; }
-p { margin: 0 0 10px; max-width: 80ch; }
-.lead { font-size: 20px; line-height: 1.4; }
-.figures { display: flex; flex-wrap: wrap; gap: 16px; align-items: flex-start; }
-.figures > div { max-width: 100%; overflow-x: auto; }
-table { border-collapse: collapse; margin: 4px 0 10px; }
-th, td { padding: 4px 9px; border-bottom: 1px solid #ddd; white-space: nowrap; }
-th { white-space: normal; vertical-align: bottom; }
-.note { color: #444; font-size: 14px; }
-pre { background: #f4f4f2; padding: 10px 12px; border-radius: 4px; overflow-x: auto;
-  white-space: pre-wrap; overflow-wrap: anywhere; }
-"""
-
-
+_CSS = Path(__file__).with_name("page.css")
 _BUTTONS = ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d", "pan2d"]
 """Of plotly's bar, which lies over the titles of narrow figures."""
 
@@ -61,7 +41,7 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> Path:
     page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html_text(title)}</title><style>{_CSS}</style>"
+        f"<title>{html_text(title)}</title><style>{_CSS.read_text(encoding='utf-8')}</style>"
         f"<script>{get_plotlyjs()}</script></head>\n"
         f"<body><main><h1>{html_text(title)}</h1>\n{body}\n</main></body></html>\n"
     )
@@ -78,7 +58,7 @@ def _section(section: Section, number: int) -> str:
         parts.append(f'<p class="lead">{html_text(section.lead)}</p>')
     parts += [f"<p>{html_text(paragraph)}</p>" for paragraph in section.paragraphs]
     if section.table is not None:
-        parts.append(section.table.html())
+        parts.append(f'<div class="table">{section.table.html()}</div>')
     if section.figures:
         drawn = [
             figure.to_html(

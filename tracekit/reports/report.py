@@ -25,7 +25,13 @@ from tracekit.results.generations import Generations
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
-from tracekit.results.tables import RESULT_COLUMNS, check_comparable, facts_of_model
+from tracekit.results.tables import (
+    check_comparable,
+    effect_columns,
+    examples_text,
+    facts_of_model,
+    legend,
+)
 from tracekit.search import METHODS, LocalSearch
 from tracekit.search.base import config_of
 from tracekit.search.objectives import ObjectiveName
@@ -132,32 +138,30 @@ def _sections(
     results = group.results
     comparison = compare(results)
     first = results[0]
+    # Not by the held-out effect, which then would have been searched too.
     best = max(results, key=lambda result: result.effect)
-    low, high = best.spread
-    lead = (
-        f"{best.title} selects {best.n_selected} of {best.n_components} components with an effect "
-        f"of {best.effect:.4g} [{interval_text(low, high)}]: "
-        f"{100 * best.share_of_full_effect:.0f} % of that of all components."
-    )
+    lead = f"{best.title} selects {best.n_selected} of {best.n_components} components."
+    on = [(best.own, "searched", "spread")]
+    on = on if best.held_out is None else [(best.held_out, "held-out", "95 % interval"), *on]
+    for where, name, brackets in on:
+        lead += (
+            f" On the {where.n_text} {name} examples their effect is {where.mean:.4g} ({brackets} "
+            f"{interval_text(*where.interval)}), {100 * where.share:.0f} % of that of all."
+        )
     name = f"{first.dataset} data, {first.model} model, {first.setup.metric}"
     return [
         Section(heading=name if is_one_of_several else "", lead=lead),
         Section(heading="Setting", table=_setting(first), note=_CHECKED),
-        Section(
-            heading="Figures",
-            figures=_figures(group, comparison),
-            note="Spread: 95 % of the means of resampled examples that the sets were selected on.",
-        ),
+        Section(heading="Figures", figures=_figures(group, comparison)),
         Section(
             heading="Sets",
             table=_sets(comparison),
-            note="Faithful: 1 less the share of the full effect that all other components have; "
-            "complete: 1 less the share that the set has; on the held-out examples, if there are "
-            "some. Passes: forward and backward, over all data; the budgets of one run share them. "
-            "Largest share: of the summed absolute effects, by one example.",
+            note=f"{legend(results)} Passes: forward and backward, over all data; the budgets of "
+            "one run share them. Largest share: of the summed absolute effects on the searched "
+            "examples, by one example.",
         ),
         Section(
-            heading="Examples",
+            heading="Effects on the searched examples",
             table=_examples(comparison, prompts.get(first.own.fingerprint, [])),
             note=_note_on_examples(first),
         ),
@@ -169,14 +173,14 @@ def _setting(result: TraceResult) -> Table:
     setup = result.setup
     rows = [
         ("model", facts_of_model(result)),
-        ("data", f"{result.dataset}, {len(result.per_example)} examples"),
+        ("data", examples_text(result)),
         ("fingerprint of the data", result.dataset_fingerprint),
         ("components", result.registry.describe()),
         ("metric", f"{setup.metric}: {result.axis_label}"),
         ("continuations", f"{setup.continuation_mean} mean of token probabilities"),
         ("positions", setup.positions),
         ("source", f"{setup.source}, {setup.direction}"),
-        ("effect of all components", f"{result.full_effect:.4g}"),
+        ("effect of all components", f"{result.full_effect:.4g} on the searched examples"),
         *((f"version of {package}", number) for package, number in result.run.versions.items()),
     ]
     names, values = zip(*rows, strict=True)
@@ -202,7 +206,7 @@ def _sets(comparison: Comparison) -> Table:
         shares.append((absolute.max() / absolute.sum().clamp(min=1e-12)).item())
     table = comparison.table(most_labels=comparison[0].n_components)
     table = Table([*table.columns, Column("largest_share", "largest share", shares, ".0%")])
-    effects = (*RESULT_COLUMNS, "held out", "95 % interval", "largest share")
+    effects = (*effect_columns(comparison.results), "largest share")
     return table.only("result", "budget", *effects, "passes", "seconds", "components")
 
 
@@ -232,7 +236,7 @@ def _prompts(pairs: PromptPairs) -> list[str]:
 
 def _note_on_examples(result: TraceResult) -> str:
     n = len(result.per_example)
-    notes = ["Effects on single examples."]
+    notes = [f"A row for each example, and its effect by each set: {result.axis_label}."]
     if result.own.weights is not None:
         notes.append("Each is multiplied by the weight of its example.")
     if n > _MOST_EXAMPLES:
@@ -368,7 +372,7 @@ def _run(results: Sequence[TraceResult]) -> str:
 def _front_run(front: ParetoFront) -> str:
     # The sets of a front may be of two searches, between which halves of the examples chose.
     own = next((result for result in front if result.method == LocalSearch.name), front[0])
-    was_chosen = any(len(row.held_out_by or ()) > 1 for row in front.statistics)
+    was_chosen = any(len(row.cross_fitted_by or ()) > 1 for row in front.statistics)
     is_auto = was_chosen or any(result.method != own.method for result in front)
     arguments = [f"max_budget={front.largest}", *_search_options(own)]
     if own.run.objective == "mean":

@@ -15,12 +15,20 @@ from tracekit._util.options import guided
 from tracekit._util.table import Column, Table, latex_text
 from tracekit.errors import ComparisonError, NoResultError
 from tracekit.metrics import bounds_of
-from tracekit.results.display import card, table_html
+from tracekit.results.display import card, line, table_html
 from tracekit.results.intervals import row_intervals
 from tracekit.results.pareto_statistics import jaccard
 from tracekit.results.result import TraceResult
 from tracekit.results.significance import p_values, without_rounding
-from tracekit.results.tables import RESULT_COLUMNS, check_comparable, data_and_models, result_table
+from tracekit.results.tables import (
+    check_comparable,
+    competing,
+    data_and_models,
+    effect_columns,
+    examples_text,
+    legend,
+    result_table,
+)
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -52,7 +60,7 @@ class Comparison(Sequence[TraceResult]):
         return comparison_heatmap(self.results, self.labels, color=color)
 
     def curve(self) -> go.Figure:
-        """Effect against number of components, with the spread of every result."""
+        """Effect on the searched examples against number of components, with its spread."""
         from tracekit.results.curve_figures import effect_curve
 
         return effect_curve(self.results, spreads=True)
@@ -102,11 +110,9 @@ class Comparison(Sequence[TraceResult]):
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per result.
 
-        Columns: `result` (its label), `method`, `budget`, `n_selected` and `n_components`,
-        `effect` with its 95 % spread `effect_low` and `effect_high`, `full_effect` (of all
-        components), `share` (of that; may exceed 1), `faithfulness` and `completeness` with their
-        intervals, `held_out` with its 95 % interval `held_out_low` and `held_out_high`, further
-        metrics, `passes`, `seconds`, `components`, and what was traced.
+        Columns: `result` (its label), `method`, `budget`, `n_selected` and `n_components`, the
+        numbers of `docs/statistics.md`, further metrics, `passes`, `seconds`, `components`, and
+        what was traced.
         """
         return self.table().frame()
 
@@ -119,15 +125,15 @@ class Comparison(Sequence[TraceResult]):
         r"""A LaTeX table (booktabs): of each size the best is bold, the second underlined.
 
         That is by the effect on held-out examples where every result has one, else by the effect.
-        By default the caption says data, model and metric, and how many differences between
-        held-out effects are significant.
+        Random sets are a control, which is never marked. By default the caption says data, model
+        and metric, and how many differences between held-out effects of one size are significant.
 
         Raises:
             ComparisonError: The results are of different examples.
         """
         check_comparable(self.results, any_dtype=self.any_dtype)
-        best = "held out" if self._has_held_out else "effect"
-        table = self._printed.aligned().ranked(best, ["selected"], second=True)
+        best, among = ("held_out" if self._has_held_out else "effect"), competing(self.results)
+        table = self._printed.aligned().ranked(best, ["n_selected"], second=True, among=among)
         return table.latex(self._caption() if caption is None else caption, label)
 
     @property
@@ -147,15 +153,18 @@ class Comparison(Sequence[TraceResult]):
             NoResultError: There is one result, or one without held-out effects.
             ComparisonError: The results are of different examples.
         """
-        import pandas as pd
-
         check_comparable(self.results, any_dtype=self.any_dtype)
         if not self._has_held_out or len(self) < 2:
             raise NoResultError(
                 "Differences are between held-out effects of two results or more. Trace each with "
                 "Tracer(..., held_out=...)."
             )
-        pairs = list(combinations(range(len(self)), 2))
+        return self._differences(list(combinations(range(len(self)), 2)))
+
+    def _differences(self, pairs: Sequence[tuple[int, int]]) -> Any:
+        """The rows of `differences` of some pairs of results, corrected for these."""
+        import pandas as pd
+
         held_out = [result.held_out for result in self.results if result.held_out is not None]
         effects = [each.effects for each in held_out]
         rows = torch.stack([effects[i].double() - effects[j].double() for i, j in pairs])
@@ -180,33 +189,35 @@ class Comparison(Sequence[TraceResult]):
 
     @property
     def _printed(self) -> Table:
-        columns = ["result", "selected", "effect", "95 % spread", "of all"]
-        if any(result.held_out is not None for result in self.results):
-            columns += ["held out", "95 % interval"]
-        return self.table().only(*columns, "passes")
+        return self.table().only("result", *effect_columns(self.results), "passes")
 
     def _caption(self) -> str:
-        first = self.results[0]
-        tested = ""
-        if self._has_held_out and len(self) > 1:
-            significant = self.differences()["significant"]
-            tested = (
-                f" Bold and underlined by the effect held out; {significant.sum()} of "
-                f"{len(significant)} differences between these are significant (p < .05, "
-                "corrected)."
+        first, masks = self.results[0], [result.binary_mask for result in self.results]
+        where = "held-out" if self._has_held_out else "searched"
+        tested = f" Bold and underlined: best and second of a size on the {where} examples."
+        # Larger sets do more, and a set is no other than itself.
+        pairs = [
+            (i, j)
+            for i, j in combinations(range(len(self)), 2)
+            if masks[i].sum() == masks[j].sum() and not torch.equal(masks[i], masks[j])
+        ]
+        if self._has_held_out and pairs:
+            significant = self._differences(pairs)["significant"]
+            tested += (
+                f" Of {len(pairs)} differences between sets of one size there, {significant.sum()} "
+                "are significant (p < .05, corrected)."
             )
         return latex_text(
-            f"{first.axis_label[:1].upper()}{first.axis_label[1:]} on {first.dataset}, "
-            f"{first.model}: {first.registry.describe()}. Spread is over resamples of the "
-            f"{first.own.n_examples} examples that sets were selected on; of all: share of the "
-            f"effect of all components.{tested}"
+            f"{first.axis_label[:1].upper()}{first.axis_label[1:]} on {examples_text(first)}, "
+            f"{first.model}: {first.registry.describe()}. {legend(self.results)}{tested}"
         )
 
     def _repr_html_(self) -> str:
         first = self.results[0]
         data, models = data_and_models(self.results)
         title = f"{data} data, {models} model, {first.setup.metric}"
-        return card(title, table_html(self.table().only("result", *RESULT_COLUMNS, "components")))
+        columns = ("result", *effect_columns(self.results), "components")
+        return card(title, table_html(self.table().only(*columns)), line(legend(self.results)))
 
     def __repr__(self) -> str:
         named = ", ".join(

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from tracekit._util.markup import printable
 from tracekit._util.options import shortened
 from tracekit.errors import BudgetError, TracekitError
-from tracekit.results.display import card, table_html
+from tracekit.results.display import card, line, table_html
 from tracekit.results.result import TraceResult, load_run, save_run
 from tracekit.results.storage import load, save
-from tracekit.results.tables import RESULT_COLUMNS, result_table
+from tracekit.results.tables import effect_columns, legend, result_table
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -49,8 +49,9 @@ class TraceCurve(Sequence[TraceResult]):
         first = self.results[0]
         model, metric = first.model_text, first.setup.metric
         title = f"{first.title}: {first.dataset} data, {model} model, {metric}"
-        columns = ("budget", *RESULT_COLUMNS, "components")
-        return card(title, table_html(result_table(self.results).only(*columns)))
+        columns = ("budget", *effect_columns(self.results), "components")
+        shown = table_html(result_table(self.results).only(*columns))
+        return card(title, shown, line(legend(self.results)))
 
     def at(self, n_components: int) -> TraceResult:
         """The result for a budget of that many components, which the curve must have."""
@@ -61,16 +62,11 @@ class TraceCurve(Sequence[TraceResult]):
         raise BudgetError(f"The curve has no budget of {n_components}. It has {budgets}.")
 
     def to_frame(self) -> Any:
-        """A pandas DataFrame with a row per budget, and the columns of `--json`.
-
-        `effect` is of the searched examples, with its 95 % spread `effect_low` and `effect_high`.
-        Where examples are held out, `held_out` is of these, with its 95 % interval, and so are
-        faithfulness and completeness.
-        """
+        """A pandas DataFrame with a row per budget, and the columns of `docs/statistics.md`."""
         return result_table(self.results).frame()
 
     def curve(self) -> go.Figure:
-        """Effect against number of components."""
+        """Effect on the searched examples against number of components."""
         from tracekit.results.curve_figures import effect_curve
 
         return effect_curve(self.results)

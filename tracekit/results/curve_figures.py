@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import nan
 from typing import TYPE_CHECKING, Any
 
 from tracekit._util.markup import interval_text
@@ -86,18 +85,10 @@ def _of_results(
 def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: int) -> go.Figure:
     """Effect of the best sets against their size; see `ParetoFront.curve`, of which `frame` is."""
     lines, first = [], results[0]
-    has_fresh = first.held_out is not None
-    if has_fresh:
-        ends = [result.held_out_interval or (nan, nan) for result in results]
-        frame = frame.assign(
-            fresh=[result.held_out_effect for result in results],
-            fresh_low=[low for low, _ in ends],
-            fresh_high=[high for _, high in ends],
-        )
     for name, column, style in (
-        ("best set", "effect", STYLES["local-search"]),
-        *([("held-out examples", "fresh", SPARE_STYLES[0])] if has_fresh else []),
-        ("held out by halves" if has_fresh else "held out", "held_out", STYLES["greedy"]),
+        ("best set, searched", "effect", STYLES["local-search"]),
+        ("held out", "held_out", SPARE_STYLES[0]),
+        ("cross-fitted", "cross_fitted", STYLES["greedy"]),
         ("random, same layers", "control", CONTROL),
     ):
         rows = frame.dropna(subset=[column])
@@ -111,7 +102,7 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
         notes = [""] * len(rows)
         if column == "effect":
             notes = [f"<br>set of {plain(title_of(method))}" for method in rows["method"]]
-        elif column == "held_out":
+        elif column == "cross_fitted":
             notes = [
                 f"<br>Jaccard similarity of the halves: {each:.2f}" for each in rows["stability"]
             ]
@@ -129,7 +120,7 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
     if "faithfulness" in frame and first.full_effect:
         columns = [frame[f"faithfulness{end}"] for end in ("", "_low", "_high")]
         line = Line(
-            name="alone",
+            name="alone" if first.held_out is None else "alone, held out",
             sizes=list(frame["size"]),
             values=list(columns[0] * first.full_effect),
             style=STYLES["top-k"],

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._util.clusters import n_text
 from tracekit._util.markup import interval_text
 from tracekit._util.options import as_path
 from tracekit._util.warn import warn
@@ -26,10 +27,9 @@ from tracekit.results.curve import TraceCurve
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness, Ranking
 from tracekit.results.intervals import effect_interval
 from tracekit.results.mib import model_sizes, read_mib
-from tracekit.results.on_examples import OnExamples
+from tracekit.results.on_examples import OnExamples, examples_said
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
-from tracekit.results.significance import said_of_examples
 from tracekit.results.traced import Traced
 
 if TYPE_CHECKING:
@@ -154,11 +154,11 @@ def from_mib(traced: Traced, path: str | Path) -> Tensor:
     return read_mib(as_path("path", path), traced.registry, model_sizes(traced.model.cfg))
 
 
-def _said(traced: Traced, given: ComponentsLike, engine: Engine) -> str | None:
-    """Whether a set was selected on the examples of an engine; None of a soft mask."""
+def _said(traced: Traced, given: ComponentsLike, engine: Engine) -> str:
+    """Whether a set was selected on the examples of an engine, and how many these are."""
     entries = mask_of(given, traced.registry)
     is_set = bool(((entries == 0) | (entries == 1)).all())
-    return traced.said_of(given, engine) or None if is_set else None
+    return traced.said_of(given if is_set else "all", engine)
 
 
 def _by_metric(
@@ -203,8 +203,9 @@ def faithfulness(
         MaskError, ComponentError: About the set, or soft masks.
     """
     first = members[0] if isinstance(members, (ParetoFront, TraceCurve)) else members
-    found_on = first.own.fingerprint if isinstance(first, TraceResult) else None
-    examples = said_of_examples(found_on, traced.fresh.pairs.fingerprint)
+    found_on = traced.selected_on(first) if isinstance(first, TraceResult) else None
+    pairs = traced.fresh.pairs
+    examples = examples_said(found_on, pairs.fingerprint, n_text(len(pairs), pairs.clusters))
     return replace(_measured(traced.fresh, members, ranking), examples=examples)
 
 

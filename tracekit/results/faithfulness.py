@@ -85,7 +85,7 @@ class Faithfulness(Tabular):
     direction: str = "noising"
     """`noising`, which computes the set anew among patched components, or `denoising`."""
     examples: str = ""
-    """Whether the sets were selected on these examples, in words; empty where nobody says."""
+    """On which examples, and on how many, in words."""
 
     @classmethod
     def of(
@@ -255,7 +255,7 @@ class Faithfulness(Tabular):
             names = ("CPR", "CMD") if self.direction == "noising" else ("area", "distance")
             areas = f"; {names[0]} {self.area:.4g}, {names[1]} {self.distance:.4g}"
             areas += "" if self.direction == "noising" else " (denoising, not MIB's)"
-        areas += f"; {self.examples}" if self.examples else ""
+        areas += f"; {self.examples}; 95 % intervals" if self.examples else ""
         lines = [f"Faithfulness of {source} by {self.metric}, {self.ranking}{areas}"]
         for row in self.table.to_dict("records"):
             parts = [

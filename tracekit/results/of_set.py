@@ -9,12 +9,12 @@ from typing import Any, ClassVar, TypeVar
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.clusters import Over
+from tracekit._util.clusters import Over, independent, n_text
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.results.display import text_html
-from tracekit.results.significance import said_of_examples
+from tracekit.results.on_examples import examples_said
 from tracekit.results.storage import load, save
 
 _T = TypeVar("_T")
@@ -51,18 +51,16 @@ class OfSet:
 
     @classmethod
     def load(cls: type[_T], folder: str | Path) -> _T:
-        """Reads what `save` wrote.
-
-        Raises:
-            ResultNotFoundError: The folder holds none.
-            ResultFormatError: It is of another format, damaged, or of several saves.
-        """
+        """Reads what `save` wrote; errors as of `TraceResult.load`."""
         return load(cls, Path(folder) / cls.FILE)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OfMembers(OfSet):
     """A set, the examples and the metric that it was measured by, and what that took."""
+
+    MEASURED: ClassVar[str] = "effects"
+    """Name of the field with what was measured on each example."""
 
     weights: Float[Tensor, " example"] | None
     """Weights of the examples, whose mean is 1; None if all count alike."""
@@ -93,9 +91,20 @@ class OfMembers(OfSet):
         return self.selected_on != self.dataset_fingerprint
 
     @property
+    def n_examples(self) -> int:
+        """How many examples it was measured on."""
+        return getattr(self, self.MEASURED).shape[-1]
+
+    @property
+    def n_independent(self) -> int:
+        """How many of them are independent: equal ones count once, and so do groups."""
+        return independent(self.n_examples, self.clusters)
+
+    @property
     def examples(self) -> str:
-        """Whether the set was selected on these examples, in words; empty where nobody says."""
-        return said_of_examples(self.selected_on, self.dataset_fingerprint)
+        """On which examples it was measured, and on how many, in words."""
+        n = n_text(self.n_examples, self.clusters)
+        return examples_said(self.selected_on, self.dataset_fingerprint, n)
 
     @property
     def over(self) -> Over:

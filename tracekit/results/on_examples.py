@@ -11,13 +11,22 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.clusters import Over
-from tracekit.data.prompts import DataOrigin
+from tracekit._util.clusters import Over, independent, n_text
+from tracekit.data.prompts import DataOrigin, PromptPairs
 from tracekit.engine.engine import Engine
 from tracekit.errors import NoResultError
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.intervals import effect_interval
+
+
+def examples_said(selected_on: str | None, measured_on: str, n: str) -> str:
+    """On which examples a set was measured, by fingerprints and their number in words."""
+    if selected_on is None:
+        return f"n = {n}"
+    if selected_on == measured_on:
+        return f"on the examples that the set was selected on, n = {n}"
+    return f"on held-out examples, n = {n}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,6 +89,24 @@ class OnExamples:
     def n_examples(self) -> int:
         """How many examples there are."""
         return len(self.effects)
+
+    @property
+    def n_independent(self) -> int:
+        """How many of them are independent: equal ones count once, and so do groups."""
+        return independent(self.n_examples, self.clusters)
+
+    @property
+    def n_text(self) -> str:
+        """Both numbers in words, the second only where it is another."""
+        return n_text(self.n_examples, self.clusters)
+
+    def n_among(self, pairs: PromptPairs) -> int:
+        """How many of some pairs are among these examples, as far as it is known."""
+        own, other = self.origin, pairs.origin
+        if pairs.fingerprint == self.fingerprint or own is None or other is None:
+            return len(pairs) * (pairs.fingerprint == self.fingerprint)
+        is_same = own.dataset == other.dataset and {**own.options} == {**other.options}
+        return len({*own.examples} & {*other.examples}) * is_same
 
     @property
     def over(self) -> Over:

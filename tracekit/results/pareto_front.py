@@ -12,16 +12,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.markup import printable
-from tracekit._util.table import Column, Table
+from tracekit._util.table import Table
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, ConfigError, NoResultError, TargetNotReachedError
 from tracekit.results.curve import load_runs, save_runs
-from tracekit.results.display import card, table_html
-from tracekit.results.pareto_statistics import SizeStatistics
+from tracekit.results.display import card, line, table_html
+from tracekit.results.pareto_statistics import STATISTICS, SizeStatistics
 from tracekit.results.result import TraceResult
 from tracekit.results.storage import load, save
-from tracekit.results.tables import RESULT_COLUMNS, result_table
+from tracekit.results.tables import effect_columns, legend, result_table
 from tracekit.search.base import as_count, not_reached
 from tracekit.search.targets import EffectAndComplement
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _FRONT = "pareto.json"
-_NOT_OF_SIZES = ("budget", "held out", "95 % interval", "passes", "seconds")
-"""Columns of results that statistics have of their own, or that say nothing of a size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,33 +171,33 @@ class ParetoFront(Sequence[TraceResult]):
     def best_size(self) -> int:
         """The smallest size that holds as well as any, by the rule of one standard error.
 
-        Of the sizes at which held-out effects were measured, the smallest whose held-out effect
-        lies within one standard error of the largest.
+        Of the sizes at which cross-fitted effects were measured, the smallest whose own lies
+        within one standard error of the largest.
 
         Raises:
             NoResultError: There are none.
         """
-        rows = [row for row in self.statistics if row.held_out is not None]
+        rows = [row for row in self.statistics if row.cross_fitted is not None]
         if not rows:
             raise NoResultError(
-                "The front has no held-out effects to choose a size by. Search it with "
+                "The front has no cross-fitted effects to choose a size by. Search it with "
                 "statistics=True, on at least 4 examples."
             )
-        strengths = [self.sign * (row.held_out or 0.0) for row in rows]
+        strengths = [self.sign * (row.cross_fitted or 0.0) for row in rows]
         best = strengths.index(max(strengths))
-        least = strengths[best] - (rows[best].held_out_error or 0.0)
+        least = strengths[best] - (rows[best].cross_fitted_error or 0.0)
         sizes = zip(rows, strengths, strict=True)
         return min(row.size for row, strength in sizes if strength >= least)
 
     def curve(self) -> go.Figure:
-        """Effect of the best sets against their size, with held-out effects and random controls.
+        """Effect of the best sets against their size, with cross-fitted effects and controls.
 
         The line *alone* is what each set does by itself: its faithfulness times the effect of all
         components, on the held-out examples if there are some; its intervals are in `to_frame`.
         Where it lies below the effect, the set and all others overlap.
 
         Open triangles are sets of a walk from all components downwards; on hover, how similar they
-        are to the best ones. Held-out effects are of sets that one half of the examples selected,
+        are to the best ones. Cross-fitted effects are of sets that one half of the examples chose,
         measured on the other; where the tracer has held-out examples, another line is of the best
         sets on these. The bars of both are 95 % confidence intervals, by a bootstrap over examples.
         The band is how far the effect of the best set moves when the examples that it was selected
@@ -244,26 +242,43 @@ class ParetoFront(Sequence[TraceResult]):
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per size; statistics where they were taken.
 
-        Columns: those of `SizeStatistics`, with a column `held_out_by_METHOD` for each search that
-        the front chose from; `effect` with its 95 % spread `effect_low` and `effect_high`, further
-        metrics, and others of `--json`; `method`, which search the set is of.
+        Columns: those of `docs/statistics.md` and of `SizeStatistics`, `cross_fitted_by_METHOD` for
+        each search that the front chose from; further metrics; `method`, whose set it is.
         """
-        frame = Table.of_rows(self.rows()).frame()
-        names = [name for name in SizeStatistics.__annotations__ if name in frame]
+        frame = self.table().frame()
+        held_out = ("held_out", "held_out_low", "held_out_high", "held_out_share")
+        names = [n for n in (*SizeStatistics.__annotations__, *held_out) if n in frame]
         return frame.astype({name: float for name in names if name != "size"})
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of `to_frame`, with the components in lists."""
+        return self.table().entries()
+
+    def table(self) -> Table:
+        """A row per size; see `to_frame`."""
         by_size = {row.size: asdict(row) for row in self.statistics}
-        unknown = dict.fromkeys(SizeStatistics.__annotations__)
         rows = []
-        for entries in result_table(self.results).without(*_NOT_OF_SIZES).entries():
-            size = entries.pop("n_selected")
-            statistics = {**by_size.get(size, unknown), "size": size}
-            by = statistics.pop("held_out_by") or {}
-            further = {f"held_out_by_{name}": value for name, value in by.items()}
-            rows.append({"size": size, **entries, **statistics, **further})
-        return rows
+        for size in self.sizes:
+            row = {**dict.fromkeys(SizeStatistics.__annotations__), **by_size.get(size, {})}
+            by = row.pop("cross_fitted_by") or {}
+            rows.append({**row, **{f"cross_fitted_by_{name}": value for name, value in by.items()}})
+            rows[-1]["size"] = size
+        titles = {"cross_fitted": "effect, cross-fitted", "control": "effect, random"}
+        size, *statistics = Table.of_rows(rows, titles, {"stability": ".2f"}, joined=True).columns
+        results = result_table(self.results).without("budget", "selected", "passes", "seconds")
+        return Table([size, *results.columns, *statistics])
+
+    def shown(self) -> Table:
+        """The columns of `table` that readers see."""
+        _, *effects = effect_columns(self.results)
+        statistics = ("cross_fitted", "control", "stability") if self.statistics else ()
+        further = self.results[0].extra_effects
+        return self.table().only("size", *effects, *statistics, "method", *further, brief=True)
+
+    @property
+    def legend(self) -> str:
+        """What the words of its columns mean."""
+        return f"{legend(self.results)} {STATISTICS}" if self.statistics else legend(self.results)
 
     def __repr__(self) -> str:
         last = self.results[-1]
@@ -276,15 +291,12 @@ class ParetoFront(Sequence[TraceResult]):
 
     def _repr_html_(self) -> str:
         last = self.results[-1]
-        held_out = {row.size: row.held_out for row in self.statistics}
-        columns = [*result_table(self.results).only(*RESULT_COLUMNS).columns]
-        if held_out:
-            columns.append(Column("held_out", "held out", [held_out.get(n) for n in self.sizes]))
         stopped = f", stopped by {self.stopped}" if self.stopped else ""
         return card(
             f"Pareto front up to {self.largest} of {last.n_components} components: {last.dataset} "
             f"data, {last.model_text} model, {last.setup.metric}{stopped}",
-            table_html(Table(columns)),
+            table_html(self.shown()),
+            line(self.legend),
         )
 
     def save(self, folder: str | Path) -> Path:
@@ -316,6 +328,15 @@ class FrontFacts:
     statistics: tuple[SizeStatistics, ...]
     statistics_cost: Cost
     trade_offs: tuple[TradeOff, ...] = ()
+
+    @staticmethod
+    def renamed(entries: dict[str, Any]) -> dict[str, Any]:
+        """Entries of files in which cross-fitted effects are called held out."""
+        rows = [
+            {name.replace("held_out", "cross_fitted"): value for name, value in dict(row).items()}
+            for row in entries["statistics"]
+        ]
+        return {**entries, "statistics": rows}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
-"""Evidence for a Pareto front: held-out effects, random controls, stability.
+"""Evidence for a Pareto front: cross-fitted effects, random controls, stability.
 
 A set that was selected for its effect on some examples does better on those than on others, and a
 search may find another set next time. So at some sizes a front is measured against
 
-- sets selected on one half of the examples, measured on the other (the *held-out* effect), for
+- sets selected on one half of the examples, measured on the other (the *cross-fitted* effect), for
   both halves, so that every example counts once (see `search/auto.py`);
 - random sets with as many components of every kind in every layer (the *control*);
 - the sets that the two halves selected: their Jaccard similarity is the *stability*. The seed draws
@@ -35,6 +35,12 @@ _AT_MOST = 12
 """Sizes at which statistics are taken."""
 Like = Literal["layers", "kinds", "size"]
 LIKE: tuple[Like, ...] = get_args(Like)
+STATISTICS = (
+    "Cross-fitted: sets that one half of the searched examples selects, measured on the other. "
+    "Random: as many components of every kind in every layer, on the searched examples. Stability: "
+    "Jaccard similarity of the sets that the halves select."
+)
+"""What the words mean."""
 MOST_CONTROLS = 5
 """Random sets of each size, at most."""
 
@@ -45,17 +51,17 @@ class SizeStatistics:
 
     size: int
     """Largest number of components."""
-    held_out: float | None = None
-    """Mean effect on examples that had no part in the selection; None with fewer than 4
-    examples."""
-    held_out_low: float | None = None
-    held_out_high: float | None = None
+    cross_fitted: float | None = None
+    """Mean effect of the sets that each half of the searched examples selects, on the other half;
+    None with fewer than 4 examples."""
+    cross_fitted_low: float | None = None
+    cross_fitted_high: float | None = None
     """Its 95 % confidence interval, by a studentised bootstrap over examples; None with fewer than
     three independent ones."""
-    held_out_error: float | None = None
+    cross_fitted_error: float | None = None
     """Its standard error over examples."""
-    held_out_by: Mapping[str, float] | None = None
-    """Mean held-out effect of each search that the front chose from, by name."""
+    cross_fitted_by: Mapping[str, float] | None = None
+    """Mean cross-fitted effect of each search that the front chose from, by name."""
     control: float | None = None
     """Mean effect of random sets with as many components of every kind in every layer; None if
     there is only one such set."""
@@ -100,10 +106,10 @@ def measure_statistics(
     names do on halves of the examples; None with too few examples.
     """
     generator = torch.Generator().manual_seed(seed)
-    held_out = [{}] * len(sets) if fit is None else _held_out(fit, names, engine)
+    cross_fitted = [{}] * len(sets) if fit is None else _cross_fitted(fit, names, engine)
     from_all = _from_all(engine, maximised, sets, others)
     statistics = []
-    for (size, members), *parts in zip(sets.items(), held_out, from_all, strict=True):
+    for (size, members), *parts in zip(sets.items(), cross_fitted, from_all, strict=True):
         fields = {**parts[0], **parts[1]}
         drawn = control_sets(engine.registry, members, MOST_CONTROLS, generator)
         if drawn:
@@ -117,8 +123,8 @@ def measure_statistics(
     return tuple(statistics)
 
 
-def _held_out(fit: CrossFit, names: Sequence[str], engine: Engine) -> list[dict[str, Any]]:
-    """Held-out effects and stability at each size."""
+def _cross_fitted(fit: CrossFit, names: Sequence[str], engine: Engine) -> list[dict[str, Any]]:
+    """Cross-fitted effects and stability at each size."""
     rows, pairs = [], engine.pairs
     for rank, search in enumerate(fit.choice()):
         effects = fit.sign * fit.effects[search, rank]
@@ -127,11 +133,11 @@ def _held_out(fit: CrossFit, names: Sequence[str], engine: Engine) -> list[dict[
         by_search = (fit.sign * fit.effects[:, rank].mean(-1)).tolist()
         rows.append(
             {
-                "held_out": effects.mean().item(),
-                "held_out_low": None if isnan(low) else low,
-                "held_out_high": None if isnan(high) else high,
-                "held_out_error": standard_error(effects, pairs.weights, pairs.clusters),
-                "held_out_by": dict(zip(names, by_search, strict=True)),
+                "cross_fitted": effects.mean().item(),
+                "cross_fitted_low": None if isnan(low) else low,
+                "cross_fitted_high": None if isnan(high) else high,
+                "cross_fitted_error": standard_error(effects, pairs.weights, pairs.clusters),
+                "cross_fitted_by": dict(zip(names, by_search, strict=True)),
                 "stability": jaccard(first[rank], second[rank]),
             }
         )

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.markup import printable
+from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import as_path, guided, shortened
 from tracekit._util.table import named, value_text
 from tracekit.components import Component, ComponentRegistry
@@ -29,9 +29,8 @@ from tracekit.metrics import Effects
 from tracekit.results.display import card, line, model_text
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.mib import check_registry, write_mib
-from tracekit.results.on_examples import OnExamples
+from tracekit.results.on_examples import OnExamples, examples_said
 from tracekit.results.picture import selection_svg
-from tracekit.results.significance import said_of_examples
 from tracekit.results.storage import load, save
 from tracekit.search.base import Record, Stop
 from tracekit.search.targets import ConstraintEffect
@@ -263,17 +262,12 @@ class TraceResult:
         if self.component_scores is not None:
             return self.component_scores
         if torch.equal(self.soft_mask, self.binary_mask.float()):
-            if self.constraint is not None or self.run.objective != "mean":
-                asked = (
-                    "within bounds" if self.constraint is not None else f"by {self.run.objective}"
-                )
-                raise ConfigError(
-                    f"This result of {self.method} was searched {asked}, so the components have no "
-                    "scores of their own. Use a result without constraint and objective."
-                )
+            asked = "" if self.run.objective == "mean" else f", searched by {self.run.objective},"
+            asked = asked if self.constraint is None else ", searched within bounds,"
             raise ConfigError(
-                f"This result of {self.method} has no scores of components, only a selection, "
-                "which ranks nothing. Use a result of top-k, attribution, mask-ig or pgb-ct."
+                f"This result of {self.method}{asked} has no scores of components, only a "
+                "selection, which ranks nothing. Use a result of top-k, attribution, mask-ig or "
+                "pgb-ct, without constraint and objective."
             )
         return self.soft_mask
 
@@ -327,20 +321,27 @@ class TraceResult:
         return printable(
             f"TraceResult({self.method} on {self.dataset}, {self.model_text}: "
             f"{self.n_selected} of {self.n_components} components, "
-            f"effect {self.effect:.4g} (all: {self.full_effect:.4g}); {names})"
+            f"{self._said()}; {names})"
         )
+
+    def _said(self) -> str:
+        """Its effect beside that of all components, on the searched and the held-out examples."""
+        said = (
+            f"effect {self.effect:.4g} (all: {self.full_effect:.4g}) on {self.own.n_text} searched"
+        )
+        if self.held_out is not None:
+            said += f", {self.held_out.mean:.4g} (all: {self.held_out.full_mean:.4g})"
+            said += f" on {self.held_out.n_text} held-out"
+        return f"{said} examples"
 
     def _repr_html_(self) -> str:
         setup = self.setup
-        held_out = self.held_out_interval
-        facts = [
-            f"effect {value_text((self.effect, *self.spread))}",
-            f"{100 * self.share_of_full_effect:.0f} % of all ({self.full_effect:.4g})",
-        ]
+        facts = [self._said(), f"spread {interval_text(*self.spread)}"]
+        if self.held_out_interval is not None:
+            facts.append(f"95 % interval held out {interval_text(*self.held_out_interval)}")
+        where = "searched" if self.held_out is None else "held out"
         for name, score in zip(("faithfulness", "completeness"), self.circuit_scores, strict=True):
-            facts.append(f"{name} {value_text(score, '.2f')}")
-        if self.held_out_effect is not None and held_out is not None:
-            facts.append(f"held out {value_text((self.held_out_effect, *held_out))}")
+            facts.append(f"{name}, {where}, {value_text(score, '.2f')}")
         facts += [f"{name} {effect:.4g}" for name, effect in self.extra_effects.items()]
         facts.append(f"{self.cost.forward_equivalents:.0f} passes, {self.run.seconds:.1f} s")
         facts += [f"noise floor {self.noise_floor:.2g}"] if self.noise_floor else []
@@ -382,7 +383,7 @@ class TraceResult:
             sizes=[self.n_selected],
             n_components=self.n_components,
             method=self.method,
-            examples=said_of_examples(self.own.fingerprint, measured.fingerprint),
+            examples=examples_said(self.own.fingerprint, measured.fingerprint, measured.n_text),
         )
 
     def to_mib(self, path: str | Path) -> Path:
@@ -428,20 +429,11 @@ class TraceResult:
             width=WIDTH,
             outlines=color != "selected",
             title=f"{plain(self.title)}: {data_and_model(self.dataset, self.model)}",
-            subtitle=f"{self.n_selected} of {self.n_components} selected, "
-            f"effect {self.effect:.3g} (all: {self.full_effect:.3g})",
+            subtitle=f"{self.n_selected} of {self.n_components} selected, {self._said()}",
         )
 
     def panels(self, color: Color = "selected", *, title: str = "") -> list[SelectionPanel]:
-        """The data behind a selection heatmap: one panel per kind, a row per layer.
-
-        Args:
-            color: As in `heatmap`.
-            title: Above the panels.
-
-        Raises:
-            ConfigError: An unknown `color`, or scores of a result that has none.
-        """
+        """The data behind `heatmap`: one panel per kind, a row per layer; `title` is above them."""
         from tracekit.results.panels import panels_of, texts_of, values_of
 
         if color == "score" and self.component_scores is None:

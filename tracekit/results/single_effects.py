@@ -45,8 +45,6 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
     """Share of the examples whose effect has the sign of the mean."""
     full_effect: float
     """Mean effect of all components of the tracer together."""
-    n_independent: int
-    """Independent examples that this is over."""
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -171,7 +169,6 @@ def single_effects(traced: Traced, components: ComponentsLike | None = None) -> 
         tested="effect" if curves is None else "log-odds",
         same_sign=(effects.sign() == means.sign()[:, None]).float().mean(1),
         full_effect=engine.full_effects.mean().item(),
-        n_independent=engine.pairs.n_distinct,
         selected_on=None,
         **traced.names,
         **facts_of(engine, before),

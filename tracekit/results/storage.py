@@ -104,13 +104,15 @@ def load(cls: type[_T], path: Path, digest: str | None = None, *, inline: bool =
     try:
         if version == _EARLIER and hasattr(cls, "from_earlier"):
             document, tensors = cls.from_earlier(document, tensors)  # type: ignore[attr-defined]
+        if hasattr(cls, "renamed"):
+            document = cls.renamed(document)  # type: ignore[attr-defined]
         entries = document_model(cls, inline).model_validate_json(json.dumps(document))
         value = _decoded(entries, cls, "", tensors)
         if tensors:
             raise ValueError(f"the tensors {', '.join(sorted(tensors))} are of no field")
     except ValidationError as error:
         raise _unreadable(path, _first(error)) from error
-    except (ValueError, TypeError, TracekitError) as error:
+    except (ValueError, TypeError, KeyError, TracekitError) as error:
         raise _unreadable(path, str(error)) from error
     return value
 

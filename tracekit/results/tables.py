@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from tracekit._util.clusters import n_text
 from tracekit._util.markup import printable
 from tracekit._util.table import Column, Table, named
 from tracekit.errors import ComparisonError
@@ -42,8 +44,40 @@ def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
     return groups.agg({"effect": "max"}).astype({"method": str})
 
 
-RESULT_COLUMNS = ("selected", "effect", "95 % spread", "of all", "faithful", "complete")
-"""Titles of the columns of `result_table` that say what a set does on the searched examples."""
+def effect_columns(results: Sequence[TraceResult]) -> tuple[str, ...]:
+    """Columns of `result_table` that say what sets do; of held-out examples where there are some.
+
+    Shares are of the examples that faithfulness and completeness are of.
+    """
+    fresh = [result.held_out is not None for result in results]
+    held_out = ("held_out", "95 % interval", "held_out_share") if any(fresh) else ()
+    share = () if all(fresh) else ("share",)
+    columns = ("n_selected", "effect", "95 % spread", *share, *held_out)
+    mixed = ("measured on",) if any(fresh) and not all(fresh) else ()
+    return (*columns, "faithfulness", "completeness", *mixed)
+
+
+def examples_text(result: TraceResult) -> str:
+    """How many examples a result was searched and measured on, e.g. for a heading."""
+    own, fresh = result.own, result.held_out
+    held_out = "" if fresh is None else f" and {fresh.n_text} held-out"
+    return f"{own.n_text} searched{held_out} examples of {result.dataset}"
+
+
+def legend(results: Sequence[TraceResult]) -> str:
+    """What the words of `effect_columns` mean."""
+    held_out = "Held out: on examples that no search saw, with a 95 % interval. "
+    return (
+        "Searched: on the examples that the set was selected on; the spread is 95 % of the means "
+        f"of resampled examples, and no interval. {held_out * any(r.held_out for r in results)}"
+        "Share: of the effect of all components. Faithful: 1 less the share that all others have; "
+        "complete: 1 less the share of the set (0 is complete)."
+    )
+
+
+def competing(results: Sequence[TraceResult]) -> list[int]:
+    """Rows of results that may be best: random sets are a control."""
+    return [row for row, result in enumerate(results) if result.method != "random"]
 
 
 def result_table(results: Sequence[TraceResult], *, most_labels: int = 6) -> Table:
@@ -56,6 +90,10 @@ def result_table(results: Sequence[TraceResult], *, most_labels: int = 6) -> Tab
     # Rows of different models or kinds have no number in common that could stand in each.
     of_all = f"{{}} of {min(sizes)}".format if len(sizes) == 1 else str
     intervals = [result.held_out_interval or (None, None) for result in results]
+    fresh = [result.held_out for result in results]
+    independent = [each and each.n_independent for each in fresh]
+    places = ["searched" if each is None else "held out" for each in fresh]
+    on = f", {places[0]}" if len({*places}) == 1 else ""
     extras = dict.fromkeys(name for result in results for name in result.extra_effects)
 
     def column(key: str, title: str, value: Callable[[TraceResult], Any], form: Any = ".4g") -> Any:
@@ -67,24 +105,27 @@ def result_table(results: Sequence[TraceResult], *, most_labels: int = 6) -> Tab
             column("budget", "budget", lambda r: r.budget),
             column("n_selected", "selected", lambda r: r.n_selected, of_all),
             column("n_components", "of", lambda r: r.n_components),
-            column("effect", "effect", lambda r: r.effect),
+            column("effect", "effect, searched", lambda r: r.effect),
             column("effect", "95 % spread", lambda r: r.spread),
             column("full_effect", "all", lambda r: r.full_effect),
-            column("share", "of all", lambda r: r.share_of_full_effect, ".0%"),
-            Column("faithfulness", "faithful", [faithful for faithful, _ in scores], ".2f"),
-            Column("completeness", "complete", [complete for _, complete in scores], ".2f"),
-            column("held_out", "held out", lambda r: r.held_out_effect),
+            column("share", "share, searched", lambda r: r.share_of_full_effect, ".0%"),
+            Column("faithfulness", f"faithful{on}", [own for own, _ in scores], ".2f"),
+            Column("completeness", f"complete{on}", [rest for _, rest in scores], ".2f"),
+            Column("measured_on", "measured on", places),
+            column("held_out", "effect, held out", lambda r: r.held_out_effect),
             Column("held_out", "95 % interval", intervals),
+            Column("held_out_share", "share, held out", [e and e.share for e in fresh], ".0%"),
             column("passes", "passes", lambda r: float(r.cost.forward_equivalents), ".0f"),
             column("seconds", "seconds", lambda r: r.run.seconds, ".1f"),
             column("components", "components", lambda r: r.labels, shown),
-            column("n_examples", "examples", lambda r: r.own.n_examples),
+            column("n_examples", "n, searched", lambda r: r.own.n_examples),
+            column("n_independent", "independent, searched", lambda r: r.own.n_independent),
+            Column("n_held_out", "n, held out", [e and e.n_examples for e in fresh]),
+            Column("n_held_out_independent", "independent, held out", independent),
             column("model", "model", lambda r: r.model),
             column("dataset", "data", lambda r: r.dataset),
             column("kind", "kind", lambda r: "+".join(r.registry.kinds)),
-            column("metric", "metric", lambda r: r.setup.metric),
-            column("source", "source", lambda r: r.setup.source),
-            column("direction", "direction", lambda r: r.setup.direction),
+            *(column(n, n, attrgetter(f"setup.{n}")) for n in ("metric", "source", "direction")),
             column("positions", "positions", lambda r: str(r.setup.positions)),
             column("seed", "seed", lambda r: r.seed),
         ]
@@ -163,18 +204,27 @@ def tracer_text(traced: Traced) -> str:
     """What a tracer traces, in a line."""
     source = "" if traced.setup.source == "counterfactual" else f", source {traced.source}"
     unusual = source + (", denoising" if traced.direction == "denoising" else "")
-    pairs, metric = traced.own.pairs, traced.own.metric
-    model = model_text(traced.model_name, traced.dtype)
+    metric, model = traced.own.metric.name, model_text(traced.model_name, traced.dtype)
     return printable(
-        f"Tracer({traced.registry.describe()} of {model}, {len(pairs)} examples of "
-        f"{pairs.name}, {metric.name}{unusual}{_preferred(traced)}{_explained(traced)})"
+        f"Tracer({traced.registry.describe()} of {model}, {_examples(traced)}, "
+        f"{metric}{unusual}{_preferred(traced)}{_explained(traced)})"
     )
+
+
+def _examples(traced: Traced) -> str:
+    """How many examples are searched and held out."""
+    own, fresh = traced.own.pairs, traced.held_out_pairs
+    said = n_text(len(own), own.clusters)
+    if fresh is not None:
+        said += f" searched and {n_text(len(fresh), fresh.clusters)} held-out"
+    return f"{said} examples of {own.name}"
 
 
 def _preferred(traced: Traced) -> str:
     """On how many examples the model prefers x, if it was run before: looking runs nothing."""
     count = traced.n_prefers_x if "full_effects" in vars(traced.own) else None
-    return "" if count is None else f", x preferred on {count} of {len(traced.own.pairs)}"
+    run = " counterfactual runs" if traced.direction == "denoising" else ""
+    return "" if count is None else f", x preferred on {count} of {len(traced.own.pairs)}{run}"
 
 
 def _explained(traced: Traced) -> str:
@@ -188,16 +238,16 @@ def tracer_html(traced: Traced) -> str:
     engine, results = traced.own, traced.results
     facts = [
         ("model", model_text(traced.model_name, traced.dtype)),
-        ("data", f"{len(engine.pairs)} examples of {engine.pairs.name}{_preferred(traced)}"),
+        ("data", _examples(traced) + _preferred(traced)),
         ("components", traced.registry.describe() + _explained(traced)),
         ("metric", f"{engine.metric.name}: {engine.metric.axis_label}"),
         ("positions", str(traced.setup.positions)),
         ("source", f"{traced.source}, {traced.direction}"),
     ]
     if "full_effects" in vars(engine):
-        facts.append(("all components", f"effect {engine.full_effects.mean():.4g}"))
+        facts.append(("all components", f"effect {engine.full_effects.mean():.4g}, searched"))
     shown, n_earlier = results[-MOST_ROWS:], len(results) - MOST_ROWS
-    columns = ("method", *RESULT_COLUMNS, "components")
+    columns = ("method", *effect_columns(shown), "components")
     table = result_table(shown).only(*columns).html() if shown else line("No results yet: run().")
     earlier = line(f"and {n_earlier} earlier results") if n_earlier > 0 else ""
     return card("Tracer", facts_html(facts, "traced"), table, earlier)

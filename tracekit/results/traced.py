@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._util.clusters import n_text
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.masks import complement_of, from_indices
 from tracekit.components.members import ComponentsLike, members_of
@@ -22,9 +23,8 @@ from tracekit.engine.sources import name_of
 from tracekit.metrics import Direction, Effects, Metric
 from tracekit.models import HookedModel, foreign_hooks, model_name, revision_of, weights_digest
 from tracekit.results.mib import model_sizes
-from tracekit.results.on_examples import OnExamples
+from tracekit.results.on_examples import OnExamples, examples_said
 from tracekit.results.result import ModelFacts, TraceResult
-from tracekit.results.significance import said_of_examples
 
 
 class Measured(NamedTuple):
@@ -202,7 +202,11 @@ class Traced:
         A set that was selected here is known as a list or a mask, too.
         """
         if isinstance(given, TraceResult):
-            return given.own.fingerprint if given.config.get("selected", True) else None
+            if not given.config.get("selected", True):
+                return None
+            # Some of the searched examples are as good as all.
+            pairs = self.fresh.pairs
+            return pairs.fingerprint if given.own.n_among(pairs) else given.own.fingerprint
         members = members_of(given, self.registry, or_none=True)
         if len(members) == len(self.registry):
             return None  # Nobody chose among them.
@@ -215,6 +219,7 @@ class Traced:
         return self.own.pairs.fingerprint if is_fresh else found_on
 
     def said_of(self, given: ComponentsLike, engine: Engine | None = None) -> str:
-        """Whether a set was selected on examples, by default the `fresh` ones, in words."""
-        measured = (engine or self.fresh).pairs.fingerprint
-        return said_of_examples(self.selected_on(given), measured)
+        """On which examples a set is measured, by default the `fresh` ones, in words."""
+        pairs = (engine or self.fresh).pairs
+        n = n_text(len(pairs), pairs.clusters)
+        return examples_said(self.selected_on(given), pairs.fingerprint, n)

@@ -19,6 +19,11 @@ from tracekit.models.hooked import short_name
 from tracekit.results.storage import NOT_SAVED
 
 
+def named(options: Mapping[str, Any]) -> str:
+    """Options in words."""
+    return ", ".join(f"{name}={value}" for name, value in options.items())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """One run."""
@@ -83,7 +88,10 @@ class Job:
     @property
     def description(self) -> str:
         """The job in a few words."""
-        return f"{self.model}, {self.dataset}, {self.label or self.work}"
+        setup, options = self.setup, "" if self.variant else named(self.options)
+        parts = [self.model, self.dataset, named(self.data_options), setup.components]
+        parts += [setup.metric, self.label or self.work, options, self.seed and f"seed {self.seed}"]
+        return ", ".join(str(part) for part in parts if part)
 
     @property
     def identity(self) -> tuple[str, ...]:

@@ -31,11 +31,11 @@ from tracekit.errors import (
 )
 from tracekit.results.curve import TraceCurve
 from tracekit.results.result import TraceResult
-from tracekit.results.tables import result_table
+from tracekit.results.tables import effect_columns, result_table
 from tracekit.runs.devices import own_device
 from tracekit.runs.dispatch import do_all
 from tracekit.runs.grid import Grid, part_of
-from tracekit.runs.jobs import Job, RunEnvironment
+from tracekit.runs.jobs import Job, RunEnvironment, named
 from tracekit.runs.store import RUN_FOLDERS, Run, is_run_folder, read_run_folder
 from tracekit.runs.worker import Failure
 from tracekit.search import DEFAULT_METHOD
@@ -89,18 +89,28 @@ class Runs(Sequence[Run]):
 
         Columns: what was run (`model`, which names the checkpoint, `dataset`, `kind` of component,
         `metric`, `positions`, `setting`: what differs from the defaults of a tracer, `method`,
-        `options`, `objective`, `sign`, `seed`), `budget`, `n_selected` of `n_components`, `effect`
-        with its 95 % spread `effect_low` and `effect_high`, `full_effect`, `share` (of the effect
-        of all components), `held_out` with `held_out_low` and `held_out_high` (95 % interval),
-        further metrics, `n_examples`, `passes`, `seconds` (of the run), `device`, `tracekit` (its
-        version), `components`, and `folder`, which `TraceResult.load` reads. Grids of pairs have no
-        row.
+        `options`, `objective`, `sign`, `seed`), `budget`, `n_selected` of `n_components`, the
+        numbers of `docs/statistics.md`, further metrics, `passes`, `seconds` (of the run),
+        `components`, `device`, `tracekit` (its version), and `folder`, which `TraceResult.load`
+        reads. Grids of pairs have no row.
         """
         return self.table().frame()
 
     def table(self) -> Table:
         """A row for each result; see `to_frame`."""
-        return Table.of_rows([row for run in self.runs for row in _rows(run)])
+        if not self.results:
+            return Table([])
+        asked = Table.of_rows([row for run in self.runs for row in _asked(run)])
+        measured = [each for each in result_table(self.results).columns if each.key not in _ASKED]
+        return Table([*asked.without(*_STORED).columns, *measured, *asked.only(*_STORED).columns])
+
+    def shown(self) -> Table:
+        """The columns of `table` that readers see: what differs between results, and effects."""
+        table, measured = self.table(), effect_columns(self.results)
+        names = [name for name in _FIELDS if len({*table[name].texts}) > 1]
+        if "budget" in names and table["budget"].values == table["n_selected"].values:
+            names.remove("n_selected")
+        return table.only(*names, *(each for each in _EFFECTS if each in measured))
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
@@ -108,7 +118,7 @@ class Runs(Sequence[Run]):
         return printable(f"Runs({len(self)} of {models or 'no model'}{failed})")
 
     def _repr_html_(self) -> str:
-        return self.table().without("folder").html()
+        return self.shown().html()
 
 
 def load_runs(folder: str | Path) -> Runs:
@@ -184,18 +194,6 @@ def sweep(
     **further: Any,
 ) -> Runs:
     """Runs every method on every data set and model, each combination once.
-
-    ```python
-    runs = tk.sweep(
-        models=["demo", "gpt2"],
-        datasets=["demo-facts", {"name": "demo-bias"}],
-        methods=["top-k", tk.search.PGBCT(epochs=8)],
-        budgets=[2, 0.1],
-        output="sweep",
-        limit=32,
-    )
-    runs.to_frame()
-    ```
 
     Every run is kept in `output/runs` as soon as it is finished, and `output/runs.csv` is the
     table of all of them. A sweep that is started again does what is missing. Runs that cannot be
@@ -345,35 +343,33 @@ def _order(run: Run) -> tuple[Any, ...]:
 
 
 _ASKED = ("method", "model", "dataset", "kind", "metric", "positions", "seed")
-"""Entries of a result that the job says too."""
+"""Entries of a result that the job says too, and better."""
+_STORED = ("device", "tracekit", "folder")
+_FIELDS = ("model", "dataset", "kind", "metric", "positions", "setting", "method", "options")
+_FIELDS += ("objective", "sign", "seed", "budget", "n_selected")
+"""Columns that are shown where they differ."""
+_EFFECTS = ("effect", "95 % spread", "held_out", "95 % interval")
 
 
-def _rows(run: Run) -> Iterator[dict[str, Any]]:
-    """A row of the table for each budget of a run."""
+def _asked(run: Run) -> Iterator[dict[str, Any]]:
+    """What was asked for, and where it is, for each budget of a run."""
     job = run.job
     if job.work != "trace":
         return
-    results = result_table(run.curve.results).entries()
-    for name, row, result in zip(run.curve_folders, results, run.curve, strict=True):
+    for name, result in zip(run.curve_folders, run.curve, strict=True):
         yield {
             "model": job.model,
             "dataset": job.dataset,
             "kind": job.setup.components,
             "metric": job.setup.metric,
             "positions": str(job.setup.positions),
-            "setting": _named(job.unusual),
+            "setting": named(job.unusual),
             "method": job.method,
-            "options": _named(job.options),
+            "options": named(job.options),
             "objective": job.objective,
             "sign": result.run.sign,
             "seed": job.seed,
-            # What was asked for says more than what the result says of it.
-            **{key: value for key, value in row.items() if key not in _ASKED},
             "device": run.info.device if run.info else None,
             "tracekit": result.run.versions["tracekit"],
             "folder": str(run.folder / name),
         }
-
-
-def _named(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in options.items())

@@ -188,7 +188,7 @@ def _warn_of_noise(results: Sequence[TraceResult], floor: float) -> None:
 
 def warn_of_front(front: ParetoFront) -> None:
     """Warns of the size whose held-out effect falls shortest of the effect."""
-    rows = [(row.size, front.at(row.size).effect, row.held_out) for row in front.statistics]
+    rows = [(row.size, front.at(row.size).effect, row.cross_fitted) for row in front.statistics]
     _warn_of_held_out(rows)
     _warn_of_other_sets(front)
 
