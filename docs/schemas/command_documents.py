@@ -54,7 +54,7 @@ _TABLES: dict[str, dict[str, str]] = {
     },
     "side-effects": {
         "side_effects": "name, dataset, metric, examples, effect, effect_low, effect_high, "
-        "strength, strength_low, strength_high, control, control_low, control_high, p, "
+        "strength, strength_low, strength_high, control, control_low, control_high, p, q, "
         "selectivity, selectivity_low, selectivity_high, control_selectivity"
     },
     "sweep": {

@@ -45,6 +45,13 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
     """Share of the examples whose effect has the sign of the mean."""
     full_effect: float
     """Mean effect of all components of the tracer together."""
+    n_measured_on: int
+    """Examples that all of this is over."""
+
+    @property
+    def n_examples(self) -> int:
+        """How many examples the effects are means over."""
+        return self.n_measured_on
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -169,6 +176,7 @@ def single_effects(traced: Traced, components: ComponentsLike | None = None) -> 
         tested="effect" if curves is None else "log-odds",
         same_sign=(effects.sign() == means.sign()[:, None]).float().mean(1),
         full_effect=engine.full_effects.mean().item(),
+        n_measured_on=engine.n_examples,
         selected_on=None,
         **traced.names,
         **facts_of(engine, before),
