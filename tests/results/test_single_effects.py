@@ -137,7 +137,7 @@ def test_a_map_by_position_names_fields_of_templates(demo_model):
 def test_where_labels_have_no_room_those_of_large_values_stay(found):
     figure = found.heatmap()
     figure.layout.meta["ticks"].clear()
-    figure.layout.xaxis.update(ticktext=["a label"] * 4, tickvals=[0, 1, 2, 3])
+    figure.layout.xaxis.update(ticktext=["a long label"] * 4, tickvals=[0, 1, 2, 3])
     for hot in (1, 2, 3):
         sizes = [1.0 if column == hot else 0.1 for column in range(4)]
         figure.update_traces({"z": [sizes] * 3}, {"type": "heatmap"})
