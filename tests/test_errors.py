@@ -27,7 +27,9 @@ def known(model, tmp_path_factory):
     """What users type names of: a tracer, its result, and the runs of a sweep."""
     tracer = tk.Tracer(model, tiny.pairs(6))
     result = tracer.run("top-k", budget=2)
-    runs = tk.load_runs(result.save(tmp_path_factory.mktemp("run")).parent)
+    folder = tmp_path_factory.mktemp("runs")
+    result.save(folder / "run")
+    runs = tk.load_runs(folder)
     return SimpleNamespace(model=model, tracer=tracer, result=result, runs=runs)
 
 

@@ -27,9 +27,9 @@ class TestPathsAreCheckedFirst:
     @pytest.mark.parametrize("start", [("trace", "--budget", 2), ("pareto",)])
     def test_of_one_trace(self, command, tmp_path, start):
         bad = tmp_path / "bad.csv"
-        bad.write_text("prompt,answer\nthe nurse, she\n")
+        bad.write_text("prompt,shade\nthe nurse, red\n")
         code, _, err = command(*start, "--dataset", bad, "-o", tmp_path)
-        assert (code, "unknown column 'answer'" in err) == (1, True)
+        assert (code, "unknown column 'shade'" in err) == (1, True)
         code, _, err = command(*start, "--dataset", tmp_path / "none.jsonl", "-o", tmp_path)
         assert (code, "There is no file" in err) == (1, True)
         code, _, err = command(*start, "--data-dir", tmp_path / "none", "-o", tmp_path)
@@ -37,7 +37,7 @@ class TestPathsAreCheckedFirst:
         code, _, err = command(
             *start, "--constraint-dataset", bad, "--constraint-at-most", 1, "-o", tmp_path
         )
-        assert (code, "unknown column 'answer'" in err) == (1, True)
+        assert (code, "unknown column 'shade'" in err) == (1, True)
 
     def test_of_a_reproduction(self, command, tmp_path):
         options = ("table-heads", "--model", "demo", "-o", tmp_path / "out")

@@ -59,4 +59,6 @@ def test_what_was_not_done_is_said(command, tmp_path):
         *("--methods", "top-k,exhaustive", "--output", tmp_path, "--quiet"),
     )
     assert code == 1
-    assert "Skipped: demo, demo-bias, exhaustive: " in " ".join(out.split())
+    assert "Skipped: demo, demo-bias, attention-patterns, odds-ratio, exhaustive: " in " ".join(
+        out.split()
+    )

@@ -79,14 +79,14 @@ class TestComparison:
         assert "\x1b" not in text
 
     def test_latex_and_markdown(self, tracer):
-        comparison = tk.compare(tracer.results)
+        comparison = tk.compare([*tracer.results, tracer.run("attribution", budget=4)])
         text = comparison.to_latex(label="tab:mine")
         assert "\\label{tab:mine}" in text
         assert "\\textbf{" in text
         assert "held out" not in text
         lines = comparison.to_markdown().splitlines()
         assert len(lines) == 2 + len(comparison)
-        assert lines[0].startswith("| result | selected | effect | 95 % spread | of all | passes |")
+        assert lines[0].startswith("| result | selected | effect, searched | 95 % spread | share")
 
 
 def test_results_of_two_data_sets_are_compared_by_their_sets(model):

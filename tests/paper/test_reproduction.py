@@ -296,10 +296,10 @@ class TestStore:
         )
         (written,) = paper.reproduce(["table-heads"], setting, tmp_path, images=False)
         assert {one.job.method for one in written.failures} == {"exhaustive"}
-        assert "demo, demo-bias, exhaustive: " in written.reasons[0]
+        assert "demo, demo-bias, attention-patterns, odds-ratio, exhaustive: " in written.reasons[0]
         assert set(written.report.tables["effects"].frame["method"]) == {"top-k"}
         assert (
-            "Skipped: demo, demo-bias, exhaustive"
+            "Skipped: demo, demo-bias, attention-patterns, odds-ratio, exhaustive"
             in (tmp_path / "table-heads" / "notes.md").read_text()
         )
 

@@ -452,7 +452,7 @@ def test_a_warning_of_a_run_says_which_it_is(grid, jobs, tmp_path):
     lines = ended.stderr.splitlines()
     for name in ("first", "second"):
         place = f"{script}:3" if jobs == 1 else "<worker>:1"
-        job = f"{name}, {grid['datasets'][0]}, top-k, probability-drop, seed 0"
+        job = f"{name}, {grid['datasets'][0]}, attention-patterns, probability-drop, top-k"
         start = f"{place}: UnreliableResultWarning: {job}: All components together have an effect"
         assert any(line.startswith(start) for line in lines), ended.stderr
 

@@ -271,5 +271,5 @@ def test_the_best_size_is_the_smallest_within_one_standard_error(tracer):
     assert replace(front, statistics=rows).best_size() == 2
     narrow = (*rows[:2], row(3, 0.8, 0.05))
     assert replace(front, statistics=narrow).best_size() == 3
-    with pytest.raises(NoResultError, match="no held-out effects to choose a size by"):
+    with pytest.raises(NoResultError, match="no cross-fitted effects to choose a size by"):
         front.best_size()

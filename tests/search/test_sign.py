@@ -96,7 +96,7 @@ def test_fronts_of_the_other_sign(both, tmp_path):
     assert [each.labels for each in other] == [each.labels for each in plain]
     assert other.best_size() == plain.best_size()
     for one, two in zip(plain.statistics, other.statistics, strict=True):
-        for name in ("held_out", "control", "from_all"):
+        for name in ("cross_fitted", "control", "from_all"):
             assert getattr(two, name) == pytest.approx(-getattr(one, name), abs=1e-5), name
     effect = other[-1].effect
     assert other.smallest(effect=effect).effect == effect

@@ -19,7 +19,6 @@ from rich.text import Text
 from typer import Exit
 from typing_extensions import TypedDict
 
-from tracekit._util.clusters import n_text
 from tracekit._util.markup import printable
 from tracekit._util.table import Column, Table
 from tracekit._util.version import __version__
@@ -222,6 +221,8 @@ def print_skipped(pairs: PromptPairs) -> None:
 
 def print_tracer(tracer: Tracer) -> None:
     """Prints what is traced, and the effect of all components together."""
+    from tracekit._util.clusters import n_text
+
     console.print(f"{tracer}", highlight=False, soft_wrap=True)
     of = "" if tracer.held_out is None else " searched"
     n = f"{n_text(len(tracer.pairs), tracer.pairs.clusters)}{of} examples"

@@ -218,9 +218,8 @@ def try_job(
     """
     if job.model in missing:
         return Failure(job, missing[job.model], no_model=True)
-    named = f"{job.description}, {job.setup.metric}, seed {job.seed}"
     try:
-        with about(named, in_worker=in_worker):
+        with about(job.description, in_worker=in_worker):
             try:
                 worker.load(job)
             except TracekitError as error:
