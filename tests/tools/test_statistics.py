@@ -13,6 +13,7 @@ from tools.statistics.simulated import (
     discoveries,
     family_wise_error,
     flips_alone,
+    planted_pairs,
     power,
 )
 from tracekit.results import effect_interval
@@ -77,6 +78,18 @@ def test_of_what_is_found_little_is_false(name):
     found, false = discoveries(KINDS[name], 20, draws=40)
     assert found >= 0.75
     assert false <= 0.06 + 0.03
+
+
+@pytest.mark.slow
+def test_a_grid_finds_more_by_all_examples_than_by_halves():
+    by_way = planted_pairs(KINDS["normal"], 32, draws=12)
+    (found, false), (by_family, _) = by_way["q"], by_way["family-wise p"]
+    assert found >= by_family >= 0.85
+    assert false <= 0.06 + 0.03
+    for count in (20, 6):
+        of_half, wrong = by_way[f"{count} chosen by a half, q"]
+        assert of_half < found
+        assert wrong <= 0.06
 
 
 @pytest.mark.soak
