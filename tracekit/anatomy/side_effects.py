@@ -31,7 +31,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util import progress
-from tracekit._util.clusters import Over, by_cluster
+from tracekit._util.clusters import Over, by_cluster, n_text
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.names import MetricName
 from tracekit._util.options import check_seed, is_whole, shortened
@@ -46,8 +46,9 @@ from tracekit.metrics import Bounds, Effects, Metric, MetricFunction, bounds_of
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval
 from tracekit.results.of_set import OfSet, positions_of
+from tracekit.results.on_examples import examples_said
 from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
-from tracekit.results.significance import q_values, said_of_examples
+from tracekit.results.significance import q_values
 from tracekit.results.traced import Traced
 
 if TYPE_CHECKING:
@@ -282,9 +283,9 @@ class SideEffects(OfSet, Tabular):
                     f", random sets {row['control']:.3g} ({row['control_low']:.3g} to "
                     f"{row['control_high']:.3g})"
                 )
-                examples = said_of_examples(self.selected_on, each.dataset_fingerprint)
+                n = n_text(len(each.effects), each.clusters)
                 line += f", p = {row['p']:.2g}" if row["p"] == row["p"] else ""
-                line += f", {examples}" if examples else ""
+                line += f", {examples_said(self.selected_on, each.dataset_fingerprint, n)}"
             if row["selectivity"] == row["selectivity"]:
                 line += f"; selectivity {_number(row, 'selectivity')}"
             if row["control_selectivity"] == row["control_selectivity"]:

@@ -10,13 +10,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._util.clusters import n_text
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.members import ComponentsLike, members_of, ordered_in
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.intervals import FEWEST, row_intervals
-from tracekit.results.significance import p_values, said_of_examples, without_rounding
+from tracekit.results.on_examples import examples_said
+from tracekit.results.significance import p_values, without_rounding
 from tracekit.results.traced import Traced
 
 _MOST_EFFECTS = 2**29
@@ -165,7 +167,9 @@ def measure_pairs(
         tests=None
         if selected_on == fingerprint
         else p_values(without_rounding(interactions, scale.double()), **over),
-        examples=said_of_examples(selected_on, fingerprint),
+        examples=examples_said(
+            selected_on, fingerprint, n_text(engine.n_examples, over["clusters"])
+        ),
         n_independent=engine.pairs.n_distinct,
     )
 

@@ -42,7 +42,6 @@ RESOLUTION = 1e-4
 _FLOOR = 1e-5
 """Rounding of effects near 0: of ratios and probabilities, and in nats. Of metrics with smaller
 units, the share of the largest effect of any set on the example."""
-_SAME = "on the examples that the set was selected on"
 _DRAWS = 10_000
 _DRAWS_PER_ROW, _MOST_DRAWS = 60, 20_000
 """Resamples, so that one row of many can have a q below `LEVEL`."""
@@ -154,13 +153,6 @@ def said_of_few(n_examples: int, n_rows: int = 1) -> str:
         f"{text}, so that no q is below .05 unless {ceil(least * n_rows / LEVEL)} of the {n_rows} "
         "rows have it."
     )
-
-
-def said_of_examples(selected_on: str | None, measured_on: str) -> str:
-    """Whether a set was selected on the examples it was measured on, in words; empty if unknown."""
-    if selected_on is None:
-        return ""
-    return _SAME if selected_on == measured_on else "on examples that the set was not selected on"
 
 
 def sign_flip_p_values(
