@@ -156,7 +156,7 @@ def test_own_pairs_held_out(command, tmp_path, demo_model):
     assert code == 0, err
     result = tk.TraceResult.load(tmp_path / "run" / "mask-ig-2")
     assert (len(result.per_example), result.held_out.n_examples) == (8, 2)
-    assert "held out" in out
+    assert "8 searched and 2 held-out examples of mine" in out
     assert f"{result.held_out_effect:.4g}" in out
 
 

@@ -348,7 +348,10 @@ def _by_colour(figure: go.Figure, axis: str, ticks: Sequence[float]) -> list[int
     sizes: dict[float, float] = {}
     traces: list[Any] = list(figure.data)
     for trace in traces:
-        if trace.type == "heatmap" and f"xaxis{(trace.xaxis or 'x')[1:]}" == axis:
+        # Arrays of a copy are packed.
+        is_read = trace.type == "heatmap" and isinstance(trace.x, tuple | list)
+        is_read = is_read and isinstance(trace.z, tuple | list)
+        if is_read and f"xaxis{(trace.xaxis or 'x')[1:]}" == axis:
             for at, *values in zip(trace.x, *trace.z, strict=True):
                 sizes[at] = max(sizes.get(at, 0.0), *(abs(value or 0.0) for value in values))
     bound = max(sizes.values(), default=0.0) / 2
