@@ -46,8 +46,6 @@ def report(
 
 def _examples(results: list[Any]) -> list[PromptPairs]:
     """The pairs of results, for their prompts, where data and tokenizer are on this machine."""
-    from types import SimpleNamespace
-
     from transformers import AutoTokenizer
 
     from tracekit.data.registry import load_origin
@@ -57,18 +55,15 @@ def _examples(results: list[Any]) -> list[PromptPairs]:
     by_data: dict[str, PromptPairs] = {}
     for each in results:
         first = each[0] if isinstance(each, Sequence) else each
-        if not isinstance(first, TraceResult) or first.own.origin is None:
-            continue
-        source = first.model_facts.path or first.model
-        with suppress(TracekitError, OSError, ValueError, AttributeError):
-            model = (
-                load(DEMO)
-                if source == DEMO
-                else SimpleNamespace(
-                    tokenizer=AutoTokenizer.from_pretrained(source, local_files_only=True)
-                )
-            )
-            by_data[first.dataset_fingerprint] = load_origin(first.own.origin, model)
+        if isinstance(first, TraceResult) and first.own.origin is not None:
+            path = first.model_facts.path or first.model
+            # Some data sets, such as those with noise, ask more of a model than its tokenizer.
+            with suppress(TracekitError, OSError, ValueError, AttributeError):
+                if first.model == DEMO:
+                    model = load(DEMO)
+                else:
+                    model = AutoTokenizer.from_pretrained(path, local_files_only=True)
+                by_data[first.dataset_fingerprint] = load_origin(first.own.origin, model)
     return list(by_data.values())
 
 

@@ -124,8 +124,7 @@ def _table(pairs: Sequence[PromptPair], model: HookedModel, shown: bool | None) 
 
     both = [(pair.prompt_ids, pair.x_ids) for pair in pairs]
     both += [(pair.prompt_ids, pair.y_ids) for pair in pairs if pair.y_ids]
-    is_shown = progress.is_wanted() if shown is None else shown
-    values = iter(_mean_probabilities(both, model, is_shown).tolist())
+    values = iter(_mean_probabilities(both, model, shown).tolist())
     p_x = [next(values) for _ in pairs]
     p_y = [next(values) if pair.y_ids else None for pair in pairs]
     return pd.DataFrame(

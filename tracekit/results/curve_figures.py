@@ -17,7 +17,7 @@ from tracekit.figures.style import (
     styles,
 )
 from tracekit.results.result import TraceResult
-from tracekit.results.tables import check_comparable, curve_data
+from tracekit.results.tables import check_comparable, curve_data, examples_text
 from tracekit.search import title_of
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def effect_curve(
     # The method of the paper is drawn last: where lines coincide it lies on top.
     lines.sort(key=lambda line: line[0].startswith("pgb-ct"))
     largest = int(frame["n_selected"].max())
-    return _of_results([line for _, line in lines], results[0], largest, log_y=log_y)
+    bars = "; bars: 95 % spread" * spreads
+    return _of_results([line for _, line in lines], results[0], largest, bars, log_y=log_y)
 
 
 def _name(result: TraceResult) -> str:
@@ -68,7 +69,7 @@ def _name(result: TraceResult) -> str:
 
 
 def _of_results(
-    lines: Sequence[Line], first: TraceResult, largest: int, **options: Any
+    lines: Sequence[Line], first: TraceResult, largest: int, brackets: str = "", **options: Any
 ) -> go.Figure:
     return size_lines(
         lines,
@@ -76,7 +77,7 @@ def _of_results(
         largest=largest,
         value_title=plain(first.axis_label),
         title=data_and_model(first.dataset, first.model),
-        subtitle=plain(first.registry.describe()),
+        subtitle=plain(f"{first.registry.describe()}; {examples_text(first)}{brackets}"),
         full=first.full_effect,
         **options,
     )
@@ -147,4 +148,5 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
             mode="markers",
         )
         lines.append(line)
-    return _of_results(lines, first, largest)
+    bars = "; bars: 95 % interval, of random sets the range" * (len(lines) > 1)
+    return _of_results(lines, first, largest, f"; band: 95 % spread{bars}")

@@ -211,6 +211,7 @@ class InteractionGrid(SavedTable):
             subtitle += f"; given {named}"
         elif self.opposite is None:
             subtitle = f"{formula}, l: {plain(self.axis_label)}"
+        subtitle += f"; {plain(self.examples)}" if self.examples else ""
         title = f"Interactions: {plain(self.title)}" if self.title else "Interactions"
         return pair_map(drawn, title=title, subtitle=subtitle)
 

@@ -161,7 +161,9 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
         )
     both = [each for each in measured if each[1].incomplete[0]]
     # Of the residual stream, any layer carries what all others do.
-    both = [each for each in both if "residual" not in "+".join(each[0].registry.kinds)]
+    both = [
+        each for each in both if not any("hook_resid" in n for n in each[0].registry.hook_names)
+    ]
     if both:
         result, scores = max(both, key=lambda each: each[1].completeness[0])
         warn(
