@@ -71,13 +71,14 @@ def _name(result: TraceResult) -> str:
 def _of_results(
     lines: Sequence[Line], first: TraceResult, largest: int, brackets: str = "", **options: Any
 ) -> go.Figure:
+    on = examples_text(first).removesuffix(f" of {first.dataset}")
     return size_lines(
         lines,
         n_components=first.n_components,
         largest=largest,
         value_title=plain(first.axis_label),
         title=data_and_model(first.dataset, first.model),
-        subtitle=plain(f"{first.registry.describe()}; {examples_text(first)}{brackets}"),
+        subtitle=plain(f"{first.registry.describe()}; {on}{brackets}"),
         full=first.full_effect,
         **options,
     )
@@ -148,5 +149,5 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
             mode="markers",
         )
         lines.append(line)
-    bars = "; bars: 95 % interval, of random sets the range" * (len(lines) > 1)
+    bars = "; bars: 95 % interval (random: range)" * (len(lines) > 1)
     return _of_results(lines, first, largest, f"; band: 95 % spread{bars}")
