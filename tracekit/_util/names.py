@@ -20,6 +20,9 @@ KindName = Literal[
     "residual",
     "residual-before",
     "residual-between",
+    "edges",
+    "edges-by-head",
+    "edges-by-block",
 ]
 """Names of the built-in kinds, for completion; a test holds them against `KINDS`."""
 MetricName = Literal[

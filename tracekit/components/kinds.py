@@ -278,6 +278,8 @@ _head = partial(
     Kind, axes=("batch", "pos", "component", "d_head"), width="n_heads", instead="head-outputs"
 )
 _unit = partial(Kind, axes=("batch", "pos", "component"), learning_rate=0.5)
+_edge = partial(_whole, hook="hook_resid_pre", label="{index}>{layer}", noun="edge")
+"""Into a layer; `tracekit.components.edges` numbers and names them."""
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -383,6 +385,21 @@ KINDS: dict[str, Kind] = {
             noun="residual stream",
             meaning="the residual stream between attention and MLP",
             instead="residual",
+        ),
+        _edge(
+            name="edges",
+            meaning="what a head or MLP hands to one query, key, value or MLP behind it",
+            instead="edges-by-block",
+        ),
+        _edge(
+            name="edges-by-head",
+            meaning="what a head or MLP hands to one head or MLP behind it",
+            instead="edges-by-block",
+        ),
+        _edge(
+            name="edges-by-block",
+            meaning="what an attention or MLP block hands to one behind it",
+            instead="head-outputs+mlp-blocks",
         ),
     )
 }

@@ -19,10 +19,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from tracekit._util.markup import printable
 from tracekit._util.options import is_whole, shortened, whole_numbers
+from tracekit.components.edges import (
+    EDGE_KINDS,
+    EdgeGraph,
+    EdgesBy,
+    EdgeSpec,
+    activations_read,
+)
 from tracekit.components.kinds import KINDS, Kind, KindSpec, kind_of, register_kind
 from tracekit.errors import ComponentError, near_miss
 
@@ -39,9 +46,12 @@ class Component:
     index: int = 0
     span: str = ""
     """Part of the prompt at which it acts; empty: all positions in use."""
+    ends: str = ""
+    """Of an edge, its sender and receiver, e.g. `L5H3>L7Q2`; else empty."""
 
     def __str__(self) -> str:
-        label = kind_of(self.kind).label.format(layer=self.layer, index=self.index)
+        named = kind_of(self.kind).label
+        label = self.ends or named.format(layer=self.layer, index=self.index)
         return f"{label}@{self.span}" if self.span else label
 
 
@@ -57,6 +67,8 @@ class SiteSpec(TypedDict):
     acts_in: list[int]
     definition: KindSpec | None
     """Of a kind that is none of tracekit."""
+    edges: NotRequired[EdgeSpec]
+    """Of edges, the senders and receivers of their model."""
 
 
 _MOST = 2**31
@@ -79,6 +91,8 @@ class Site:
     """Spans of the prompt that are components of their own; empty: none."""
     acts_in: tuple[int, ...] = ()
     """Layers of the window in which the components act; empty: `layer` only."""
+    edges: EdgeGraph | None = None
+    """Senders and receivers, if the components are the edges into the layer."""
 
     def __post_init__(self) -> None:
         if len(self.indices) == self.width:
@@ -101,9 +115,21 @@ class Site:
         return self.hook_name_in(self.layer)
 
     @cached_property
+    def reads(self) -> Mapping[str, Kind]:
+        """Hook points that the components take values from, and the kind that is read there."""
+        if self.edges is not None:
+            return activations_read(self.edges, self.layer)
+        layers = self.acts_in or (self.layer,)
+        return dict.fromkeys(map(self.hook_name_in, layers), self.kind)
+
+    @cached_property
     def hook_names(self) -> tuple[str, ...]:
         """Full names of all hook points at which the components act."""
-        return tuple(map(self.hook_name_in, self.acts_in or (self.layer,)))
+        return tuple(self.reads)
+
+    def ends_of(self, index: int) -> str:
+        """Of an edge, its sender and receiver."""
+        return "" if self.edges is None else self.edges.label(self.layer, index)
 
     def hook_name_in(self, layer: int) -> str:
         """Full name of the hook point in a layer."""
@@ -180,6 +206,14 @@ class ComponentRegistry(Sequence[Component]):
             ComponentError: A layer, index or window outside the model, or nothing left.
         """
         chosen = _check_kinds(kinds)
+        if any(kind.name in EDGE_KINDS for kind in chosen):
+            if len(chosen) > 1 or indices is not None or layer_window != 1:
+                raise ComponentError(
+                    "Edges are traced without other kinds, indices and layer_window. Narrow them "
+                    "by layers, or by ComponentRegistry.of_edges."
+                )
+            by = EDGE_KINDS[chosen[0].name]
+            return cls.of_edges(shape, by, layers=layers, spans=spans)
         if not is_whole(layer_window) or not 1 <= layer_window <= shape.n_layers:
             raise ComponentError(
                 f"layer_window is {shortened(layer_window)}. Give a number of layers, 1 to "
@@ -204,6 +238,49 @@ class ComponentRegistry(Sequence[Component]):
             )
         return cls(tuple(sites))
 
+    @classmethod
+    def of_edges(
+        cls,
+        shape: Any,
+        by: EdgesBy = "inputs",
+        *,
+        layers: Sequence[int] | None = None,
+        senders: Sequence[str] | None = None,
+        receivers: Sequence[str] | None = None,
+        spans: Sequence[str] = (),
+    ) -> ComponentRegistry:
+        """Lists the edges of a model, or those between some of its parts.
+
+        Args:
+            shape: As in `build`.
+            by: What sends and reads as one: see `EdgeGraph`.
+            layers: Layers that both ends lie in; the embedding and the logits are in all.
+            senders: Labels of the senders, such as `E`, `L5H3`, `MLP2`. All by default.
+            receivers: Labels of the receivers, such as `L7Q2`, `MLP5`, `logits`; `L7H2` stands for
+                all that the head reads. For the edges within a circuit, give its nodes twice.
+            spans: Spans of the prompt; each edge is then one per span.
+
+        Raises:
+            ComponentError: A layer, sender or receiver that is not in the model, or nothing left.
+        """
+        graph = EdgeGraph.of(shape, by)
+        in_layers = None if layers is None else _check_layers(layers, graph.n_layers)
+        graph.check_names(senders, of="senders")
+        graph.check_names(receivers, of="receivers")
+        kind = kind_of(next(name for name, each in EDGE_KINDS.items() if each == by))
+        sites: list[Site] = []
+        for layer in range(graph.n_layers + 1):
+            picked = graph.chosen(layer, layers=in_layers, senders=senders, receivers=receivers)
+            if picked:
+                start, width = sites[-1].stop if sites else 0, graph.width(layer)
+                sites.append(Site(kind, layer, width, picked, start, tuple(spans), edges=graph))
+        if not sites:
+            raise ComponentError(
+                "No sender lies before a receiver in this selection. Name senders of earlier "
+                "layers than the receivers."
+            )
+        return cls(tuple(sites))
+
     def __repr__(self) -> str:
         return printable(f"ComponentRegistry({self.describe()})")
 
@@ -221,13 +298,15 @@ class ComponentRegistry(Sequence[Component]):
         site = self.site_of(flat)
         rank, span = divmod(flat - site.start, site.n_spans)
         named = site.spans[span] if site.spans else ""
-        return Component(site.kind.name, site.layer, site.indices[rank], named)
+        index = site.indices[rank]
+        return Component(site.kind.name, site.layer, index, named, site.ends_of(index))
 
     def __iter__(self) -> Iterator[Component]:
         for site in self.sites:
             for index in site.indices:
+                ends = site.ends_of(index)
                 for span in site.spans or ("",):
-                    yield Component(site.kind.name, site.layer, index, span)
+                    yield Component(site.kind.name, site.layer, index, span, ends)
 
     def index(self, value: Component | str | tuple[int, int]) -> int:  # type: ignore[override]
         """Flat index of a component: itself, its printed label, or its layer and index.
@@ -302,6 +381,8 @@ class ComponentRegistry(Sequence[Component]):
 
     def whole_sites(self) -> ComponentRegistry:
         """The same hook points with all of their components, at all positions."""
+        if self.edges is not None:
+            return self.of_edges(self.edges, self.edges.by)
         # Windows overlap: every layer once.
         layers = dict.fromkeys(
             (site.kind, layer, site.width)
@@ -327,12 +408,17 @@ class ComponentRegistry(Sequence[Component]):
     @cached_property
     def has_windows(self) -> bool:
         """Whether a component acts in several layers."""
-        return any(len(site.acts_in) > 1 for site in self.sites)
+        return any(len(site.hook_names) > 1 for site in self.sites)
+
+    @property
+    def edges(self) -> EdgeGraph | None:
+        """Senders and receivers, if the components are edges."""
+        return self.sites[0].edges
 
     @cached_property
     def kinds_by_hook(self) -> dict[str, Kind]:
         """Hook points, in the order of the sites, and a kind that is read there."""
-        return {name: site.kind for site in self.sites for name in site.hook_names}
+        return {name: kind for site in self.sites for name, kind in site.reads.items()}
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
@@ -393,8 +479,9 @@ class ComponentRegistry(Sequence[Component]):
 
     def spec(self) -> list[SiteSpec]:
         """A description in values of JSON, from which `from_spec` makes the registry again."""
-        return [
-            {
+        specs: list[SiteSpec] = []
+        for site in self.sites:
+            spec: SiteSpec = {
                 "kind": site.kind.name,
                 "layer": site.layer,
                 "width": site.width,
@@ -403,8 +490,10 @@ class ComponentRegistry(Sequence[Component]):
                 "acts_in": list(site.acts_in),
                 "definition": None if site.kind.name in KINDS else site.kind.definition(),
             }
-            for site in self.sites
-        ]
+            if site.edges is not None:
+                spec["edges"] = site.edges.spec()
+            specs.append(spec)
+        return specs
 
     @classmethod
     def from_spec(cls, spec: Sequence[SiteSpec]) -> ComponentRegistry:
@@ -429,12 +518,28 @@ class ComponentRegistry(Sequence[Component]):
                 register_kind(Kind.from_definition(entry["definition"]))
             start = sites[-1].stop if sites else 0
             kind = kind_of(entry["kind"])
-            sites.append(Site(kind, layer, width, indices, start, spans, acts_in))
+            edges = EdgeGraph.from_spec(entry["edges"]) if "edges" in entry else None
+            _check_edges(kind, layer, width, edges, sites)
+            sites.append(Site(kind, layer, width, indices, start, spans, acts_in, edges))
         if not sites or len({(s.kind.name, s.layer) for s in sites}) < len(sites):
             raise ComponentError(
                 "The description names no components, or a layer of a kind twice. Name each once."
             )
         return cls(tuple(sites))
+
+
+def _check_edges(
+    kind: Kind, layer: int, width: int, edges: EdgeGraph | None, before: Sequence[Site]
+) -> None:
+    """Refuses a described site whose edges are not those of its layer, or of another model."""
+    is_right = EDGE_KINDS.get(kind.name) == (None if edges is None else edges.by)
+    if edges is not None:
+        is_right &= layer <= edges.n_layers and edges.width(layer) == width
+    if not is_right or (before and before[0].edges != edges):
+        raise ComponentError(
+            f"The description has {width} {kind.name} in layer {layer}, and its senders and "
+            "receivers say otherwise. Describe the edges of one model."
+        )
 
 
 def _difference(here: Kind, there: Kind) -> str:

@@ -29,6 +29,7 @@ from torch import Tensor
 from tracekit._util.warn import warn
 from tracekit.components import KINDS, ComponentRegistry, Site
 from tracekit.data.prompts import PromptPairs
+from tracekit.engine.edge_checks import check_edges
 from tracekit.engine.effects import empty_mask_effect, log_probs
 from tracekit.engine.engine import Engine
 from tracekit.engine.packing import pad
@@ -77,6 +78,10 @@ def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
     with frozen(model), warnings.catch_warnings():
         # TransformerLens warns when it discards an edit; here that is found out and raised.
         warnings.filterwarnings("ignore", message=".*discarded.*")
+        if registry.edges is not None:
+            with torch.no_grad():
+                check_edges(model, registry, tokens)
+            return _check_padding(model, tokens)
         activations = _observe(model, registry, tokens)
         patch = MaskedPatch(
             registry=registry,

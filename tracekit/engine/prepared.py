@@ -32,6 +32,7 @@ from tracekit.engine.capabilities import Capabilities, capabilities_of
 from tracekit.engine.clean_run import CleanRun, repeated
 from tracekit.engine.cost import Account
 from tracekit.engine.counterfactual_cache import CounterfactualCache
+from tracekit.engine.edge_patch import EdgePatch, rows_at_once
 from tracekit.engine.forward import ForwardPass
 from tracekit.engine.layout import Layout, Positions
 from tracekit.engine.pair_checks import check_pairs
@@ -127,7 +128,10 @@ class PreparedData:
             if layout.sequences.has_branches:
                 capabilities.warn_of_packing(model, layout.longest)
             layout = _build_layout(model, pairs, registry, config)
-        first = None
+        size = config.max_batch_size
+        if registry.edges is not None:
+            size = min(size, rows_at_once(registry, model, layout.longest, config.max_memory))
+        config, first = replace(config, max_batch_size=size), None
         if ranks.count > 1:
             own = _own_part(ranks, layout, torch.arange(layout.n_examples))
             first = layout.row_sources[layout.rows[own]].unique()
@@ -324,6 +328,15 @@ class PreparedData:
         layers: Container[int] | None = None,
     ) -> list[Hook]:
         """Hooks that apply masks to a batch, in `layers` or in all; see `MaskedPatch.hooks`."""
+        if self.registry.edges is not None:
+            return EdgePatch(
+                model=self.model,
+                registry=self.registry,
+                counterfactual=source,
+                positions=batch.positions,
+                span_numbers=batch.span_numbers,
+                first_position=batch.first_position,
+            ).hooks(mask, layers)
         sites = [s for s in self.registry.sites if layers is None or s.layer in layers]
         names = dict.fromkeys(name for site in sites for name in site.hook_names)
         patch = MaskedPatch(

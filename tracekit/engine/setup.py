@@ -402,7 +402,9 @@ def _names_of(components: Components) -> str | None:
 
 def _selection_of(registry: ComponentRegistry) -> tuple[str, tuple[int, ...]] | None:
     """Kinds and layers that make a registry again; None if it takes more."""
-    is_whole = all(site.complete and not site.acts_in for site in registry.sites)
+    is_whole = registry.edges is None and all(
+        site.complete and not site.acts_in for site in registry.sites
+    )
     by_kind = [
         tuple(site.layer for site in registry.sites if site.kind.name == kind)
         for kind in registry.kinds

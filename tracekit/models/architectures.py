@@ -10,9 +10,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from einops import rearrange
+from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -160,3 +163,70 @@ def _replacements(attention: Any) -> dict[str, Callable[..., Any]]:
 
     # Both have fired within.
     return {"forward": forward, "_fire_post_hoc_hook": lambda hook, value, name: value}
+
+
+@dataclass(frozen=True)
+class BlockParts:
+    """The modules of a block that edges are followed through; `checks` proves that they act so."""
+
+    norm: Callable[[Tensor], Tensor]
+    """What queries, keys and values read is the norm of the stream."""
+    mlp_norm: Callable[[Tensor], Tensor] | None
+    """The same for the MLP; None: it reads the stream itself."""
+    norm_behind: Callable[[Tensor], Tensor] | None
+    """Norm of what the attention adds to the stream."""
+    between: str | None
+    """Hook point of the stream that the MLP reads; None: that at the beginning of the block."""
+    out: Callable[[Tensor], Tensor]
+    """What the heads' outputs, side by side, add to the stream."""
+    _projections: tuple[Any, Any, Any]
+
+    def projection(
+        self, number: int, n_heads: int
+    ) -> tuple[Float[Tensor, "head d e"], Float[Tensor, "head 1 e"] | None]:
+        """Weights and bias, by head, of queries (0), keys (1) or values (2)."""
+        module = self._projections[number]
+        weight = rearrange(_matrix(module), "(head e) d -> head d e", head=n_heads)
+        if module.bias is None:
+            return weight, None
+        return weight, rearrange(module.bias, "(head e) -> head 1 e", head=n_heads)
+
+    def out_weights(self, n_heads: int) -> Float[Tensor, "head e d"]:
+        """Weights of the output projection, by head."""
+        return rearrange(_matrix(self.out), "d (head e) -> head e d", head=n_heads)
+
+
+def block_parts(model: Any, layer: int) -> BlockParts:
+    """The parts of a block of a bridge; of other models an `AttributeError`."""
+    block = model.blocks[layer]
+
+    def inner(part: Any, name: str) -> Any:
+        module = getattr(part, "_modules", {}).get(name)
+        return None if module is None else module.original_component
+
+    first, second = inner(block, "ln1"), inner(block, "ln2")
+    is_parallel = bool(getattr(model.cfg, "parallel_attn_mlp", False))
+    # One norm serves both parts of a parallel block; where norms only stand behind, none does.
+    mlp_norm = second if second is not None else first
+    attention = block.attn
+    return BlockParts(
+        norm=first if first is not None else torch.nn.Identity(),
+        mlp_norm=mlp_norm,
+        norm_behind=inner(block, "ln1_post"),
+        between=None if is_parallel or mlp_norm is None else "hook_resid_mid",
+        out=attention.o.original_component,
+        _projections=tuple(
+            part.original_component for part in (attention.q, attention.k, attention.v)
+        ),
+    )
+
+
+def _matrix(module: Any) -> Float[Tensor, "out in"]:
+    """The weights of a linear map; transformers keeps those of a Conv1D the other way round."""
+    return module.weight.T if type(module).__name__ == "Conv1D" else module.weight
+
+
+def residual_multiplier(model: Any) -> float:
+    """What a model multiplies by what its layers add to the stream."""
+    config = getattr(getattr(model, "original_model", None), "config", None)
+    return float(getattr(config, "residual_multiplier", 1.0) or 1.0)

@@ -1,0 +1,403 @@
+"""Interventions on edges, as hooks: a receiver reads what some senders would have written.
+
+In the run at hand, sender s writes o_s to the residual stream and in the counterfactual run c_s. A
+receiver behind the stream x reads x + sum_s m_s (c_s - o_s), with m_s the mask of its edge from s;
+the stream itself, and what others read of it, stay as they are. So with all edges patched every
+part does what it does in the counterfactual run.
+
+Of a block, hooks read the stream where it begins, give each query, key, value and the MLP an input
+of its own, normalise and project it by the block's own modules, and put the results in. Behind the
+attention and the MLP they read what was written. Where a norm stands behind the attention, a
+receiver reads the norm of what the heads together would have written.
+
+Nothing is stored for pairs of a sender and a receiver but the mask: the inputs of all receivers of
+a layer are one product of the mask and the changes of the senders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tracekit.components import ComponentRegistry
+from tracekit.components.edges import EdgeGraph, Receivers
+from tracekit.engine.patching import Activations
+from tracekit.errors import HookPointError
+from tracekit.models.architectures import BlockParts, block_parts, residual_multiplier, stream_hook
+from tracekit.models.hooked import Hook, HookedModel, dtype_of, model_name
+
+_MEMORY = 2**29
+"""Bytes that they take where no bound is given; more would be no faster."""
+_HOOKS = ("attn.hook_q", "attn.hook_k", "attn.hook_v")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EdgePatch:
+    """Hooks on edges, as `MaskedPatch` has them on activations."""
+
+    model: HookedModel
+    registry: ComponentRegistry
+    counterfactual: Activations
+    """Activations of the counterfactual run at the hook points of the senders, as in
+    `MaskedPatch`."""
+    positions: Bool[Tensor, "row pos"]
+    """Where senders take their counterfactual values."""
+    span_numbers: Int[Tensor, "row pos"] | None = None
+    """Number of the span of each position, -1 for none; needed if the registry has spans."""
+    first_position: int = 0
+    """Position of the run that the first one of the counterfactual activations belongs to."""
+
+    def hooks(
+        self,
+        mask: Float[Tensor, "*set component"] | Float[Tensor, "set row component"],
+        layers: Container[int] | None = None,
+    ) -> list[Hook]:
+        """Hooks that apply a mask, or several, to the receivers of `layers`; as `MaskedPatch`."""
+        rows = mask if mask.ndim == 3 else mask.reshape(-1, 1, mask.shape[-1])
+        rows = rows.expand(-1, len(self.positions), -1).flatten(0, 1)
+        weights: dict[int, Tensor] = {}
+        for site in self.registry.sites:
+            if layers is None or site.layer in layers:
+                entries = rows[:, site.start : site.stop].unflatten(1, (-1, site.n_spans))
+                if not site.complete:
+                    full = entries.new_zeros(len(rows), site.width, site.n_spans)
+                    numbers = torch.tensor(site.indices, device=entries.device)
+                    entries = full.index_copy(1, numbers, entries)
+                weights[site.layer] = entries
+        return _Run(self, weights).hooks() if weights else []
+
+    def patched(self, copies: int) -> Bool[Tensor, "row pos span"]:
+        """Where each span is patched, of the positions that the counterfactual run covers."""
+        source = self.counterfactual[stream_hook(0)]
+        covered = slice(self.first_position, self.first_position + source.shape[1])
+        patched = self.positions[:, covered, None]
+        if self.span_numbers is not None and self.registry.spans:
+            names = torch.arange(len(self.registry.spans), device=self.span_numbers.device)
+            patched = patched & (self.span_numbers[:, covered, None] == names)
+        return patched.repeat(copies, 1, 1)
+
+
+class _Store:
+    """What senders change of the stream, side by side, and the gradient of that."""
+
+    def __init__(self, values: Float[Tensor, "row pos sender_span d"]) -> None:
+        """Of senders that are filled in later."""
+        self.values = values
+        self.slopes: Tensor | None = None
+
+
+class _Bank:
+    """Changes of senders, which receivers read through the mask.
+
+    Automatic differentiation would keep and add up a tensor for each reading. Here they all write
+    into one, in either direction.
+    """
+
+    def __init__(
+        self,
+        like: Float[Tensor, "row pos sender d"],
+        n_columns: int,
+        own: Float[Tensor, "row pos d"] | None = None,
+        norm: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """With room for changes of so many senders and spans, each as `like`.
+
+        Where a `norm` stands behind the senders, `own` is what they write together before it.
+        """
+        self.numbers: list[int] = []
+        rows, positions, _, d_model = like.shape
+        self._store = _Store(like.new_empty(rows, positions, n_columns, d_model))
+        self._own, self._norm = own, norm
+        self._n_filled = 0
+        # Each step hands it on, so that the way back takes them in turn.
+        self._token = torch.zeros(1, device=like.device, requires_grad=torch.is_grad_enabled())
+
+    def emit(
+        self,
+        changes: Float[Tensor, "row pos sender d"],
+        patched: Float[Tensor, "row pos span"],
+        numbers: Sequence[int],
+    ) -> None:
+        """Keeps what senders change where each span is patched."""
+        self._token = _Emission.apply(changes, patched, self._token, self._store, self._n_filled)
+        self._n_filled += changes.shape[2] * patched.shape[2]
+        self.numbers += numbers
+
+    def read(
+        self, weights: Float[Tensor, "row receiver sender_span"], first: int
+    ) -> Float[Tensor, "row pos receiver d"]:
+        """What receivers read of the senders from some column on."""
+        weights = weights.to(self._store.values.dtype)
+        change = _Reading.apply(weights, self._token, self._store, first)
+        if self._norm is None or self._own is None:
+            return change
+        own = self._own[:, :, None]
+        return self._norm(own + change) - self._norm(own)
+
+
+class _Emission(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, changes: Tensor, patched: Tensor, token: Tensor, store: _Store, first: int
+    ) -> Tensor:
+        sizes = (changes.shape[2], patched.shape[2])
+        ctx.store, ctx.part, ctx.sizes = store, slice(first, first + sizes[0] * sizes[1]), sizes
+        ctx.save_for_backward(patched)
+        kept = store.values[:, :, ctx.part].unflatten(2, sizes)
+        torch.mul(changes[:, :, :, None], patched[:, :, None, :, None], out=kept)
+        return token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (patched,), slopes = ctx.saved_tensors, None
+        if ctx.needs_input_grad[0] and ctx.store.slopes is not None:
+            slopes = ctx.store.slopes[:, :, ctx.part].unflatten(2, ctx.sizes)
+            slopes = (slopes * patched[:, :, None, :, None]).sum(3)
+        return slopes, None, *grad_outputs, None, None
+
+
+class _Reading(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, token: Tensor, store: _Store, first: int) -> Tensor:
+        ctx.store, ctx.part = store, slice(first, first + weights.shape[2])
+        ctx.save_for_backward(weights)
+        return weights[:, None] @ store.values[:, :, ctx.part]
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (weights,), store, (slopes,) = ctx.saved_tensors, ctx.store, grad_outputs
+        if store.slopes is None:
+            store.slopes = torch.zeros_like(store.values)
+        # In place: each sender has the sum over all that read it.
+        mixed = weights.mT[:, None].expand(-1, slopes.shape[1], -1, -1).flatten(0, 1)
+        store.slopes[:, :, ctx.part].flatten(0, 1).baddbmm_(mixed, slopes.flatten(0, 1))
+        of_weights = (slopes @ store.values[:, :, ctx.part].mT).sum(1)
+        return of_weights, slopes.new_zeros(1), None, None
+
+
+@dataclass(eq=False)
+class _Run:
+    """The state of one pass."""
+
+    patch: EdgePatch
+    weights: dict[int, Float[Tensor, "row edge span"]]
+    """By layer of the receivers; edges that are not under study have 0."""
+    banks: list[_Bank] = field(default_factory=list)
+    """The first has all senders but those with a norm behind them, which have one a layer."""
+    stream: Tensor | None = None
+    """What the attention of the block at hand reads; then its MLP."""
+    normalised: Tensor | None = None
+    """What its queries, keys and values read."""
+    into_mlp: Tensor | None = None
+    """What its MLP reads of earlier layers beside the stream."""
+
+    @cached_property
+    def graph(self) -> EdgeGraph:
+        """Senders and receivers."""
+        assert self.patch.registry.edges is not None
+        return self.patch.registry.edges
+
+    def hooks(self) -> list[Hook]:
+        """The hooks of all blocks up to the last receiver."""
+        model, last = self.patch.model, max(self.weights)
+        hooks: list[Hook] = []
+
+        def add(name: str, function: Callable[..., Tensor | None], *given: Any) -> None:
+            def hook(activation: Tensor, hook: Any = None) -> Tensor:
+                changed = function(activation, *given)
+                return activation if changed is None else changed
+
+            if name not in model.hook_dict:
+                raise refusal(model, f"it has no hook point {name}")
+            hooks.append((name, hook))
+
+        for layer in range(min(last + 1, self.graph.n_layers)):
+            parts, block, is_read = _parts(model, layer), f"blocks.{layer}.", layer in self.weights
+            add(stream_hook(layer), self._begin, layer, parts)
+            for number, name in enumerate(_HOOKS if is_read else ()):
+                add(block + name, self._into_heads, layer, parts, number)
+            add(block + "attn.hook_z", self._after_heads, layer, parts)
+            if is_read and parts.between is not None:
+                add(block + parts.between, self._between)
+            if is_read:
+                add(block + "mlp.hook_in", self._into_mlp, layer, parts)
+            if layer < last:
+                add(block + "hook_mlp_out", self._after_mlp, layer)
+        if last == self.graph.n_layers:
+            add(stream_hook(last), self._into_logits)
+        return hooks
+
+    # ---- senders ----------------------------------------------------------------------------
+
+    def _begin(self, stream: Tensor, layer: int, parts: BlockParts) -> None:
+        """Where a block begins: notes the stream, and what its receivers read beside it."""
+        if layer == 0:
+            last = self.graph.receivers(max(self.weights))[-1].n_senders
+            room = last if parts.norm_behind is None else 1 + self.graph.n_layers
+            self._emit(self._change(stream_hook(0), stream)[:, :, None], [0], room)
+        self.stream = stream
+        if layer in self.weights:
+            *into, mlp = self.graph.receivers(layer)
+            # The MLP reads the same earlier senders, and those of its own layer besides.
+            n_senders = into[0].n_senders
+            every = [self._weights(layer, each)[:, :, :n_senders] for each in (*into, mlp)]
+            change = self._read(torch.cat(every, 1))
+            self.into_mlp = change[:, :, -1]
+            read = parts.norm(self._covered(stream)[:, :, None] + change[:, :, :-1])
+            self.normalised = rearrange(read, "row pos receiver d -> receiver (row pos) d")
+
+    def _after_heads(self, heads: Tensor, layer: int, parts: BlockParts) -> None:
+        change = self._change(f"blocks.{layer}.attn.hook_z", heads)
+        scale = residual_multiplier(self.patch.model)
+        weights = parts.out_weights(self.graph.n_heads).to(heads.dtype) * scale
+        by_head = rearrange(change, "row pos head e -> head (row pos) e") @ weights
+        if self.graph.by == "blocks":
+            by_head = by_head.sum(0, keepdim=True)
+        by_head = rearrange(by_head, "head (row pos) d -> row pos head d", row=len(heads))
+        first = self.graph.first_sender(layer)
+        numbers = range(first, first + by_head.shape[2])
+        if parts.norm_behind is None:
+            self._emit(by_head, numbers)
+        else:
+            own = scale * parts.out(self._covered(heads).flatten(2))
+            self._emit(by_head, numbers, len(numbers), own, parts.norm_behind)
+
+    def _after_mlp(self, out: Tensor, layer: int) -> None:
+        change = self._change(f"blocks.{layer}.hook_mlp_out", out)
+        self._emit(change[:, :, None], [self.graph.first_sender(layer + 1) - 1])
+
+    def _emit(
+        self,
+        changes: Float[Tensor, "row pos sender d"],
+        numbers: Sequence[int],
+        room: int = 0,
+        *norm: Any,
+    ) -> None:
+        """Keeps what senders change: in the first bank, or in a new one with room for so many."""
+        patched = self.patch.patched(len(changes) // len(self.patch.positions)).to(changes)
+        if room:
+            self.banks.append(_Bank(changes, room * patched.shape[2], *norm))
+        self.banks[-1 if room else 0].emit(changes, patched, numbers)
+
+    # ---- receivers --------------------------------------------------------------------------
+
+    def _into_heads(self, activation: Tensor, layer: int, parts: BlockParts, number: int) -> Tensor:
+        """Queries, keys or values, of what each of them reads."""
+        assert self.normalised is not None
+        into = self.graph.receivers(layer)[:-1]
+        use = into[number if len(into) == len(_HOOKS) else 0]
+        at = sum(len(each.labels) for each in into[: into.index(use)])
+        n_heads = self.graph.n_key_value_heads if number else self.graph.n_heads
+        weight, bias = parts.projection(number, n_heads)
+        copies = n_heads // len(use.labels)
+        read = self.normalised[at : at + len(use.labels)].repeat_interleave(copies, 0)
+        value = read @ weight.to(read.dtype) + (0.0 if bias is None else bias.to(read.dtype))
+        value = rearrange(value, "head (row pos) e -> row pos head e", row=len(activation))
+        is_read = self._is_read(layer, use).repeat_interleave(copies, 1)[:, None, :, None]
+        whole = activation.reshape(*activation.shape[:2], *value.shape[2:])
+        return self._replaced(whole, value, is_read).reshape(activation.shape)
+
+    def _between(self, stream: Tensor) -> None:
+        self.stream = stream
+
+    def _into_mlp(self, read: Tensor, layer: int, parts: BlockParts) -> Tensor:
+        assert self.stream is not None
+        assert self.into_mlp is not None
+        mlp, first = self.graph.receivers(layer)[-1], self.graph.first_sender(layer)
+        change = self.into_mlp
+        if mlp.n_senders > first:
+            change = change + self._read(self._weights(layer, mlp)[:, :, first:], first)[:, :, 0]
+        stream = self.stream if parts.mlp_norm is not None else read
+        value = self._covered(stream) + change
+        value = value if parts.mlp_norm is None else parts.mlp_norm(value)
+        return self._replaced(read, value, self._is_read(layer, mlp)[:, :, None])
+
+    def _into_logits(self, stream: Tensor) -> Tensor:
+        (logits,) = self.graph.receivers(self.graph.n_layers)
+        change = self._read(self._weights(self.graph.n_layers, logits))[:, :, 0]
+        is_read = self._is_read(self.graph.n_layers, logits)[:, :, None]
+        return self._replaced(stream, self._covered(stream) + change, is_read)
+
+    def _read(
+        self, weights: Float[Tensor, "row receiver sender span"], first: int = 0
+    ) -> Float[Tensor, "row pos receiver d"]:
+        """What receivers read of the senders from the first one on."""
+        n_senders, n_spans = weights.shape[2:]
+        total: Any = 0
+        for bank in self.banks:
+            at = [each for each, n in enumerate(bank.numbers) if first <= n < first + n_senders]
+            if at:
+                numbers = [bank.numbers[each] - first for each in at]
+                picked = weights if len(at) == n_senders else weights[:, :, numbers]
+                total = bank.read(picked.flatten(2), at[0] * n_spans) + total
+        return total
+
+    def _weights(self, layer: int, into: Receivers) -> Float[Tensor, "row receiver sender span"]:
+        part = self.weights[layer][:, into.start : into.stop]
+        return part.unflatten(1, (len(into.labels), into.n_senders))
+
+    def _is_read(self, layer: int, into: Receivers) -> Bool[Tensor, "row receiver"]:
+        """Which receivers read something beside the stream."""
+        return (self._weights(layer, into) != 0).flatten(2).any(-1)
+
+    # ---- rows and positions -----------------------------------------------------------------
+
+    @cached_property
+    def _part(self) -> slice:
+        """Positions that the counterfactual run covers."""
+        first, source = self.patch.first_position, self.patch.counterfactual[stream_hook(0)]
+        return slice(first, first + source.shape[1])
+
+    def _covered(self, run: Tensor) -> Tensor:
+        return run[:, self._part]
+
+    def _change(self, name: str, run: Tensor) -> Tensor:
+        """Counterfactual values less those of the run: of each mask one after the other."""
+        source, now = self.patch.counterfactual[name].to(run.device, run.dtype), self._covered(run)
+        now = now.unflatten(0, (-1, len(source)))
+        return (source[:, : now.shape[2]] - now).flatten(0, 1)
+
+    def _replaced(self, activation: Tensor, value: Tensor, is_read: Tensor) -> Tensor:
+        """An activation with other values where a receiver reads something beside the stream.
+
+        Elsewhere it keeps its value to the last bit, and the gradient that it has there.
+        """
+        now = self._covered(activation)
+        kept = now.detach() + (value - value.detach()) if value.requires_grad else now
+        value = torch.where(is_read, value.to(now.dtype), kept)
+        if value.shape[1] == activation.shape[1]:
+            return value
+        ahead, behind = activation[:, : self._part.start], activation[:, self._part.stop :]
+        return torch.cat([ahead, value, behind], 1)
+
+
+def rows_at_once(
+    registry: ComponentRegistry, model: HookedModel, length: int, max_memory: int | None
+) -> int:
+    """Rows of a batch whose changes of all senders, and their gradients, keep within a bound."""
+    assert registry.edges is not None
+    columns = len(registry.edges.senders) * registry.sites[0].n_spans
+    of_row = 2 * columns * length * int(model.cfg.d_model) * dtype_of(model).itemsize
+    return max(1, int(_MEMORY if max_memory is None else max_memory) // of_row)
+
+
+def _parts(model: HookedModel, layer: int) -> BlockParts:
+    try:
+        return block_parts(model, layer)
+    except (AttributeError, TypeError) as error:
+        raise refusal(model, f"the parts of its block {layer} cannot be found ({error})") from error
+
+
+def refusal(model: HookedModel, reason: str) -> HookPointError:
+    """Says that edges cannot be patched, and why."""
+    return HookPointError(
+        f"Edges cannot be patched in {model_name(model)}: {reason}. Load the model with "
+        "load_model, or trace head-outputs and mlp-blocks, with their paths."
+    )
