@@ -8,7 +8,8 @@ of each receiver in the order of the senders.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
@@ -42,7 +43,6 @@ class EdgeSpec(TypedDict):
 class Receivers(NamedTuple):
     """The receivers of one use in one layer, which all have the same senders."""
 
-    use: Literal["query", "key", "value", "head", "attention", "mlp", "logits"]
     labels: tuple[str, ...]
     n_senders: int
     """They read the first so many senders."""
@@ -94,10 +94,7 @@ class EdgeGraph:
         sizes = (spec["n_layers"], spec["n_heads"], spec["n_key_value_heads"])
         are_sizes = all(is_whole(each) and 0 < each < _MOST for each in sizes)
         if spec["by"] not in get_args(EdgesBy) or not are_sizes or sizes[1] % sizes[2]:
-            raise ComponentError(
-                f"The edges {shortened(spec)} are those of no model. Give numbers of layers, heads "
-                "and key/value heads, of which the last divides the one before."
-            )
+            raise ComponentError(f"The edges {shortened(spec)} are those of no model. Trace again.")
         return cls(**spec)
 
     def spec(self) -> EdgeSpec:
@@ -133,26 +130,19 @@ class EdgeGraph:
 
     def _receivers_in(self, layer: int) -> list[Receivers]:
         heads, shared = self.n_heads, self.n_key_value_heads
-        names: list[tuple[Any, list[str]]]
+        letters = {
+            "inputs": {"Q": heads, "K": shared, "V": shared},
+            "heads": {"H" if heads == shared else "G": shared},
+            "blocks": {},
+        }[self.by]
+        names = [[f"L{layer}{use}{n}" for n in range(count)] for use, count in letters.items()]
+        names = [*(names or [[f"ATT{layer}"]]), [f"MLP{layer}"]]
         if layer == self.n_layers:
-            names = [("logits", [LOGITS])]
-        elif self.by == "inputs":
-            counts = {"query": heads, "key": shared, "value": shared}
-            names = [
-                (use, [f"L{layer}{use[0].upper()}{number}" for number in range(count)])
-                for use, count in counts.items()
-            ]
-        elif self.by == "heads":
-            letter = "H" if heads == shared else "G"
-            names = [("head", [f"L{layer}{letter}{number}" for number in range(shared)])]
-        else:
-            names = [("attention", [f"ATT{layer}"])]
-        if layer < self.n_layers:
-            names.append(("mlp", [f"MLP{layer}"]))
+            names = [[LOGITS]]
         before, receivers, start = self.first_sender(layer), [], 0
-        for use, labels in names:
-            own = self.n_in_attention if use == "mlp" and not self.is_parallel else 0
-            receivers.append(Receivers(use, tuple(labels), before + own, start))
+        for labels in names:
+            own = self.n_in_attention if labels[0][0] == "M" and not self.is_parallel else 0
+            receivers.append(Receivers(tuple(labels), before + own, start))
             start = receivers[-1].stop
         return receivers
 
@@ -160,85 +150,78 @@ class EdgeGraph:
         """Number of edges into a layer."""
         return self.receivers(layer)[-1].stop
 
-    def ends(self, layer: int, index: int) -> tuple[str, str]:
-        """Labels of the sender and the receiver of an edge into a layer."""
-        into = next(each for each in self.receivers(layer) if index < each.stop)
-        receiver, sender = divmod(index - into.start, into.n_senders)
-        return self.senders[sender], into.labels[receiver]
+    def ends(self, layer: int) -> list[tuple[str, str]]:
+        """Labels of the sender and the receiver of each edge into a layer."""
+        return self._ends[layer]
 
-    def label(self, layer: int, index: int) -> str:
-        """Printed name of an edge into a layer, e.g. `L16H0>L17K1`."""
-        return ">".join(self.ends(layer, index))
+    @cached_property
+    def _ends(self) -> list[list[tuple[str, str]]]:
+        return [
+            [
+                (each, label)
+                for use in into
+                for label in use.labels
+                for each in self.senders[: use.n_senders]
+            ]
+            for into in self._receivers
+        ]
 
     def nodes_of(self, receiver: str) -> tuple[str, ...]:
         """The senders that a receiver is a part of: the head of a query, all heads of a key."""
-        if receiver in self._numbers or receiver == LOGITS:
+        use = next((each for each in "QKVG" if each in receiver), None)
+        if use is None:
             return (receiver,)
-        letter = next(each for each in "QKVG" if each in receiver)
-        layer, number = receiver.split(letter)
-        size = 1 if letter == "Q" else self.n_heads // self.n_key_value_heads
-        first = int(number) * size
-        return tuple(f"{layer}H{head}" for head in range(first, first + size))
-
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {label: number for number, label in enumerate(self.senders)}
-
-    @cached_property
-    def _nodes(self) -> dict[str, tuple[str, ...]]:
-        """Of each receiver, the names by which it is asked for."""
-        every = (label for into in self._receivers for each in into for label in each.labels)
-        return {label: (label, *self.nodes_of(label)) for label in every}
+        layer, number = receiver.split(use)
+        size = 1 if use == "Q" else self.n_heads // self.n_key_value_heads
+        return tuple(f"{layer}H{int(number) * size + head}" for head in range(size))
 
     def chosen(
         self,
         layer: int,
-        *,
         layers: Collection[int] | None,
-        senders: Collection[str] | None,
-        receivers: Collection[str] | None,
+        senders: Sequence[str] | None,
+        receivers: Sequence[str] | None,
     ) -> tuple[int, ...]:
-        """Numbers of the edges into a layer whose ends are in `layers` and among those named.
-
-        The embedding and the logits are in all layers. A head names its query, key and value too.
-        """
-        within = None if layers is None else set(layers)
-        if within is not None and layer < self.n_layers and layer not in within:
-            return ()
-        per_layer = self.n_in_attention + 1
-        from_ = [
-            number
-            for number, label in enumerate(self.senders[: self.receivers(layer)[-1].n_senders])
-            if (within is None or not number or (number - 1) // per_layer in within)
-            and (senders is None or label in senders)
-        ]
+        """Numbers of the edges into a layer whose ends are in `layers` and among those named."""
+        senders = self._named("senders", senders, {each: {each} for each in self.senders})
+        every = {each for into in self._receivers for use in into for each in use.labels}
+        names = {each: {each, *self.nodes_of(each)} for each in every}
+        receivers = self._named("receivers", receivers, names)
+        ends = [set(chosen) for chosen in (senders, receivers)]
+        if layers is not None:
+            within = {str(each) for each in layers}
+            ends = [
+                {
+                    label
+                    for label in chosen
+                    if not within.isdisjoint(_LAYER.findall(label) or within)
+                }
+                for chosen in ends
+            ]
         return tuple(
-            into.start + row * into.n_senders + number
-            for into in self.receivers(layer)
-            for row, label in enumerate(into.labels)
-            if receivers is None or any(name in receivers for name in self._nodes[label])
-            for number in from_
-            if number < into.n_senders
+            number
+            for number, (sender, receiver) in enumerate(self.ends(layer))
+            if sender in ends[0] and receiver in ends[1]
         )
 
-    def check_names(
-        self, names: Sequence[str] | None, *, of: Literal["senders", "receivers"]
-    ) -> None:
-        """Refuses names of no sender or receiver."""
-        every = (
-            self.senders if of == "senders" else {n for each in self._nodes.values() for n in each}
-        )
-        unknown = [] if names is None else [name for name in names if name not in every]
-        if isinstance(names, str) or unknown:
-            first = names if isinstance(names, str) else unknown[0]
+    def _named(
+        self, what: str, given: Sequence[str] | None, names: Mapping[str, set[str]]
+    ) -> list[str]:
+        """The senders or receivers that are named, each by any of its names."""
+        every = {name for each in names.values() for name in each}
+        unknown = [] if given is None else [name for name in given if name not in every]
+        if isinstance(given, str) or unknown:
+            first = given if isinstance(given, str) else unknown[0]
             guess = near_miss(str(first), list(every))
             raise ComponentError(
-                f"The {of} are {shortened(names)}, and {shortened(first)} is none of them here. "
+                f"The {what} are {shortened(given)}, and {shortened(first)} is none of them here. "
                 f"{guess + ' ' if guess else ''}Give a list of labels, such as "
-                f"{', '.join(repr(label) for label in sorted(every)[:3])}."
+                f"{sorted(every)[:3]}."
             )
+        return [label for label, each in names.items() if given is None or each & set(given)]
 
 
+_LAYER = re.compile(r"^\D+(\d+)")
 _MOST = 2**16
 """Layers and heads of a description are below it."""
 

@@ -129,7 +129,7 @@ class Site:
 
     def ends_of(self, index: int) -> str:
         """Of an edge, its sender and receiver."""
-        return "" if self.edges is None else self.edges.label(self.layer, index)
+        return "" if self.edges is None else ">".join(self.edges.ends(self.layer)[index])
 
     def hook_name_in(self, layer: int) -> str:
         """Full name of the hook point in a layer."""
@@ -265,12 +265,10 @@ class ComponentRegistry(Sequence[Component]):
         """
         graph = EdgeGraph.of(shape, by)
         in_layers = None if layers is None else _check_layers(layers, graph.n_layers)
-        graph.check_names(senders, of="senders")
-        graph.check_names(receivers, of="receivers")
         kind = kind_of(next(name for name, each in EDGE_KINDS.items() if each == by))
         sites: list[Site] = []
         for layer in range(graph.n_layers + 1):
-            picked = graph.chosen(layer, layers=in_layers, senders=senders, receivers=receivers)
+            picked = graph.chosen(layer, in_layers, senders, receivers)
             if picked:
                 start, width = sites[-1].stop if sites else 0, graph.width(layer)
                 sites.append(Site(kind, layer, width, picked, start, tuple(spans), edges=graph))

@@ -1,8 +1,8 @@
 """Checks of edges on a model, on random tokens, before its numbers are trusted.
 
 1. The empty mask leaves every logit bit-equal.
-2. Receivers that are given what they read anyway, by a full mask whose values are those of the run
-   itself, give the same logits: their norms and projections are the model's.
+2. Receivers that are given what they read anyway, by edges from the embedding that carry its value
+   in the run itself, give the same logits: their norms and projections are the model's.
 3. All edges out of the heads of a layer do what patching these heads does, and those out of an MLP
    what patching it does: what senders write, and where, is the model's.
 4. A gradient reaches every receiver.
@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry
+from tracekit.components.edges import EMBEDDING
 from tracekit.engine.edge_patch import EdgePatch, refusal
 from tracekit.engine.patching import MaskedPatch
 from tracekit.errors import IdentityCheckError
 from tracekit.models.architectures import MLP, out_of
 from tracekit.models.hooked import Hook, HookedModel, is_exact, model_name, recording_hooks
-
-_TOLERANCE, _ROUNDED = 1e-3, 0.1
-"""Largest difference of logits as a share of the largest change, and in a low precision."""
 
 
 def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor) -> None:
@@ -33,81 +31,58 @@ def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor)
         HookPointError: Says what cannot be split.
         IdentityCheckError: The empty mask changes the logits.
     """
-    edges = registry.edges
-    assert edges is not None
+    assert registry.edges is not None
     nodes = ComponentRegistry.build(model.cfg, "head-outputs+mlp-blocks")
     hooks, recorded = recording_hooks([*registry.hook_names, *nodes.hook_names])
     clean = _logits(model, tokens, hooks)
     own = {name: fired[0] for name, fired in recorded.items() if fired}
-    positions = torch.ones_like(tokens, dtype=torch.bool)
-    given = {"model": model, "registry": registry, "positions": positions}
-    missing = [name for name in registry.hook_names if name not in own]
+    missing = [name for name in recorded if name not in own]
     if missing:
         raise refusal(model, f"its hook point {missing[0]} did not fire")
     others = {name: value.flip(0) for name, value in own.items()}
-    patch, same = (EdgePatch(counterfactual=values, **given) for values in (others, own))
-    n_edges = len(registry)
-    if not torch.equal(_logits(model, tokens, patch.hooks(torch.zeros(n_edges))), clean):
-        raise IdentityCheckError(
-            f"The empty mask over edges changes the logits of {model_name(model)}."
-        )
-    by_sender: dict[str, list[int]] = {}
-    for number, edge in enumerate(registry):
-        by_sender.setdefault(edge.ends.split(">")[0], []).append(number)
-    of_edges, of_nodes = [torch.zeros(n_edges)], [torch.zeros(len(nodes))]
-    for site in nodes.sites:
-        is_mlp = site.hook_name == out_of(site.layer, MLP)
-        heads = (
-            [f"ATT{site.layer}"]
-            if edges.by == "blocks"
-            else map(str, nodes[site.start : site.stop])
-        )
-        senders = [f"MLP{site.layer}"] if is_mlp else heads
-        of_edges.append(torch.zeros(n_edges))
-        of_edges[-1][[number for sender in senders for number in by_sender[sender]]] = 1
-        of_nodes.append(torch.zeros(len(nodes)))
-        of_nodes[-1][site.start : site.stop] = 1
-    node_patch = MaskedPatch(registry=nodes, counterfactual=others, positions=positions)
-    runs: list[tuple[str, Tensor, Tensor]] = []
-    kept = _logits(model, tokens, same.hooks(torch.ones(n_edges)))
-    runs.append(
-        ("queries, keys, values or MLPs are not those of the norms and weights", kept, clean)
+    positions = torch.ones_like(tokens, dtype=torch.bool)
+    patch, same = (
+        EdgePatch(model=model, registry=registry, counterfactual=values, positions=positions)
+        for values in (others, own)
     )
-    for first in range(0, len(of_edges), _AT_ONCE):
-        some = slice(first, first + _AT_ONCE)
-        copies = tokens.repeat(len(of_edges[some]), 1)
-        by_edges = _logits(model, copies, patch.hooks(torch.stack(of_edges[some])))
-        by_nodes = _logits(model, copies, node_patch.hooks(torch.stack(of_nodes[some])))
-        runs.append(
-            ("all edges out of a head or an MLP do not do what it does", by_edges, by_nodes)
-        )
-    scale = (clean - clean.flip(0)).abs().max()
+    node_patch = MaskedPatch(registry=nodes, counterfactual=others, positions=positions)
+    if not torch.equal(_logits(model, tokens, patch.hooks(torch.zeros(len(registry)))), clean):
+        raise IdentityCheckError(f"The empty mask on edges changes logits of {model_name(model)}.")
+    senders = [edge.ends.split(">")[0] for edge in registry]
+    is_first = torch.tensor([sender == EMBEDDING for sender in senders]).float()
+    kept = _logits(model, tokens, same.hooks(is_first))
+    runs = [
+        ("its queries, keys, values or MLPs do not read the stream by their norms", kept, clean)
+    ]
+    for site in nodes.sites:
+        part = slice(site.start, site.stop)
+        is_attention = site.hook_name != out_of(site.layer, MLP)
+        is_block = is_attention and registry.edges.by == "blocks"
+        named = {f"ATT{site.layer}"} if is_block else set(map(str, nodes[part]))
+        of_edges = torch.tensor([sender in named for sender in senders]).float()
+        of_nodes = torch.zeros(len(nodes))
+        of_nodes[part] = 1
+        by_edges = _logits(model, tokens, patch.hooks(of_edges))
+        by_nodes = _logits(model, tokens, node_patch.hooks(of_nodes))
+        problem = f"all edges out of {min(named)} and those beside it do not do what it does"
+        runs.append((problem, by_edges, by_nodes))
+    tolerance = (1e-3 if is_exact(model) else 0.1) * (clean - clean.flip(0)).abs().max()
     for problem, value, expected in runs:
-        if (
-            not (value - expected).abs().max()
-            <= (_TOLERANCE if is_exact(model) else _ROUNDED) * scale
-        ):
-            raise refusal(model, f"{problem} that its blocks name")
+        if not (value - expected).abs().max() <= tolerance:
+            raise refusal(model, problem)
     _check_gradient(model, patch, tokens)
 
 
-_AT_ONCE = 16
-
-
 def _check_gradient(model: HookedModel, patch: EdgePatch, tokens: Tensor) -> None:
-    """Refuses a receiver through which no gradient reaches the mask."""
-    registry, edges = patch.registry, patch.registry.edges
-    assert edges is not None
-    mask = torch.full((len(registry),), 0.5, requires_grad=True)
+    """Refuses a layer into which no gradient reaches the mask."""
+    mask = torch.full((len(patch.registry),), 0.5, requires_grad=True)
     with torch.enable_grad():
         logits = _logits(model, tokens, patch.hooks(mask))
         drawn = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
         (slopes,) = torch.autograd.grad((logits * drawn.to(logits)).sum(), mask)
-    for site in registry.sites:
-        for into in edges.receivers(site.layer):
-            part = slopes[site.start + into.start : site.start + into.stop]
-            if not part.any():
-                raise refusal(model, f"no gradient reaches {into.labels[0]}")
+    for site in patch.registry.sites:
+        if not slopes[site.start : site.stop].any():
+            raise refusal(model, f"no gradient reaches the edges into layer {site.layer}")
 
 
 def _logits(model: HookedModel, tokens: Tensor, hooks: Sequence[Hook]) -> Tensor:

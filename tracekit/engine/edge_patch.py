@@ -84,101 +84,63 @@ class EdgePatch:
         return patched.repeat(copies, 1, 1)
 
 
-class _Store:
-    """What senders change of the stream, side by side, and the gradient of that."""
-
-    def __init__(self, values: Float[Tensor, "row pos sender_span d"]) -> None:
-        """Of senders that are filled in later."""
-        self.values = values
-        self.slopes: Tensor | None = None
-
-
+@dataclass(eq=False)
 class _Bank:
-    """Changes of senders, which receivers read through the mask.
+    """What senders change of the stream, side by side, and the gradient of that.
 
-    Automatic differentiation would keep and add up a tensor for each reading. Here they all write
-    into one, in either direction.
+    Automatic differentiation would keep and add up a tensor for each reading. Here all write into
+    one, in either direction.
     """
 
-    def __init__(
-        self,
-        like: Float[Tensor, "row pos sender d"],
-        n_columns: int,
-        own: Float[Tensor, "row pos d"] | None = None,
-        norm: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
-        """With room for changes of so many senders and spans, each as `like`.
-
-        Where a `norm` stands behind the senders, `own` is what they write together before it.
-        """
-        self.numbers: list[int] = []
-        rows, positions, _, d_model = like.shape
-        self._store = _Store(like.new_empty(rows, positions, n_columns, d_model))
-        self._own, self._norm = own, norm
-        self._n_filled = 0
-        # Each step hands it on, so that the way back takes them in turn.
-        self._token = torch.zeros(1, device=like.device, requires_grad=torch.is_grad_enabled())
-
-    def emit(
-        self,
-        changes: Float[Tensor, "row pos sender d"],
-        patched: Float[Tensor, "row pos span"],
-        numbers: Sequence[int],
-    ) -> None:
-        """Keeps what senders change where each span is patched."""
-        self._token = _Emission.apply(changes, patched, self._token, self._store, self._n_filled)
-        self._n_filled += changes.shape[2] * patched.shape[2]
-        self.numbers += numbers
-
-    def read(
-        self, weights: Float[Tensor, "row receiver sender_span"], first: int
-    ) -> Float[Tensor, "row pos receiver d"]:
-        """What receivers read of the senders from some column on."""
-        weights = weights.to(self._store.values.dtype)
-        change = _Reading.apply(weights, self._token, self._store, first)
-        if self._norm is None or self._own is None:
-            return change
-        own = self._own[:, :, None]
-        return self._norm(own + change) - self._norm(own)
+    values: Float[Tensor, "row pos sender_span d"]
+    own: Float[Tensor, "row pos d"] | None = None
+    """What the senders write together, where a norm stands behind them."""
+    norm: Callable[[Tensor], Tensor] | None = None
+    numbers: list[int] = field(default_factory=list)
+    """Senders that are filled in."""
+    slopes: Tensor | None = None
 
 
 class _Emission(torch.autograd.Function):
+    """Fills changes of senders in, where each span is patched."""
+
     @staticmethod
-    def forward(
-        ctx: Any, changes: Tensor, patched: Tensor, token: Tensor, store: _Store, first: int
-    ) -> Tensor:
+    def forward(ctx: Any, changes: Tensor, patched: Tensor, token: Tensor, bank: _Bank) -> Tensor:
         sizes = (changes.shape[2], patched.shape[2])
-        ctx.store, ctx.part, ctx.sizes = store, slice(first, first + sizes[0] * sizes[1]), sizes
+        first = len(bank.numbers) * sizes[1]
+        ctx.bank, ctx.part, ctx.sizes = bank, slice(first, first + sizes[0] * sizes[1]), sizes
         ctx.save_for_backward(patched)
-        kept = store.values[:, :, ctx.part].unflatten(2, sizes)
+        kept = bank.values[:, :, ctx.part].unflatten(2, sizes)
         torch.mul(changes[:, :, :, None], patched[:, :, None, :, None], out=kept)
         return token.clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (patched,), slopes = ctx.saved_tensors, None
-        if ctx.needs_input_grad[0] and ctx.store.slopes is not None:
-            slopes = ctx.store.slopes[:, :, ctx.part].unflatten(2, ctx.sizes)
+        if ctx.needs_input_grad[0] and ctx.bank.slopes is not None:
+            slopes = ctx.bank.slopes[:, :, ctx.part].unflatten(2, ctx.sizes)
             slopes = (slopes * patched[:, :, None, :, None]).sum(3)
-        return slopes, None, *grad_outputs, None, None
+        return slopes, None, *grad_outputs, None
 
 
 class _Reading(torch.autograd.Function):
+    """Changes of some senders, weighted by the mask, for each receiver."""
+
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, token: Tensor, store: _Store, first: int) -> Tensor:
-        ctx.store, ctx.part = store, slice(first, first + weights.shape[2])
+    def forward(ctx: Any, weights: Tensor, token: Tensor, bank: _Bank, first: int) -> Tensor:
+        ctx.bank, ctx.part = bank, slice(first, first + weights.shape[2])
         ctx.save_for_backward(weights)
-        return weights[:, None] @ store.values[:, :, ctx.part]
+        return weights[:, None] @ bank.values[:, :, ctx.part]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (weights,), store, (slopes,) = ctx.saved_tensors, ctx.store, grad_outputs
-        if store.slopes is None:
-            store.slopes = torch.zeros_like(store.values)
+        (weights,), bank, (slopes,) = ctx.saved_tensors, ctx.bank, grad_outputs
+        if bank.slopes is None:
+            bank.slopes = torch.zeros_like(bank.values)
         # In place: each sender has the sum over all that read it.
         mixed = weights.mT[:, None].expand(-1, slopes.shape[1], -1, -1).flatten(0, 1)
-        store.slopes[:, :, ctx.part].flatten(0, 1).baddbmm_(mixed, slopes.flatten(0, 1))
-        of_weights = (slopes @ store.values[:, :, ctx.part].mT).sum(1)
+        bank.slopes[:, :, ctx.part].flatten(0, 1).baddbmm_(mixed, slopes.flatten(0, 1))
+        of_weights = (slopes @ bank.values[:, :, ctx.part].mT).sum(1)
         return of_weights, slopes.new_zeros(1), None, None
 
 
@@ -197,6 +159,8 @@ class _Run:
     """What its queries, keys and values read."""
     into_mlp: Tensor | None = None
     """What its MLP reads of earlier layers beside the stream."""
+    token: Tensor | None = None
+    """Every step hands it on, so that the way back takes them in turn."""
 
     @cached_property
     def graph(self) -> EdgeGraph:
@@ -282,9 +246,15 @@ class _Run:
     ) -> None:
         """Keeps what senders change: in the first bank, or in a new one with room for so many."""
         patched = self.patch.patched(len(changes) // len(self.patch.positions)).to(changes)
+        if self.token is None:
+            self.token = changes.new_zeros(1, requires_grad=torch.is_grad_enabled())
         if room:
-            self.banks.append(_Bank(changes, room * patched.shape[2], *norm))
-        self.banks[-1 if room else 0].emit(changes, patched, numbers)
+            rows, positions, _, d_model = changes.shape
+            values = changes.new_empty(rows, positions, room * patched.shape[2], d_model)
+            self.banks.append(_Bank(values, *norm))
+        bank = self.banks[-1 if room else 0]
+        self.token = _Emission.apply(changes, patched, self.token, bank)
+        bank.numbers += numbers
 
     # ---- receivers --------------------------------------------------------------------------
 
@@ -336,7 +306,12 @@ class _Run:
             if at:
                 numbers = [bank.numbers[each] - first for each in at]
                 picked = weights if len(at) == n_senders else weights[:, :, numbers]
-                total = bank.read(picked.flatten(2), at[0] * n_spans) + total
+                picked = picked.flatten(2).to(bank.values.dtype)
+                part = _Reading.apply(picked, self.token, bank, at[0] * n_spans)
+                if bank.norm is not None and bank.own is not None:
+                    own = bank.own[:, :, None]
+                    part = bank.norm(own + part) - bank.norm(own)
+                total = part + total
         return total
 
     def _weights(self, layer: int, into: Receivers) -> Float[Tensor, "row receiver sender span"]:

@@ -1,7 +1,9 @@
-"""Node importances in the format of the MIB benchmark (Mueller et al. 2025; EAP-IG's graphs).
+"""Importances in the format of the MIB benchmark (Mueller et al. 2025; EAP-IG's graphs).
 
-A file names heads `a5.h3` and MLPs `m5`, and says of each how important it is and whether it is in
-the circuit. Heads are `head-outputs`, MLPs `mlp-blocks`. Other kinds have no counterpart there.
+A file names heads `a5.h3`, MLPs `m5` and edges `a5.h3->a7.h2<q>`, and says of each how important it
+is and whether it is in the circuit. Heads are `head-outputs`, MLPs `mlp-blocks`, edges `edges`.
+Other kinds have no counterpart there. A key that several heads share is one receiver here; in a
+file each of the heads has an edge of its own, with an equal part of the importance.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 
 from tracekit._util.files import write_beside
 from tracekit.components import Component, ComponentRegistry
+from tracekit.components.edges import EMBEDDING, LOGITS
 from tracekit.components.masks import BinaryMask, Mask
 from tracekit.errors import DataFormatError
 
@@ -57,11 +60,15 @@ def write_mib(
             nodes[f"a{layer}.h{head}"] = {"in_graph": True}
         nodes[f"m{layer}"] = {"in_graph": True}
     nodes["logits"] = {"in_graph": True}
+    entries: dict[str, dict[str, Any]] = {}
     for component, score, is_selected in zip(
         registry, scores.tolist(), selected.tolist(), strict=True
     ):
-        nodes[_node(component)] = {"in_graph": is_selected, "score": score}
-    document = {"cfg": dict(sizes), "nodes": nodes, "edges": {}}
+        names = _names(component, registry)
+        entries |= {each: {"in_graph": is_selected, "score": score / len(names)} for each in names}
+    are_edges = registry.edges is not None
+    document = {"cfg": dict(sizes), "nodes": nodes if are_edges else nodes | entries}
+    document["edges"] = entries if are_edges else {}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_beside(path, json.dumps(document, indent=1) + "\n")
 
@@ -72,6 +79,7 @@ def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | 
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"))
         cfg, nodes = dict(document["cfg"]), dict(document["nodes"])
+        entries = nodes if registry.edges is None else dict(document["edges"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataFormatError(
             f"{path} cannot be read as importances of MIB: a JSON file with the entries cfg, nodes "
@@ -101,14 +109,16 @@ def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | 
             )
     scores = []
     for component in registry:
-        node = nodes.get(_node(component))
-        score = _score(node.get("score")) if isinstance(node, dict) else None
-        if score is None:
-            raise DataFormatError(
-                f"{path} has no score of {_node(component)} ({component}). Score every node, or "
-                "trace only those that have one."
-            )
-        scores.append(score)
+        parts = []
+        for name in _names(component, registry):
+            entry = entries.get(name)
+            parts.append(_score(entry.get("score")) if isinstance(entry, dict) else None)
+            if parts[-1] is None:
+                raise DataFormatError(
+                    f"{path} has no score of {name} ({component}). Score every node or edge, or "
+                    "trace only those that have one."
+                )
+        scores.append(sum(part for part in parts if part is not None))
     return torch.tensor(scores)
 
 
@@ -121,16 +131,28 @@ def _score(value: Any) -> float | None:
 def check_registry(registry: ComponentRegistry) -> None:
     """Refuses components that have no counterpart."""
     for kind in registry.kinds:
-        if kind not in _NODES:
+        if kind not in (*_NODES, "edges"):
             raise DataFormatError(
                 f"{kind} have no node in a MIB file, which knows what heads and MLPs give out. "
-                "Trace head-outputs, mlp-blocks, or both."
+                "Trace head-outputs, mlp-blocks, or both; or edges."
             )
-    if registry.spans or registry.has_windows:
+    if registry.spans or (registry.has_windows and registry.edges is None):
         raise DataFormatError(
             "Components of spans or windows have no node in a MIB file. Trace without them."
         )
 
 
-def _node(component: Component) -> str:
-    return _NODES[component.kind].format(layer=component.layer, index=component.index)
+def _names(component: Component, registry: ComponentRegistry) -> list[str]:
+    """Names of a node; of an edge, one for each head that reads its receiver."""
+    if registry.edges is None:
+        return [_NODES[component.kind].format(layer=component.layer, index=component.index)]
+    sender, receiver = component.ends.split(">")
+    use = next((f"<{each.lower()}>" for each in "QKV" if each in receiver), "")
+    heads = registry.edges.nodes_of(receiver)
+    return [f"{_node(sender)}->{_node(head)}{use}" for head in heads]
+
+
+def _node(label: str) -> str:
+    if label in (EMBEDDING, LOGITS):
+        return "input" if label == EMBEDDING else label
+    return f"m{label[3:]}" if label.startswith("MLP") else f"a{label[1:].replace('H', '.h')}"

@@ -432,6 +432,29 @@ class TraceResult:
             subtitle=f"{self.n_selected} of {self.n_components} selected, {self._said()}",
         )
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Of edges, labels of the heads and MLPs that they join, for a tracer of those."""
+        from tracekit.results.circuit import nodes_of
+
+        return nodes_of(self)
+
+    def circuit(self, n: int = 30) -> go.Figure:
+        """The strongest edges as a circuit: nodes by layer, arrows from senders to receivers.
+
+        An arrow is as wide as its score is large, solid above 0 and dashed below; q, k or v at its
+        head says what it enters. Heads that share a key are one node (`G`) where it is read.
+
+        Args:
+            n: Edges to draw; what the others' scores sum to stands below the title.
+
+        Raises:
+            ComponentError: The components are no edges.
+        """
+        from tracekit.results.circuit import circuit_figure
+
+        return circuit_figure(self, n)
+
     def panels(self, color: Color = "selected", *, title: str = "") -> list[SelectionPanel]:
         """The data behind `heatmap`: one panel per kind, a row per layer; `title` is above them."""
         from tracekit.results.panels import panels_of, texts_of, values_of

@@ -1,0 +1,189 @@
+"""Effects and gradients of edges, against patched nodes, paths and differences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tests.architectures import ARCHITECTURES
+from tracekit.components import ComponentRegistry
+from tracekit.components.edges import EDGE_KINDS
+from tracekit.engine import checks, edge_patch
+from tracekit.errors import HookPointError
+
+METRIC = "logit-difference"
+IN_SHORT = ("gpt2", "llama", "gemma2", "gpt_neox")
+
+
+def bridged(architecture):
+    return tk.load_model(tiny.hf_model(architecture))
+
+
+@pytest.mark.parametrize("kind", EDGE_KINDS)
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        name if name in IN_SHORT else pytest.param(name, marks=pytest.mark.slow)
+        for name in ARCHITECTURES
+    ],
+)
+def test_edges_of_a_node_are_its_patch_and_all_edges_the_counterfactual_run(architecture, kind):
+    model, pairs = bridged(architecture), tiny.pairs(4)
+    engine = tiny.engine(model, pairs, kind, METRIC)
+    checks.check_sites(model, engine.registry)
+    n = engine.n_components
+    assert engine.effects(torch.zeros(n)).eq(0).all()
+    embeddings = tiny.engine(model, pairs, "residual-before", METRIC, layers=[0])
+    torch.testing.assert_close(engine.full_effects, embeddings.full_effects, rtol=1e-4, atol=1e-5)
+    attention = "attention-blocks" if kind == "edges-by-block" else "head-outputs"
+    nodes = tiny.engine(model, pairs, f"{attention}+mlp-blocks", METRIC)
+    of_edges = torch.tensor(
+        [[edge.ends.startswith(f"{node}>") for edge in engine.registry] for node in nodes.registry]
+    )
+    torch.testing.assert_close(
+        engine.effects(of_edges.float()),
+        nodes.effects(torch.eye(len(nodes.registry))),
+        rtol=1e-4,
+        atol=2e-5,
+    )
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "gpt_neox", "gemma2"])
+def test_single_edges_are_paths(architecture):
+    """What `tracer.paths` measures with all but one receiver frozen, here with every one free."""
+    # Of one token each: in a longer one, later positions read the keys that an edge changed.
+    model, pairs = bridged(architecture), tiny.pairs(4, longest=1)
+    edges = tiny.engine(model, pairs, "edges", METRIC)
+    members = ["L0H1", "MLP0", "L1H0", "MLP1"] if architecture != "gpt_neox" else ["L0H1", "L1H0"]
+    tracer = tk.Tracer(model, pairs, "head-outputs+mlp-blocks", METRIC)
+    paths = tracer.paths(members).table
+    n_compared = 0
+    is_grouped = architecture == "gemma2"
+    for row in paths.to_dict("records"):
+        sender = {"embedding": "E"}.get(row["sender"], row["sender"])
+        receiver = row["receiver"]
+        reads = {"effect": [receiver]}
+        if "H" in receiver:
+            letters = {"query": "Q"} if is_grouped else {"query": "Q", "key": "K", "value": "V"}
+            by = {use: [receiver.replace("H", letter)] for use, letter in letters.items()}
+            reads = by if is_grouped else by | {"effect": [n for each in by.values() for n in each]}
+        for column, receivers in reads.items():
+            mask = torch.zeros(edges.n_components)
+            mask[[edges.registry.index(f"{sender}>{each}") for each in receivers]] = 1
+            assert edges.effects(mask).mean().item() == pytest.approx(row[column], abs=2e-5)
+            n_compared += 1
+    assert n_compared > 10
+
+
+@pytest.mark.parametrize("options", [{}, {"positions": "last"}, {"spans": True}])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
+def test_gradients_are_differences(architecture, options):
+    model = bridged(architecture)
+    pairs, selection = tiny.pairs(3, longest=1), {}
+    if options.pop("spans", False):
+        rows = [
+            row
+            | {
+                "prompt_ids": row["prompt_ids"][:3],
+                "counterfactual_ids": [*row["counterfactual_ids"][:2], row["prompt_ids"][2]],
+            }
+            for row in tiny.rows(3, longest=1)
+        ]
+        pairs = tk.PromptPairs.from_ids(rows).by_position(("0", "1", "2"))
+        selection = {"spans": ("0", "1", "2")}
+    engine = tiny.engine(model, pairs, "edges-by-head", METRIC, **options, **selection)
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(engine.n_components, generator=generator) * 0.8 + 0.1
+    mask[::5] = 0
+    direction = torch.randn(engine.n_components, generator=generator) * (mask > 0)
+    slopes = engine.gradient(mask, torch.ones_like)[1]
+    step = 2e-3 / direction.abs().max()
+    ahead, behind = (engine.effects(mask + sign * step * direction).sum() for sign in (1, -1))
+    assert (slopes @ direction).item() == pytest.approx(
+        ((ahead - behind) / (2 * step)).item(), rel=2e-2, abs=2e-2
+    )
+    # An edge that the mask leaves out has a slope too.
+    single = torch.zeros(engine.n_components)
+    single[int((slopes.abs() * (mask == 0)).argmax())] = 1
+    ahead, behind = engine.effects(mask + 1e-2 * single).sum(), engine.effects(mask).sum()
+    assert (slopes @ single).item() == pytest.approx(
+        ((ahead - behind) / 1e-2).item(), rel=0.1, abs=2e-2
+    )
+
+
+@pytest.mark.parametrize("source", ["counterfactual", "zero", "noise"])
+def test_batches_sets_and_selections_do_not_matter(source):
+    model, pairs = bridged("llama"), tiny.pairs(6)
+    tracer = tk.Tracer(model, pairs, "edges", METRIC, source=source)
+    whole, drawn = tracer.engine, torch.Generator().manual_seed(1)
+    sets = [
+        tuple(torch.randperm(190, generator=drawn)[:k].sort().values.tolist()) for k in (1, 9, 90)
+    ]
+    masks = torch.zeros(3, 190)
+    for row, members in zip(masks, sets, strict=True):
+        row[list(members)] = 1
+    expected = torch.stack([whole.effects(mask) for mask in masks])
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(whole.effects(masks), expected, **close)
+    torch.testing.assert_close(whole.set_effects(sets), expected, **close)
+    small = tk.Tracer(model, pairs, "edges", METRIC, source=source, max_batch_size=2).engine
+    torch.testing.assert_close(small.set_effects(sets), expected, **close)
+    chosen = ComponentRegistry.of_edges(
+        model.cfg, senders=["L0H1", "MLP1"], receivers=["MLP2", "L1Q2"]
+    )
+    some = tk.Tracer(model, pairs, chosen, METRIC, source=source).engine
+    mask = torch.zeros(190)
+    mask[[whole.registry.index(str(edge)) for edge in chosen]] = 1
+    torch.testing.assert_close(some.full_effects, whole.effects(mask), **close)
+
+
+def test_a_bound_on_memory_makes_batches_smaller_and_changes_nothing():
+    model, pairs = bridged("llama"), tiny.pairs(6)
+    plain, bound = (
+        tiny.engine(model, pairs, "edges", METRIC, max_memory=m) for m in (None, 40_000)
+    )
+    assert bound.config.max_batch_size < plain.config.max_batch_size
+    mask = torch.linspace(0, 1, plain.n_components)
+    torch.testing.assert_close(bound.effects(mask), plain.effects(mask), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("denoised", [False, True])
+def test_a_tracer_searches_edges(denoised):
+    model, pairs = bridged("gpt2"), tiny.pairs(8)
+    direction = "denoising" if denoised else "noising"
+    tracer = tk.Tracer(model, pairs, "edges-by-block", METRIC, direction=direction)
+    result = tracer.run("local-search", budget=3, sign="full")
+    assert result.n_selected == 3
+    assert tracer.evaluate(result.labels) == pytest.approx(result.effect, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "text"),
+    [
+        ({"norm": torch.nn.Identity()}, "do not read the stream by their norms"),
+        ({"out_weights": None}, "all edges out of L1H0 and those beside it"),
+        (None, "the parts of its block 1 cannot be found (no q)"),
+    ],
+)
+def test_models_that_cannot_be_split(spoilt, text, monkeypatch):
+    parts_of = edge_patch.block_parts
+
+    def some(model, layer):
+        parts = parts_of(model, layer)
+        if layer != 1:
+            return parts
+        if spoilt is None:
+            raise AttributeError("no q")
+        if "norm" in spoilt:
+            return replace(parts, **spoilt)
+        return replace(parts, out=parts_of(model, 0).out)
+
+    monkeypatch.setattr(edge_patch, "block_parts", some)
+    model = bridged("gpt2")
+    with pytest.raises(HookPointError, match="Edges cannot be patched in GPT2") as error:
+        checks.check_sites(model, ComponentRegistry.build(model.cfg, "edges"))
+    assert text in str(error.value)

@@ -1,0 +1,99 @@
+"""The circuit of a set of edges: its nodes by layer, and arrows from senders to receivers."""
+
+from __future__ import annotations
+
+import re
+from math import inf, isfinite
+from typing import TYPE_CHECKING
+
+from tracekit._util.options import is_whole, shortened
+from tracekit.components.edges import EMBEDDING, LOGITS, EdgeGraph
+from tracekit.components.masks import members_of_mask
+from tracekit.errors import ComponentError, ConfigError
+from tracekit.figures.paths import Arrow, path_network
+from tracekit.figures.style import data_and_model, plain
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from tracekit.results.result import TraceResult
+
+
+def nodes_of(result: TraceResult) -> tuple[str, ...]:
+    """Labels of the heads and MLPs that the selected edges join, in the order of the layers.
+
+    Of heads that share a key or value, those that also send or have a query; of none, all.
+
+    Raises:
+        ComponentError: The components are no edges.
+    """
+    graph = _graph(result)
+    ends = [edge.ends.split(">") for edge in result.components]
+    named = {sender for sender, _ in ends}
+    receivers = [graph.nodes_of(receiver) for _, receiver in ends]
+    named |= {nodes[0] for nodes in receivers if len(nodes) == 1}
+    for nodes in receivers:
+        named |= set() if named & set(nodes) else set(nodes)
+    return tuple(label for label in graph.senders if label in named - {EMBEDDING})
+
+
+def circuit_figure(result: TraceResult, n: int) -> go.Figure:
+    """Draws the strongest edges; see `TraceResult.circuit`."""
+    graph = _graph(result)
+    if not is_whole(n) or n < 1:
+        raise ConfigError(f"n is {shortened(n)}. Give a number of edges, at least 1.")
+    scores = result.soft_mask if result.component_scores is None else result.component_scores
+    members = members_of_mask(result.binary_mask)
+    values = [(float(scores[flat]), result.registry[flat]) for flat in members]
+    values.sort(key=lambda each: -abs(each[0]))
+    shown, rest = values[:n], values[n:]
+    ends = [edge.ends.split(">") for _, edge in shown]
+    nodes = [(sender, _node(graph, receiver)) for sender, receiver in ends]
+    places = {name: _place(name) for pair in nodes for name in pair}
+    names = sorted(places, key=lambda name: (places[name], name))
+    arrows = [
+        Arrow(
+            start=names.index(start),
+            end=names.index(end),
+            value=value,
+            letter=next((each.lower() for each in "QKV" if each in receiver), ""),
+            hover=f"{plain(edge.ends)}: score {value:.4g}",
+            is_sure=True,
+        )
+        for (value, edge), (start, end), (_, receiver) in zip(shown, nodes, ends, strict=True)
+    ]
+    said = f"{len(shown)} strongest of {len(values)} edges by score"
+    if rest:
+        said += f"; the others sum to {sum(value for value, _ in rest):+.3g} of " + (
+            f"{sum(value for value, _ in values):+.3g}"
+        )
+    return path_network(
+        names,
+        [places[name] if isfinite(places[name]) else None for name in names],
+        arrows,
+        title=f"{plain(result.title)}: {data_and_model(result.dataset, result.model)}",
+        subtitle=said,
+    )
+
+
+def _node(graph: EdgeGraph, receiver: str) -> str:
+    """Where an edge ends: a node, or the heads that share a key or value."""
+    nodes = graph.nodes_of(receiver)
+    return nodes[0] if len(nodes) == 1 else re.sub("[KV]", "G", receiver)
+
+
+def _place(node: str) -> float:
+    """Height of a node: its layer, an MLP half a layer above."""
+    if node in (EMBEDDING, LOGITS):
+        return -inf if node == EMBEDDING else inf
+    number = re.search(r"\d+", node)
+    return int(number[0] if number else 0) + 0.5 * node.startswith("MLP")
+
+
+def _graph(result: TraceResult) -> EdgeGraph:
+    if result.registry.edges is None:
+        raise ComponentError(
+            f"The components are {result.registry.describe()}, and only edges make a circuit with "
+            "arrows. Trace with components='edges', or ask tracer.paths of heads and MLPs."
+        )
+    return result.registry.edges
