@@ -8,8 +8,10 @@ import torch
 import tests.tiny as tiny
 import tracekit as tk
 from tracekit.anatomy import Look
+from tracekit.components.members import members_of
 from tracekit.errors import ConfigError
 from tracekit.metrics import METRICS
+from tracekit.results.pareto_statistics import control_sets
 
 HEADS = "head-outputs+mlp-blocks"
 
@@ -54,12 +56,20 @@ def test_parts_have_the_numbers_of_the_tools(seen, demo_model, facts):
         assert shown[each.layer][each.span] == pytest.approx(share, abs=1e-3)
 
 
-def test_random_sets_have_the_layers_of_the_set(seen):
+def test_random_sets_have_the_layers_of_the_set(seen, demo_model, facts):
     rows = part(seen, "sets").rows
     # Of one MLP block there is no other in its layer.
     assert rows[0]["components"] == ["MLP0"]
     assert rows[0]["random"] is None
-    assert rows[1]["random_low"] <= rows[1]["random"] <= rows[1]["random_high"]
+    fresh = tk.Tracer(demo_model, facts[12:24:2], HEADS, "logit-difference")
+    drawn = torch.Generator().manual_seed(0)
+    for row, found in zip(rows, seen.sets, strict=True):
+        members = members_of(found, found.registry)
+        if sets := control_sets(found.registry, members, 5, drawn):
+            means = fresh.engine.set_effects(sets).mean(1).tolist()
+            assert row["random_low"] == pytest.approx(min(means), rel=1e-4)
+            assert row["random_high"] == pytest.approx(max(means), rel=1e-4)
+            assert row["random"] == pytest.approx(sum(means) / 5, rel=1e-4)
 
 
 def test_first_choices_are_those_of_the_model(seen, demo_model, facts):
