@@ -449,11 +449,11 @@ class TraceResult:
         """Which components are selected, layer by layer.
 
         Args:
-            color: What the colour of a cell says: `selected`, `soft` (entry of the soft
-                mask), `score` (what the method ranked by; for top-k the effect
-                of the component alone), `rank` (by that), or `none`. Where colour says something
-                else, selected components have a dark frame. None: `score` where there are any and
-                single components are drawn, else `selected`; with an `outline`, `selected`.
+            color: What the colour of a cell says: `selected`, `soft` (entry of the soft mask),
+                `score` (what the method ranked by; for top-k the effect of the component alone),
+                `rank` (by that), or `none`. Where colour says something else, selected components
+                have a dark frame. None: `score` where there are any and single components are
+                drawn, else `selected`; with an `outline`, `selected`.
             outline: The circuit whose members have a frame instead, as in `against`.
 
         Raises:
@@ -467,14 +467,15 @@ class TraceResult:
             has_scores = self.component_scores is not None and has_cells(self.registry)
             color = "score" if has_scores and outline is None else "selected"
         framed = None if outline is None else outlined(outline, self)
-        said = f"{self._said()}{'; frame: known circuit' * (outline is not None)}"
+        score = plain(self.axis_label).replace(" (", "<br>(") if self.method == "top-k" else "score"
         return draw_panels(
             self.panels(color, framed=framed),
-            scale=scale_of(color, self.n_components, self.largest_score),
+            scale=scale_of(color, self.n_components, self.largest_score, score),
             width=WIDTH,
             outlines=color != "selected" or framed is not None,
             title=f"{plain(self.title)}: {data_and_model(self.dataset, self.model)}",
-            subtitle=f"{self.n_selected} of {self.n_components} selected, {said}",
+            subtitle=f"{self.n_selected} of {self.n_components} selected, {self._said()}"
+            + "; frame: known circuit" * (outline is not None),
         )
 
     def panels(
