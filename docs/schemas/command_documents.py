@@ -34,6 +34,14 @@ _TABLES: dict[str, dict[str, str]] = {
         "backups": "*",
         **_ESTIMATES,
     },
+    "look": {
+        "task": "run, n, first_x, first_y, log_odds",
+        "where": "layer, *",
+        "who": "component, score",
+        "sets": "n_selected, effect, effect_low, effect_high, held_out, held_out_low, "
+        "held_out_high, random, random_low, random_high, components, *",
+        "next": "call, why, passes, minutes",
+    },
     "models": {"paper_models": "model, hub, *", "architectures": "architecture, kinds"},
     "pairs": {
         **_CHECKS,

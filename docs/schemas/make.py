@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from docs.schemas.command_documents import schemas
-from tracekit.anatomy import Attention, Explanation, Paths, SideEffects
+from tracekit.anatomy import Attention, Explanation, Look, Paths, SideEffects
 from tracekit.cli.output import CommandOutput, Row
 from tracekit.results import Generations, InteractionGrid, StrongestPairs, TraceResult
 from tracekit.results.curve import CurveRuns
@@ -67,6 +67,7 @@ SCHEMAS = {
     "attention": schema(Attention),
     "side_effects": schema(SideEffects),
     "generations": schema(Generations),
+    "look": schema(Look),
     "interaction_grid": schema(InteractionGrid, inline=True),
     "strongest_pairs": schema(StrongestPairs, inline=True),
     "run": schema(RunInfo),

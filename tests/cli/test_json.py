@@ -50,6 +50,7 @@ QUICK = ("--dataset", "demo-bias", "--limit", 6)
 OUTPUTS = {
     "evaluate": [*QUICK, "--mask", "L1H4", "--extra-metric", "kl"],
     "demo": ["--output", "demo"],
+    "look": ["demo", "demo-bias", "--limit", 6, "--held-out", 0.5, "--output", "seen"],
     "pareto": [*QUICK, "--max-budget", 2, "--max-passes", 20, "--output", "front"],
     "report": ["{folder}", "--output", "report.html"],
     "reproduce": ["--list"],

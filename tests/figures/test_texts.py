@@ -44,3 +44,15 @@ def test_texts_are_on_the_page_and_not_on_each_other(chromium, n_layers, width):
     boxes = dict(zip(drawn, chromium.run(scenario()), strict=True))
     wrong = {name: faults(figure, boxes[name]) for name, figure in drawn.items()}
     assert {name: found for name, found in wrong.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "title"),
+    [("top-k", "effect<br>(odds ratio \u2212 1)<br>\u2212: below 0"), ("mask-ig", "score<br>")],
+)
+def test_the_bar_says_what_colours_are(demo_tracer, method, title):
+    drawn = demo_tracer.run(method, budget=2).heatmap().data
+    (bar,) = [
+        each.colorbar.title.text for each in drawn if each.type == "heatmap" and each.showscale
+    ]
+    assert bar.startswith(title)

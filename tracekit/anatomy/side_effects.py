@@ -162,13 +162,7 @@ class SideEffects(OfSet, Tabular):
         """Its 95 % percentile bootstrap interval over the examples of both data sets.
 
         NaN with fewer than three independent examples of one. If both are the same examples, by
-        two metrics, they are resampled together.
-
-        Args:
-            name: Of the other data.
-
-        Raises:
-            PairsError: There are no others of this name.
+        two metrics, they are resampled together. `name` as in `selectivity`.
         """
         other = self._other(name)
         is_paired = other.dataset_fingerprint == self.target.dataset_fingerprint
@@ -184,14 +178,7 @@ class SideEffects(OfSet, Tabular):
         return low, high
 
     def control_selectivity(self, name: str) -> Float[Tensor, " draw"]:
-        """The selectivity of each random set.
-
-        Args:
-            name: Of the other data.
-
-        Raises:
-            PairsError: There are no others of this name.
-        """
+        """The `selectivity` of each random set."""
         return _indices(self.target.control_strengths, self._other(name).control_strengths)
 
     def _other(self, name: str) -> EffectOn:

@@ -18,6 +18,7 @@ from tracekit.cli import (  # noqa: F401, I001
     report,
     datasets,
     pairs,
+    look,
     models,
     sweep,
     reproduce,

@@ -380,21 +380,24 @@ def load_data(given: Mapping[str, Any]) -> tuple[Any, PromptPairs]:
     return model, pairs[: given["limit"]]
 
 
-def build_tracer(given: Mapping[str, Any], setup: Setup | None = None) -> Tracer:
-    """Loads model and data and builds the tracer of the options `TRACED` of a command.
+def build_tracer(
+    given: Mapping[str, Any], setup: Setup | None = None, *, loaded: Any = None
+) -> Tracer:
+    """Loads model and data, if not `loaded`, and builds the tracer of the options `TRACED`.
 
     Layers, the name of the data set and the form of options are checked before the model is loaded.
     A given setup is taken instead of the one that the options say; held-out examples are those of a
     `held_out_origin` in `given`, if there is one.
     """
-    print_step(f"Loading {given['model']} ...")
+    if loaded is None:
+        print_step(f"Loading {given['model']} ...")
     import tracekit as tk
     from tracekit.data.registry import describe, load_origin
 
     join_ranks()
     seed, layers = given.get("seed", 0), parse_layers(given.get("layers"))
     usual = describe(given["dataset"])
-    model, pairs = load_data(given)
+    model, pairs = loaded or load_data(given)
     held_out = None
     if given.get("held_out") is not None:
         pairs, held_out = pairs.split(1 - given["held_out"], seed=seed)

@@ -80,6 +80,8 @@ def _read(path: Path) -> list[Any]:
     anatomy = [
         _of_run(kind, file.parent) for kind in of_sets for file in sorted(path.rglob(kind.FILE))
     ]
+    look = tk.anatomy.Look
+    anatomy += [look.load(file.parent) for file in sorted(path.rglob(look.FILE))]
     folders = [file.parent for file in sorted(path.rglob("pareto.json"))]
     fronts = [tk.ParetoFront.load(folder) for folder in folders]
     files = sorted(path.rglob("result.json"))

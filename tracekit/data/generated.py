@@ -16,9 +16,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from tracekit.data.prompts import OnMismatch, PromptPairs, published
@@ -26,33 +28,13 @@ from tracekit.data.templates import check_count, reader
 from tracekit.data.tokenization import encoder, tokenizer_of
 from tracekit.errors import ConfigError
 
-FEMALE = (
-    *("Mary", "Anna", "Sarah", "Emma", "Laura", "Julia", "Alice", "Lisa", "Helen", "Susan"),
-    *("Emily", "Karen", "Rachel", "Diana", "Maria", "Claire", "Jessica", "Amanda", "Kate", "Rose"),
+_WORDS: dict[str, list[str]] = json.loads(
+    Path(__file__).with_name("words.json").read_text(encoding="utf-8")
 )
-MALE = (
-    *("John", "David", "James", "Peter", "Paul", "Mark", "Thomas", "Robert", "Daniel", "Simon"),
-    *("Michael", "George", "Henry", "Jack", "Kevin", "Brian", "Adam", "Martin", "Steven", "Frank"),
-)
-_IOI = (
-    "When {A} and {B} went to the {place}, {C} gave a {thing} to",
-    "After {A} and {B} arrived at the {place}, {C} handed a {thing} to",
-    "While {A} and {B} were sitting in the {place}, {C} passed a {thing} to",
-    "Yesterday {A} and {B} met at the {place}, and {C} offered a {thing} to",
-    "Once {A} and {B} had left the {place}, {C} sent a {thing} to",
-)
-_PLACES = ("office", "garden", "station", "market", "library", "kitchen", "museum", "harbor")
-_THINGS = ("letter", "book", "ticket", "key", "flower", "basket", "map", "coin")
+"""Names, templates and nouns."""
+FEMALE, MALE = _WORDS["female"], _WORDS["male"]
 _YEARS = "The {noun} lasted from the year {century}{year:02d} to the year {century}"
-_EVENTS = ("siege", "war", "journey", "famine", "reign", "drought", "treaty", "project")
 _CENTURIES, _EARLY, _LATER, _TENS = range(11, 19), 1, range(2, 99), range(1, 9)
-_TAGS = (
-    "So {name} is a wonderful {noun}, isn't",
-    "Well, {name} was such a kind {noun}, wasn't",
-    "I think {name} is our best {noun}, isn't",
-    "Surely {name} was a famous {noun}, wasn't",
-)
-_PEOPLE = ("teacher", "neighbor", "friend", "singer", "doctor", "writer", "student", "player")
 
 Encode = Callable[[str, str], list[int]]
 
@@ -78,8 +60,8 @@ def load_ioi(
     rng, rows = random.Random(seed), []
     for number in range(n):
         indirect, subject, *others = rng.sample(names, 5)
-        template = rng.choice(_IOI)
-        words = {"place": rng.choice(_PLACES), "thing": rng.choice(_THINGS)}
+        template = rng.choice(_WORDS["ioi"])
+        words = {"place": rng.choice(_WORDS["places"]), "thing": rng.choice(_WORDS["things"])}
         order = ("S1", "IO", "S2") if number % 2 else ("IO", "S1", "S2")
         own = [indirect if span == "IO" else subject for span in order]
         changed = {"abc": others, "flip": [*own[:2], indirect]}[counterfactual]
@@ -123,7 +105,7 @@ def load_greater_than(
     rng, rows = random.Random(seed), []
     for _ in range(n):
         century = rng.choice(sorted(years))
-        year, noun = rng.choice(years[century]), rng.choice(_EVENTS)
+        year, noun = rng.choice(years[century]), rng.choice(_WORDS["events"])
         prompt, early = (
             _YEARS.format(noun=noun, century=century, year=each) for each in (year, _EARLY)
         )
@@ -147,7 +129,11 @@ def load_gendered_pronouns(
     for number in range(n):
         names, others = (men, women) if number % 2 else (women, men)
         x, y = (" he", " she") if number % 2 else (" she", " he")
-        template, noun, name = rng.choice(_TAGS), rng.choice(_PEOPLE), rng.choice(names)
+        template, noun, name = (
+            rng.choice(_WORDS["tags"]),
+            rng.choice(_WORDS["people"]),
+            rng.choice(names),
+        )
         prompt, other = (
             template.format(name=each, noun=noun) for each in (name, rng.choice(others))
         )

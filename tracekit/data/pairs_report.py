@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from pathlib import Path
 from typing import Any
 
 from tracekit._util.markup import printable
@@ -16,56 +18,9 @@ from tracekit.models.tokenizers import adds_bos
 
 _SHOWN = 3
 """Examples that are named."""
-
-
-_TEXTS: Mapping[str, tuple[str, str]] = {
-    "repeated": (
-        "repeat an earlier one",
-        "Intervals count each once, and a split keeps equal ones together. Leave repetitions out, "
-        "or give a weight instead.",
-    ),
-    "equal-continuations": (
-        "have the same x and y",
-        "No intervention can move one against the other, so they pull the mean to 0. Leave them "
-        "out.",
-    ),
-    "equal-prompts": (
-        "have a counterfactual that equals the prompt",
-        "No intervention can change anything there, so they pull the mean to 0. Leave them out.",
-    ),
-    "shifted": (
-        "have words at other positions in the counterfactual, which has as many tokens",
-        "Activations are exchanged position by position. Choose words of as many tokens, or name "
-        "spans.",
-    ),
-    "two-spaces": (
-        "have a space at the end of the prompt and another before the continuation",
-        "The model rarely saw that. Leave the one of the prompt out; in a chat, where its template "
-        "puts it there, that of the continuation.",
-    ),
-    "token-counts": (
-        "compare an x and a y of different numbers of tokens, one of them a single token",
-        "Probabilities are means over tokens, and the later tokens of a word are nearly certain. "
-        "Choose words of as many tokens, or cut both to their first.",
-    ),
-    "special-tokens": (
-        "have a special token in x or y before its end",
-        "The model never saw it there. Encode continuations with add_special_tokens=False, or "
-        "prepend_bos=False in TransformerLens.",
-    ),
-    "two-bos": (
-        "begin with the beginning-of-sequence token twice",
-        "Texts of a chat template have it already. Encode them with add_special_tokens=False.",
-    ),
-    "no-bos": (
-        "do not begin with the beginning-of-sequence token, which the tokenizer puts first",
-        "The model hardly saw such texts. Use prepend_bos=None or True, or put it before the ids.",
-    ),
-    "padding-token": (
-        "begin or end with the padding token",
-        "If it is padding, leave it out: prompts may have any length.",
-    ),
-}
+_TEXTS: Mapping[str, tuple[str, str]] = json.loads(
+    Path(__file__).with_name("findings.json").read_text(encoding="utf-8")
+)
 """By kind, in the order of the report: what follows "... of ... examples", and what to do."""
 
 

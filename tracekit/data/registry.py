@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,78 +49,24 @@ class Dataset:
         return tuple(p.name for p in given if p.kind is p.KEYWORD_ONLY and p.name != "name")
 
 
+_LOADERS: Mapping[str, Callable[..., PromptPairs]] = {
+    "demo-bias": partial(demo.load, "bias"),
+    "demo-professions": partial(demo.load, "professions"),
+    "demo-facts": demo.load_facts,
+    "demo-binding": demo.load_binding,
+    "winobias": winobias.load,
+    "winogender": winogender.load,
+    "professions": professions.load,
+    "counterfact": factual_recall.load_counterfact,
+    "known-facts": factual_recall.load_known,
+    "ioi": generated.load_ioi,
+    "greater-than": generated.load_greater_than,
+    "gendered-pronouns": generated.load_gendered_pronouns,
+    "variable-binding": variable_binding.load,
+}
+_FACTS = json.loads(Path(__file__).with_name("datasets.json").read_text(encoding="utf-8"))
 DATASETS: Mapping[str, Dataset] = {
-    "demo-bias": Dataset(
-        load=partial(demo.load, "bias"),
-        about="embedded: whom does a pronoun refer to, by stereotype",
-    ),
-    "demo-professions": Dataset(
-        load=partial(demo.load, "professions"),
-        components="mlp-outputs",
-        about="embedded: pronoun after an occupation",
-    ),
-    "demo-facts": Dataset(
-        load=demo.load_facts,
-        components="mlp-outputs",
-        metric="probability-drop",
-        about="embedded: invented facts, counterfactual by noise",
-    ),
-    "demo-binding": Dataset(
-        load=demo.load_binding,
-        components="head-outputs+mlp-blocks",
-        metric="logit-difference",
-        positions="last",
-        about="embedded: arithmetic on two bound variables",
-    ),
-    "winobias": Dataset(
-        load=winobias.load, about="WinoBias type 1 (Zhao et al. 2018): 160 dev, 130 test examples"
-    ),
-    "winogender": Dataset(
-        load=winogender.load,
-        about="WinoGender (Rudinger et al. 2018), structure-filtered: 44 examples",
-    ),
-    "professions": Dataset(
-        load=professions.load,
-        components="mlp-outputs",
-        about="Professions (Vig et al. 2020): 2703 examples",
-    ),
-    "counterfact": Dataset(
-        load=factual_recall.load_counterfact,
-        components="mlp-outputs",
-        metric="probability-drop",
-        about="CounterFact (Meng et al. 2022): 200 facts, counterfactual by noise",
-    ),
-    "known-facts": Dataset(
-        load=factual_recall.load_known,
-        components="mlp-outputs",
-        metric="probability-drop",
-        about="1209 facts that GPT-2 xl knows (Meng et al. 2022), counterfactual by noise",
-    ),
-    "ioi": Dataset(
-        load=generated.load_ioi,
-        components="head-outputs",
-        metric="logit-difference",
-        about="indirect object identification, made up: which name is not repeated",
-    ),
-    "greater-than": Dataset(
-        load=generated.load_greater_than,
-        components="head-outputs",
-        metric="set-probability-difference",
-        about="years after a year, made up: which numbers are greater",
-    ),
-    "gendered-pronouns": Dataset(
-        load=generated.load_gendered_pronouns,
-        components="head-outputs",
-        metric="logit-difference",
-        about="the pronoun that suits a first name, made up",
-    ),
-    "variable-binding": Dataset(
-        load=variable_binding.load,
-        components="head-outputs+mlp-blocks",
-        metric="logit-difference",
-        positions="last",
-        about="variable binding, made up: value dependence and operation invariance, 50 each",
-    ),
+    name: Dataset(load=load, **_FACTS[name]) for name, load in _LOADERS.items()
 }
 
 

@@ -13,11 +13,11 @@ from tracekit import figures
 from tracekit.errors import UnknownNameError
 from tracekit.paper.experiment import (
     NOT_PUBLISHED,
-    Experiment,
     PaperTable,
     Report,
     Setting,
     case_of,
+    declared,
     effects_frame,
     notes_on_sameness,
     on_all_examples,
@@ -26,7 +26,7 @@ from tracekit.paper.experiment import (
     with_held_out,
 )
 from tracekit.paper.jobs import ModelAt
-from tracekit.paper.models import PAPER_MODELS, SEVEN_MODELS, SINGLE_HEAD_TABLES
+from tracekit.paper.models import PAPER_MODELS, SINGLE_HEAD_TABLES
 from tracekit.paper.published import paper_similarity, paper_singles, single_heads
 from tracekit.results.comparison import compare
 from tracekit.results.curve_figures import effect_curve
@@ -294,66 +294,15 @@ def _largest_of_vig(job: Job) -> float | None:
         return None
 
 
-EXPERIMENTS = (
-    Experiment(
-        name="table-heads",
-        about="effect at 10, 20, 30, 40 % of the heads, and time: WinoGender and WinoBias",
-        models=SEVEN_MODELS,
-        datasets=("winogender", "winobias"),
-        plan=_plan_heads,
-        report=partial(_table, "heads"),
-    ),
-    Experiment(
-        name="fig-heads",
-        about="effect against number of heads; heads selected at 20 %; similarity of methods",
-        datasets=("winogender", "winobias"),
-        plan=_plan_heads,
-        report=_fig_heads,
-    ),
-    Experiment(
-        name="table-neurons",
-        about="effect at 2.5, 5, 10, 15 % of the neurons, and time: Professions",
-        models=SEVEN_MODELS,
-        datasets=("professions",),
-        plan=_plan_neurons,
-        report=partial(_table, "neurons"),
-    ),
-    Experiment(
-        name="fig-neurons",
-        about="effect against number of neurons; share of selected neurons per layer: Professions",
-        datasets=("professions",),
-        plan=_plan_neurons,
-        report=_fig_neurons,
-    ),
-    Experiment(
-        name="table-facts",
-        about="effect at 2.5, 5, 10, 15 % of the neurons, and time: CounterFact",
-        models=("DistilGPT2", "GPT2-small"),
-        datasets=("counterfact",),
-        plan=_plan_neurons,
-        report=partial(_table, "facts"),
-    ),
-    Experiment(
-        name="fig-facts",
-        about="effect against number of neurons; share of selected neurons per layer: CounterFact",
-        datasets=("counterfact",),
-        plan=_plan_neurons,
-        report=_fig_neurons,
-    ),
-    Experiment(
-        name="fig-time",
-        about="wall time per method and model: Professions and CounterFact",
-        models=("DistilGPT2", "GPT2-small"),
-        datasets=("professions", "counterfact"),
-        plan=_plan_neurons,
-        report=_fig_time,
-    ),
-    Experiment(
-        name="table-single",
-        about="the best single component: PGB-CT against trying all of them",
-        models=("DistilGPT2", "GPT2-small", "GPT2-medium"),
-        datasets=("winogender", "winobias", "professions"),
-        plan=_plan_single,
-        report=_report_single,
-    ),
+EXPERIMENTS = declared(
+    {
+        "table-heads": (_plan_heads, partial(_table, "heads")),
+        "fig-heads": (_plan_heads, _fig_heads),
+        "table-neurons": (_plan_neurons, partial(_table, "neurons")),
+        "fig-neurons": (_plan_neurons, _fig_neurons),
+        "table-facts": (_plan_neurons, partial(_table, "facts")),
+        "fig-facts": (_plan_neurons, _fig_neurons),
+        "fig-time": (_plan_neurons, _fig_time),
+        "table-single": (_plan_single, _report_single),
+    }
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -173,6 +174,15 @@ class Experiment:
             for dataset in self.datasets_for(setting, model)
             for job in self.plan(setting, model, dataset)
         ]
+
+
+def declared(made: Mapping[str, tuple[Any, Any]]) -> tuple[Experiment, ...]:
+    """Experiments by name, from their plans and reports and the entries of `experiments.json`."""
+    entries = json.loads(Path(__file__).with_name("experiments.json").read_text(encoding="utf-8"))
+    return tuple(
+        Experiment(name=name, plan=plan, report=report, **entries[name])
+        for name, (plan, report) in made.items()
+    )
 
 
 def trace_job(

@@ -12,18 +12,17 @@ from tracekit.data.registry import describe
 from tracekit.engine.setup import Setup
 from tracekit.paper.effect_tables import HEADS, NEURONS
 from tracekit.paper.experiment import (
-    Experiment,
     PaperTable,
     Report,
     Setting,
     case_of,
     data_options,
+    declared,
     on_all_examples,
     trace_job,
     usual_kind,
 )
 from tracekit.paper.jobs import ModelAt
-from tracekit.paper.models import GPT2_FAMILY
 from tracekit.paper.published import paper_joint
 from tracekit.results.result import TraceResult
 from tracekit.runs.jobs import Job
@@ -240,28 +239,10 @@ def _report_findings(setting: Setting, runs: list[Run]) -> Report:
     return Report(tables={"findings": table}, figures=figures_by_name)
 
 
-EXPERIMENTS = (
-    Experiment(
-        name="fig-nonadditivity",
-        about="pairwise maps: heads of three layers on WinoBias, MLP layers on Professions",
-        datasets=("winobias", "professions"),
-        plan=_plan_pairs,
-        report=_report_pairs,
-    ),
-    Experiment(
-        name="fig-binding",
-        about="variable binding: accuracy under both interventions; sets of 10 and 15 components",
-        models=("LLaMA-13B", "LLaMA-7B"),
-        datasets=("variable-binding",),
-        plan=_plan_binding,
-        report=_report_binding,
-    ),
-    Experiment(
-        name="findings",
-        about="share of components with positive and negative effect; effect against model size",
-        models=GPT2_FAMILY,
-        datasets=("winogender", "winobias"),
-        plan=_plan_findings,
-        report=_report_findings,
-    ),
+EXPERIMENTS = declared(
+    {
+        "fig-nonadditivity": (_plan_pairs, _report_pairs),
+        "fig-binding": (_plan_binding, _report_binding),
+        "findings": (_plan_findings, _report_findings),
+    }
 )

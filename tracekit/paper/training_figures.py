@@ -11,17 +11,16 @@ import pandas as pd
 from tracekit import figures
 from tracekit.paper.effect_tables import HEADS
 from tracekit.paper.experiment import (
-    Experiment,
     PaperTable,
     Report,
     Setting,
     case_of,
+    declared,
     effects_frame,
     trace_job,
     with_held_out,
 )
 from tracekit.paper.jobs import ModelAt
-from tracekit.paper.models import GPT2_FAMILY
 from tracekit.runs.jobs import Job
 from tracekit.runs.store import Run
 from tracekit.search import title_of
@@ -175,27 +174,10 @@ def _over_epochs(frame: Any, series: str, case_columns: list[str]) -> dict[str, 
     return figures_by_name
 
 
-EXPERIMENTS = (
-    Experiment(
-        name="fig-ablation",
-        about="PGB-CT, without either penalty, and DCM: WinoGender",
-        datasets=("winogender",),
-        plan=_plan_ablation,
-        report=_report_ablation,
-    ),
-    Experiment(
-        name="fig-dcm",
-        about="S/N and binary violation over epochs, PGB-CT against DCM: WinoGender",
-        datasets=("winogender",),
-        plan=partial(_plan_masks, _COMPARED),
-        report=_report_dcm,
-    ),
-    Experiment(
-        name="fig-mask",
-        about="S/N and binary violation over epochs and lambda, GPT-2 sizes: WinoGender",
-        models=GPT2_FAMILY,
-        datasets=("winogender",),
-        plan=partial(_plan_masks, _SWEEP),
-        report=_report_mask,
-    ),
+EXPERIMENTS = declared(
+    {
+        "fig-ablation": (_plan_ablation, _report_ablation),
+        "fig-dcm": (partial(_plan_masks, _COMPARED), _report_dcm),
+        "fig-mask": (partial(_plan_masks, _SWEEP), _report_mask),
+    }
 )

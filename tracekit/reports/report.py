@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from tracekit._util.markup import interval_text
 from tracekit._util.options import as_path
 from tracekit._util.table import Column, Table, named
-from tracekit.anatomy import Attention, Explanation, Paths, SideEffects
+from tracekit.anatomy import Attention, Explanation, Look, Paths, SideEffects
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import DATASETS
 from tracekit.errors import ComparisonError, NoResultError
@@ -40,11 +40,11 @@ from tracekit.search.targets import ConstraintEffect
 if TYPE_CHECKING:
     from tracekit.engine.setup import Setup
 
-Anatomy = Explanation | Paths | Attention | SideEffects | Generations
+Anatomy = Explanation | Paths | Attention | SideEffects | Generations | Look
 Reported = TraceResult | Sequence[TraceResult] | InteractionGrid | Anatomy | PromptPairs
 """Results, curves, fronts, comparisons, grids, explanations, paths, attention, side effects,
 generations; and pairs, whose prompts stand beside the effects on them."""
-_ANATOMY = (Explanation, Paths, Attention, SideEffects, Generations)
+_ANATOMY = (Explanation, Paths, Attention, SideEffects, Generations, Look)
 _SINGLE = (TraceResult, InteractionGrid, ParetoFront, PromptPairs, *_ANATOMY)
 
 _MOST_PANELS = 4
@@ -68,8 +68,8 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
 
     Args:
         results: Results, curves, fronts, comparisons, grids, explanations, paths, attention, side
-            effects and generations. Attention stands beside the paths of its set. And pairs, such
-            as `tracer.pairs`: their prompts stand in the table of examples.
+            effects and generations. Attention stands beside the paths of its set. Looks, which come
+            first. And pairs, such as `tracer.pairs`: their prompts stand in the table of examples.
         path: The HTML file, which is returned; it holds all it needs, and opens without a network.
 
     Raises:
@@ -82,11 +82,15 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     groups = _grouped(given)
     grids = [each for each in given if isinstance(each, InteractionGrid)]
     prompts = {each.fingerprint: _prompts(each) for each in given if isinstance(each, PromptPairs)}
-    sections = [s for group in groups for s in _sections(group, prompts, len(groups) > 1)]
+    sections = [_look_section(each) for each in given if isinstance(each, Look)]
+    sections += [s for group in groups for s in _sections(group, prompts, len(groups) > 1)]
     sections += [_explanation_section(each) for each in given if isinstance(each, Explanation)]
     attention = [each for each in given if isinstance(each, Attention)]
     sections += [_paths_section(each, attention) for each in given if isinstance(each, Paths)]
-    sections += [_attention_section(each) for each in attention]
+    for each in attention:
+        heading = f"What heads look at: {named(each.labels, _MOST_LABELS)}"
+        drawn, lines = [each.figure()], str(each).splitlines()
+        sections.append(Section(heading=heading, paragraphs=lines, figures=drawn))
     sections += [_side_effects_section(each) for each in given if isinstance(each, SideEffects)]
     sections += [_generations_section(each) for each in given if isinstance(each, Generations)]
     if grids:
@@ -272,25 +276,28 @@ def _paths_section(paths: Paths, attention: list[Attention]) -> Section:
     )
 
 
-def _attention_section(attention: Attention) -> Section:
-    return Section(
-        heading=f"What heads look at: {named(attention.labels, _MOST_LABELS)}",
-        paragraphs=str(attention).splitlines(),
-        figures=[attention.figure()],
-    )
-
-
 def _side_effects_section(side: SideEffects) -> Section:
+    titles = {"control": "random sets", "control_selectivity": "of random sets"}
+    forms = {"p": ".2g", "control_selectivity": ".3g"}
+    facts = ("name", "dataset", "metric", "examples", "effect", "strength", "random sets", "p")
+    table = Table.of_rows(side.table, titles, forms, joined=True)
     return Section(
         heading=f"Side effects of {named(side.labels, _MOST_LABELS)}",
         figures=[side.figure()],
-        table=side_effects_table(side),
+        table=table.only(*facts, "selectivity", "of random sets"),
         note="Strength: mean absolute effect, as a share of that of all components. Random sets: "
         "as many components of every kind in every layer; mean, and from least to greatest. p: "
         "share of random sets at least as strong. Selectivity: (target - other) / (target + other) "
         "of strengths; 1 if only the target moves, 0 if both move by the same share. The set was "
         "chosen on the examples of the target. Brackets: 95 % intervals over examples.",
     )
+
+
+def _look_section(look: Look) -> Section:
+    """Its text, with maps of the residual stream and of the scores of heads and MLP blocks."""
+    where = [] if look.where is None else [look.where.heatmap(normalised=True)]
+    drawn = [*where, *(largest.heatmap() for largest in look.sets[-1:])]
+    return Section(heading="A first look", figures=drawn, code=str(look))
 
 
 def _generations_section(written: Generations) -> Section:
@@ -430,12 +437,3 @@ def path_table(paths: Paths, most: int = 20) -> Table:
     table = Table.of_rows(paths.table.head(most), titles, {"q": ".2g"}, joined=True)
     inputs = [title for title in titles.values() if title in table.titles]
     return table.only("sender", "receiver", "effect", *inputs, "q")
-
-
-def side_effects_table(side: SideEffects) -> Table:
-    """A row per data set: effect, strength, that of random sets, selectivity."""
-    titles = {"control": "random sets", "control_selectivity": "of random sets"}
-    forms = {"p": ".2g", "control_selectivity": ".3g"}
-    table = Table.of_rows(side.table, titles, forms, joined=True)
-    facts = ("name", "dataset", "metric", "examples", "effect", "strength", "random sets", "p")
-    return table.only(*facts, "selectivity", "of random sets")

@@ -90,7 +90,9 @@ class CurveRuns:
     """Digest of each, by the name of its folder."""
 
     def __post_init__(self) -> None:
-        if not self.runs or not all(map(_is_run_name, self.runs)):
+        # Names of folders of runs, and no paths to somewhere else.
+        ends = [name.removeprefix(_RUN) for name in self.runs if name.startswith(_RUN)]
+        if not ends or len(ends) < len(self.runs) or not all(map(str.isalnum, ends)):
             raise ValueError(f"the runs are {shortened(list(self.runs))}, and not folders of runs")
 
 
@@ -125,8 +127,3 @@ def _listed(folder: Path) -> set[str]:
         return set(load(CurveRuns, folder / CURVE).runs)
     except TracekitError:
         return set()
-
-
-def _is_run_name(name: str) -> bool:
-    """Whether a name is that of a run's folder, and no path to somewhere else."""
-    return name.startswith(_RUN) and name.removeprefix(_RUN).isalnum()

@@ -20,12 +20,26 @@ from tracekit.results.storage import load, save
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class OfSet:
-    """A set of components."""
+class InFolder:
+    """What is a document in a folder, such as that of a run."""
 
     FILE: ClassVar[str]
-    """Name of its document in a folder."""
+    """Name of the document."""
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes it to a folder, such as that of its run; returns the folder."""
+        save(self, Path(folder) / self.FILE)
+        return Path(folder)
+
+    @classmethod
+    def load(cls: type[_T], folder: str | Path) -> _T:
+        """Reads what `save` wrote; errors as of `TraceResult.load`."""
+        return load(cls, Path(folder) / cls.FILE)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OfSet(InFolder):
+    """A set of components."""
 
     registry: ComponentRegistry
     """Components by flat index."""
@@ -43,16 +57,6 @@ class OfSet:
         return [self.registry.label(index) for index in self.members]
 
     _repr_html_ = text_html
-
-    def save(self, folder: str | Path) -> Path:
-        """Writes it to a folder, such as that of its run; returns the folder."""
-        save(self, Path(folder) / self.FILE)
-        return Path(folder)
-
-    @classmethod
-    def load(cls: type[_T], folder: str | Path) -> _T:
-        """Reads what `save` wrote; errors as of `TraceResult.load`."""
-        return load(cls, Path(folder) / cls.FILE)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

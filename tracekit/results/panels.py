@@ -125,14 +125,16 @@ def _panel(
     )
 
 
-def scale_of(color: str, n_components: int, largest: float) -> ColorScale | None:
+def scale_of(
+    color: str, n_components: int, largest: float, score: str = "score"
+) -> ColorScale | None:
     """Colours of values up to the size `largest`, for all results; None if each has its own."""
     if color == "soft":
         return ColorScale("Blues", 0.0, 1.0, "soft<br>mask")
     if color == "rank":
         return ColorScale(BLUES, 1.0, float(max(2, n_components)), "rank")
     if color == "score":
-        return signed_scale(largest, "score")
+        return signed_scale(largest, score)
     if color in ("selected", "none"):
         return None
     raise ConfigError(f"Nothing says how {color!r} is coloured.")

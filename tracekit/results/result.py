@@ -6,7 +6,7 @@ A run folder holds `result.json` (everything but tensors, with a format version)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isnan
@@ -28,6 +28,7 @@ from tracekit.errors import ConfigError
 from tracekit.metrics import Effects
 from tracekit.results.display import card, line, model_text
 from tracekit.results.faithfulness import Faithfulness
+from tracekit.results.known import Against, against, outlined
 from tracekit.results.mib import check_registry, write_mib
 from tracekit.results.on_examples import OnExamples, examples_said
 from tracekit.results.picture import selection_svg
@@ -42,6 +43,32 @@ if TYPE_CHECKING:
     from tracekit.results.panels import Color
 
 _DOCUMENT = "result.json"
+
+
+def _from_earlier(
+    document: dict[str, Any], tensors: dict[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Entries of format 5, where values on examples stood side by side, as they are now."""
+    asked = {name: document["setup"][name] for name in ("metric", "direction")}
+    asked["dataset"] = document["dataset"]
+    parts: dict[str, Any] = {}
+    for part, start in (("own", ""), ("held_out", "held_out_")):
+        names = {"effects": "held_out" if start else "per_example"}
+        names |= {"full": f"{start}full" if start else "full_per_example"}
+        names |= {each: start + each for each in ("complement", "weights", "clusters")}
+        moved = {f"{part}.{name}": tensors.pop(old, None) for name, old in names.items()}
+        tensors |= {name: value for name, value in moved.items() if value is not None}
+        fingerprint = document.pop(f"{start or 'dataset_'}fingerprint")
+        origin = document.pop(f"{start}data")
+        written = {"fingerprint": fingerprint, "origin": origin, "chat": None}
+        parts[part] = asked | written
+    if parts["held_out"]["fingerprint"] is None:
+        parts["held_out"] = None
+    run = document["run"] | {"held_out_by": document.pop("held_out_by"), "sign": "positive"}
+    facts = document["model_facts"] | {"explained_variance": {}}
+    gone = ("dataset", "effect", "full_effect")
+    kept = {name: entry for name, entry in document.items() if name not in gone}
+    return {**kept, **parts, "run": run, "model_facts": facts}, tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,16 +429,32 @@ class TraceResult:
         )
         return Path(path)
 
+    def against(self, circuit: str | Sequence[str], *, name: str | None = None) -> Against:
+        """The selection beside a known circuit: precision, recall, hits, misses and extras.
+
+        Args:
+            circuit: A published one, `ioi`, `greater-than` or `docstring`; or labels.
+            name: What to call it.
+
+        Raises:
+            UnknownNameError, ConfigError: About the name, or it is of a model of another shape.
+            ComponentError: About the labels.
+        """
+        return against(self, circuit, name)
+
     @guided
-    def heatmap(self, *, color: Color | None = None) -> go.Figure:
+    def heatmap(
+        self, *, color: Color | None = None, outline: str | Sequence[str] | None = None
+    ) -> go.Figure:
         """Which components are selected, layer by layer.
 
         Args:
-            color: What the colour of a cell says: `selected`, `soft` (entry of the soft
-                mask), `score` (what the method ranked by; for top-k the effect
-                of the component alone), `rank` (by that), or `none`. Where colour says something
-                else, selected components have a dark frame. None: `score` where there are any and
-                single components are drawn, else `selected`.
+            color: What the colour of a cell says: `selected`, `soft` (entry of the soft mask),
+                `score` (what the method ranked by; for top-k the effect of the component alone),
+                `rank` (by that), or `none`. Where colour says something else, selected components
+                have a dark frame. None: `score` where there are any and single components are
+                drawn, else `selected`; with an `outline`, `selected`.
+            outline: The circuit whose members have a frame instead, as in `against`.
 
         Raises:
             ConfigError: An unknown `color`, or scores of a result that has none.
@@ -422,14 +465,17 @@ class TraceResult:
 
         if color is None:
             has_scores = self.component_scores is not None and has_cells(self.registry)
-            color = "score" if has_scores else "selected"
+            color = "score" if has_scores and outline is None else "selected"
+        framed = None if outline is None else outlined(outline, self)
+        score = plain(self.axis_label).replace(" (", "<br>(") if self.method == "top-k" else "score"
         return draw_panels(
-            self.panels(color),
-            scale=scale_of(color, self.n_components, self.largest_score),
+            self.panels(color, framed=framed),
+            scale=scale_of(color, self.n_components, self.largest_score, score),
             width=WIDTH,
-            outlines=color != "selected",
+            outlines=color != "selected" or framed is not None,
             title=f"{plain(self.title)}: {data_and_model(self.dataset, self.model)}",
-            subtitle=f"{self.n_selected} of {self.n_components} selected, {self._said()}",
+            subtitle=f"{self.n_selected} of {self.n_components} selected, {self._said()}"
+            + "; frame: known circuit" * (outline is not None),
         )
 
     @property
@@ -455,8 +501,13 @@ class TraceResult:
 
         return circuit_figure(self, n)
 
-    def panels(self, color: Color = "selected", *, title: str = "") -> list[SelectionPanel]:
-        """The data behind `heatmap`: one panel per kind, a row per layer; `title` is above them."""
+    def panels(
+        self, color: Color = "selected", *, title: str = "", framed: BinaryMask | None = None
+    ) -> list[SelectionPanel]:
+        """The data behind `heatmap`: one panel per kind, a row per layer; `title` is above them.
+
+        Components that are `framed` have a frame; by default those selected.
+        """
         from tracekit.results.panels import panels_of, texts_of, values_of
 
         if color == "score" and self.component_scores is None:
@@ -466,7 +517,8 @@ class TraceResult:
             )
         masks = self.binary_mask, self.soft_mask, self.component_scores
         values, texts = values_of(color, *masks), texts_of(*masks)
-        return panels_of(self.registry, masks[0], values=values, texts=texts, title=title)
+        framed = masks[0] if framed is None else framed
+        return panels_of(self.registry, framed, values=values, texts=texts, title=title)
 
     @property
     def largest_score(self) -> float:
@@ -490,31 +542,7 @@ class TraceResult:
         """
         return load_run(Path(folder))
 
-    @staticmethod
-    def from_earlier(
-        document: dict[str, Any], tensors: dict[str, Tensor]
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Entries of format 5, where values on examples stood side by side, as they are now."""
-        asked = {name: document["setup"][name] for name in ("metric", "direction")}
-        asked["dataset"] = document["dataset"]
-        parts: dict[str, Any] = {}
-        for part, start in (("own", ""), ("held_out", "held_out_")):
-            names = {"effects": "held_out" if start else "per_example"}
-            names |= {"full": f"{start}full" if start else "full_per_example"}
-            names |= {each: start + each for each in ("complement", "weights", "clusters")}
-            moved = {f"{part}.{name}": tensors.pop(old, None) for name, old in names.items()}
-            tensors |= {name: value for name, value in moved.items() if value is not None}
-            fingerprint = document.pop(f"{start or 'dataset_'}fingerprint")
-            origin = document.pop(f"{start}data")
-            written = {"fingerprint": fingerprint, "origin": origin, "chat": None}
-            parts[part] = asked | written
-        if parts["held_out"]["fingerprint"] is None:
-            parts["held_out"] = None
-        run = document["run"] | {"held_out_by": document.pop("held_out_by"), "sign": "positive"}
-        facts = document["model_facts"] | {"explained_variance": {}}
-        gone = ("dataset", "effect", "full_effect")
-        kept = {name: entry for name, entry in document.items() if name not in gone}
-        return {**kept, **parts, "run": run, "model_facts": facts}, tensors
+    from_earlier = staticmethod(_from_earlier)
 
 
 def save_run(result: TraceResult, folder: Path) -> str:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _NEAR_ZERO = 0.01
 """Effect below which a built-in metric (ratio, probability, nats) shows next to nothing."""
-_TOO_LARGE_A_SHARE = 1 / 3
+TOO_LARGE_A_SHARE = 1 / 3
 """Share of an effect beyond which one example speaks for all."""
-_FEWEST_TO_SHARE = 8
+FEWEST_TO_SHARE = 8
 """Examples below which one may well carry half of the mean."""
 _AS_GOOD = 0.05
 """Share of a value by which another set may be worse and still is as good; beyond it, better."""
@@ -85,8 +85,8 @@ def warn_of_effects(engine: Engine) -> None:
             "do this task, or these components and positions have no part in it.",
             UnreliableResultWarning,
         )
-    largest, share = _largest_share(effects)
-    if n >= _FEWEST_TO_SHARE and share > 0.5:
+    largest, share = largest_share(effects)
+    if n >= FEWEST_TO_SHARE and share > 0.5:
         warn(
             f"Example {largest} ({engine.pairs[largest].describe()}) carries "
             f"{100 * share:.0f} % of the effect of all {n} examples. What is found holds for this "
@@ -121,11 +121,11 @@ def warn_of_results(
     And of effects, of the sets or of most single components, below the noise floor.
     """
     _warn_of_noise(results, noise_floor)
-    shares = [_largest_share(result.per_example)[1] for result in results]
+    shares = [largest_share(result.per_example)[1] for result in results]
     worst = results[shares.index(max(shares))]
-    number, share = _largest_share(worst.per_example)
+    number, share = largest_share(worst.per_example)
     n = len(worst.per_example)
-    if n >= _FEWEST_TO_SHARE and share > _TOO_LARGE_A_SHARE:
+    if n >= FEWEST_TO_SHARE and share > TOO_LARGE_A_SHARE:
         warn(
             f"Example {number} ({pairs[number].describe()}) carries {100 * share:.0f} % of the "
             f"effect of the selected set (size {worst.n_selected}) on all {n} examples. Search "
@@ -239,7 +239,7 @@ def _warn_of_held_out(rows: Sequence[tuple[int, float, float | None]]) -> None:
         )
 
 
-def _largest_share(effects: Tensor) -> tuple[int, float]:
+def largest_share(effects: Tensor) -> tuple[int, float]:
     """The example with the largest effect, and its share of the effects of all."""
     largest = int(effects.abs().argmax())
     return largest, effects[largest].abs().item() / effects.abs().sum().clamp(min=1e-12).item()

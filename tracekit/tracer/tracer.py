@@ -47,6 +47,7 @@ from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.search.targets import Constraint
 from tracekit.tracer import diagnostics, exploring, exporting, generation
 from tracekit.tracer import estimate as estimating
+from tracekit.tracer import look as looking
 from tracekit.tracer.search_run import pareto_run_of, run_of
 from tracekit.tracer.trackers import Observed, Observer
 
@@ -338,6 +339,7 @@ class Tracer:
         self._last = front
         return front
 
+    look = _asks(looking.look)
     estimate = _asks(estimating.estimate)
     estimate_pareto = _asks(estimating.estimate_pareto)
     estimate_explain = _asks(estimating.estimate_explain)

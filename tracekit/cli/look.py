@@ -1,0 +1,51 @@
+"""`tracekit look`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracekit.cli import options
+from tracekit.cli.app import app
+from tracekit.cli.options import LIMITS, OPTIONAL_OUTPUT, OPTIONS, TRACED, Given
+from tracekit.cli.output import check_folder, console, recorded
+
+if TYPE_CHECKING:
+    from tracekit.anatomy.look import LookPart
+
+_ASKED = {"model", "dataset", "components", "layers", "split_by", "layer_window", "extra_metric"}
+"""What is given as an argument, and which components are traced."""
+
+
+@app.command()
+@options.takes(
+    *(name for name in (*TRACED, "seed", "quiet") if name not in _ASKED),
+    examples=LIMITS.count("Pairs that are looked at, at most.", default=16, min=1),
+    output=OPTIONAL_OUTPUT.saying("Folder for the look, with which `tracekit report` begins."),
+)
+def look(
+    given: Given,
+    model: Annotated[str, typer.Argument(help=OPTIONS["model"].text)],
+    data: Annotated[str, typer.Argument(help=OPTIONS["dataset"].text)],
+) -> None:
+    """Takes a first look: does the model do the task, where, by which components, what next."""
+    check_folder(given["output"])
+    named = {"model": model, "dataset": data, "components": "head-outputs+mlp-blocks"}
+    given = {name: OPTIONS[name].default for name in TRACED} | given | named
+    loaded = options.load_data(given)
+    some = loaded[1][:: -(-len(loaded[1]) // given["examples"])]
+    console.print(
+        some.check(loaded[0], progress=False).lines[0].text, highlight=False, soft_wrap=True
+    )
+
+    def say(part: LookPart) -> None:
+        is_kept = bool(part.rows) and recorded(part.name, part.table)
+        shown = "\n".join(part.lines) if is_kept else str(part)
+        console.print(shown, highlight=False, soft_wrap=True)
+
+    tracer = options.build_tracer(given, loaded=loaded)
+    seen = tracer.look(examples=given["examples"], seed=given["seed"], say=say)
+    if given["output"] is not None:
+        seen.save(given["output"])
+        console.print(f"Saved in {given['output']}/.", highlight=False, soft_wrap=True)
