@@ -385,10 +385,10 @@ def print_estimates(estimates: Iterable[Estimate]) -> None:
         console.print(f"{each.method}: {each.total}", highlight=False)
     memory = max((each.memory for each in listed if each.memory is not None), default=None)
     held = "" if memory is None else f"; {memory / 2**20:.0f} MiB of memory"
-    seconds = sum(each.seconds for each in listed)
-    console.print(
-        f"In all about {duration(seconds)}{held}. Nothing was run or written.", highlight=False
-    )
+    most = "" if all(each.is_exact for each in listed) else "at most "
+    seconds = duration(sum(each.seconds for each in listed))
+    said = f"In all {most}about {seconds}{held}. Nothing was run or written."
+    console.print(said, highlight=False)
 
 
 def print_results(results: Sequence[TraceResult], *, is_full: bool = True) -> None:

@@ -18,7 +18,7 @@ from tracekit.metrics import bounds_of
 from tracekit.results.display import card, line, table_html
 from tracekit.results.intervals import row_intervals
 from tracekit.results.pareto_statistics import jaccard
-from tracekit.results.result import TraceResult
+from tracekit.results.result import Results, TraceResult
 from tracekit.results.significance import p_values, without_rounding
 from tracekit.results.tables import (
     check_comparable,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison(Sequence[TraceResult]):
+class Comparison(Results):
     """Results that answer the same question, on the same examples or others; see `compare`."""
 
     results: tuple[TraceResult, ...]
@@ -45,12 +45,6 @@ class Comparison(Sequence[TraceResult]):
     """Name of each result in figures and tables."""
     any_dtype: bool = False
     """Whether one model may be loaded in several types."""
-
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def __getitem__(self, item: Any) -> Any:
-        return self.results[item]
 
     @guided
     def heatmap(self, *, color: Color = "selected") -> go.Figure:

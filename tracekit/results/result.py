@@ -6,7 +6,7 @@ A run folder holds `result.json` (everything but tensors, with a format version)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isnan
@@ -492,6 +492,18 @@ class TraceResult:
         gone = ("dataset", "effect", "full_effect")
         kept = {name: entry for name, entry in document.items() if name not in gone}
         return {**kept, **parts, "run": run, "model_facts": facts}, tensors
+
+
+class Results(Sequence[TraceResult]):
+    """Several results, one after the other."""
+
+    results: tuple[TraceResult, ...]
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.results[item]
 
 
 def save_run(result: TraceResult, folder: Path) -> str:
