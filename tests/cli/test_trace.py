@@ -40,7 +40,9 @@ class TestDryRun:
         assert code == 0, err
         assert "top-k: 9 passes and 1 besides, about " in out
         assert "pgb-ct+local: up to 250 passes, at most about " in out
-        assert re.search(r"In all at most about .*; \d+ MiB of memory. Nothing was run or written.", out)
+        assert re.search(
+            r"In all at most about .*; \d+ MiB of memory. Nothing was run or written.", out
+        )
         assert not any(tmp_path.iterdir())
 
     def test_checks_the_pairs(self, command, tmp_path, demo_model):

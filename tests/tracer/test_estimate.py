@@ -331,6 +331,8 @@ class TestTime:
         assert counted.done <= passes + 1e-6
         assert passes <= times * counted.done
         assert [f"in all up to {passes:.0f} passes" in text for text in said] == [True] * is_said
+        limit = "0.5 seconds" if "max_seconds" in options else f"{options.get('max_passes')} passes"
+        assert all(text.startswith(f"A limit of {limit} bounds ") for text in said)
         if is_said:
             assert "bounds" in str(getattr(caught[0], "message", "")), "it is said too late"
 
@@ -531,6 +533,14 @@ class TestWhereItIsShown:
         assert [*batches] == [*range(6)]
         said = capsys.readouterr().err.splitlines()
         assert said == (["generate: 3 steps in 75 s", "generate: 6 steps in 2 min"] * is_said)
+
+    def test_elsewhere_proposals_of_pairs_are_said(self, model, monkeypatch, capsys):
+        warnings.simplefilter("ignore")
+        clock = itertools.count(0, 25.0)
+        tracer = tk.Tracer(model, tiny.pairs(12), "head-outputs")
+        monkeypatch.setattr(_progress.time, "monotonic", lambda: next(clock))
+        tracer.strongest_pairs(2)
+        assert re.search(r"proposals of pairs: \d+ passes in \d+ s\n", capsys.readouterr().err)
 
     def test_on_in_terminals(self, model, bars, monkeypatch):
         terminal = io.StringIO()

@@ -97,7 +97,7 @@ class Controls(Tabular):
             p = f", p = {row['p']:.2g}" if row["p"] == row["p"] else ""
             lines.append(
                 f"{row['draws']} random sets of the same {row['random_sets']}, {row['quantity']}: "
-                f"{row['control']:.3g} ({ends}){p}"
+                f"{row['control']:.3g} (least to greatest: {ends}){p}"
             )
         return printable("\n".join(lines))
 

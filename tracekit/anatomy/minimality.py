@@ -102,8 +102,7 @@ def minimality(traced: Traced, members: ComponentsLike, *, tolerance: float = 0.
     """What the faithfulness of a set loses without each member, and which members are idle.
 
     The examples that the set was selected on decide who is dropped, and the held-out ones, if the
-    tracer has some, say what each is worth: a member whose loss on these is above 0, 95 % interval
-    and all, stays.
+    tracer has some, say what each is worth: a member whose 95 % interval there is above 0 stays.
     Of a set that no search selected, all examples decide. `tracer.as_result(minimality)` is the set
     that is left, measured again.
 

@@ -31,7 +31,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util import progress
-from tracekit._util.clusters import by_cluster
+from tracekit._util.clusters import Over, by_cluster, n_text
 from tracekit._util.markup import number_text, printable, with_ends
 from tracekit._util.names import MetricName
 from tracekit._util.options import check_seed, is_whole, shortened
@@ -47,7 +47,7 @@ from tracekit.results.display import Tabular
 from tracekit.results.evaluation import PlannedSets
 from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval
 from tracekit.results.of_set import OfSet, positions_of
-from tracekit.results.on_examples import OverExamples, examples_said
+from tracekit.results.on_examples import examples_said
 from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
 from tracekit.results.significance import q_values
 from tracekit.results.traced import Traced
@@ -66,7 +66,7 @@ _AT_ONCE = 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class EffectOn(OverExamples):
+class EffectOn:
     """Effects of a set, all components and random sets on a data set, by a metric."""
 
     name: str
@@ -86,11 +86,6 @@ class EffectOn(OverExamples):
     """Weights of the examples, whose mean is 1; None if all count alike."""
     clusters: Int[Tensor, " example"] | None
     """Number of the independent example that each is part of; None if each stands for itself."""
-
-    @property
-    def n_examples(self) -> int:
-        """How many examples there are."""
-        return len(self.effects)
 
     @property
     def strength(self) -> float:
@@ -175,7 +170,7 @@ class SideEffects(OfSet, Tabular):
         other = self._other(name)
         is_paired = other.dataset_fingerprint == self.target.dataset_fingerprint
         both = (self.target, other)
-        if min(each.n_independent for each in both) < FEWEST:
+        if min(len(by_cluster(each.effects, each.clusters)) for each in both) < FEWEST:
             return float("nan"), float("nan")
         strengths = _resampled(self.target, 0), _resampled(other, 0 if is_paired else 1)
         values = _indices(*strengths)
@@ -217,7 +212,8 @@ class SideEffects(OfSet, Tabular):
         return frame
 
     def _row(self, each: EffectOn) -> dict[str, Any]:
-        interval = effect_interval(each.effects, bounds=bounds_of(each.metric), **each.over)
+        over = Over(weights=each.weights, clusters=each.clusters)
+        interval = effect_interval(each.effects, bounds=bounds_of(each.metric), **over)
         sizes, bounds = (each.effects.abs(), each.full_effects.abs()), Bounds(low=0.0)
         of_strength = ratio_interval(*sizes, clusters=each.clusters, bounds=bounds)
         controls, nan = each.control_strengths.tolist(), float("nan")
@@ -267,8 +263,8 @@ class SideEffects(OfSet, Tabular):
             if row["control"] == row["control"]:
                 line += f", random sets {number_text(row, 'control')}"
                 line += f", p = {row['p']:.2g}" if row["p"] == row["p"] else ""
-                where = each.dataset_fingerprint
-                line += f", {examples_said(self.selected_on, where, each.n_text)}"
+                n = n_text(len(each.effects), each.clusters)
+                line += f", {examples_said(self.selected_on, each.dataset_fingerprint, n)}"
             if row["selectivity"] == row["selectivity"]:
                 line += f"; selectivity {number_text(row, 'selectivity')}"
             if row["control_selectivity"] == row["control_selectivity"]:
@@ -277,10 +273,12 @@ class SideEffects(OfSet, Tabular):
         n_drawn = len(self.target.controls)
         if n_drawn:
             lines.append(
-                f"Random sets: {n_drawn} of {self.n_controls:.4g} others of these layers; they "
-                f"share {100 * self.control_overlap:.0f} % of the members on average."
+                f"Random sets, in brackets the least and greatest: {n_drawn} of "
+                f"{self.n_controls:.4g} others of these layers; they share "
+                f"{100 * self.control_overlap:.0f} % of the members on average."
             )
-        lines.append("Strength: mean absolute effect, as a share of that of all components.")
+        strength = "Strength: mean absolute effect, as a share of that of all components."
+        lines.append(f"{strength} Brackets: 95 % intervals.")
         return printable("\n".join(lines))
 
     def __repr__(self) -> str:

@@ -79,9 +79,9 @@ def evaluate(
             whose selected components are taken; labels (`"L5H3"`, `["L5H3", "L7H1"]`), layer
             and index (`(5, 3)`, `{5: [3]}`), components, or `"all"`.
         metrics: Instead of the tracer's metric, several, all measured in one pass; gives a
-            pandas DataFrame with a column per metric and the rows `effect`, `low` and `high`
-            (95 % interval), `full_effect` (all components) and `share` of it; the name of its
-            index says of which examples.
+            pandas DataFrame with a column per metric and the rows `effect`, `effect_low` and
+            `effect_high` (95 % interval), `full_effect` (all components) and `share` of it; the
+            name of its index says of which examples.
         per_example: Give one effect per example instead of their mean; times the example's
             weight, if examples have weights.
         held_out: Measure on the held-out examples (True) or on the searched ones (False). None:
@@ -126,9 +126,9 @@ def noising_and_denoising(traced: Traced, members: ComponentsLike) -> pd.DataFra
         members: A set or a mask, as in `evaluate`.
 
     Returns:
-        A pandas DataFrame with the rows `noising` and `denoising` and the columns `effect`, `low`
-        and `high` (95 % interval), `full_effect` (all components), `share` of it; of the held-out
-        examples, if the tracer has some. The name of the index says so.
+        A pandas DataFrame with the rows `noising` and `denoising` and the columns `effect`, with
+        its 95 % interval `effect_low` and `effect_high`, `full_effect` (all components), `share` of
+        it; of the held-out examples, if the tracer has some. The name of the index says so.
 
     Raises:
         PairsError: The source is no run of the model that denoising could start from.

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.clusters import Over, independent, n_text
+from tracekit._util.markup import with_ends
 from tracekit.data.prompts import DataOrigin, PromptPairs
 from tracekit.engine.engine import Engine
 from tracekit.errors import NoResultError
@@ -146,15 +147,9 @@ class OnExamples(OverExamples):
         return effect_interval(self.effects, bounds=bounds_of(self.metric), **self.over)
 
     def row(self) -> dict[str, float]:
-        """Entries of a table: `effect`, `low`, `high`, `full_effect` and `share` of it."""
-        low, high = self.interval
-        return {
-            "effect": self.mean,
-            "low": low,
-            "high": high,
-            "full_effect": self.full_mean,
-            "share": self.share,
-        }
+        """Entries of a table: `effect` and its ends, `full_effect` and `share` of it."""
+        whole = {"full_effect": self.full_mean, "share": self.share}
+        return with_ends("effect", self.mean, self.interval) | whole
 
     def faithfulness(self, **labels: Any) -> Faithfulness:
         """Faithfulness and completeness of the set; `labels` are other fields of these.

@@ -219,8 +219,7 @@ def estimate_of(
 ) -> Callable[Concatenate[Traced, _P], Estimate]:
     """Estimates a call that measures the planned sets, or at most these; some of them are probed.
 
-    What plans a call is named after it. The effect of all components is in no account, as all
-    calls share it.
+    What plans a call names it. The effect of all components, which calls share, is not counted.
     """
     name = planned.__name__.removeprefix("planned_")
 
