@@ -63,7 +63,8 @@ _TABLES: dict[str, dict[str, str]] = {
     "side-effects": {
         "side_effects": "name, dataset, metric, examples, effect, effect_low, effect_high, "
         "strength, strength_low, strength_high, control, control_low, control_high, p, q, "
-        "selectivity, selectivity_low, selectivity_high, control_selectivity"
+        "selectivity, selectivity_low, selectivity_high, control_selectivity",
+        **_ESTIMATES,
     },
     "sweep": {
         "runs": "model, dataset, kind, metric, positions, setting, method, options, objective, "

@@ -48,14 +48,14 @@ def test_explain_says_how_long_it_will_take(command, folder, tmp_path, monkeypat
     before = sorted(tmp_path.rglob("*"))
     code, out, err = command("explain", folder, "--output", "out", "--dry-run", *QUICK)
     assert code == 0, err
-    assert "explain: up to 79 passes, about " in out
+    assert "explain: up to 78 passes, at most about " in out
     assert "Nothing was run or written." in out
     assert sorted(tmp_path.rglob("*")) == before
     code, out, err = command("explain", folder, "--json", "--dry-run", *QUICK)
     assert code == 0, err
     document = json.loads(out)
     (estimate,) = document["tables"]["estimates"]
-    assert (estimate["passes"], list(document["tables"])) == (79, ["estimates"])
+    assert (estimate["passes"], list(document["tables"])) == (78, ["estimates"])
 
 
 def test_explain_prints_saves_and_writes(command, tracer, result, folder, tmp_path):
@@ -92,6 +92,16 @@ def test_json_is_all_that_is_printed(command, tracer, result, folder):
     assert tables["interactions"][0]["within"] == why.interactions["within"][0]
     assert whole["redundant"] == [str(component) for component in why.redundant]
     assert "NaN" not in out
+
+
+def test_side_effects_say_how_long_they_will_take(command, folder, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    options = ("--other", "bias=demo-bias", "--other-limit", 6, "--draws", 4, "--dry-run")
+    code, out, err = command("side-effects", folder, *options, "--json", *QUICK)
+    assert code == 0, err
+    (estimate,) = json.loads(out)["tables"]["estimates"]
+    assert (estimate["passes"], estimate["is_exact"]) == (5 + 6, True)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_side_effects_of_a_run(command, tracer, result, folder, tmp_path, demo_model):

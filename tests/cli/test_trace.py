@@ -39,8 +39,10 @@ class TestDryRun:
         )
         assert code == 0, err
         assert "top-k: 9 passes and 1 besides, about " in out
-        assert "pgb-ct+local: up to 250 passes, about " in out
-        assert re.search(r"In all about .*; \d+ MiB of memory. Nothing was run or written.", out)
+        assert "pgb-ct+local: up to 250 passes, at most about " in out
+        assert re.search(
+            r"In all at most about .*; \d+ MiB of memory. Nothing was run or written.", out
+        )
         assert not any(tmp_path.iterdir())
 
     def test_checks_the_pairs(self, command, tmp_path, demo_model):
@@ -66,7 +68,7 @@ class TestDryRun:
         )
         assert code == 0, err
         # The limit is one of local search; eight heads alone and two sets of them come besides.
-        assert "local-search: up to 40 passes and 104 besides, about " in out
+        assert "local-search: up to 40 passes and 104 besides, at most about " in out
         assert not any(tmp_path.iterdir())
 
 

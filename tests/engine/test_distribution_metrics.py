@@ -109,13 +109,13 @@ def test_a_table_has_what_single_tracers_say(model):
     table = tracer.evaluate(members, metrics=names)
     assert tracer.engine.cost.forward == cost + 2  # The set, and all components.
     assert list(table.columns) == names
-    assert list(table.index) == ["effect", "low", "high", "full_effect", "share"]
+    assert list(table.index) == ["effect", "effect_low", "effect_high", "full_effect", "share"]
     for name in names:
         alone = tk.Tracer(model, pairs, "head-outputs", metric=name)
         column = table[name]
         assert column["effect"] == pytest.approx(alone.evaluate(members), abs=1e-6)
         assert column["full_effect"] == pytest.approx(alone.full_effect, abs=1e-6)
-        assert column["low"] <= column["effect"] <= column["high"]
+        assert column["effect_low"] <= column["effect"] <= column["effect_high"]
         if column["full_effect"]:
             assert column["share"] == pytest.approx(column["effect"] / column["full_effect"])
 

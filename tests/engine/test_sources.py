@@ -607,7 +607,7 @@ class TestMeaning:
         assert frame.loc["denoising", "full_effect"] == pytest.approx(denoising.full_effect)
         share = frame["effect"] / frame["full_effect"]
         assert frame["share"].tolist() == pytest.approx(share.tolist())
-        assert (frame["low"] <= frame["effect"]).all()
+        assert (frame["effect_low"] <= frame["effect"]).all()
         assert denoising.noising_and_denoising(members).equals(frame) or torch.allclose(
             torch.tensor(denoising.noising_and_denoising(members).to_numpy()),
             torch.tensor(frame.to_numpy()),

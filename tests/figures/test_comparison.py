@@ -85,7 +85,10 @@ class TestComparison:
         assert "\\textbf{" in text
         assert "held out" not in text
         lines = comparison.to_markdown().splitlines()
-        assert len(lines) == 2 + len(comparison)
+        assert len(lines) == 2 + len(comparison) + 2
+        assert lines[-1].startswith(
+            f"{comparison[0].axis_label} on 6 searched examples. Searched: "
+        )
         assert lines[0].startswith("| result | selected | effect, searched | 95 % spread | share")
 
 

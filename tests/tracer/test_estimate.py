@@ -22,6 +22,7 @@ from tracekit.errors import (
     ConfigError,
     SearchStoppedWarning,
     UnknownNameError,
+    UnknownOptionError,
 )
 from tracekit.search.baselines.topk import TopK
 from tracekit.tracer import estimate as estimating
@@ -196,7 +197,70 @@ class TestPassesOfExplanations:
             tracer.estimate_explain(list(tracer.registry)[:2], max_sets=0)
 
 
+CALLS = {
+    "faithfulness": {},
+    "controls": {"draws": 7},
+    "side_effects": {"draws": 5, "others": {"other": tiny.pairs(8, seed=9)}},
+    "minimality": {},
+}
+
+
+class TestPassesOfCallsOnASet:
+    """`Tracer.estimate_controls` and its like."""
+
+    @pytest.mark.parametrize("direction", ["noising", "denoising"])
+    @pytest.mark.parametrize("is_found", [True, False])
+    @pytest.mark.parametrize("held_out", [None, tiny.pairs(9, seed=2)])
+    @pytest.mark.parametrize("call", CALLS)
+    def test_are_those_that_are_counted(self, model, call, held_out, is_found, direction):
+        asked = {"held_out": held_out, "direction": direction, "source": "counterfactual"}
+        tracer = tk.Tracer(model, tiny.pairs(6, seed=7), "head-outputs", **asked)
+        _ = tracer.full_effect, tracer.traced.fresh.full_effects
+        found = tracer.run("top-k", budget=4)
+        members = found if is_found else tracer.registry[2:5]
+        estimate = getattr(tracer, f"estimate_{call}")(members, **CALLS[call])
+        with _progress.run("counts", None, 1, shown=False) as counted:
+            outcome = getattr(tracer, call)(members, **CALLS[call])
+        times = 1.5 if call == "minimality" else 1.0
+        assert estimate.is_exact == (call != "minimality")
+        assert counted.done <= estimate.example_passes <= times * counted.done
+        if call != "faithfulness":
+            passes = outcome.cost.forward_equivalents
+            assert passes <= estimate.passes <= times * passes
+        assert f"{call}: {'up to ' * (times > 1)}{estimate.passes:.0f} passes, " in repr(estimate)
+
+    def test_of_rankings_are_two_for_each_share(self, tracer):
+        found = tracer.run("top-k", budget=2)
+        assert tracer.estimate_faithfulness(found, ranking="signed").passes == 20
+        assert tracer.estimate_faithfulness(found).passes == 2
+        assert tracer.estimate_faithfulness(tracer.run("top-k", budgets=[1, 2, 3])).passes == 6
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_are_refused_where_the_call_is(self, tracer, call):
+        options = {name: CALLS[call][name] for name in CALLS[call] if name != "draws"}
+        with pytest.raises(ComponentError, match="L77H0"):
+            getattr(tracer, f"estimate_{call}")("L77H0", **options)
+        with pytest.raises(UnknownOptionError, match="'drawn'"):
+            getattr(tracer, f"estimate_{call}")(tracer.registry[:2], **options, drawn=3)
+
+
 class TestTime:
+    @pytest.mark.parametrize("call", CALLS)
+    def test_of_calls_is_that_of_their_own_sets(self, model, call, monkeypatch):
+        """A set costs what such a set costs: the probe runs some of those that the call does."""
+        tracer = tk.Tracer(model, tiny.pairs(12), "head-outputs")
+        probed, told = [], CALLS[call]
+        monkeypatch.setattr(
+            estimating,
+            "_seconds_of_passes",
+            lambda few, sets, **given: (probed.extend(sets), (2.0, 0.0))[1],
+        )
+        members = tracer.registry[3:6]
+        estimate = getattr(tracer, f"estimate_{call}")(members, **told)
+        assert estimate.seconds == pytest.approx(2 * estimate.example_passes / 8)
+        others = tuple(i for i in range(len(tracer.registry)) if i not in (3, 4, 5))
+        assert {"minimality": others, "side_effects": (3, 4, 5)}.get(call, (3, 4, 5)) in probed
+
     def test_is_that_of_the_run_within_reason(self, tracer):
         estimate = tracer.estimate("exhaustive", budget=2)
         seconds = tracer.run("exhaustive", budget=2).run.seconds
@@ -206,7 +270,7 @@ class TestTime:
         tracer = tk.Tracer(model, tiny.pairs(40), "head-outputs")
         timed = []
 
-        def seconds(few, **given):
+        def seconds(few, sets, **given):
             timed.append(few.n_examples)
             return 1.0, 2.0
 
@@ -267,6 +331,8 @@ class TestTime:
         assert counted.done <= passes + 1e-6
         assert passes <= times * counted.done
         assert [f"in all up to {passes:.0f} passes" in text for text in said] == [True] * is_said
+        limit = "0.5 seconds" if "max_seconds" in options else f"{options.get('max_passes')} passes"
+        assert all(text.startswith(f"A limit of {limit} bounds ") for text in said)
         if is_said:
             assert "bounds" in str(getattr(caught[0], "message", "")), "it is said too late"
 
@@ -283,7 +349,8 @@ class TestTime:
 
 def test_an_estimate_is_one_line(tracer):
     text = repr(tracer.estimate(budget=3))
-    assert text.startswith("Estimate(pgb-ct+local: up to 250 passes, about ")
+    assert text.startswith("Estimate(pgb-ct+local: up to 250 passes, at most about ")
+    assert "at most" not in repr(tracer.estimate("top-k", budget=3))
     assert "MiB" in text
     assert "\n" not in text
 
@@ -466,6 +533,14 @@ class TestWhereItIsShown:
         assert [*batches] == [*range(6)]
         said = capsys.readouterr().err.splitlines()
         assert said == (["generate: 3 steps in 75 s", "generate: 6 steps in 2 min"] * is_said)
+
+    def test_elsewhere_proposals_of_pairs_are_said(self, model, monkeypatch, capsys):
+        warnings.simplefilter("ignore")
+        clock = itertools.count(0, 25.0)
+        tracer = tk.Tracer(model, tiny.pairs(12), "head-outputs")
+        monkeypatch.setattr(_progress.time, "monotonic", lambda: next(clock))
+        tracer.strongest_pairs(2)
+        assert re.search(r"proposals of pairs: \d+ passes in \d+ s\n", capsys.readouterr().err)
 
     def test_on_in_terminals(self, model, bars, monkeypatch):
         terminal = io.StringIO()

@@ -174,7 +174,7 @@ class TestComparisons:
         row = differences.iloc[0]
         measured = (result.held_out.effects - others[0].held_out.effects).mean().item()
         assert row["difference"] == pytest.approx(measured)
-        assert row["low"] <= measured <= row["high"]
+        assert row["difference_low"] <= measured <= row["difference_high"]
         # Of four sets of one size, two are the same.
         assert re.search(r"Of 5 differences between sets of one size there, \d are signif", text)
         low, high = result.held_out_interval

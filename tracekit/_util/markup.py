@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from html import escape
 from math import isinf, isnan
 from typing import Any
@@ -38,3 +39,13 @@ def interval_text(low: float, high: float) -> str:
     if isnan(low):
         return "too few independent examples for an interval"
     return "unbounded" if isinf(low) and isinf(high) else f"{low:.3g} to {high:.3g}"
+
+
+def number_text(row: Any, name: str, form: str = ".3g") -> str:
+    """A number of a row with its interval, as `0.31 (0.2 to 0.4)`."""
+    return f"{row[name]:{form}} ({interval_text(row[f'{name}_low'], row[f'{name}_high'])})"
+
+
+def with_ends(name: str, value: Any, ends: Iterable[Any]) -> dict[str, Any]:
+    """A number of a row, or a column, and the ends of its interval: `NAME_low`, `NAME_high`."""
+    return dict(zip((name, f"{name}_low", f"{name}_high"), (value, *ends), strict=True))

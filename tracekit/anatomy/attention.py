@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.markup import interval_text, printable
+from tracekit._util.markup import interval_text, printable, with_ends
 from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.pair import PromptPair
@@ -103,9 +103,8 @@ class Attention(OfMembers, Tabular):
         for name, rows in zip(("clean", "counterfactual"), of_runs, strict=True):
             if rows is not None:
                 rows = rows.double().reshape(-1, rows.shape[-1])
-                low, high = row_intervals(rows, **self.over).T.tolist()
-                columns |= {name: rows.mean(1).tolist()}
-                columns |= {f"{name}_low": low, f"{name}_high": high}
+                ends = row_intervals(rows, **self.over).T.tolist()
+                columns |= with_ends(name, rows.mean(1).tolist(), ends)
         return pd.DataFrame(columns)
 
     def figure(self) -> go.Figure:

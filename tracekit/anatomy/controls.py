@@ -16,13 +16,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util import progress
-from tracekit._util.markup import interval_text, printable
+from tracekit._util.markup import interval_text, printable, with_ends
 from tracekit._util.options import check_seed, is_whole, shortened
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.errors import ComponentError, ConfigError
 from tracekit.results.display import Tabular
+from tracekit.results.evaluation import PlannedSets, both_ways
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.pareto_statistics import LIKE, control_sets
 from tracekit.results.traced import Traced
@@ -76,12 +77,8 @@ class Controls(Tabular):
                         "random_sets": form,
                         "draws": len(values),
                         "quantity": name,
-                        "value": own[name],
-                        "value_low": own[f"{name}_low"],
-                        "value_high": own[f"{name}_high"],
-                        "control": values.mean().item(),
-                        "control_low": values.min().item(),
-                        "control_high": values.max().item(),
+                        **with_ends("value", own[name], (own[f"{name}_low"], own[f"{name}_high"])),
+                        **with_ends("control", values.mean().item(), values.aminmax()),
                         "p": (1 + hits) / (1 + len(values)) if self.is_tested else float("nan"),
                     }
                 )
@@ -100,7 +97,7 @@ class Controls(Tabular):
             p = f", p = {row['p']:.2g}" if row["p"] == row["p"] else ""
             lines.append(
                 f"{row['draws']} random sets of the same {row['random_sets']}, {row['quantity']}: "
-                f"{row['control']:.3g} ({ends}){p}"
+                f"{row['control']:.3g} (least to greatest: {ends}){p}"
             )
         return printable("\n".join(lines))
 
@@ -128,19 +125,11 @@ def controls(
         MaskError, ComponentError: About the set.
         MetricError: All components together have no effect.
     """
-    check_seed(seed)
-    if not is_whole(draws) or draws < 1:
-        raise ConfigError(f"draws is {shortened(draws)}. Give a whole number of sets, 1 or more.")
-    engine, chosen = traced.fresh, members_of(members, traced.registry)
-    n = len(engine.registry)
-    if not 0 < len(chosen) < n:
-        raise ComponentError(
-            f"{len(chosen)} of {n} components have no random sets beside them. Give some of them."
-        )
+    engine, parts = traced.fresh, planned_controls(traced, members, draws=draws, seed=seed)
     require_full_effect(engine, 1 if engine.full_effects.mean() > 0 else -1)
-    before, generator = engine.cost, torch.Generator().manual_seed(seed)
-    drawn = {like: control_sets(engine.registry, chosen, draws, generator, like) for like in LIKE}
-    sets = [chosen, *(each for of_form in drawn.values() for each in of_form)]
+    before, counts = engine.cost, [len(both) // 2 for _, both in parts]
+    sets = [each for (_, both), n in zip(parts, counts, strict=True) for each in both[:n]]
+    chosen, n = sets[0], len(engine.registry)
     with progress.run("controls", None, engine.n_examples, shown=engine.config.progress):
         effects = engine.set_effects(sets, "controls")
         others = engine.set_effects([complement_of(each, n) for each in sets], "complements")
@@ -150,7 +139,7 @@ def controls(
         faithful, complete = effects, others
     shares = torch.stack([faithful.mean(1), complete.mean(1)]) / full.mean()
     of_sets = torch.cat([effects.mean(1)[None], shares])[:, 1:]
-    parts = of_sets.split([len(of_form) for of_form in drawn.values()], dim=1)
+    drawn = of_sets.split(counts[1:], dim=1)
     said: dict[str, Any] = {"metric": engine.metric.name, "direction": traced.direction}
     which = "searched" if traced.found_on(members) else "all"
     which = "held-out" if traced.held_out else which
@@ -159,9 +148,26 @@ def controls(
         own=Faithfulness.of(
             effects[:1], others[:1], full, sizes=[len(chosen)], n_components=n, **data.over, **said
         ),
-        random={like: part for like, part in zip(drawn, parts, strict=True) if part.shape[1]},
+        random={like: part for like, part in zip(LIKE, drawn, strict=True) if part.shape[1]},
         is_tested=traced.selected_on(members) != data.fingerprint,
         examples=f"{which} examples, n = {data.n_distinct}",
         metric=engine.metric.name,
         cost=engine.cost - before,
     )
+
+
+def planned_controls(
+    traced: Traced, members: ComponentsLike, *, draws: int = 40, seed: int = 0
+) -> PlannedSets:
+    """What `controls` patches: the set, and random sets of each form, with their complements."""
+    check_seed(seed)
+    if not is_whole(draws) or draws < 1:
+        raise ConfigError(f"draws is {shortened(draws)}. Give a whole number of sets, 1 or more.")
+    chosen, n = members_of(members, traced.registry), len(traced.registry)
+    if not 0 < len(chosen) < n:
+        raise ComponentError(
+            f"{len(chosen)} of {n} components have no random sets beside them. Give some of them."
+        )
+    generator, registry = torch.Generator().manual_seed(seed), traced.registry
+    drawn = [control_sets(registry, chosen, draws, generator, like) for like in LIKE]
+    return [(traced.fresh, both_ways(sets, n)) for sets in ([chosen], *drawn)]

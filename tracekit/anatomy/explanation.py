@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from math import comb
+from math import comb, nan
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util import progress
-from tracekit._util.markup import interval_text, printable
+from tracekit._util.markup import number_text, printable, with_ends
 from tracekit._util.options import check_seed, shortened
 from tracekit.anatomy.replacements import (
     MeasuredOutsider,
@@ -38,7 +38,6 @@ from tracekit.results.significance import (
     RESOLUTION,
     PValues,
     p_values,
-    said_of_few,
     without_rounding,
 )
 from tracekit.results.traced import Traced
@@ -277,9 +276,8 @@ class Explanation(OfMembers):
     ) -> dict[str, float]:
         """A mean of a sum of effects less others, and its interval."""
         if values is None:
-            return dict.fromkeys((name, f"{name}_low", f"{name}_high"), float("nan"))
-        low, high = self._interval(values, n_added, n_subtracted)
-        return {name: values.mean().item(), f"{name}_low": low, f"{name}_high": high}
+            return with_ends(name, nan, (nan, nan))
+        return with_ends(name, values.mean().item(), self._interval(values, n_added, n_subtracted))
 
     def _interval(
         self, values: Effects, n_added: int = 1, n_subtracted: int = 1
@@ -323,10 +321,10 @@ class Explanation(OfMembers):
         added = self.additivity
         lines = [
             f"{len(self.members)} components of {self.model} on {self.dataset}: "
-            f"{_number(added, 'effect')}, {self.axis_label}, {self.examples}. Brackets: 95 % "
+            f"{number_text(added, 'effect')}, {self.axis_label}, {self.examples}. Brackets: 95 % "
             "intervals.",
-            f"Alone they sum to {_number(added, 'sum_of_singles')}; interaction brings "
-            f"{_number(added, 'interaction')}.",
+            f"Alone they sum to {number_text(added, 'sum_of_singles')}; interaction brings "
+            f"{number_text(added, 'interaction')}.",
         ]
         orders = self.shapley.n_orders
         how = "all subsets" if orders is None else f"{orders} orders"
@@ -354,13 +352,7 @@ class Explanation(OfMembers):
             f"each by itself, {self.context_text} ({how})"
             f"{': ' if pairs else ''}{', '.join(pairs[:_NAMED])}."
         )
-        if not self.is_tested:
-            lines.append(
-                "There is no p on the examples that the set was selected on: give the tracer "
-                "held_out examples."
-            )
-        elif said_of_few(self.n_independent):
-            lines.append(said_of_few(self.n_independent))
+        lines += self.said_of_p
         if self.backups is not None:
             columns = ["backup", "component", "rise"]
             backups, how = self.backups, "interval above 0, on the examples that proposed them"
@@ -414,10 +406,6 @@ _VERDICTS = {
     _LEFT_OUT: "Can be left out together, as the set without them does as much",
     "works against": "Work against the others",
 }
-
-
-def _number(values: Any, name: str) -> str:
-    return f"{values[name]:.3g} ({interval_text(values[f'{name}_low'], values[f'{name}_high'])})"
 
 
 def explain(

@@ -23,7 +23,7 @@ def member_waterfall(why: Any) -> go.Figure:
         _members(why.table),
         value_title=why.axis_label,
         title=data_and_model(why.dataset, why.model),
-        subtitle="Shapley values, with 95 % intervals over examples",
+        subtitle=f"Shapley values, with 95 % intervals; {why.examples}",
     )
 
 
@@ -92,7 +92,7 @@ def member_network(why: Any) -> go.Figure:
         [component.layer for component in why.components],
         edges,
         title=data_and_model(why.dataset, why.model),
-        subtitle="area: Shapley value; lines: interaction"
+        subtitle=f"area: Shapley value; lines: interaction; {why.examples}"
         + ("" if joined else " (no interval leaves out 0)"),
     )
 
@@ -141,7 +141,7 @@ def path_figure(paths: Any) -> go.Figure:
             for row in drawn
         ],
         title=data_and_model(paths.dataset, paths.model),
-        subtitle=f"{count} paths whose interval leaves out 0"
+        subtitle=f"{count} paths whose interval leaves out 0, {paths.examples}"
         + ("; open: p \u2265 .05" if paths.is_tested else ""),
     )
 

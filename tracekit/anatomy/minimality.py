@@ -2,10 +2,8 @@
 
 The loss of a member is the faithfulness of the set less that of the set without it. Members that
 lose nothing may stand in for each other, so they are dropped one after another, the one with the
-least loss first, and each only if the set without it stays as faithful. The examples that the set
-was selected on decide; losses, and the faithfulness of what is left, are measured on the held-out
-ones, if the tracer has some, and a member whose loss there is clearly above 0 (its 95 % interval
-is) is not dropped. Of a set that nobody selected, all examples decide and are measured.
+least loss first, and each only if the set without it stays as faithful. `minimality` says which
+examples decide, and which ones losses are of.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.markup import interval_text, printable
+from tracekit._util.markup import number_text, printable, with_ends
 from tracekit._util.options import shortened
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.components.masks import complement_of
@@ -29,6 +27,7 @@ from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import Effects
 from tracekit.results.display import Tabular
+from tracekit.results.evaluation import PlannedSets
 from tracekit.results.intervals import ratio_interval
 from tracekit.results.traced import Traced
 from tracekit.search.targets import require_full_effect
@@ -79,9 +78,7 @@ class Minimality(Tabular):
         frame = pd.DataFrame(
             {
                 "component": self.labels,
-                "loss": self.losses,
-                "loss_low": [low for low, _ in self.loss_intervals],
-                "loss_high": [high for _, high in self.loss_intervals],
+                **with_ends("loss", self.losses, zip(*self.loss_intervals, strict=True)),
                 "stays": [label not in self.dropped for label in self.labels],
             }
         )
@@ -90,9 +87,7 @@ class Minimality(Tabular):
     def __repr__(self) -> str:
         rows = self.to_frame().to_dict("records")
         lines = [
-            f"  {row['component']}: {row['loss']:.3g} "
-            f"({interval_text(row['loss_low'], row['loss_high'])})"
-            + ("" if row["stays"] else ", dropped")
+            f"  {row['component']}: {number_text(row, 'loss')}{', dropped' * (not row['stays'])}"
             for row in rows
         ]
         title = (
@@ -107,7 +102,7 @@ def minimality(traced: Traced, members: ComponentsLike, *, tolerance: float = 0.
     """What the faithfulness of a set loses without each member, and which members are idle.
 
     The examples that the set was selected on decide who is dropped, and the held-out ones, if the
-    tracer has some, say what each is worth: a member whose loss on these is clearly above 0 stays.
+    tracer has some, say what each is worth: a member whose 95 % interval there is above 0 stays.
     Of a set that no search selected, all examples decide. `tracer.as_result(minimality)` is the set
     that is left, measured again.
 
@@ -124,26 +119,18 @@ def minimality(traced: Traced, members: ComponentsLike, *, tolerance: float = 0.
     is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
     if not is_number or not 0 <= tolerance < 1:
         raise ConfigError(f"The tolerance is {shortened(tolerance)}. It must lie in [0, 1).")
-    is_selected = traced.found_on(members) is not None
-    own, fresh = _Examples([traced.own], "searched"), _Examples([traced.fresh], "held-out")
-    if traced.held_out is None:
-        fresh = own = _Examples([traced.own], "searched" if is_selected else "all")
-    elif not is_selected:
-        fresh = own = _Examples([traced.own, traced.held_out], "all")
+    own, fresh, (chosen, *without) = _laid_out(traced, members)
+    label = traced.registry.label
     engines = {id(engine): engine for engine in (*own.engines, *fresh.engines)}.values()
     for engine in engines:
         require_full_effect(engine)
     before = [engine.cost for engine in engines]
-    chosen, label = members_of(members, traced.registry), traced.registry.label
-    if not chosen:
-        raise ComponentError("An empty set has no idle members. Give at least one component.")
-    without = [tuple(i for i in chosen if i != member) for member in chosen]
     alone = fresh.alone([chosen, *without])
     differences = alone[0] - alone[1:]
     intervals = [ratio_interval(row, fresh.full, clusters=fresh.clusters) for row in differences]
     missed = {member for member, (low, _) in zip(chosen, intervals, strict=True) if low > 0}
     staying, dropped = _reduced(own, chosen, without, missed, tolerance)
-    if is_selected:
+    if own.kind != "all":
         traced.sets.selected.add(staying)
     work = [engine.cost - earlier for engine, earlier in zip(engines, before, strict=True)]
     return Minimality(
@@ -160,6 +147,30 @@ def minimality(traced: Traced, members: ComponentsLike, *, tolerance: float = 0.
         examples=fresh.described,
         cost=sum(work, Cost()),
     )
+
+
+def planned_minimality(traced: Traced, members: ComponentsLike) -> PlannedSets:
+    """What `minimality` patches, at most: all members but one are tried without each other."""
+    own, fresh, sets = _laid_out(traced, members)
+    # Sets without several members are unknown yet; those without one stand for them.
+    of_own, of_fresh = [*sets, *sets[2:]], [*sets, sets[0]]
+    parts = [(each, of_own) for each in own.engines] + [(each, of_fresh) for each in fresh.engines]
+    return [(engine, _patched(engine, each)) for engine, each in parts]
+
+
+def _laid_out(
+    traced: Traced, members: ComponentsLike
+) -> tuple[_Examples, _Examples, list[ComponentSet]]:
+    """Examples that decide and that are measured; the set, and the set without each member."""
+    chosen, is_selected = members_of(members, traced.registry), traced.found_on(members) is not None
+    if not chosen:
+        raise ComponentError("An empty set has no idle members. Give at least one component.")
+    sets = [chosen, *(tuple(i for i in chosen if i != member) for member in chosen)]
+    if traced.held_out is not None and is_selected:
+        return _Examples([traced.own], "searched"), _Examples([traced.held_out], "held-out"), sets
+    both = [traced.own, *filter(None, [traced.held_out])]
+    examples = _Examples(both, "searched" if is_selected else "all")
+    return examples, examples, sets
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +204,9 @@ class _Examples:
 
     def alone(self, sets: Sequence[ComponentSet]) -> Float[Tensor, "set example"]:
         """What each set does by itself: the full effect less that of its complement (noising)."""
-        return torch.cat([_alone(engine, sets) for engine in self.engines], dim=1)
+        parts = [each.set_effects(_patched(each, sets), "minimality") for each in self.engines]
+        effects = torch.cat(parts, dim=1)
+        return effects if self.engines[0].metric.direction == "denoising" else self.full - effects
 
     def share(self, effects: Effects) -> float:
         """A mean effect over that of all components."""
@@ -227,9 +240,8 @@ def _reduced(
     return staying, dropped
 
 
-def _alone(engine: Engine, sets: Sequence[ComponentSet]) -> Float[Tensor, "set example"]:
-    """What each set does by itself: the full effect less that of its complement (noising)."""
+def _patched(engine: Engine, sets: Sequence[ComponentSet]) -> list[ComponentSet]:
+    """What is patched to see what each set does alone: all others in noising."""
     if engine.metric.direction == "denoising":
-        return engine.set_effects(sets, "minimality")
-    others = [complement_of(members, engine.n_components) for members in sets]
-    return engine.full_effects - engine.set_effects(others, "minimality")
+        return [*sets]
+    return [complement_of(members, engine.n_components) for members in sets]

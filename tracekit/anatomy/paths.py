@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.markup import interval_text, printable
+from tracekit._util.markup import number_text, printable
 from tracekit._util.options import shortened
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.path_effects import PathRow, PathRuns, place_of
@@ -24,7 +23,6 @@ from tracekit.results.significance import (
     RESOLUTION,
     PValues,
     p_values,
-    said_of_few,
     without_rounding,
 )
 from tracekit.results.traced import Traced
@@ -144,33 +142,20 @@ class Paths(OfMembers, Tabular):
         ]
         for row in apart.head(_NAMED).to_dict("records"):
             name = row["strongest"]
-            by = f"; by its {name} alone {_with_interval(row, name)}" if name else ""
-            effect = _with_interval(row, "effect")
+            by = f"; by its {name} alone {number_text(row, name, '+.3g')}" if name else ""
+            effect = number_text(row, "effect", "+.3g")
             lines.append(f"{row['sender']} \u2192 {row['receiver']}: {effect}{by}.")
         if not self.has_embedding:
             lines.append(
                 f"The embedding is no sender: the source {self.source!r} is no run of the model."
             )
-        if not self.is_tested:
-            lines.append(
-                "There is no p on the examples that the set was selected on: give the tracer "
-                "held_out examples."
-            )
-        else:
-            lines += filter(None, [said_of_few(self.n_independent)])
-        return printable("\n".join(lines))
+        return printable("\n".join([*lines, *self.said_of_p]))
 
     def __repr__(self) -> str:
         return printable(
             f"Paths({len(self.table)} among {len(self.members)} components of {self.model} on "
             f"{self.dataset})"
         )
-
-
-def _with_interval(row: Mapping[str, Any], column: str) -> str:
-    """A number of a row of the table, with its interval."""
-    interval = interval_text(row[f"{column}_low"], row[f"{column}_high"])
-    return f"{row[column]:+.3g} ({interval})"
 
 
 def paths(traced: Traced, members: ComponentsLike, *, by_input: bool = True) -> Paths:

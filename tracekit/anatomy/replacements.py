@@ -121,8 +121,10 @@ def measured_outsiders(
 
 def n_sets_of_outsiders(n_members: int, n_components: int) -> int:
     """Sets that `measured_outsiders` measures at most, after a gradient a member and one."""
-    proposed = min(2 * _PROPOSED, n_components - n_members)
-    return 1 + n_members * (1 + 2 * proposed) if proposed else 0
+    outside = n_components - n_members
+    instead = n_members * min(2 * _PROPOSED, outside)
+    # An outsider joins the whole set once, whoever it was proposed for.
+    return 1 + n_members + instead + min(instead, outside) if outside else 0
 
 
 def _first(outside: Sequence[int], scores: Mask) -> list[int]:

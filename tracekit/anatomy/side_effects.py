@@ -32,7 +32,7 @@ from torch import Tensor
 
 from tracekit._util import progress
 from tracekit._util.clusters import Over, by_cluster, n_text
-from tracekit._util.markup import interval_text, printable
+from tracekit._util.markup import number_text, printable, with_ends
 from tracekit._util.names import MetricName
 from tracekit._util.options import check_seed, is_whole, shortened
 from tracekit.components import ComponentSet
@@ -44,6 +44,7 @@ from tracekit.engine.setup import BoundSetup
 from tracekit.errors import ConfigError, PairsError
 from tracekit.metrics import Bounds, Effects, Metric, MetricFunction, bounds_of
 from tracekit.results.display import Tabular
+from tracekit.results.evaluation import PlannedSets
 from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval
 from tracekit.results.of_set import OfSet, positions_of
 from tracekit.results.on_examples import examples_said
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
+Others = Mapping[str, PromptPairs | tuple[PromptPairs, MetricName | Metric | MetricFunction]]
+"""Other data by name, each with a metric if it is another."""
 TARGET = "target"
 """Name of the data and metric that a set was chosen for."""
 _RESAMPLES = 2000
@@ -210,36 +213,28 @@ class SideEffects(OfSet, Tabular):
 
     def _row(self, each: EffectOn) -> dict[str, Any]:
         over = Over(weights=each.weights, clusters=each.clusters)
-        low, high = effect_interval(each.effects, bounds=bounds_of(each.metric), **over)
+        interval = effect_interval(each.effects, bounds=bounds_of(each.metric), **over)
         sizes, bounds = (each.effects.abs(), each.full_effects.abs()), Bounds(low=0.0)
         of_strength = ratio_interval(*sizes, clusters=each.clusters, bounds=bounds)
-        controls, nan = each.control_strengths, float("nan")
-        has_controls = len(controls) > 0
-        row: dict[str, Any] = {
+        controls, nan = each.control_strengths.tolist(), float("nan")
+        mean, ends = nan, (nan, nan)
+        if controls:
+            mean, ends = each.control_strengths.mean().item(), (min(controls), max(controls))
+        selectivity, ends_of_it, control = nan, (nan, nan), nan
+        if each is not self.target:
+            selectivity = self.selectivity(each.name)
+            ends_of_it = self.selectivity_interval(each.name)
+            control = self.control_selectivity(each.name).nanmedian().item()
+        return {
             "name": each.name,
             "dataset": each.dataset,
             "metric": each.metric,
             "examples": len(each.effects),
-            "effect": each.effects.mean().item(),
-            "effect_low": low,
-            "effect_high": high,
-            "strength": each.strength,
-            "strength_low": of_strength[0],
-            "strength_high": of_strength[1],
-            "control": controls.mean().item() if has_controls else nan,
-            "control_low": controls.min().item() if has_controls else nan,
-            "control_high": controls.max().item() if has_controls else nan,
+            **with_ends("effect", each.effects.mean().item(), interval),
+            **with_ends("strength", each.strength, of_strength),
+            **with_ends("control", mean, ends),
             "p": nan if each.dataset_fingerprint == self.selected_on else each.p,
-        }
-        selectivity, low, high, control = nan, nan, nan, nan
-        if each is not self.target:
-            selectivity = self.selectivity(each.name)
-            low, high = self.selectivity_interval(each.name)
-            control = self.control_selectivity(each.name).nanmedian().item()
-        return row | {
-            "selectivity": selectivity,
-            "selectivity_low": low,
-            "selectivity_high": high,
+            **with_ends("selectivity", selectivity, ends_of_it),
             "control_selectivity": control,
         }
 
@@ -264,27 +259,26 @@ class SideEffects(OfSet, Tabular):
             self.table.to_dict("records"), (self.target, *self.others), strict=True
         ):
             where = f"{row['name']} ({row['metric']} on {row['dataset']})"
-            line = f"{where}: strength {_number(row, 'strength')}"
+            line = f"{where}: strength {number_text(row, 'strength')}"
             if row["control"] == row["control"]:
-                line += (
-                    f", random sets {row['control']:.3g} ({row['control_low']:.3g} to "
-                    f"{row['control_high']:.3g})"
-                )
-                n = n_text(len(each.effects), each.clusters)
+                line += f", random sets {number_text(row, 'control')}"
                 line += f", p = {row['p']:.2g}" if row["p"] == row["p"] else ""
+                n = n_text(len(each.effects), each.clusters)
                 line += f", {examples_said(self.selected_on, each.dataset_fingerprint, n)}"
             if row["selectivity"] == row["selectivity"]:
-                line += f"; selectivity {_number(row, 'selectivity')}"
+                line += f"; selectivity {number_text(row, 'selectivity')}"
             if row["control_selectivity"] == row["control_selectivity"]:
                 line += f", of random sets {row['control_selectivity']:.3g}"
             lines.append(f"{line}.")
         n_drawn = len(self.target.controls)
         if n_drawn:
             lines.append(
-                f"Random sets: {n_drawn} of {self.n_controls:.4g} others of these layers; they "
-                f"share {100 * self.control_overlap:.0f} % of the members on average."
+                f"Random sets, in brackets the least and greatest: {n_drawn} of "
+                f"{self.n_controls:.4g} others of these layers; they share "
+                f"{100 * self.control_overlap:.0f} % of the members on average."
             )
-        lines.append("Strength: mean absolute effect, as a share of that of all components.")
+        strength = "Strength: mean absolute effect, as a share of that of all components."
+        lines.append(f"{strength} Brackets: 95 % intervals.")
         return printable("\n".join(lines))
 
     def __repr__(self) -> str:
@@ -317,14 +311,10 @@ def _resampled(each: EffectOn, seed: int) -> Float[Tensor, " resample"]:
     return torch.cat(parts)
 
 
-def _number(values: Mapping[Any, Any], name: str) -> str:
-    return f"{values[name]:.3g} ({interval_text(values[f'{name}_low'], values[f'{name}_high'])})"
-
-
 def side_effects(
     traced: Traced,
     members: ComponentsLike,
-    others: Mapping[str, PromptPairs | tuple[PromptPairs, MetricName | Metric | MetricFunction]],
+    others: Others,
     *,
     draws: int = 20,
     seed: int = 0,
@@ -358,15 +348,9 @@ def side_effects(
             model or the components.
         MaskError, ComponentError: About the set.
     """
-    check_seed(seed)
-    target, chosen = traced.fresh, members_of(members, traced.registry)
-    engines = {TARGET: target, **_engines_of(traced.bound, others)}
-    if not is_whole(draws) or draws < 0:
-        raise ConfigError(f"draws is {draws!r}. Give a whole number of random sets, 0 or more.")
-    if not chosen:
-        raise PairsError("An empty set has no side effects. Give at least one component.")
-    generator = torch.Generator().manual_seed(seed)
-    controls = control_sets(target.registry, chosen, draws, generator)
+    parts = planned_side_effects(traced, members, others, draws=draws, seed=seed)
+    engines = dict(zip([TARGET, *others], [engine for engine, _ in parts], strict=True))
+    target, (chosen, *controls) = parts[0]
     before = {name: engine.cost for name, engine in engines.items()}
     n, shown = target.n_examples, target.config.progress
     with progress.run("side effects", None, n, shown=shown):
@@ -384,6 +368,23 @@ def side_effects(
         cost=sum(costs, Cost()),
         **traced.names,
     )
+
+
+def planned_side_effects(
+    traced: Traced, members: ComponentsLike, others: Others, *, draws: int = 20, seed: int = 0
+) -> PlannedSets:
+    """What `side_effects` patches: a set and random sets; of other data all components, too."""
+    check_seed(seed)
+    chosen, registry = members_of(members, traced.registry), traced.registry
+    engines = _engines_of(traced.bound, others)
+    if not is_whole(draws) or draws < 0:
+        raise ConfigError(f"draws is {draws!r}. Give a whole number of random sets, 0 or more.")
+    if not chosen:
+        raise PairsError("An empty set has no side effects. Give at least one component.")
+    generator = torch.Generator().manual_seed(seed)
+    sets = [chosen, *control_sets(registry, chosen, draws, generator)]
+    of_others = [*sets, tuple(range(len(registry)))]
+    return [(traced.fresh, sets), *((engine, of_others) for engine in engines.values())]
 
 
 def _engines_of(bound: BoundSetup, others: Any) -> dict[str, Engine]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracekit._util.markup import interval_text
+from tracekit._util.markup import interval_text, number_text
 from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import OPTIONS, WHAT, Given, takes
@@ -177,14 +177,13 @@ def _trace_real(output: Path, seed: int, progress: bool | None) -> Path:
         curves[method] = tracer.run(method, budgets=list(_REAL_BUDGETS), seed=seed)
         save(curves[method], output)
     joint, ranked = (curves[name].at(_REAL_BUDGETS[0]) for name in ("local-search", "top-k"))
-    gain = tk.compare([joint, ranked]).differences().iloc[0]
+    gain = number_text(tk.compare([joint, ranked]).differences().iloc[0], "difference")
     console.print(
         f"{joint.n_selected} of {len(tracer.registry)} heads ({', '.join(joint.labels)}) change "
         f"the log-odds of the pronoun by {joint.effect:.2f} of {tracer.full_effect:.2f}, and by "
         f"{joint.held_out_effect:.2f} on {len(fresh)} examples that no search saw. Top-k takes "
         f"{', '.join(ranked.labels)}: {ranked.effect:.2f} and {ranked.held_out_effect:.2f}. On "
-        f"these examples joint search has {gain.difference:.2f} more (95 % interval {gain.low:.2f} "
-        f"to {gain.high:.2f}).",
+        f"these examples joint search has more by {gain}, a 95 % interval.",
         style="bold",
         highlight=False,
     )

@@ -355,8 +355,10 @@ class Tally:
         return described
 
     def __str__(self) -> str:
-        failed = f", {self._counts['failed']} failed" if self._counts["failed"] else ""
-        return f"Ran {self._counts['ran']} of {sum(self._counts.values())}{failed}"
+        counts = self._counts
+        said = f", {counts['failed']} failed" if counts["failed"] else ""
+        said += f", {counts['kept']} were there" if counts["kept"] else ""
+        return f"Ran {counts['ran']} of {sum(counts.values())}{said}."
 
 
 def print_checks(checked: PairsCheck, *, is_short: bool = False) -> None:
@@ -385,10 +387,10 @@ def print_estimates(estimates: Iterable[Estimate]) -> None:
         console.print(f"{each.method}: {each.total}", highlight=False)
     memory = max((each.memory for each in listed if each.memory is not None), default=None)
     held = "" if memory is None else f"; {memory / 2**20:.0f} MiB of memory"
-    seconds = sum(each.seconds for each in listed)
-    console.print(
-        f"In all about {duration(seconds)}{held}. Nothing was run or written.", highlight=False
-    )
+    most = "" if all(each.is_exact for each in listed) else "at most "
+    seconds = duration(sum(each.seconds for each in listed))
+    said = f"In all {most}about {seconds}{held}. Nothing was run or written."
+    console.print(said, highlight=False)
 
 
 def print_results(results: Sequence[TraceResult], *, is_full: bool = True) -> None:
@@ -402,8 +404,8 @@ def print_results(results: Sequence[TraceResult], *, is_full: bool = True) -> No
     by_setup: dict[str, list[TraceResult]] = {}
     for result in results:
         setup = result.setup
-        parts = [result.model, examples_text(result)]
-        parts += [result.registry.describe(), str(setup.positions), setup.metric]
+        parts = [result.model, examples_text(result), result.registry.describe()]
+        parts += [str(setup.positions), f"{setup.metric}: {result.axis_label}"]
         parts += [] if setup.continuation_mean == "geometric" else [setup.continuation_mean]
         parts += [] if setup.source == "counterfactual" else [f"source {setup.source}"]
         parts += [] if setup.direction == "noising" else [setup.direction]

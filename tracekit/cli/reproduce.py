@@ -123,7 +123,7 @@ def reproduce(
         for reason in reasons(tally.failures):
             console.print(f"Skipped: {reason}", highlight=False)
     kept = "Tables, figures and runs are" if part is None else "Runs are"
-    console.print(f"{tally}; the rest were cached. {kept} in {output}/.", highlight=False)
+    console.print(f"{tally} {kept} in {output}/.", highlight=False)
     if tally.failures and setting.models:
         raise typer.Exit(1)
 

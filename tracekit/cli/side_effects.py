@@ -16,7 +16,7 @@ from tracekit.cli.options import (
     Given,
     takes,
 )
-from tracekit.cli.output import console, recorded, write_figures
+from tracekit.cli.output import console, print_estimates, recorded, write_figures
 from tracekit.cli.parsing import parse_values
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild
 from tracekit.errors import ConfigError
@@ -24,7 +24,7 @@ from tracekit.errors import ConfigError
 
 @app.command("side-effects")
 @takes(
-    *(*REBUILT, "seed", "quiet"),
+    *(*REBUILT, "seed", "dry_run", "quiet"),
     **OF_RUN,
     other=WHAT.settings(
         f"Other data as NAME=DATASET or NAME=FILE (.csv, .jsonl){SEVERAL}", default=REQUIRED
@@ -52,6 +52,9 @@ def side_effects(given: Given, run: Run) -> None:
     for name, source in named.items():
         pairs = tk.load_dataset(source, tracer.model)[:limit]
         others[name] = (pairs, metrics[name]) if name in metrics else pairs
+    if given["dry_run"]:
+        print_estimates([tracer.estimate_side_effects(result, others, draws=given["draws"])])
+        return
     side = tracer.side_effects(result, others, draws=given["draws"], seed=given["seed"])
     side.save(run)
     console.print(f"{side}", highlight=False, soft_wrap=True)

@@ -75,7 +75,7 @@ def _print(swept: Runs, folder: Path, tally: Tally, *, has_table: bool) -> None:
         print_table("runs", table, shown, n_names=n_names)
     written = f"The table of all runs is {folder / 'runs.csv'}." if has_table else ""
     console.print(
-        f"{tally}; the rest were there. Runs are in {folder / 'runs'}/. {written}".rstrip(),
+        f"{tally} Runs are in {folder / 'runs'}/. {written}".rstrip(),
         highlight=False,
         soft_wrap=True,
     )

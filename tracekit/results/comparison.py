@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tracekit._util.markup import printable
+from tracekit._util.markup import printable, with_ends
 from tracekit._util.options import guided
 from tracekit._util.table import Column, Table, latex_text
 from tracekit.errors import ComparisonError, NoResultError
@@ -18,7 +18,7 @@ from tracekit.metrics import bounds_of
 from tracekit.results.display import card, line, table_html
 from tracekit.results.intervals import row_intervals
 from tracekit.results.pareto_statistics import jaccard
-from tracekit.results.result import TraceResult
+from tracekit.results.result import Results, TraceResult
 from tracekit.results.significance import p_values, without_rounding
 from tracekit.results.tables import (
     check_comparable,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison(Sequence[TraceResult]):
+class Comparison(Results):
     """Results that answer the same question, on the same examples or others; see `compare`."""
 
     results: tuple[TraceResult, ...]
@@ -45,12 +45,6 @@ class Comparison(Sequence[TraceResult]):
     """Name of each result in figures and tables."""
     any_dtype: bool = False
     """Whether one model may be loaded in several types."""
-
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def __getitem__(self, item: Any) -> Any:
-        return self.results[item]
 
     @guided
     def heatmap(self, *, color: Color = "selected") -> go.Figure:
@@ -145,9 +139,9 @@ class Comparison(Sequence[TraceResult]):
 
         Returns:
             A pandas DataFrame with the columns `first` and `second` (labels), `difference` (of the
-            mean held-out effects) with its 95 % interval `low` and `high`; `p`, `q` and `p_family`,
-            corrected for all pairs (`tracekit.results.significance`); and `significant`, whether
-            the last is below 0.05.
+            mean held-out effects) with its 95 % interval `difference_low` and `difference_high`;
+            `p`, `q` and `p_family`, corrected for all pairs (`tracekit.results.significance`); and
+            `significant`, whether the last is below 0.05.
 
         Raises:
             NoResultError: There is one result, or one without held-out effects.
@@ -176,16 +170,14 @@ class Comparison(Sequence[TraceResult]):
             {
                 "first": [self.labels[i] for i, _ in pairs],
                 "second": [self.labels[j] for _, j in pairs],
-                "difference": rows.mean(1).tolist(),
-                "low": ends[:, 0].tolist(),
-                "high": ends[:, 1].tolist(),
+                **with_ends("difference", rows.mean(1).tolist(), ends.T.tolist()),
                 **tests.columns("family"),
             }
         )
 
     def to_markdown(self) -> str:
-        """The same columns as a Markdown table."""
-        return self._printed.markdown()
+        """The same columns as a Markdown table, and below it what they are."""
+        return f"{self._printed.markdown()}\n{self._said}. {legend(self.results)}\n"
 
     @property
     def _printed(self) -> Table:
@@ -224,7 +216,12 @@ class Comparison(Sequence[TraceResult]):
             f"{label} {result.effect:.4g}"
             for label, result in zip(self.labels, self.results, strict=True)
         )
-        return printable(f"Comparison({named})")
+        return printable(f"Comparison({self._said}: {named})")
+
+    @property
+    def _said(self) -> str:
+        n = " and ".join(dict.fromkeys(result.own.n_text for result in self.results))
+        return f"{self[0].axis_label} on {n} searched examples"
 
 
 def compare(

@@ -12,7 +12,7 @@ from tracekit._util.markup import printable
 from tracekit._util.options import shortened
 from tracekit.errors import BudgetError, TracekitError
 from tracekit.results.display import card, line, table_html
-from tracekit.results.result import TraceResult, load_run, save_run
+from tracekit.results.result import Results, TraceResult, load_run, save_run
 from tracekit.results.storage import load, save
 from tracekit.results.tables import effect_columns, legend, result_table
 
@@ -25,16 +25,10 @@ _RUN = "budget-"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TraceCurve(Sequence[TraceResult]):
+class TraceCurve(Results):
     """Results of one run at several budgets, ascending."""
 
     results: tuple[TraceResult, ...]
-
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def __getitem__(self, item: Any) -> Any:
-        return self.results[item]
 
     def __repr__(self) -> str:
         first = self.results[0]

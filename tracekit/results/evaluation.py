@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Literal, get_args, overload
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,7 @@ from tracekit._util.markup import interval_text
 from tracekit._util.options import as_path
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
-from tracekit.components.masks import Mask, complement_of
+from tracekit.components.masks import complement_of
 from tracekit.components.masks import ranking as ranked
 from tracekit.components.members import ComponentsLike, mask_of, members_of, scores_of
 from tracekit.engine.effects import metric_effects
@@ -35,6 +35,8 @@ from tracekit.results.traced import Traced
 if TYPE_CHECKING:
     import pandas as pd
 
+PlannedSets = list[tuple[Engine, list[ComponentSet]]]
+"""Sets that are patched, for each engine that measures some."""
 _ALIKE = 0.5
 """Share of the size of effects on single examples below which their mean is mixed."""
 
@@ -77,9 +79,9 @@ def evaluate(
             whose selected components are taken; labels (`"L5H3"`, `["L5H3", "L7H1"]`), layer
             and index (`(5, 3)`, `{5: [3]}`), components, or `"all"`.
         metrics: Instead of the tracer's metric, several, all measured in one pass; gives a
-            pandas DataFrame with a column per metric and the rows `effect`, `low` and `high`
-            (95 % interval), `full_effect` (all components) and `share` of it; the name of its
-            index says of which examples.
+            pandas DataFrame with a column per metric and the rows `effect`, `effect_low` and
+            `effect_high` (95 % interval), `full_effect` (all components) and `share` of it; the
+            name of its index says of which examples.
         per_example: Give one effect per example instead of their mean; times the example's
             weight, if examples have weights.
         held_out: Measure on the held-out examples (True) or on the searched ones (False). None:
@@ -124,9 +126,9 @@ def noising_and_denoising(traced: Traced, members: ComponentsLike) -> pd.DataFra
         members: A set or a mask, as in `evaluate`.
 
     Returns:
-        A pandas DataFrame with the rows `noising` and `denoising` and the columns `effect`, `low`
-        and `high` (95 % interval), `full_effect` (all components), `share` of it; of the held-out
-        examples, if the tracer has some. The name of the index says so.
+        A pandas DataFrame with the rows `noising` and `denoising` and the columns `effect`, with
+        its 95 % interval `effect_low` and `effect_high`, `full_effect` (all components), `share` of
+        it; of the held-out examples, if the tracer has some. The name of the index says so.
 
     Raises:
         PairsError: The source is no run of the model that denoising could start from.
@@ -204,37 +206,51 @@ def faithfulness(
     """
     first = members[0] if isinstance(members, (ParetoFront, TraceCurve)) else members
     found_on = traced.selected_on(first) if isinstance(first, TraceResult) else None
-    pairs = traced.fresh.pairs
+    pairs, whole = traced.fresh.pairs, getattr(members, "largest", None) == len(traced.registry)
+    ((engine, sets),) = planned_faithfulness(traced, members, ranking=ranking)
+    measured = measure_faithfulness(
+        engine,
+        sets[: len(sets) // 2],
+        shares=MIB_SHARES if ranking is not None or whole else (),
+        how=ranking or "sets",
+        method=getattr(first if ranking is None else members, "method", ""),
+    )
     examples = examples_said(found_on, pairs.fingerprint, n_text(len(pairs), pairs.clusters))
-    return replace(_measured(traced.fresh, members, ranking), examples=examples)
+    return replace(measured, examples=examples)
 
 
-def _measured(engine: Engine, given: Any, ranking: Ranking | None) -> Faithfulness:
-    registry, n = engine.registry, engine.n_components
+def planned_faithfulness(
+    traced: Traced,
+    members: ComponentsLike | ParetoFront | TraceCurve,
+    *,
+    ranking: Ranking | None = None,
+) -> PlannedSets:
+    """What `faithfulness` patches: sets, and after them the complement of each."""
+    registry, n = traced.registry, len(traced.registry)
     if ranking is not None:
         if ranking not in get_args(Ranking):
             raise ConfigError(f"Unknown ranking {ranking!r}. Use 'signed' or 'absolute'.")
-        sets = prefix_sets(scores_of(given, registry), ranking)
-        method = getattr(given, "method", "")
-        return measure_faithfulness(engine, sets, shares=MIB_SHARES, how=ranking, method=method)
-    if isinstance(given, ParetoFront) and given.largest == n:
+        scores = scores_of(members, registry)
+        order = ranked(scores if ranking == "signed" else scores.abs())
+        sets = [tuple(sorted(order[: int(share * n)])) for share in MIB_SHARES]
+    elif isinstance(members, ParetoFront) and members.largest == n:
         sets = [
-            members_of(given.at(int(share * n)), registry) if share * n >= given.sizes[0] else ()
+            members_of(members.at(int(share * n)), registry)
+            if share * n >= members.sizes[0]
+            else ()
             for share in MIB_SHARES
         ]
         # All components, of which no set of fewer may do better.
         sets[-1] = tuple(range(n))
-        return measure_faithfulness(engine, sets, shares=MIB_SHARES, method=given[0].method)
-    results = given if isinstance(given, (ParetoFront, TraceCurve)) else [given]
-    sets = [members_of(result, registry) for result in results]
-    return measure_faithfulness(engine, sets, method=getattr(results[0], "method", ""))
+    else:
+        several = members if isinstance(members, (ParetoFront, TraceCurve)) else [members]
+        sets = [members_of(each, registry) for each in several]
+    return [(traced.fresh, both_ways(sets, n))]
 
 
-def prefix_sets(scores: Mask, how: Ranking) -> list[ComponentSet]:
-    """Components with the highest scores or absolute scores, at each of the shares of MIB."""
-    order = ranked(scores if how == "signed" else scores.abs())
-    n = len(order)
-    return [tuple(sorted(order[: int(share * n)])) for share in MIB_SHARES]
+def both_ways(sets: Sequence[ComponentSet], n_components: int) -> list[ComponentSet]:
+    """Sets, and after them the complement of each."""
+    return [*sets, *(complement_of(members, n_components) for members in sets)]
 
 
 def measure_faithfulness(
@@ -250,8 +266,7 @@ def measure_faithfulness(
     `shares` says what each was made for, `how` they were made, `method` what found them.
     """
     _warn_of_whole(engine)
-    complements = [complement_of(members, engine.n_components) for members in sets]
-    effects = engine.set_effects([*sets, *complements], "faithfulness")
+    effects = engine.set_effects(both_ways(sets, engine.n_components), "faithfulness")
     return Faithfulness.of(
         effects[: len(sets)],
         effects[len(sets) :],

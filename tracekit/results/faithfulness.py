@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.markup import interval_text, printable
+from tracekit._util.markup import interval_text, number_text, printable
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.display import Tabular
@@ -258,11 +258,8 @@ class Faithfulness(Tabular):
         areas += f"; {self.examples}; 95 % intervals" if self.examples else ""
         lines = [f"Faithfulness of {source} by {self.metric}, {self.ranking}{areas}"]
         for row in self.table.to_dict("records"):
-            parts = [
-                f"{name} {row[name]:.3g} ({interval_text(row[f'{name}_low'], row[f'{name}_high'])})"
-                for name in ("faithfulness", "completeness")
-            ]
-            lines.append(f"  {row['size']} components: {', '.join(parts)}")
+            both = [f"{n} {number_text(row, n)}" for n in ("faithfulness", "completeness")]
+            lines.append(f"  {row['size']} components: {', '.join(both)}")
         return printable("\n".join(lines))
 
 

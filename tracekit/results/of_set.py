@@ -9,12 +9,12 @@ from typing import Any, ClassVar, TypeVar
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.clusters import Over, independent, n_text
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.results.display import text_html
-from tracekit.results.on_examples import examples_said
+from tracekit.results.on_examples import OverExamples, examples_said
+from tracekit.results.significance import said_of_few
 from tracekit.results.storage import load, save
 
 _T = TypeVar("_T")
@@ -60,7 +60,7 @@ class OfSet(InFolder):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OfMembers(OfSet):
+class OfMembers(OfSet, OverExamples):
     """A set, the examples and the metric that it was measured by, and what that took."""
 
     MEASURED: ClassVar[str] = "effects"
@@ -95,25 +95,22 @@ class OfMembers(OfSet):
         return self.selected_on != self.dataset_fingerprint
 
     @property
+    def said_of_p(self) -> list[str]:
+        """Why there are no p values, or none below .05: a sentence, or none."""
+        if self.is_tested:
+            return [*filter(None, [said_of_few(self.n_independent)])]
+        said = "There is no p on the examples that the set was selected on"
+        return [f"{said}: give the tracer held_out examples."]
+
+    @property
     def n_examples(self) -> int:
         """How many examples it was measured on."""
         return getattr(self, self.MEASURED).shape[-1]
 
     @property
-    def n_independent(self) -> int:
-        """How many of them are independent: equal ones count once, and so do groups."""
-        return independent(self.n_examples, self.clusters)
-
-    @property
     def examples(self) -> str:
         """On which examples it was measured, and on how many, in words."""
-        n = n_text(self.n_examples, self.clusters)
-        return examples_said(self.selected_on, self.dataset_fingerprint, n)
-
-    @property
-    def over(self) -> Over:
-        """Weights and clusters of the examples, as statistics take them."""
-        return Over(weights=self.weights, clusters=self.clusters)
+        return examples_said(self.selected_on, self.dataset_fingerprint, self.n_text)
 
 
 def facts_of(engine: Engine, before: Cost) -> dict[str, Any]:

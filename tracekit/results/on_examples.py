@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.clusters import Over, independent, n_text
+from tracekit._util.markup import with_ends
 from tracekit.data.prompts import DataOrigin, PromptPairs
 from tracekit.engine.engine import Engine
 from tracekit.errors import NoResultError
@@ -29,8 +30,31 @@ def examples_said(selected_on: str | None, measured_on: str, n: str) -> str:
     return f"on held-out examples, n = {n}"
 
 
+class OverExamples:
+    """What has values on examples."""
+
+    n_examples: Any
+    weights: Any
+    clusters: Any
+
+    @property
+    def n_independent(self) -> int:
+        """How many of the examples are independent: equal ones count once, and so do groups."""
+        return independent(self.n_examples, self.clusters)
+
+    @property
+    def n_text(self) -> str:
+        """Both numbers in words, the second only where it is another."""
+        return n_text(self.n_examples, self.clusters)
+
+    @property
+    def over(self) -> Over:
+        """Weights and clusters of the examples, as statistics take them."""
+        return Over(weights=self.weights, clusters=self.clusters)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OnExamples:
+class OnExamples(OverExamples):
     """Effects of a set on each of some examples, and what these examples are.
 
     Effects are times the weight of their example, if examples have weights: a plain mean of them is
@@ -90,16 +114,6 @@ class OnExamples:
         """How many examples there are."""
         return len(self.effects)
 
-    @property
-    def n_independent(self) -> int:
-        """How many of them are independent: equal ones count once, and so do groups."""
-        return independent(self.n_examples, self.clusters)
-
-    @property
-    def n_text(self) -> str:
-        """Both numbers in words, the second only where it is another."""
-        return n_text(self.n_examples, self.clusters)
-
     def n_among(self, pairs: PromptPairs) -> int:
         """How many of some pairs are among these examples, as far as it is known."""
         own, other = self.origin, pairs.origin
@@ -107,11 +121,6 @@ class OnExamples:
             return len(pairs) * (pairs.fingerprint == self.fingerprint)
         is_same = own.dataset == other.dataset and {**own.options} == {**other.options}
         return len({*own.examples} & {*other.examples}) * is_same
-
-    @property
-    def over(self) -> Over:
-        """Weights and clusters of the examples, as statistics take them."""
-        return Over(weights=self.weights, clusters=self.clusters)
 
     @property
     def mean(self) -> float:
@@ -138,15 +147,9 @@ class OnExamples:
         return effect_interval(self.effects, bounds=bounds_of(self.metric), **self.over)
 
     def row(self) -> dict[str, float]:
-        """Entries of a table: `effect`, `low`, `high`, `full_effect` and `share` of it."""
-        low, high = self.interval
-        return {
-            "effect": self.mean,
-            "low": low,
-            "high": high,
-            "full_effect": self.full_mean,
-            "share": self.share,
-        }
+        """Entries of a table: `effect` and its ends, `full_effect` and `share` of it."""
+        whole = {"full_effect": self.full_mean, "share": self.share}
+        return with_ends("effect", self.mean, self.interval) | whole
 
     def faithfulness(self, **labels: Any) -> Faithfulness:
         """Faithfulness and completeness of the set; `labels` are other fields of these.

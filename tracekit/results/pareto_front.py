@@ -19,7 +19,7 @@ from tracekit.errors import BudgetError, ConfigError, NoResultError, TargetNotRe
 from tracekit.results.curve import load_runs, save_runs
 from tracekit.results.display import card, line, table_html
 from tracekit.results.pareto_statistics import STATISTICS, SizeStatistics
-from tracekit.results.result import TraceResult
+from tracekit.results.result import Results, TraceResult
 from tracekit.results.storage import load, save
 from tracekit.results.tables import effect_columns, legend, result_table
 from tracekit.search.base import as_count, not_reached
@@ -32,7 +32,7 @@ _FRONT = "pareto.json"
 
 
 @dataclass(frozen=True, eq=False)
-class ParetoFront(Sequence[TraceResult]):
+class ParetoFront(Results):
     """The best set found for every budget.
 
     As a sequence it holds a `TraceResult` for every size at which a set of the joint search does
@@ -71,12 +71,6 @@ class ParetoFront(Sequence[TraceResult]):
             n_budgets[result.binary_mask.cpu()] += following - result.n_selected
         ranking = sorted(order, key=lambda i: -n_budgets[i].item())
         return cls(tuple(results), largest, tuple(ranking))
-
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def __getitem__(self, item: Any) -> Any:
-        return self.results[item]
 
     def at(self, n_components: int | float) -> TraceResult:
         """The best set of at most so many components.
@@ -285,19 +279,17 @@ class ParetoFront(Sequence[TraceResult]):
         stopped = f", stopped by {self.stopped}" if self.stopped else ""
         return printable(
             f"ParetoFront({last.dataset}, {last.model_text}: budgets up to {self.largest} of "
-            f"{last.n_components} components, effect {self.results[0].effect:.4g} to "
-            f"{last.effect:.4g} (all: {last.full_effect:.4g}){stopped})"
+            f"{last.n_components} components, {last.axis_label} {self.results[0].effect:.4g} to "
+            f"{last.effect:.4g} (all: {last.full_effect:.4g}), {last.own.n_text} searched{stopped})"
         )
 
     def _repr_html_(self) -> str:
-        last = self.results[-1]
-        stopped = f", stopped by {self.stopped}" if self.stopped else ""
-        return card(
+        last, stopped = self.results[-1], f", stopped by {self.stopped}" if self.stopped else ""
+        title = (
             f"Pareto front up to {self.largest} of {last.n_components} components: {last.dataset} "
-            f"data, {last.model_text} model, {last.setup.metric}{stopped}",
-            table_html(self.shown()),
-            line(self.legend),
+            f"data, {last.model_text} model, {last.setup.metric}{stopped}"
         )
+        return card(title, table_html(self.shown()), line(self.legend))
 
     def save(self, folder: str | Path) -> Path:
         """Writes one run folder per size, and what belongs to the front; returns the folder."""

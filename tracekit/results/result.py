@@ -545,6 +545,18 @@ class TraceResult:
     from_earlier = staticmethod(_from_earlier)
 
 
+class Results(Sequence[TraceResult]):
+    """Several results, one after the other."""
+
+    results: tuple[TraceResult, ...]
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.results[item]
+
+
 def save_run(result: TraceResult, folder: Path) -> str:
     """Writes a run to a folder, and returns its digest."""
     return save(result, folder / _DOCUMENT)

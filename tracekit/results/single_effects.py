@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.markup import interval_text
+from tracekit._util.markup import interval_text, number_text, with_ends
 from tracekit._util.options import guided, shortened
 from tracekit.components.members import ComponentsLike, ordered_in
 from tracekit.engine.example_curves import ExampleCurves
@@ -64,12 +64,9 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         """
         import pandas as pd
 
-        low, high = self.intervals.T.tolist()
         columns = {
             "component": [self.registry.label(member) for member in self.members],
-            "effect": self.effects.tolist(),
-            "effect_low": low,
-            "effect_high": high,
+            **with_ends("effect", self.effects.tolist(), self.intervals.T.tolist()),
             "share": (self.effects / (self.full_effect or float("nan"))).tolist(),
             "same_sign": self.same_sign.tolist(),
             **self.tests.columns(),
@@ -141,8 +138,8 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
             f"{' (tested on log-odds)' * (self.tested == 'log-odds')}{' ' * bool(few)}{few}"
         ]
         for row in self.table.head(8).to_dict("records"):
-            ends = interval_text(row["effect_low"], row["effect_high"])
-            lines.append(f"  {row['component']}: {row['effect']:+.4g} ({ends}), q = {row['q']:.2g}")
+            effect = number_text(row, "effect", "+.4g")
+            lines.append(f"  {row['component']}: {effect}, q = {row['q']:.2g}")
         return "\n".join(lines)
 
 

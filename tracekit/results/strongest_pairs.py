@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit._util import progress
 from tracekit._util.clusters import Over
 from tracekit._util.markup import printable
 from tracekit._util.options import shortened
@@ -192,9 +193,10 @@ def strongest_pairs(
         examples = "the half of the examples that proposed nothing"
     elif fresh is None:
         examples = "the examples that proposed them"
-    looked_at = _interacting(engine, paired, context, proposing, n_looked_at, generator)
-    most = max(_LEAST_MEASURED, _MEASURED_PER_PAIR * count)
-    proposals = _proposals(engine, paired, looked_at, context, proposing, most)
+    most, shown = max(_LEAST_MEASURED, _MEASURED_PER_PAIR * count), engine.config.progress
+    with progress.run("proposals of pairs", None, engine.n_examples, shown=shown):
+        looked_at = _interacting(engine, paired, context, proposing, n_looked_at, generator)
+        proposals = _proposals(engine, paired, looked_at, context, proposing, most)
     together, parts = _measured(engine, proposals, context)
     interactions = together - parts.sum(1)
     own = (interactions if proposing is None else interactions[:, proposing]).mean(1)

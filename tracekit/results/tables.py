@@ -71,7 +71,7 @@ def legend(results: Sequence[TraceResult]) -> str:
         "Searched: on the examples that the set was selected on; the spread is 95 % of the means "
         f"of resampled examples, and no interval. {held_out * any(r.held_out for r in results)}"
         "Share: of the effect of all components. Faithful: 1 less the share that all others have; "
-        "complete: 1 less the share of the set (0 is complete)."
+        "complete: 1 less the share of the set (0 is complete); brackets: 95 % intervals."
     )
 
 

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
+from typing_extensions import ParamSpec
 
-from tracekit._util.markup import html_text, printable
+from tracekit._util.markup import printable
 from tracekit._util.names import MethodChoice, SignName
 from tracekit._util.progress import duration
 from tracekit.anatomy.explanation import plan_explanation
+from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.prepared import PreparedData
 from tracekit.errors import ConfigError
+from tracekit.results.display import text_html
+from tracekit.results.evaluation import PlannedSets
 from tracekit.results.traced import Traced
 from tracekit.search import DEFAULT_METHOD, Goal, Search, make
 from tracekit.search.auto import searches_of
@@ -33,12 +38,13 @@ from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.search.targets import Constraint
 from tracekit.tracer.search_run import SearchRun, pareto_run_of, run_of
 
-_PROBED_SETS = 4
-"""Sets that are measured to see what a pass takes."""
+_P = ParamSpec("_P")
+_PROBED_SETS, _PROBED = 4, 8
+"""Sets that are measured to see what a pass takes: single components, or some of those planned."""
 _PROBED_EXAMPLES = 8
 """Examples that they are measured on; on an accelerator a batch, as it idles on fewer."""
-_PACES: WeakKeyDictionary[PreparedData, dict[bool, Pace]] = WeakKeyDictionary()
-"""By data, and whether a gradient was taken."""
+_PACES: WeakKeyDictionary[PreparedData, dict[tuple[Any, ...], Pace]] = WeakKeyDictionary()
+"""By data; by whether a gradient was taken, and the sets that were measured."""
 
 
 class Pace(NamedTuple):
@@ -67,17 +73,18 @@ class Estimate:
     """Examples that are run in all, each way counted; further metrics, held-out examples and
     statistics included."""
     seconds: float
-    """Wall time, from one timed probe. Where `is_exact` is false, at most about that."""
+    """Wall time, from one timed probe; at most about that where `is_exact` is false, and of sets
+    that share more than the probe sees."""
     memory: int | None
     """Bytes at the peak: of the accelerator during the probe, or of this process so far; None
     where the system does not say."""
 
     @property
     def total(self) -> str:
-        """Passes and time as a phrase, such as `up to 98 passes and 290 besides, about 4 min`."""
-        bound = "" if self.is_exact else "up to "
+        """Passes and time in words, as `up to 98 passes and 290 besides, at most about 4 min`."""
+        bound, most = ("", "") if self.is_exact else ("up to ", "at most ")
         besides = f" and {self.further:.0f} besides" if self.further > 0.05 * self.passes else ""
-        return f"{bound}{self.passes:.0f} passes{besides}, about {duration(self.seconds)}"
+        return f"{bound}{self.passes:.0f} passes{besides}, {most}about {duration(self.seconds)}"
 
     def __repr__(self) -> str:
         memory = "" if self.memory is None else f"; {self.memory / 2**20:.0f} MiB"
@@ -86,14 +93,15 @@ class Estimate:
             f"run{memory})"
         )
 
-    def _repr_html_(self) -> str:
-        return f"<p>{html_text(repr(self))}</p>"
+    _repr_html_ = text_html
 
 
-def _pace_of(engine: Engine, *, with_gradient: bool) -> Pace:
-    """Measured on a few examples and sets; once for the data of an engine."""
-    kept = _PACES.setdefault(engine.data, {})
-    if with_gradient not in kept:
+def _pace_of(
+    engine: Engine, *, sets: Sequence[ComponentSet] = (), with_gradient: bool = False
+) -> Pace:
+    """Measured on a few examples, and on single components if no sets are given; kept for both."""
+    kept, asked = _PACES.setdefault(engine.data, {}), (with_gradient, *sets)
+    if asked not in kept:
         n, is_cuda = engine.n_examples, engine.device.type == "cuda"
         is_cpu, batch = engine.device.type == "cpu", engine.config.max_batch_size
         count = min(n, _PROBED_EXAMPLES if is_cpu else batch)
@@ -102,17 +110,19 @@ def _pace_of(engine: Engine, *, with_gradient: bool) -> Pace:
         _ = few.full_effects  # Clean and counterfactual runs are done before.
         if is_cuda:
             torch.cuda.reset_peak_memory_stats(engine.device)
-        forward, gradient = _seconds_of_passes(few, with_gradient=with_gradient)
+        forward, gradient = _seconds_of_passes(few, sets, with_gradient=with_gradient)
         memory = torch.cuda.max_memory_allocated(engine.device) if is_cuda else _peak_of_process()
         scale = engine.n_examples / few.n_examples
-        kept[with_gradient] = Pace(scale * forward, scale * gradient, memory)
-    return kept[with_gradient]
+        kept[asked] = Pace(scale * forward, scale * gradient, memory)
+    return kept[asked]
 
 
-def _seconds_of_passes(engine: Engine, *, with_gradient: bool) -> tuple[float, float]:
+def _seconds_of_passes(
+    engine: Engine, sets: Sequence[ComponentSet], *, with_gradient: bool
+) -> tuple[float, float]:
     n = engine.n_components
     # Spread over the layers: how much sets share depends on where they begin.
-    sets = [(i * n // _PROBED_SETS,) for i in range(min(n, _PROBED_SETS))]
+    sets = sets or [(i * n // _PROBED_SETS,) for i in range(min(n, _PROBED_SETS))]
     start = _now(engine)
     engine.set_effects(sets)
     forward = (_now(engine) - start) / len(sets)
@@ -180,11 +190,8 @@ def estimate_pareto(
 ) -> Estimate:
     """As `estimate`, of `pareto` with these arguments.
 
-    `passes` are those of the front; `further` are those of the statistics, too.
-
-    Raises:
-        UnknownNameError, ConfigError: About the options.
-        BudgetError: About `max_budget`.
+    `passes` are those of the front; `further` are those of the statistics, too. Errors about the
+    arguments are those of `pareto`.
     """
     run = pareto_run_of(traced, max_budget, objective, constraint, statistics, 0, options, sign)
     return _of_run(run, statistics=statistics)
@@ -205,6 +212,34 @@ def estimate_explain(
     chosen = members_of(members, traced.registry)
     planned = plan_explanation(traced.fresh, chosen, max_sets=max_sets, look_outside=look_outside)
     return _of_passes("explain", planned, traced.fresh)
+
+
+def estimate_of(
+    planned: Callable[Concatenate[Traced, _P], PlannedSets], *, is_exact: bool = True
+) -> Callable[Concatenate[Traced, _P], Estimate]:
+    """Estimates a call that measures the planned sets, or at most these; some of them are probed.
+
+    What plans a call names it. The effect of all components, which calls share, is not counted.
+    """
+    name = planned.__name__.removeprefix("planned_")
+
+    @wraps(planned)
+    def estimate(traced: Traced, /, *args: _P.args, **options: _P.kwargs) -> Estimate:
+        parts = [
+            (engine.n_examples, len(sets), _pace_of(engine, sets=sets[:: -(-len(sets) // _PROBED)]))
+            for engine, sets in planned(traced, *args, **options)
+        ]
+        return Estimate(
+            method=name,
+            passes=sum(n_sets for _, n_sets, _ in parts),
+            is_exact=is_exact,
+            example_passes=sum(n * n_sets for n, n_sets, _ in parts),
+            seconds=sum(n_sets * pace.forward for _, n_sets, pace in parts),
+            memory=parts[-1][2].memory,
+        )
+
+    estimate.__doc__ = f"As `estimate`, of `{name}` with these arguments."
+    return estimate
 
 
 def _of_run(run: SearchRun, *, statistics: bool | None = None) -> Estimate:

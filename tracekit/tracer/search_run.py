@@ -288,22 +288,21 @@ class SearchRun:
 
     def outside(self, *, statistics: bool | None = None) -> str | None:
         """What the limits of the search do not bound, in words; None if that is little."""
-        names, parts = ("max_passes", "max_seconds"), self.limited(statistics=statistics)
-        limits = {name: getattr(self._searches[0], name, None) for name in names}
-        said = " and ".join(f"{n}={limit:g}" for n, limit in limits.items() if limit is not None)
+        parts, search = self.limited(statistics=statistics), self._searches[0]
+        limits = [(getattr(search, f"max_{unit}", None), unit) for unit in ("passes", "seconds")]
+        said = " and ".join(f"{limit:g} {unit}" for limit, unit in limits if limit is not None)
         planned = self.planned(statistics=statistics)
         if not said or planned is None or not parts:
             return None
         passes = planned.cost.forward_equivalents + self.further_passes(statistics=statistics)
         if passes < _LITTLE * parts[0].forward_equivalents:
             return None
-        each, leave = "the search", "Fewer sizes take fewer."
+        each = "the search"
         if len(parts) > 1:
             each = "each of three searches (of all examples, and of either half)"
-            leave = "objective='mean' without statistics has one search."
         return (
-            f"{said} bounds {each}, and not what is measured besides: in all up to {passes:.0f} "
-            f"passes. {leave}"
+            f"A limit of {said} bounds {each}, and not what is measured besides: in all up to "
+            f"{passes:.0f} passes. Fewer sizes take fewer."
         )
 
     def _cost_of(self, search: Search, goal: Goal) -> Cost | None:

@@ -48,6 +48,7 @@ from tracekit.search.targets import Constraint
 from tracekit.tracer import diagnostics, exploring, exporting, generation
 from tracekit.tracer import estimate as estimating
 from tracekit.tracer import look as looking
+from tracekit.tracer.estimate import estimate_of
 from tracekit.tracer.search_run import pareto_run_of, run_of
 from tracekit.tracer.trackers import Observed, Observer
 
@@ -177,8 +178,7 @@ class Tracer:
         _ = self.traced.held_out
         diagnostics.warn_of_pairs(pairs, self.engine, self.source)
         if held_out is not None:
-            title = "Held-out pairs: "
-            diagnostics.warn_of_pairs(held_out, self.engine, self.source, title=title)
+            diagnostics.warn_of_pairs(held_out, self.engine, self.source, title="Held-out pairs: ")
         self._last: Sequence[TraceResult] = ()
 
     def __repr__(self) -> str:
@@ -343,6 +343,10 @@ class Tracer:
     estimate = _asks(estimating.estimate)
     estimate_pareto = _asks(estimating.estimate_pareto)
     estimate_explain = _asks(estimating.estimate_explain)
+    estimate_minimality = _asks(estimate_of(minimality.planned_minimality, is_exact=False))
+    estimate_faithfulness = _asks(estimate_of(evaluation.planned_faithfulness))
+    estimate_controls = _asks(estimate_of(controls.planned_controls))
+    estimate_side_effects = _asks(estimate_of(side_effects.planned_side_effects))
 
     # ---- the question ---------------------------------------------------------------------
 
