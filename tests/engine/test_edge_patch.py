@@ -13,7 +13,7 @@ from tests.architectures import ARCHITECTURES
 from tracekit.components import ComponentRegistry
 from tracekit.components.edges import EDGE_KINDS
 from tracekit.engine import checks, edge_patch
-from tracekit.errors import HookPointError
+from tracekit.errors import ComponentError, HookPointError
 
 METRIC = "logit-difference"
 IN_SHORT = ("gpt2", "llama", "gemma2", "gpt_neox")
@@ -187,3 +187,14 @@ def test_models_that_cannot_be_split(spoilt, text, monkeypatch):
     with pytest.raises(HookPointError, match="Edges cannot be patched in GPT2") as error:
         checks.check_sites(model, ComponentRegistry.build(model.cfg, "edges"))
     assert text in str(error.value)
+
+
+def test_text_is_not_written_through_edges():
+    tracer = tk.Tracer("demo", tk.load_dataset("demo-facts", "demo")[:4], "edges-by-block", METRIC)
+    with pytest.raises(ComponentError, match=r"not while text is written.*result\.nodes"):
+        tracer.generate(["MLP0>MLP1"], "Mara lives in")
+    zeroed = tk.Tracer(
+        "demo", tk.load_dataset("demo-facts", "demo")[:4], "edges-by-block", METRIC, source="zero"
+    )
+    with pytest.raises(ComponentError, match="not while text is written"):
+        zeroed.steer(["MLP0>MLP1"])

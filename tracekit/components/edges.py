@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
 from typing_extensions import TypedDict
 
-from tracekit._util.options import is_whole, shortened
+from tracekit._util.options import shortened
 from tracekit.components.kinds import KINDS, Kind
 from tracekit.errors import ComponentError, near_miss
 
@@ -37,7 +37,7 @@ class EdgeSpec(TypedDict):
     n_layers: int
     n_heads: int
     n_key_value_heads: int
-    is_parallel: bool
+    parallel_attn_mlp: bool
 
 
 class Receivers(NamedTuple):
@@ -66,7 +66,7 @@ class EdgeGraph:
     n_layers: int
     n_heads: int
     n_key_value_heads: int
-    is_parallel: bool
+    parallel_attn_mlp: bool
     """Whether the MLP of a block reads what its attention reads, and not what it writes."""
 
     @classmethod
@@ -80,26 +80,8 @@ class EdgeGraph:
             n_layers=int(shape.n_layers),
             n_heads=int(shape.n_heads),
             n_key_value_heads=int(getattr(shape, "n_key_value_heads", None) or shape.n_heads),
-            is_parallel=bool(getattr(shape, "parallel_attn_mlp", False)),
+            parallel_attn_mlp=bool(getattr(shape, "parallel_attn_mlp", False)),
         )
-
-    @property
-    def parallel_attn_mlp(self) -> bool:
-        """As a TransformerLens configuration names it, so that a graph is a shape too."""
-        return self.is_parallel
-
-    @classmethod
-    def from_spec(cls, spec: EdgeSpec) -> EdgeGraph:
-        """The graph of a `spec()`; refuses sizes of no model."""
-        sizes = (spec["n_layers"], spec["n_heads"], spec["n_key_value_heads"])
-        are_sizes = all(is_whole(each) and 0 < each < _MOST for each in sizes)
-        if spec["by"] not in get_args(EdgesBy) or not are_sizes or sizes[1] % sizes[2]:
-            raise ComponentError(f"The edges {shortened(spec)} are those of no model. Trace again.")
-        return cls(**spec)
-
-    def spec(self) -> EdgeSpec:
-        """The graph in values of JSON."""
-        return EdgeSpec(**asdict(self))
 
     @cached_property
     def n_in_attention(self) -> int:
@@ -120,12 +102,9 @@ class EdgeGraph:
         """Number of the first sender of a layer, which is how many there are before it."""
         return 1 + layer * (self.n_in_attention + 1)
 
-    def receivers(self, layer: int) -> list[Receivers]:
-        """The receivers of a layer, in their order; behind the last one, the logits."""
-        return self._receivers[layer]
-
     @cached_property
-    def _receivers(self) -> list[list[Receivers]]:
+    def receivers(self) -> list[list[Receivers]]:
+        """The receivers of each layer, in their order; behind the last one, the logits."""
         return [self._receivers_in(layer) for layer in range(self.n_layers + 1)]
 
     def _receivers_in(self, layer: int) -> list[Receivers]:
@@ -141,29 +120,22 @@ class EdgeGraph:
             names = [[LOGITS]]
         before, receivers, start = self.first_sender(layer), [], 0
         for labels in names:
-            own = self.n_in_attention if labels[0][0] == "M" and not self.is_parallel else 0
+            own = self.n_in_attention if labels[0][0] == "M" and not self.parallel_attn_mlp else 0
             receivers.append(Receivers(tuple(labels), before + own, start))
             start = receivers[-1].stop
         return receivers
 
-    def width(self, layer: int) -> int:
-        """Number of edges into a layer."""
-        return self.receivers(layer)[-1].stop
-
-    def ends(self, layer: int) -> list[tuple[str, str]]:
-        """Labels of the sender and the receiver of each edge into a layer."""
-        return self._ends[layer]
-
     @cached_property
-    def _ends(self) -> list[list[tuple[str, str]]]:
+    def ends(self) -> list[list[tuple[str, str]]]:
+        """Labels of the sender and the receiver of each edge, by layer that it enters."""
         return [
             [
-                (each, label)
+                (sender, label)
                 for use in into
                 for label in use.labels
-                for each in self.senders[: use.n_senders]
+                for sender in self.senders[: use.n_senders]
             ]
-            for into in self._receivers
+            for into in self.receivers
         ]
 
     def nodes_of(self, receiver: str) -> tuple[str, ...]:
@@ -184,7 +156,7 @@ class EdgeGraph:
     ) -> tuple[int, ...]:
         """Numbers of the edges into a layer whose ends are in `layers` and among those named."""
         senders = self._named("senders", senders, {each: {each} for each in self.senders})
-        every = {each for into in self._receivers for use in into for each in use.labels}
+        every = {each for into in self.receivers for use in into for each in use.labels}
         names = {each: {each, *self.nodes_of(each)} for each in every}
         receivers = self._named("receivers", receivers, names)
         ends = [set(chosen) for chosen in (senders, receivers)]
@@ -200,7 +172,7 @@ class EdgeGraph:
             ]
         return tuple(
             number
-            for number, (sender, receiver) in enumerate(self.ends(layer))
+            for number, (sender, receiver) in enumerate(self.ends[layer])
             if sender in ends[0] and receiver in ends[1]
         )
 
@@ -222,14 +194,12 @@ class EdgeGraph:
 
 
 _LAYER = re.compile(r"^\D+(\d+)")
-_MOST = 2**16
-"""Layers and heads of a description are below it."""
 
 
 def activations_read(graph: EdgeGraph, layer: int) -> dict[str, Kind]:
     """Hook points that the edges into a layer take counterfactual values from, and their kinds."""
     kinds = [KINDS[name] for name in ("residual-before", "head-outputs", "mlp-blocks")]
-    n_after = 0 if graph.is_parallel or layer == graph.n_layers else 1
+    n_after = 0 if graph.parallel_attn_mlp or layer == graph.n_layers else 1
     stream, heads, mlps = (kind.hook for kind in kinds)
     return {
         f"blocks.0.{stream}": kinds[0],

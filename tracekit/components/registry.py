@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -71,8 +71,8 @@ class SiteSpec(TypedDict):
     """Of edges, the senders and receivers of their model."""
 
 
-_MOST = 2**31
-"""Layers and widths of a description are below it."""
+_MOST, _MOST_HEADS = 2**31, 2**16
+"""Layers and widths of a description are below the first; layers and heads of edges the second."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Site:
 
     def ends_of(self, index: int) -> str:
         """Of an edge, its sender and receiver."""
-        return "" if self.edges is None else ">".join(self.edges.ends(self.layer)[index])
+        return "" if self.edges is None else ">".join(self.edges.ends[self.layer][index])
 
     def hook_name_in(self, layer: int) -> str:
         """Full name of the hook point in a layer."""
@@ -270,7 +270,7 @@ class ComponentRegistry(Sequence[Component]):
         for layer in range(graph.n_layers + 1):
             picked = graph.chosen(layer, in_layers, senders, receivers)
             if picked:
-                start, width = sites[-1].stop if sites else 0, graph.width(layer)
+                start, width = sites[-1].stop if sites else 0, graph.receivers[layer][-1].stop
                 sites.append(Site(kind, layer, width, picked, start, tuple(spans), edges=graph))
         if not sites:
             raise ComponentError(
@@ -489,7 +489,7 @@ class ComponentRegistry(Sequence[Component]):
                 "definition": None if site.kind.name in KINDS else site.kind.definition(),
             }
             if site.edges is not None:
-                spec["edges"] = site.edges.spec()
+                spec["edges"] = EdgeSpec(**asdict(site.edges))
             specs.append(spec)
         return specs
 
@@ -516,7 +516,7 @@ class ComponentRegistry(Sequence[Component]):
                 register_kind(Kind.from_definition(entry["definition"]))
             start = sites[-1].stop if sites else 0
             kind = kind_of(entry["kind"])
-            edges = EdgeGraph.from_spec(entry["edges"]) if "edges" in entry else None
+            edges = EdgeGraph(**entry["edges"]) if "edges" in entry else None
             _check_edges(kind, layer, width, edges, sites)
             sites.append(Site(kind, layer, width, indices, start, spans, acts_in, edges))
         if not sites or len({(s.kind.name, s.layer) for s in sites}) < len(sites):
@@ -531,8 +531,10 @@ def _check_edges(
 ) -> None:
     """Refuses a described site whose edges are not those of its layer, or of another model."""
     is_right = EDGE_KINDS.get(kind.name) == (None if edges is None else edges.by)
-    if edges is not None:
-        is_right &= layer <= edges.n_layers and edges.width(layer) == width
+    if edges is not None and is_right:
+        sizes = edges.n_layers, edges.n_heads, edges.n_key_value_heads
+        is_right = layer <= edges.n_layers and all(0 < each < _MOST_HEADS for each in sizes)
+        is_right = is_right and edges.receivers[layer][-1].stop == width
     if not is_right or (before and before[0].edges != edges):
         raise ComponentError(
             f"The description has {width} {kind.name} in layer {layer}, and its senders and "

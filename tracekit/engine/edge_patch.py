@@ -203,12 +203,12 @@ class _Run:
     def _begin(self, stream: Tensor, layer: int, parts: BlockParts) -> None:
         """Where a block begins: notes the stream, and what its receivers read beside it."""
         if layer == 0:
-            last = self.graph.receivers(max(self.weights))[-1].n_senders
+            last = self.graph.receivers[max(self.weights)][-1].n_senders
             room = last if parts.norm_behind is None else 1 + self.graph.n_layers
             self._emit(self._change(stream_hook(0), stream)[:, :, None], [0], room)
         self.stream = stream
         if layer in self.weights:
-            *into, mlp = self.graph.receivers(layer)
+            *into, mlp = self.graph.receivers[layer]
             # The MLP reads the same earlier senders, and those of its own layer besides.
             n_senders = into[0].n_senders
             every = [self._weights(layer, each)[:, :, :n_senders] for each in (*into, mlp)]
@@ -261,7 +261,7 @@ class _Run:
     def _into_heads(self, activation: Tensor, layer: int, parts: BlockParts, number: int) -> Tensor:
         """Queries, keys or values, of what each of them reads."""
         assert self.normalised is not None
-        into = self.graph.receivers(layer)[:-1]
+        into = self.graph.receivers[layer][:-1]
         use = into[number if len(into) == len(_HOOKS) else 0]
         at = sum(len(each.labels) for each in into[: into.index(use)])
         n_heads = self.graph.n_key_value_heads if number else self.graph.n_heads
@@ -280,7 +280,7 @@ class _Run:
     def _into_mlp(self, read: Tensor, layer: int, parts: BlockParts) -> Tensor:
         assert self.stream is not None
         assert self.into_mlp is not None
-        mlp, first = self.graph.receivers(layer)[-1], self.graph.first_sender(layer)
+        mlp, first = self.graph.receivers[layer][-1], self.graph.first_sender(layer)
         change = self.into_mlp
         if mlp.n_senders > first:
             change = change + self._read(self._weights(layer, mlp)[:, :, first:], first)[:, :, 0]
@@ -290,7 +290,7 @@ class _Run:
         return self._replaced(read, value, self._is_read(layer, mlp)[:, :, None])
 
     def _into_logits(self, stream: Tensor) -> Tensor:
-        (logits,) = self.graph.receivers(self.graph.n_layers)
+        (logits,) = self.graph.receivers[self.graph.n_layers]
         change = self._read(self._weights(self.graph.n_layers, logits))[:, :, 0]
         is_read = self._is_read(self.graph.n_layers, logits)[:, :, None]
         return self._replaced(stream, self._covered(stream) + change, is_read)

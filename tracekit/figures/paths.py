@@ -16,6 +16,8 @@ _PLOT = 400.0
 """Width of the plot, in pixels."""
 _LAYER, _LEAST, _MOST = 60.0, 200.0, 520.0
 """Height of a layer, and the least and the greatest of all, in pixels."""
+_ROW = 62.0
+"""Between rows that are evenly spread, in pixels."""
 _BOX = (58.0, 24.0)
 """Least width, and height of a node, in pixels."""
 _COLUMNS = (0.14, 0.74, 0.44, 0.94, 0.29, 0.59)
@@ -49,16 +51,26 @@ def path_network(
     *,
     title: str,
     subtitle: str,
+    quantity: str = "effect",
+    evenly: bool = False,
 ) -> go.Figure:
     """Draws nodes at their layers and arrows between them.
 
+    With `evenly`, rows of nodes are as far apart whatever their layers, and so are nodes of a row.
     Of nodes without a layer the last stands above all others, another one below them. The width of
     an arrow is its size; above 0 it is orange and solid, below it blue and dashed. Arrows that are
     not sure are half as wide, with an open head.
     """
-    used = sorted(layer for layer in layers if layer is not None)
-    scale = min(_MOST, max(_LEAST, _LAYER * (used[-1] - used[0]))) / max(0.5, used[-1] - used[0])
-    spots = _spots(layers, used[0], scale, max(_BOX[0], 10 + 8.0 * max(map(len, names))))
+    rows = sorted({layer for layer in layers if layer is not None}) or [0.0]
+    width = max(_BOX[0], 10 + 8.0 * max(map(len, names)))
+    if evenly:
+        spots, heights = _even_spots(layers, rows, width)
+    else:
+        high = rows[-1] - rows[0]
+        scale = min(_MOST, max(_LEAST, _LAYER * high)) / max(0.5, high)
+        spots = _spots(layers, rows[0], scale, width)
+        heights = {float(int(row)): (int(row) - rows[0]) * scale for row in rows}
+    right = max(_PLOT, *(x + width / 2 for x, _ in spots))
     lines = _lines(arrows, spots)
     figure = go.Figure()
     strongest = max((abs(arrow.value) for arrow in arrows), default=1.0)
@@ -66,7 +78,7 @@ def path_network(
     for arrow, points in sorted(
         zip(arrows, lines, strict=True), key=lambda each: abs(each[0].value)
     ):
-        name = "effect above 0" if arrow.value > 0 else "effect below 0"
+        name = f"{quantity} {'above' if arrow.value > 0 else 'below'} 0"
         line, head = _traces(arrow, points, strongest)
         figure.add_scatter(**line, name=name, showlegend=name not in shown)
         figure.add_scatter(**head, showlegend=False)
@@ -76,16 +88,15 @@ def path_network(
     for name, spot in zip(names, spots, strict=True):
         frame = {"bordercolor": "black", "borderwidth": 1, "borderpad": 3}
         write_at(figure, plain(name), spot, bgcolor=_GROUND, **frame)
-    ticks: list[int] = []
-    for layer in dict.fromkeys(map(int, used)):
+    ticks: dict[int, float] = {}
+    for row, y in heights.items():
         # As many as have room.
-        if not ticks or (layer - ticks[-1]) * scale >= 1.3 * TICK_SIZE:
-            ticks.append(layer)
+        if not ticks or (y - max(ticks.values()) >= 1.3 * TICK_SIZE and int(row) not in ticks):
+            ticks[int(row)] = y
     bottom, top = (end(y for _, y in spots) for end in (min, max))
-    figure.update_xaxes(visible=False, range=[0, _PLOT])
-    places = [(layer - used[0]) * scale for layer in ticks]
-    figure.update_yaxes(layer_axis(places, ticks), range=[bottom - 16, top + 16])
-    plot = _PLOT, top - bottom + 32
+    figure.update_xaxes(visible=False, range=[0, right])
+    figure.update_yaxes(layer_axis([*ticks.values()], [*ticks]), range=[bottom - 16, top + 16])
+    plot = right, top - bottom + 32
     figure.update_layout(showlegend=bool(arrows))
     return finish(figure, title, subtitle, plot=plot)
 
@@ -109,6 +120,24 @@ def _spots(
     above, below = (_PLOT / 2, max(heights) + 62.0), (_PLOT / 2, min(heights) - 62.0)
     last = len(layers) - 1
     return [spots.get(node, above if node == last else below) for node in range(len(layers))]
+
+
+def _even_spots(
+    layers: Sequence[float | None], rows: Sequence[float], width: float
+) -> tuple[list[tuple[float, float]], dict[float, float]]:
+    """Places of nodes in even rows, and the height of each row."""
+    by_row = {row: [n for n, layer in enumerate(layers) if layer == row] for row in rows}
+    right = max(_PLOT, 1.15 * width * max(map(len, by_row.values())))
+    # One node above another would hide arrows between others.
+    aside = {row: 0.12 * (number % 3 - 1) for number, row in enumerate(rows)}
+    places = {
+        node: ((rank + 0.5 + aside[row] * (len(nodes) < 5)) / len(nodes) * right, _ROW * number)
+        for number, (row, nodes) in enumerate(by_row.items())
+        for rank, node in enumerate(nodes)
+    }
+    ends = {n: -_ROW if n < len(layers) - 1 else _ROW * len(rows) for n in range(len(layers))}
+    spots = [places.get(node, (right / 2, ends[node])) for node in range(len(layers))]
+    return spots, {row: _ROW * number for number, row in enumerate(rows)}
 
 
 def _lines(arrows: Sequence[Arrow], spots: Sequence[tuple[float, float]]) -> list[_Line]:

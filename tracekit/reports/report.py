@@ -361,6 +361,8 @@ def _run(results: Sequence[TraceResult]) -> str:
     if first.method not in METHODS:
         members = ", ".join(
             f"tk.Component({c.kind!r}, {c.layer}, {c.index}{f', {c.span!r}' if c.span else ''})"
+            if not c.ends
+            else repr(str(c))
             for c in first.components
         )
         return f"tracer.evaluate([{members}])  # of {first.method!r}"

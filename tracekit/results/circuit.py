@@ -10,8 +10,6 @@ from tracekit._util.options import is_whole, shortened
 from tracekit.components.edges import EMBEDDING, LOGITS, EdgeGraph
 from tracekit.components.masks import members_of_mask
 from tracekit.errors import ComponentError, ConfigError
-from tracekit.figures.paths import Arrow, path_network
-from tracekit.figures.style import data_and_model, plain
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def nodes_of(result: TraceResult) -> tuple[str, ...]:
-    """Labels of the heads and MLPs that the selected edges join, in the order of the layers.
+    """Labels of the heads and MLPs that selected edges join, layer by layer, for other tracers.
 
     Of heads that share a key or value, those that also send or have a query; of none, all.
 
@@ -37,8 +35,22 @@ def nodes_of(result: TraceResult) -> tuple[str, ...]:
     return tuple(label for label in graph.senders if label in named - {EMBEDDING})
 
 
-def circuit_figure(result: TraceResult, n: int) -> go.Figure:
-    """Draws the strongest edges; see `TraceResult.circuit`."""
+def circuit_figure(result: TraceResult, n: int = 30) -> go.Figure:
+    """The strongest edges as a circuit: nodes by layer, arrows from senders to receivers.
+
+    An arrow is as wide as its score is large, solid above 0 and dashed below; q, k or v at its head
+    says what it enters. Heads that share a key are one node (`G`) where it is read.
+
+    Args:
+        result: Selected edges.
+        n: Edges to draw; what the scores of the others sum to stands below the title.
+
+    Raises:
+        ComponentError: The components are no edges.
+    """
+    from tracekit.figures.paths import Arrow, path_network
+    from tracekit.figures.style import data_and_model, plain
+
     graph = _graph(result)
     if not is_whole(n) or n < 1:
         raise ConfigError(f"n is {shortened(n)}. Give a number of edges, at least 1.")
@@ -51,16 +63,19 @@ def circuit_figure(result: TraceResult, n: int) -> go.Figure:
     nodes = [(sender, _node(graph, receiver)) for sender, receiver in ends]
     places = {name: _place(name) for pair in nodes for name in pair}
     names = sorted(places, key=lambda name: (places[name], name))
+    joined: dict[tuple[str, str, bool], list[tuple[float, str]]] = {}
+    for (value, edge), (start, end) in zip(shown, nodes, strict=True):
+        joined.setdefault((start, end, value > 0), []).append((value, edge.ends))
     arrows = [
         Arrow(
             start=names.index(start),
             end=names.index(end),
-            value=value,
-            letter=next((each.lower() for each in "QKV" if each in receiver), ""),
-            hover=f"{plain(edge.ends)}: score {value:.4g}",
+            value=sum(value for value, _ in parts),
+            letter="".join(each.lower() for each in "QKV" if any(each in e for _, e in parts)),
+            hover="<br>".join(f"{plain(ends)}: score {value:.4g}" for value, ends in parts),
             is_sure=True,
         )
-        for (value, edge), (start, end), (_, receiver) in zip(shown, nodes, ends, strict=True)
+        for (start, end, _), parts in joined.items()
     ]
     said = f"{len(shown)} strongest of {len(values)} edges by score"
     if rest:
@@ -73,6 +88,8 @@ def circuit_figure(result: TraceResult, n: int) -> go.Figure:
         arrows,
         title=f"{plain(result.title)}: {data_and_model(result.dataset, result.model)}",
         subtitle=said,
+        quantity="score",
+        evenly=True,
     )
 
 

@@ -26,6 +26,7 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError
 from tracekit.metrics import Effects
+from tracekit.results.circuit import circuit_figure, nodes_of
 from tracekit.results.display import card, line, model_text
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.known import Against, against, outlined
@@ -478,28 +479,8 @@ class TraceResult:
             + "; frame: known circuit" * (outline is not None),
         )
 
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Of edges, labels of the heads and MLPs that they join, for a tracer of those."""
-        from tracekit.results.circuit import nodes_of
-
-        return nodes_of(self)
-
-    def circuit(self, n: int = 30) -> go.Figure:
-        """The strongest edges as a circuit: nodes by layer, arrows from senders to receivers.
-
-        An arrow is as wide as its score is large, solid above 0 and dashed below; q, k or v at its
-        head says what it enters. Heads that share a key are one node (`G`) where it is read.
-
-        Args:
-            n: Edges to draw; what the others' scores sum to stands below the title.
-
-        Raises:
-            ComponentError: The components are no edges.
-        """
-        from tracekit.results.circuit import circuit_figure
-
-        return circuit_figure(self, n)
+    nodes = property(nodes_of)
+    circuit = guided(circuit_figure)
 
     def panels(
         self, color: Color = "selected", *, title: str = "", framed: BinaryMask | None = None

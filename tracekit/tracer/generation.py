@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tracekit._util import progress
 from tracekit._util.options import check_seed, is_whole, shortened
+from tracekit.components import ComponentRegistry
 from tracekit.components.masks import from_indices
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.chat import Chat
@@ -20,7 +21,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.data.tokenization import tokenizer_of
 from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.patching import constant_hooks
-from tracekit.errors import ConfigError, UnsupportedModelError
+from tracekit.errors import ComponentError, ConfigError, UnsupportedModelError
 from tracekit.models import HookedModel, model_name
 from tracekit.models.hooked import Hook, frozen
 from tracekit.results.generations import Generations
@@ -36,6 +37,14 @@ def constants_at_every_token(pairs: PromptPairs, source: object) -> Constants:
             "any text. Use source='zero', 'mean' or tensors, or generate(..., counterfactuals=...)."
         )
     return constants
+
+
+def _refuse_edges(registry: ComponentRegistry) -> None:
+    if registry.edges is not None:
+        raise ComponentError(
+            "Edges are patched on prompts that have counterfactual ones, not while text is "
+            "written. Trace the heads and MLPs that they join, which result.nodes names."
+        )
 
 
 @contextmanager
@@ -61,6 +70,7 @@ def steer(
         MaskError, ComponentError: About the set.
     """
     registry = traced.registry
+    _refuse_edges(registry)
     mask = from_indices(members_of(members, registry), len(registry)).float()
     constants = constants_at_every_token(traced.own.pairs, traced.bound.setup.source)
     if registry.spans:
@@ -105,6 +115,7 @@ def generate(
         MaskError, ComponentError: About the set.
     """
     check_seed(seed)
+    _refuse_edges(traced.registry)
     bound, chosen = traced.bound, members_of(members, traced.registry)
     if bound.setup.split_by == "span":
         raise ConfigError(

@@ -126,8 +126,7 @@ class Tracer:
                 model's device; see `EngineConfig`. Changes no result.
             progress: Whether every run shows one progress bar, with the time that is left. None: in
                 notebooks and terminals; elsewhere a line a minute on the standard error.
-            capabilities: Optimisations to use. None: those that the model supports;
-                `Capabilities.none()`: the plain way, with equal results.
+            capabilities: Optimisations to use; None: those that the model supports.
             **options: The other fields of `Setup`, e.g. `layers`, `positions` or `source`.
 
         Raises:
