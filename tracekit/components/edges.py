@@ -177,7 +177,7 @@ class EdgeGraph:
         )
 
     def _named(
-        self, what: str, given: Sequence[str] | None, names: Mapping[str, set[str]]
+        self, role: str, given: Sequence[str] | None, names: Mapping[str, set[str]]
     ) -> list[str]:
         """The senders or receivers that are named, each by any of its names."""
         every = {name for each in names.values() for name in each}
@@ -186,7 +186,7 @@ class EdgeGraph:
             first = given if isinstance(given, str) else unknown[0]
             guess = near_miss(str(first), list(every))
             raise ComponentError(
-                f"The {what} are {shortened(given)}, and {shortened(first)} is none of them here. "
+                f"The {role} are {shortened(given)}, and {shortened(first)} is none of them here. "
                 f"{guess + ' ' if guess else ''}Give a list of labels, such as "
                 f"{sorted(every)[:3]}."
             )
