@@ -153,6 +153,9 @@ def gallery(n_layers: int) -> dict[str, go.Figure]:
         "lines": figures.lines(chart, reference=(0.4, "random")),
         "bars": figures.bars(chart),
         "paths": path_network([*names, "logits"], [*layers, None], arrows, **TITLES),
+        "circuit": path_network(
+            [*names, "logits"], [*layers, None], arrows, quantity="score", evenly=True, **TITLES
+        ),
     }  # fmt: skip
 
 
