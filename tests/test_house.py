@@ -25,7 +25,7 @@ STATEMENT = "    x = 1\n"
     [
         ({f"room_{i}.py": "" for i in range(20)}, "21 rooms, at most 20"),
         ({"a/b.py": "\n" * 701}, "701 lines in tracekit.a.b, at most 700"),
-        ({f"a/b{i}.py": "\n" * 700 for i in range(60)}, f"42,000 lines, at most {house.LINES:,}"),
+        ({f"a/b{i}.py": "\n" * 700 for i in range(61)}, f"42,700 lines, at most {house.LINES:,}"),
         ({"a.py": f"class A:\n{STATEMENT * 400}"}, "401 lines in tracekit.a.A, at most 400"),
         (
             {"a.py": "class TraceResult:\n" + "".join(f"    f{i}: int\n" for i in range(21))},

@@ -57,7 +57,8 @@ def near_miss(name: object, known_names: Iterable[str]) -> str:
     names = sorted(known_names)
     close = [listed for listed in names if listed.startswith(f"{name} ")]
     close = close or get_close_matches(str(name), names, n=1)
-    close = close or [listed for listed in names if str(name) and str(name) in listed]
+    within = [listed for listed in names if str(name) and str(name) in listed]
+    close = close or sorted(within, key=lambda listed: not listed.startswith(str(name)))
     return f"Did you mean {close[0]!r}?" if close else ""
 
 

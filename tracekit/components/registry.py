@@ -46,7 +46,7 @@ class Component:
     index: int = 0
     span: str = ""
     """Part of the prompt at which it acts; empty: all positions in use."""
-    ends: str = ""
+    ends: str = field(default="", metadata={"unsaid": ""})
     """Of an edge, its sender and receiver, e.g. `L5H3>L7Q2`; else empty."""
 
     def __str__(self) -> str:

@@ -274,10 +274,12 @@ def item_of(annotation: Any) -> Any:
 def document_model(cls: type, inline: bool) -> type[BaseModel]:
     """The pydantic model of what a document holds of a dataclass."""
     entries: dict[str, Any] = {}
+    # What files of earlier versions do not say.
+    unsaid = {each.name: each.metadata.get("unsaid", ...) for each in fields(cls)}
     for name, annotation in saved_fields(cls).items():
         entry = _json_type(annotation, inline, cls)
         if entry is not None:
-            entries[name] = (entry, ...)
+            entries[name] = (entry, unsaid[name])
     config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
     return create_model(cls.__name__, __config__=config, **entries)
 
