@@ -102,7 +102,7 @@ def test_edges_of_another_model_are_not_confused():
         ({"layers": [4]}, "It has layers 0 to 1."),
     ],
 )
-def test_refused(ask, text):
+def test_refused(ask, text, unchecked):
     with pytest.raises(ComponentError) as error:
         ComponentRegistry.of_edges(SimpleNamespace(n_layers=2, n_heads=2, d_model=8), **ask)
     assert text in str(error.value)

@@ -78,7 +78,7 @@ class Controls(Tabular):
                         "draws": len(values),
                         "quantity": name,
                         **with_ends("value", own[name], (own[f"{name}_low"], own[f"{name}_high"])),
-                        **with_ends("control", values.mean().item(), values.aminmax()),
+                        **with_ends("control", values.mean().item(), map(float, values.aminmax())),
                         "p": (1 + hits) / (1 + len(values)) if self.is_tested else float("nan"),
                     }
                 )
