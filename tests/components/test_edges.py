@@ -85,6 +85,20 @@ def test_narrowed(options, labels):
     assert ComponentRegistry.from_spec(registry.spec()) == registry
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        # 6 + 3 of the first layer, 24 + 6 of the second, 7 into the logits.
+        ({}, "46 edges into layers 0-1 and the logits"),
+        ({"receivers": ["MLP1"]}, "6 edges into layers 1"),
+        ({"receivers": ["logits"]}, "7 edges into the logits"),
+    ],
+)
+def test_the_logits_are_no_layer(options, said):
+    shape = SimpleNamespace(n_layers=2, n_heads=2, d_model=8)
+    assert ComponentRegistry.of_edges(shape, **options).describe() == said
+
+
 def test_edges_of_another_model_are_not_confused():
     shapes = [SimpleNamespace(n_layers=2, n_heads=n, d_model=8) for n in (2, 4)]
     small, large = (ComponentRegistry.build(shape, "edges") for shape in shapes)

@@ -154,22 +154,20 @@ class EdgeGraph:
         senders: Sequence[str] | None,
         receivers: Sequence[str] | None,
     ) -> tuple[int, ...]:
-        """Numbers of the edges into a layer whose ends are in `layers` and among those named."""
+        """Numbers of the edges into a layer whose ends are in `layers` and among those named.
+
+        The embedding and the logits are in all layers.
+        """
         senders = self._named("senders", senders, {each: {each} for each in self.senders})
         every = {each for into in self.receivers for use in into for each in use.labels}
         names = {each: {each, *self.nodes_of(each)} for each in every}
         receivers = self._named("receivers", receivers, names)
-        ends = [set(chosen) for chosen in (senders, receivers)]
-        if layers is not None:
-            within = {str(each) for each in layers}
-            ends = [
-                {
-                    label
-                    for label in chosen
-                    if not within.isdisjoint(_LAYER.findall(label) or within)
-                }
-                for chosen in ends
-            ]
+
+        def is_within(label: str) -> bool:
+            own = _LAYER.match(label)
+            return layers is None or own is None or int(own[1]) in layers
+
+        ends = [set(filter(is_within, chosen)) for chosen in (senders, receivers)]
         return tuple(
             number
             for number, (sender, receiver) in enumerate(self.ends[layer])

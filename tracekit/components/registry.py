@@ -466,7 +466,13 @@ class ComponentRegistry(Sequence[Component]):
         for kind in self.kinds:
             sites = [site for site in self.sites if site.kind.name == kind]
             count = sum(len(site.indices) for site in sites)
-            parts.append(f"{count} {kind} in layers {ranges([site.layer for site in sites])}")
+            layers = [site.layer for site in sites]
+            where = f"in layers {ranges(layers)}"
+            if self.edges is not None:
+                within = [layer for layer in layers if layer < self.edges.n_layers]
+                into = [f"layers {ranges(within)}"] * bool(within)
+                where = f"into {' and '.join([*into, *['the logits'] * (within != layers)])}"
+            parts.append(f"{count} {kind} {where}")
         window = max((len(site.acts_in) for site in self.sites), default=1)
         more = ", ..." if len(self.spans) > 4 else ""
         by = f" by span ({', '.join(self.spans[:4])}{more})" if self.spans else ""

@@ -5,7 +5,7 @@
    in the run itself, give the same logits: their norms and projections are the model's.
 3. All edges out of the heads of a layer do what patching these heads does, and those out of an MLP
    what patching it does: what senders write, and where, is the model's.
-4. A gradient reaches every receiver.
+4. A gradient reaches the edges into every layer.
 """
 
 from __future__ import annotations

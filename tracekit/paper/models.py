@@ -60,8 +60,6 @@ PAPER_MODELS: Mapping[str, PaperModel] = {
 """By title."""
 
 GPT2_FAMILY = ("DistilGPT2", "GPT2-small", "GPT2-medium", "GPT2-large", "GPT2-xl")
-SEVEN_MODELS = (*GPT2_FAMILY, "Qwen3-1.7B", "Llama-3.2-1B")
-"""Models of the tables of heads and neurons."""
 
 SINGLE_HEAD_TABLES: Mapping[str, str] = {
     "winobias": "winobias-dev",

@@ -79,9 +79,8 @@ def circuit_figure(result: TraceResult, n: int = 30) -> go.Figure:
     ]
     said = f"{len(shown)} strongest of {len(values)} edges by score"
     if rest:
-        said += f"; the others sum to {sum(value for value, _ in rest):+.3g} of " + (
-            f"{sum(value for value, _ in values):+.3g}"
-        )
+        total, others = (sum(value for value, _ in part) for part in (values, rest))
+        said += f"; the others sum to {others:+.3g} of {total:+.3g}"
     return path_network(
         names,
         [places[name] if isfinite(places[name]) else None for name in names],
@@ -103,8 +102,7 @@ def _place(node: str) -> float:
     """Height of a node: its layer, an MLP half a layer above."""
     if node in (EMBEDDING, LOGITS):
         return -inf if node == EMBEDDING else inf
-    number = re.search(r"\d+", node)
-    return int(number[0] if number else 0) + 0.5 * node.startswith("MLP")
+    return int(re.findall(r"\d+", node)[0]) + 0.5 * node.startswith("MLP")
 
 
 def _graph(result: TraceResult) -> EdgeGraph:
