@@ -1,4 +1,4 @@
-"""What the benchmarks run on: models of GPT-2's sizes, real text, and the naive floor.
+"""What the benchmarks run on: models of known sizes, real text, and the naive floor.
 
 The floor is what a step costs that does nothing but the model's own work, and shares nothing: the
 plain Hugging Face model with frozen weights, forward and backward over padded rows (one for each
@@ -28,9 +28,26 @@ from tracekit.metrics import resolve
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 METRICS = {"facts": "probability-ratio"}
 NOISE = GaussianNoise(std=3 * 0.2015)
-SIZES: Mapping[str, dict[str, int]] = {
-    "gpt2": {"n_layer": 12, "n_head": 12, "n_embd": 768},
-    "gpt2-xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},
+SIZES: Mapping[str, transformers.PretrainedConfig] = {
+    "gpt2": transformers.GPT2Config(),
+    "gpt2-xl": transformers.GPT2Config(n_layer=48, n_head=25, n_embd=1600),
+    "smollm2-135m": transformers.LlamaConfig(
+        vocab_size=50_257,  # Of GPT-2's tokenizer; its own has 49,152.
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+    ),
+    "llama-3-8b": transformers.LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+    ),
 }
 
 
@@ -44,18 +61,27 @@ class Model:
 
     @classmethod
     def make(
-        cls, device: torch.device, size: str = "gpt2", *, bare: bool = True, **changes: int
+        cls,
+        device: torch.device,
+        size: str = "gpt2",
+        *,
+        bare: bool = True,
+        dtype: torch.dtype = torch.float32,
+        **changes: int,
     ) -> Model:
-        """A GPT-2 of a size, with the real tokenizer."""
+        """A model of a size, with GPT-2's tokenizer."""
         built = []
         for _ in range(1 + bare):
             torch.manual_seed(0)
-            config = transformers.GPT2Config(**{**SIZES[size], **changes})
-            built.append(transformers.AutoModelForCausalLM.from_config(config).eval().to(device))
-            for parameter in built[-1].parameters():
+            config = type(SIZES[size])(**{**SIZES[size].to_dict(), **changes})
+            with device:  # Large ones are drawn faster on a card.
+                made = transformers.AutoModelForCausalLM.from_config(config).eval().to(device)
+            for parameter in made.parameters():
                 parameter.requires_grad_(False)
-        traced = tk.load_model(built[0], tokenizer=tokenizer())
-        return cls(traced, built[1] if bare else None, device)
+            # Wrapped in float32: random weights of many layers are told apart by rounding.
+            wrapped = made if built else tk.load_model(made, tokenizer=tokenizer())
+            built.append(wrapped.to(dtype))
+        return cls(*built, device) if bare else cls(*built, None, device)
 
     def engine(
         self, pairs: PromptPairs, kinds: str = "attention-patterns", **options: Any
@@ -106,9 +132,9 @@ class Padded:
     def forward(self, bare: Any, embedded: Tensor | None = None) -> Tensor:
         """Log-probabilities of the scored tokens."""
         given = {"input_ids": self.tokens} if embedded is None else {"inputs_embeds": embedded}
-        hidden = bare.transformer(**given, use_cache=False).last_hidden_state
-        logits = bare.lm_head(hidden[self.row, self.pos])
-        return logits.log_softmax(-1).gather(-1, self.target[:, None])
+        hidden = bare.base_model(**given, use_cache=False).last_hidden_state
+        logits = bare.get_output_embeddings()(hidden[self.row, self.pos])
+        return logits.float().log_softmax(-1).gather(-1, self.target[:, None])
 
     def plain(self, bare: Any) -> None:
         """One plain forward."""
@@ -117,7 +143,7 @@ class Padded:
 
     def floor(self, bare: Any) -> None:
         """The naive floor: forward and backward."""
-        embedded = bare.transformer.wte(self.tokens).requires_grad_(True)
+        embedded = bare.get_input_embeddings()(self.tokens).requires_grad_(True)
         torch.autograd.grad(self.forward(bare, embedded).sum(), embedded)
 
 

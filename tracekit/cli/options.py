@@ -234,7 +234,8 @@ OPTIONS: Mapping[str, Option] = {
     "seed": HOW.count("Seed of every search.", default=0),
     # ---- limits, workers, output
     "max_batch_size": LIMITS.count(
-        "Examples per pass; bounds memory, changes no result.", default=64, min=1
+        "Examples per pass; bounds memory, changes no result. Default: 64, or what fits a card.",
+        min=1,
     ),
     "max_memory": LIMITS.count(
         "MiB that counterfactual activations may take on the device.", min=0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekit.cli.app import app
-from tracekit.cli.options import OPTIONAL_OUTPUT, OPTIONS, WORKERS, Given, takes
+from tracekit.cli.options import OPTIONAL_OUTPUT, WORKERS, Given, takes
 from tracekit.cli.output import Tally, check_folder, console, print_table
 from tracekit.cli.parsing import parse_executor_options
 
@@ -21,9 +21,8 @@ _MOST_ROWS = 40
 
 @app.command()
 @takes(
-    *(*WORKERS, "device", "quiet"),
+    *(*WORKERS, "device", "max_batch_size", "quiet"),
     output=OPTIONAL_OUTPUT.saying("Folder; runs in it are not repeated. Default: the file's."),
-    max_batch_size=OPTIONS["max_batch_size"]._replace(default=None),
 )
 def sweep(
     given: Given,

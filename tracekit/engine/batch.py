@@ -45,7 +45,7 @@ class Batch:
     scored_token: Int[Tensor, " scored"]
     """Its token id."""
     slot: Int[Tensor, " scored"]
-    """Its index in `valid`, flattened."""
+    """Its index in `valid`, flattened; -1 for one that fills the batch up."""
     valid: Bool[Tensor, "example side token"]
     """Which tokens of x (side 0) and y (side 1) exist."""
     first_readout: Int[Tensor, " example"]
@@ -87,7 +87,9 @@ class Batch:
         indices = {
             "scored_readout": (self.scored_readout + shift * len(row)).flatten(),
             "first_readout": (self.first_readout + shift * len(row)).flatten(),
-            "slot": (self.slot + shift * self.valid.numel()).flatten(),
+            "slot": torch.where(
+                self.slot < 0, self.slot, self.slot + shift * self.valid.numel()
+            ).flatten(),
         }
         others = {
             name: value.repeat(copies, *[1] * (value.ndim - 1))
@@ -101,13 +103,13 @@ class Batch:
     @property
     def rows_of_examples(self) -> Bool[Tensor, "example row"]:
         """Which rows the log-probabilities of each example are read from."""
-        reads = torch.zeros(
-            len(self.examples), len(self.sequences), dtype=torch.bool, device=self.slot.device
-        )
-        # A slot counts through the sides and tokens of an example before it comes to the next.
-        example = self.slot // self.valid[0].numel()
+        shape = len(self.examples) + 1, len(self.sequences)
+        reads = torch.zeros(shape, dtype=torch.bool, device=self.slot.device)
+        # A slot counts through the sides and tokens of an example before it comes to the next; what
+        # only fills the batch up goes to one behind the last.
+        example = self.slot.div(self.valid[0].numel(), rounding_mode="floor")
         reads[example, self.readout_positions[0][self.scored_readout]] = True
-        return reads
+        return reads[:-1]
 
     def read(
         self,
@@ -160,5 +162,5 @@ class Batch:
 
     def _laid_out(self, values: Tensor, absent: Any) -> Tensor:
         """Values of the scored tokens by example, side and token."""
-        laid = values.new_full((self.valid.numel(),), absent)
-        return laid.index_put((self.slot,), values).reshape(self.valid.shape)
+        laid = values.new_full((self.valid.numel() + 1,), absent)
+        return laid.index_put((self.slot,), values)[:-1].reshape(self.valid.shape)

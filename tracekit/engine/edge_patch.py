@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tracekit.components import ComponentRegistry
 from tracekit.components.edges import EdgeGraph, Receivers
-from tracekit.engine.patching import Activations
+from tracekit.engine.patching import Activations, numbers_on
 from tracekit.errors import HookPointError
 from tracekit.models.architectures import BlockParts, block_parts, residual_multiplier, stream_hook
 from tracekit.models.hooked import Hook, HookedModel, dtype_of, model_name
@@ -68,8 +68,7 @@ class EdgePatch:
                 entries = rows[:, site.start : site.stop].unflatten(1, (-1, site.n_spans))
                 if not site.complete:
                     full = entries.new_zeros(len(rows), site.width, site.n_spans)
-                    numbers = torch.tensor(site.indices, device=entries.device)
-                    entries = full.index_copy(1, numbers, entries)
+                    entries = full.index_copy(1, numbers_on(site.indices, entries.device), entries)
                 weights[site.layer] = entries
         return _Run(self, weights).hooks() if weights else []
 

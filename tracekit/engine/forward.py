@@ -20,7 +20,7 @@ from tracekit.engine.block_skipping import ResidualStream, StopPassError
 from tracekit.engine.capabilities import Capabilities
 from tracekit.metrics import ContinuationLogProbs, ContinuationMean, Reading
 from tracekit.models.architectures import residual_hook, stream_hook
-from tracekit.models.hooked import Hook, HookedModel, device_of, dtype_of, scored_hook
+from tracekit.models.hooked import Hook, HookedModel, device_of, dtype_of, frozen, scored_hook
 
 
 class ForwardPass:
@@ -120,6 +120,17 @@ class ForwardPass:
             if tokens_of_y is not None:
                 grown = grown - logits[each, tokens_of_y]
             return torch.autograd.grad(grown.sum(), read)[0][0].float()
+
+    def bytes_of_row(self, batch: Batch) -> float:
+        """Memory of a card that an example of a batch takes in a pass with its gradient."""
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        shift = torch.zeros((), dtype=self._dtype, device=self.device, requires_grad=True)
+        hook = (residual_hook(0), lambda stream, hook=None: stream + shift)
+        with frozen(self._model), torch.enable_grad():
+            torch.autograd.grad(self.log_probs(batch, [hook]).x.sum(), shift)
+        peak = torch.cuda.max_memory_allocated(self.device)
+        return (peak - before) / len(batch.examples)
 
     @contextmanager
     def _only_blocks(

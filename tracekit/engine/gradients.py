@@ -175,8 +175,12 @@ def changes_of(
 
 def _unshared_batches(data: PreparedData, examples: Int[Tensor, " some"] | None) -> Iterator[Batch]:
     """Some examples, or all, in batches of which no row serves two of them."""
-    size = data.config.max_batch_size
-    return data.unshared_layout.batches(size, device=data.device, examples=examples)
+    return data.unshared_layout.batches(
+        data.rows,
+        device=data.device,
+        examples=examples,
+        filled=data.recorder.is_on,
+    )
 
 
 def _expanded(
@@ -188,9 +192,7 @@ def _expanded(
         # Every row has a mask of its own, so that one backward pass tells examples apart.
         leaf = (of_rows.T @ masks)[None].requires_grad_(True)
         source = data.counterfactual_cache.activations_for(batch)
-        log_probs = data.forward_pass.log_probs(
-            batch, data.hooks(batch, source, leaf), reads=data.metric.reads
-        )
+        log_probs = data.log_probs(batch, source, leaf)
         linearization = data.metric.linearization
         if linearization is None:
             values = data.effects_from(batch, log_probs)[0]

@@ -36,6 +36,8 @@ Positions = Literal["prompt", "last", "all"] | Sequence[int]
 continuation, or explicit prompt positions (negative ones count from the prompt's end)."""
 
 _SCOPES = ("prompt", "last", "all")
+_STEP = 8
+"""Sizes of filled batches are multiples of it: rows and positions; four times that, tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,15 +182,25 @@ class Layout:
         """Length of the longest row."""
         return int(torch.cat([self.lengths, self.source_lengths]).max())
 
-    def batch(self, examples: Int[Tensor, " example"]) -> Batch:
-        """The batch of some examples, in the given order."""
+    def batch(self, examples: Int[Tensor, " example"], *, filled: bool = False) -> Batch:
+        """The batch of some examples, in the given order.
+
+        If `filled`, rows, positions and tokens are filled up to sizes that come again.
+        """
+
+        def size(n: int, most: int, step: int = _STEP) -> int:
+            return min(-(-n // step) * step, most) if filled else n
+
         # `local` numbers the rows within the batch.
         rows, local = self.rows[examples].unique(return_inverse=True)
-        longest = int(self.lengths[rows].max())
+        rows = _filled(rows, size(len(rows), 2 * len(examples)))
+        longest = size(int(self.lengths[rows].max()), self.positions.shape[1])
         positions = self.positions[rows, :longest]
         used = positions.any(0).nonzero()
+        first = int(used.min())
         valid = self.valid[examples]
-        valid = valid[..., : int(valid.sum(-1).max())].contiguous()
+        n_tokens = size(int(valid.sum(-1).max()), valid.shape[-1], valid.shape[-1])
+        valid = valid[..., :n_tokens].contiguous()
         example, side, step = valid.nonzero(as_tuple=True)
         row = local[example, side]
         # Token `step` of a continuation is predicted one position before its own: the first one by
@@ -200,19 +212,22 @@ class Layout:
         )
         # x and y may be predicted at the same position, which is then read once.
         readouts, scored_readout = (row * longest + pos).unique(return_inverse=True)
+        most = size(len(row), valid.numel(), 4 * _STEP)
+        readouts = _filled(readouts, size(len(readouts), most, 4 * _STEP))
+        scored_token = self.targets[examples][example, side, step]
         return Batch(
             examples=examples,
             sequences=self.sequences.rows(rows, longest),
             sources=self.row_sources[rows],
             positions=positions,
-            first_position=int(used.min()),
-            n_positions=int(used.max()) + 1,
+            first_position=first // _STEP * _STEP if filled else first,
+            n_positions=size(int(used.max()) + 1, longest),
             span_numbers=None if self.span_numbers is None else self.span_numbers[rows, :longest],
             source_index=None if self.source_index is None else self.source_index[rows, :longest],
             readout_positions=(readouts // longest, readouts % longest),
-            scored_readout=scored_readout,
-            scored_token=self.targets[examples][example, side, step],
-            slot=valid.flatten().nonzero()[:, 0],
+            scored_readout=_filled(scored_readout, most),
+            scored_token=_filled(scored_token, most),
+            slot=_filled(valid.flatten().nonzero()[:, 0], most, -1),
             valid=valid,
             first_readout=scored_readout[(side == 0) & (step == 0)],
             first_token=self.targets[examples, 0, 0],
@@ -228,14 +243,15 @@ class Layout:
         *,
         device: torch.device,
         examples: Int[Tensor, " example"] | None = None,
+        filled: bool = False,
     ) -> Iterator[Batch]:
-        """Batches of at most `max_batch_size` examples, similar lengths together."""
+        """Batches of at most `max_batch_size` examples, similar lengths together; see `batch`."""
         if examples is None:
             examples = torch.arange(self.n_examples)
         lengths = self.lengths_of(examples)
         beyond = self.beyond_limit[self.rows[examples, 0]]
         for part in buckets(lengths, beyond, max_batch_size, device):
-            yield self.batch(examples[part]).to(device)
+            yield self.batch(examples[part], filled=filled).to(device)
 
     def lengths_of(self, examples: Int[Tensor, " example"]) -> Int[Tensor, " example"]:
         """Length of the longest row of each example."""
@@ -248,6 +264,12 @@ class Layout:
         lengths, beyond = self.source_lengths[sources], self.sources_beyond_limit[sources]
         for part in buckets(lengths, beyond, max_batch_size, device):
             yield sources[part]
+
+
+def _filled(values: Int[Tensor, " value"], size: int, value: int | None = None) -> Tensor:
+    """Values filled up with another, or with the first of them."""
+    filler = values[:1] if value is None else values.new_tensor([value])
+    return torch.cat([values, filler.expand(size - len(values))])
 
 
 def buckets(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -294,14 +294,19 @@ def shares_of(
     if not site.complete:
         # Components of the layer that are not under study keep their clean value: weight 0.
         full = entries.new_zeros(*entries.shape[:-1], site.width)
-        indices = to_device(torch.tensor(site.indices), entries.device)
-        entries = full.index_copy(-1, indices, entries)
+        entries = full.index_copy(-1, numbers_on(site.indices, entries.device), entries)
     shape = [1] * (ndim + 1)
     shape[: entries.ndim - 1] = entries.shape[:-1]
     if site.kind.component_dim is not None:
         # One further than in the activation: the axis of the set comes first.
         shape[site.kind.component_dim + 1] = site.width
     return entries.reshape(shape)
+
+
+@lru_cache(maxsize=1024)
+def numbers_on(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " number"]:
+    """Numbers on a device, copied there once."""
+    return to_device(torch.tensor(numbers), device)
 
 
 def _weight_by_span(
@@ -312,8 +317,7 @@ def _weight_by_span(
     by_index = rearrange(entries, "... (index span) -> ... index span", span=n_spans)
     if not site.complete:
         full = by_index.new_zeros(*by_index.shape[:-2], site.width, n_spans)
-        indices = to_device(torch.tensor(site.indices), entries.device)
-        by_index = full.index_copy(-2, indices, by_index)
+        by_index = full.index_copy(-2, numbers_on(site.indices, entries.device), by_index)
     while by_index.ndim < 4:
         # One mask for all sets, or for all rows.
         by_index = by_index[None] if by_index.ndim == 2 else by_index[:, None]

@@ -148,7 +148,7 @@ class PathRuns:
     def embeddings(self) -> CounterfactualCache:
         """The input of the first block in the counterfactual run."""
         stream = ComponentRegistry.build(self.data.model.cfg, "residual-before", layers=[0])
-        size = self.data.config.max_batch_size
+        size = self.data.rows
         return CounterfactualCache(self.data.model, self.data.layout, stream, max_batch_size=size)
 
     @cached_property
@@ -382,5 +382,5 @@ class _BatchPaths:
 
     def _chunks(self, items: Sequence[_T]) -> Iterator[Sequence[_T]]:
         """As many at a time as fit into a batch."""
-        size = max(1, self.runs.data.config.max_batch_size // len(self.batch.examples))
+        size = max(1, self.runs.data.rows // len(self.batch.examples))
         return (items[first : first + size] for first in range(0, len(items), size))

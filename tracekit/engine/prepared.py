@@ -37,6 +37,7 @@ from tracekit.engine.forward import ForwardPass
 from tracekit.engine.layout import Layout, Positions
 from tracekit.engine.pair_checks import check_pairs
 from tracekit.engine.patching import Activations, MaskedPatch
+from tracekit.engine.recording import Recorder
 from tracekit.errors import ConfigError, NonFiniteMetricError, WorkerError
 from tracekit.metrics import (
     ContinuationLogProbs,
@@ -54,6 +55,13 @@ Masks = Float[Tensor, "set component"]
 """A stack of masks on the model's device, entries in [0, 1]."""
 
 
+USUAL_ROWS = 64
+"""Examples of a pass on a CPU, which more would not fill better."""
+_PROBED_ROWS, _SHARE_OF_MEMORY = 8, 0.25
+"""Examples whose memory is measured, and the part of a card's free memory that a pass may take:
+hooks hold copies besides."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Settings of an engine; none of them can be changed once it is built."""
@@ -63,13 +71,15 @@ class EngineConfig:
     continuation_mean: ContinuationMean = "geometric"
     """Probability of a continuation of several tokens: `geometric` or `arithmetic` mean of its
     token probabilities."""
-    max_batch_size: int = 64
+    max_batch_size: int | None = None
     """Examples per pass; bounds memory, changes no result but for rounding, which is large in
-    bfloat16 (`effects.noise_floor`)."""
+    bfloat16 (`effects.noise_floor`). None: 64 on a CPU; on a card as many as a quarter of its free
+    memory holds with their gradients, which is measured when an engine is built."""
     max_memory: int | None = None
     """Bytes that counterfactual activations may take on the model's device; beyond, they are kept
     in host memory, or computed again for every batch if the model is on the CPU. As many may be
-    taken by clean distributions, for metrics that read them. Changes no result. None: no bound."""
+    taken by clean distributions, for metrics that read them, and by passes of more than 64
+    examples. Changes no result. None: no bound."""
     progress: bool | None = False
     """Whether to show progress bars. None: in notebooks and terminals, else a line a minute."""
     capabilities: Capabilities | None = None
@@ -77,10 +87,9 @@ class EngineConfig:
     `Capabilities.none()`: the plain way, with equal results."""
 
     def __post_init__(self) -> None:
-        if not is_whole(self.max_batch_size) or self.max_batch_size < 1:
-            raise ConfigError(
-                f"max_batch_size is {self.max_batch_size!r}. It must be a whole number, at least 1."
-            )
+        size = self.max_batch_size
+        if size is not None and (not is_whole(size) or size < 1):
+            raise ConfigError(f"max_batch_size is {size!r}. It must be a whole number, at least 1.")
         bound = self.max_memory
         is_number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
         if bound is not None and not (is_number and bound >= 0):
@@ -104,6 +113,8 @@ class PreparedData:
     clean_run: CleanRun
     layout: Layout
     counterfactual_cache: CounterfactualCache
+    recorder: Recorder
+    """Records passes while a search runs."""
     account: Account = field(default_factory=Account)
     """Interventional work so far; clean and counterfactual runs are not counted."""
 
@@ -128,9 +139,12 @@ class PreparedData:
             if layout.sequences.has_branches:
                 capabilities.warn_of_packing(model, layout.longest)
             layout = _build_layout(model, pairs, registry, config)
-        size = config.max_batch_size
+        size = config.max_batch_size or _rows_that_fit(config, forward_pass, layout)
         if registry.edges is not None:
-            size = min(size, rows_at_once(registry, model, layout.longest, config.max_memory))
+            bound = config.max_memory
+            if bound is None and forward_pass.device.type == "cuda":
+                bound = _room_on(forward_pass.device)
+            size = min(size, rows_at_once(registry, model, layout.longest, bound))
         config, first = replace(config, max_batch_size=size), None
         if ranks.count > 1:
             own = _own_part(ranks, layout, torch.arange(layout.n_examples))
@@ -148,11 +162,12 @@ class PreparedData:
                 model, forward_pass, max_memory=config.max_memory, progress_bar=bar, ranks=ranks
             ),
             layout=layout,
+            recorder=Recorder(model),
             counterfactual_cache=CounterfactualCache(
                 model,
                 layout,
                 registry,
-                max_batch_size=config.max_batch_size,
+                max_batch_size=size,
                 max_memory=config.max_memory,
                 progress_bar=bar,
                 first=first,
@@ -175,7 +190,10 @@ class PreparedData:
             components=digest_of({"spec": self.registry.spec()})[:12],
             metric=self.metric.name,
             model=f"{model_name(self.model)} ({weights_digest(self.model)[:12]})",
-            settings=repr(replace(self.config, capabilities=None, progress=False)),
+            # Each process has as many rows as its own card holds.
+            settings=repr(
+                replace(self.config, capabilities=None, progress=False, max_batch_size=None)
+            ),
         )
         if self.n_examples < self.ranks.count:
             raise WorkerError(
@@ -197,6 +215,11 @@ class PreparedData:
     def device(self) -> torch.device:
         """Where the model reads its tokens."""
         return self.forward_pass.device
+
+    @property
+    def rows(self) -> int:
+        """Examples that a pass takes at most, each under one mask."""
+        return self.config.max_batch_size or USUAL_ROWS
 
     # ---- batches --------------------------------------------------------------------------
 
@@ -228,8 +251,9 @@ class PreparedData:
         Batches leave room to be run under so many masks at once.
         """
         numbers = examples if of_all_ranks else self.own(examples)
-        size = max(1, self.config.max_batch_size // n_masks)
-        return self.layout.batches(size, device=self.device, examples=numbers)
+        size = max(1, self.rows // n_masks)
+        filled = self.recorder.is_on
+        return self.layout.batches(size, device=self.device, examples=numbers, filled=filled)
 
     @cached_property
     def unshared_layout(self) -> Layout:
@@ -291,7 +315,7 @@ class PreparedData:
         """
         for batch in self.batches if batches is None else batches:
             source = self.counterfactual_cache.activations_for(batch)
-            at_once = max(1, self.config.max_batch_size // len(batch.examples))
+            at_once = max(1, self.rows // len(batch.examples))
             for first in range(0, len(masks), at_once):
                 some = slice(first, first + at_once)
                 yield batch, some, self.log_probs(batch, source, masks[some], reads=reads)
@@ -303,7 +327,7 @@ class PreparedData:
         masks: Masks,
         *,
         reads: Sequence[Reading] | None = None,
-        layers: Container[int] | None = None,
+        layers: set[int] | None = None,
         start: int = 0,
         residual: ResidualStream | None = None,
     ) -> ContinuationLogProbs:
@@ -312,13 +336,21 @@ class PreparedData:
         With `start` > 0 blocks from that one on are run, on `residual`: the rows of the batch for
         each mask in turn. Only `layers` get hooks; all by default.
         """
-        return self.forward_pass.log_probs(
-            batch.repeat(len(masks)),
-            self.hooks(batch, source, masks, layers),
-            reads=self.metric.reads if reads is None else reads,
-            start=start,
-            residual=residual,
-        )
+        reads = self.metric.reads if reads is None else reads
+
+        def run(
+            masks: Masks, batch: Batch, source: Activations, residual: ResidualStream | None
+        ) -> ContinuationLogProbs:
+            return self.forward_pass.log_probs(
+                batch.repeat(len(masks)),
+                self.hooks(batch, source, masks, layers),
+                reads=reads,
+                start=start,
+                residual=residual,
+            )
+
+        name = ("log-probs", tuple(reads), start, None if layers is None else frozenset(layers))
+        return self.recorder.run(run, name, masks, batch, source, residual)
 
     def hooks(
         self,
@@ -402,6 +434,25 @@ def _build_layout(
     return Layout.build(
         pairs, config.positions, spans=registry.spans, long_rope_limit=limit, **options
     )
+
+
+def _rows_that_fit(config: EngineConfig, forward_pass: ForwardPass, layout: Layout) -> int:
+    """Examples that are run together where none are asked for."""
+    device = forward_pass.device
+    if device.type != "cuda":
+        return USUAL_ROWS
+    longest = layout.lengths_of(torch.arange(layout.n_examples)).argsort(descending=True)
+    of_row = forward_pass.bytes_of_row(layout.batch(longest[:_PROBED_ROWS]).to(device))
+    room = _room_on(device)
+    if config.max_memory is not None:
+        room = min(room, max(config.max_memory, USUAL_ROWS * of_row))
+    return max(1, int(room / of_row))
+
+
+def _room_on(card: torch.device) -> int:
+    """Bytes that a pass may take."""
+    unused = torch.cuda.memory_reserved(card) - torch.cuda.memory_allocated(card)
+    return int(_SHARE_OF_MEMORY * (torch.cuda.mem_get_info(card)[0] + unused))
 
 
 def _own_part(

@@ -21,6 +21,7 @@ from tracekit.components import ComponentSet
 from tracekit.components.masks import from_indices
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream
+from tracekit.engine.packing import PASS_OVERHEAD_TOKENS
 from tracekit.engine.patching import Activations
 from tracekit.engine.prefix_tree import PrefixNode, build_prefix_tree
 from tracekit.engine.prepared import PreparedData
@@ -30,6 +31,8 @@ Recorder = Callable[[Sequence[ComponentSet], Float[Tensor, "set example"]], Any]
 """Is told which sets were measured on all examples, and their effects."""
 _FEWEST_SHOWN = 3
 """Sets below which there is no progress bar for them alone."""
+_MOST_TOKENS = 2 * PASS_OVERHEAD_TOKENS["cuda"]
+"""Tokens of sets and examples up to which all layers are run for each set, where that is played."""
 _FEW_EXAMPLES = 8
 """Examples for each rank below which candidate sets are shared out instead."""
 
@@ -47,8 +50,10 @@ def set_effects(
     """
     own, batches = _own_part(data, sets, examples)
     own_sets = [sets[number] for number in own]
-    # A component that acts in several layers belongs to no single node of the tree.
-    if data.capabilities.block_skipper is None or data.registry.has_windows:
+    # A component that acts in several layers belongs to no single node of the tree. A few sets are
+    # one pass that is played, where their tree would be many that are not.
+    is_small = data.recorder.is_on and len(sets) * max(map(_n_tokens, batches)) <= _MOST_TOKENS
+    if is_small or data.capabilities.block_skipper is None or data.registry.has_windows:
         tree = PrefixNode(0, leaves=list(range(len(own))))
     else:
         n_layers = int(data.model.cfg.n_layers)
@@ -81,6 +86,10 @@ def set_effects(
     if record is not None:
         record(sets, effects)
     return effects
+
+
+def _n_tokens(batch: Batch) -> int:
+    return batch.sequences.tokens.numel()
 
 
 def _own_part(
@@ -148,24 +157,32 @@ class _Descent:
         for chunk in self._chunks(leaves):
             numbers = [leaf for _, leaf in chunk]
             sets = [self.sets[number] for number in numbers]
+            # Patches below the nodes are in the residual stream already.
+            layers = {layer for layer in self._layers(sets) if layer >= start}
+            masks = self._masks(sets)
+            if self.data.recorder.is_on and not start:
+                # What is recorded has all hooks and one of few sizes, so that it serves other sets.
+                layers = None
+                masks = masks[
+                    torch.arange(1 << (len(sets) - 1).bit_length()).clamp(max=len(sets) - 1)
+                ]
             log_probs = self.data.log_probs(
                 self.batch,
                 self.source,
-                self._masks(sets),
-                # Patches below the nodes are in the residual stream already.
-                layers={layer for layer in self._layers(sets) if layer >= start},
+                masks,
+                layers=layers,
                 start=start,
                 residual=self._rows_of(residual, [parent for parent, _ in chunk], len(nodes)),
             )
             rows = to_device(torch.tensor(numbers), self.data.device)
-            values = self.data.effects_from(self.batch, log_probs)
+            values = self.data.effects_from(self.batch, log_probs)[: len(sets)]
             self.effects[rows[:, None], self.batch.examples] = values
             self.n_done[numbers] += len(self.batch.examples)
             _progress.current().advance(len(numbers) * len(self.batch.examples))
 
     def _chunks(self, items: Sequence[_T]) -> Iterator[Sequence[_T]]:
         """As many at a time as fit into a batch."""
-        size = max(1, self.data.config.max_batch_size // len(self.batch.examples))
+        size = max(1, self.data.rows // len(self.batch.examples))
         return (items[first : first + size] for first in range(0, len(items), size))
 
     @staticmethod

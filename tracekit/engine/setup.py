@@ -24,7 +24,7 @@ from tracekit.data.spans import position_names
 from tracekit.engine import checks
 from tracekit.engine.engine import Engine
 from tracekit.engine.layout import Positions
-from tracekit.engine.prepared import EngineConfig
+from tracekit.engine.prepared import USUAL_ROWS, EngineConfig
 from tracekit.engine.sources import (
     Drawn,
     Mean,
@@ -291,7 +291,7 @@ class Setup:
             positions=self.positions,
             seed=self.source_seed,
             drawn=self.drawn,
-            max_batch_size=config.max_batch_size,
+            max_batch_size=config.max_batch_size or USUAL_ROWS,
         )
         return BoundSetup(
             setup=self,

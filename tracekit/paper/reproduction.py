@@ -83,7 +83,7 @@ def reproduce(
     *,
     data_dir: Path | None = None,
     device: str | None = None,
-    max_batch_size: int = 64,
+    max_batch_size: int | None = None,
     loading: Mapping[str, Any] | None = None,
     processes: int | None = None,
     executor: Any = None,

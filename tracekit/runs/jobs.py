@@ -148,8 +148,8 @@ class RunEnvironment:
     """Folder with data files, or with a folder for each data set. None: downloads."""
     device: str | None = None
     """As in `load_model`."""
-    max_batch_size: int = 64
-    """Examples per pass."""
+    max_batch_size: int | None = None
+    """Examples per pass; as in `Tracer`."""
     progress: bool | None = False
     """As in `Tracer`."""
     loading: Mapping[str, Any] = field(default_factory=dict)

@@ -187,7 +187,7 @@ def sweep(
     part: str | None = None,
     data_dir: str | Path | None = None,
     device: str | None = None,
-    max_batch_size: int = 64,
+    max_batch_size: int | None = None,
     model_options: Mapping[str, Any] | None = None,
     progress: bool | None = None,
     on_done: Callable[[Run | Failure], object] = lambda outcome: None,
@@ -248,7 +248,7 @@ def sweep(
     planned = part_of(grid.jobs(), part)
     if executor is None:
         grid.check_models()
-    max_batch_size = convert("max_batch_size", max_batch_size, PositiveInt)
+    max_batch_size = convert("max_batch_size", max_batch_size, PositiveInt | None)
     device = convert("device", device, str | None)
     loading = dict(convert("model_options", model_options or {}, dict[str, Any]))
     executor_options = convert("executor_options", executor_options or {}, dict[str, Any])

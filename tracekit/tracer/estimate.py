@@ -103,7 +103,7 @@ def _pace_of(
     kept, asked = _PACES.setdefault(engine.data, {}), (with_gradient, *sets)
     if asked not in kept:
         n, is_cuda = engine.n_examples, engine.device.type == "cuda"
-        is_cpu, batch = engine.device.type == "cpu", engine.config.max_batch_size
+        is_cpu, batch = engine.device.type == "cpu", engine.data.rows
         count = min(n, _PROBED_EXAMPLES if is_cpu else batch)
         # Spread over the data set.
         few = engine.with_pairs(engine.pairs.subset([i * n // count for i in range(count)]))

@@ -95,7 +95,8 @@ def accounted(traced: Traced, target: Target, work: Callable[[], _T]) -> tuple[_
     _ = traced.own.full_effects  # Shared by all methods, so it counts for none.
     checks.check_unchanged(traced.own)
     cost, start = target.cost, time.perf_counter()
-    outcome = work()
+    with target.data.recorder.recording():
+        outcome = work()
     return outcome, Usage(target.cost - cost, time.perf_counter() - start)
 
 

@@ -101,7 +101,7 @@ class Tracer:
         *,
         held_out: PromptPairs | None = None,
         extra_metrics: Sequence[MetricChoice | Metric] = (),
-        max_batch_size: int = 64,
+        max_batch_size: int | None = None,
         max_memory: int | None = None,
         progress: bool | None = None,
         capabilities: Capabilities | None = None,
@@ -121,7 +121,8 @@ class Tracer:
                 them (`TraceResult.held_out_effect`). `pairs.split` makes some.
             extra_metrics: Further metrics; every result says what its selection does by each of
                 them. They guide no search.
-            max_batch_size: Examples per pass; bounds memory, changes no result.
+            max_batch_size: Examples per pass; bounds memory, changes no result. None: 64, or as
+                many as fit on a card.
             max_memory: Bytes that the activations of the counterfactual run may take on the
                 model's device; see `EngineConfig`. Changes no result.
             progress: Whether every run shows one progress bar, with the time that is left. None: in

@@ -1,0 +1,145 @@
+"""Passes that are recorded on a card: the same searches, with what is played in place of passes."""
+
+from __future__ import annotations
+
+import warnings
+from itertools import count
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.engine import recording
+from tracekit.errors import ModelWarning
+from tracekit.search import Goal, Target, make
+
+KINDS = {"attention-patterns": 1, "mlp-neurons": 4, "head-outputs+mlp-blocks": 3, "edges": 1}
+"""With the most tokens of their pairs' continuations."""
+METHODS = {
+    "pgb-ct": {"lambda1": 1e-3, "epochs": 4, "batch_size": 3},
+    "mask-ig": {},
+    "local-search": {},
+    "greedy": {},
+}
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """On the CPU what is recorded is done again in its place; counts how often."""
+    times = count()
+
+    def again(work, recorder):
+        with_gradient = torch.is_grad_enabled()
+        work()
+
+        def play():
+            next(times)
+            with torch.set_grad_enabled(with_gradient):
+                work()
+
+        return play
+
+    monkeypatch.setattr(recording, "recorded", again)
+    monkeypatch.setattr(recording, "_ON", {"cpu"})
+    return lambda: next(times)
+
+
+def searched(engine, method, seed=0):
+    target = Target(engine)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ModelWarning)
+        with engine.data.recorder.recording():
+            (selection,) = make(method, METHODS[method]).search(target, Goal(budgets=(3,)), seed)
+    return selection
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kinds", KINDS)
+def test_a_search_of_played_passes_finds_the_same(played, monkeypatch, kinds, method):
+    model = tk.load_model(tiny.hf_model("llama"))
+    pairs = tiny.pairs(8, longest=KINDS[kinds])
+    ours = searched(tiny.engine(model, pairs, kinds, "logit-difference"), method)
+    n_played = played()
+    monkeypatch.setattr(recording, "_ON", set())
+    plain = searched(tiny.engine(model, pairs, kinds, "logit-difference"), method)
+    torch.testing.assert_close(ours.mask, plain.mask, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours.effects, plain.effects, atol=1e-5, rtol=1e-4)
+    assert n_played > 4
+    assert played() == n_played + 1
+
+
+@pytest.mark.parametrize("positions", ["prompt", "last", "all"])
+def test_filled_batches_give_the_same_numbers(played, any_model, positions):
+    engine = tiny.engine(
+        any_model, tiny.pairs(7, longest=3, seed=2), "head-outputs", positions=positions
+    )
+    mask = torch.rand(engine.n_components, generator=torch.Generator().manual_seed(1))
+    some = torch.tensor([4, 0, 6, 1])
+    plain = [engine.gradient(mask, torch.sin, some), engine.predict_changes((1, 2), examples=some)]
+    with engine.data.recorder.recording():
+        for _ in range(3):
+            filled = [
+                engine.gradient(mask, torch.sin, some),
+                engine.predict_changes((1, 2), examples=some),
+            ]
+    (batch,) = engine.data.batches_of(some)
+    with engine.data.recorder.recording():
+        (full,) = engine.data.batches_of(some)
+    assert len(full.slot) > len(batch.slot)
+    assert not full.slot[len(batch.slot) :].ge(0).any()
+    for ours, expected in zip(filled, plain, strict=True):
+        for one, other in (
+            zip(ours, expected, strict=True)
+            if isinstance(ours, tuple)
+            else [
+                (ours.gains, expected.gains),
+                (ours.gradient, expected.gradient),
+            ]
+        ):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_a_recording_that_plays_something_else_is_not_used(played, monkeypatch):
+    def off(work, recorder):
+        return lambda: None
+
+    monkeypatch.setattr(recording, "recorded", off)
+    engine = tiny.engine(tk.load_model(tiny.hf_model("gpt2")), tiny.pairs(5))
+    mask = torch.rand(engine.n_components)
+    expected = engine.gradient(mask, torch.ones_like)
+    with engine.data.recorder.recording():
+        engine.gradient(torch.zeros_like(mask), torch.ones_like)
+        with pytest.warns(ModelWarning, match="Passes are not recorded on this card"):
+            again = engine.gradient(mask, torch.ones_like)
+        assert not engine.data.recorder.is_on
+    for one, other in zip(again, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_gradient_after_another_pass_is_refused(played):
+    engine = tiny.engine(tk.load_model(tiny.hf_model("gpt2")), tiny.pairs(5))
+    (batch,) = engine.data.batches
+    source = engine.data.counterfactual_cache.activations_for(batch)
+    mask = torch.full((1, engine.n_components), 0.5, requires_grad=True)
+    with engine.data.recorder.recording():
+        for _ in range(3):
+            first, _ = (engine.data.log_probs(batch, source, mask) for _ in range(2))
+    with pytest.raises(AssertionError, match="Another pass was played before the gradient"):
+        torch.autograd.grad(first.x.sum(), mask)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_cuda_plays_what_it_recorded(monkeypatch, architecture, kinds, method):
+    model = tk.load_model(tiny.hf_model(architecture).to("cuda"))
+    engine = tiny.engine(model, tiny.pairs(8), kinds, "logit-difference")
+    assert engine.data.rows > 64
+    ours = searched(engine, method)
+    assert engine.data.recorder.turn > 4 or method == "greedy"  # All sets fit into one pass.
+    monkeypatch.setattr(recording, "_ON", set())
+    plain = searched(tiny.engine(model, tiny.pairs(8), kinds, "logit-difference"), method)
+    torch.testing.assert_close(ours.mask, plain.mask, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(ours.effects, plain.effects, atol=1e-4, rtol=1e-3)
