@@ -88,7 +88,6 @@ def circuit_figure(result: TraceResult, n: int = 30) -> go.Figure:
         title=f"{plain(result.title)}: {data_and_model(result.dataset, result.model)}",
         subtitle=said,
         quantity="score",
-        evenly=True,
     )
 
 
