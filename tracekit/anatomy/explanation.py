@@ -34,12 +34,7 @@ from tracekit.errors import ComponentError, ConfigError
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.intervals import effect_interval
 from tracekit.results.of_set import OfMembers, facts_of
-from tracekit.results.significance import (
-    RESOLUTION,
-    PValues,
-    p_values,
-    without_rounding,
-)
+from tracekit.results.significance import RESOLUTION, PValues, p_values, without_rounding
 from tracekit.results.traced import Traced
 from tracekit.search.base import Planned, require_gradient
 
