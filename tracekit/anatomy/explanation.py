@@ -436,20 +436,37 @@ def explain(
     """
     check_seed(seed)
     engine, chosen = traced.fresh, members_of(members, traced.registry)
+    _check(engine.registry, chosen, max_sets, tolerance)
     planned = plan_explanation(engine, chosen, max_sets=max_sets, look_outside=look_outside)
-    passes, n = planned.cost.forward_equivalents, engine.n_examples
+    passes, n, before = planned.cost.forward_equivalents, engine.n_examples, engine.cost
     with progress.run("explain", passes, n, shown=engine.config.progress):
-        return explain_set(
-            engine,
-            chosen,
-            max_sets=max_sets,
-            tolerance=tolerance,
-            look_outside=_looks_outside(engine, look_outside),
-            seed=seed,
-            selected_on=traced.selected_on(members),
-            proposing=traced.own,
-            **traced.names,
-        )
+        game = SetGame(engine, chosen)
+        everybody = game.everybody
+        without = [tuple(p for p in everybody if p != player) for player in everybody]
+        values = shapley_values(game, max_sets=max_sets, seed=seed)
+        whole = game.effects([everybody])[0]
+        singles = game.effects([(player,) for player in everybody])
+        last = whole - game.effects(without)
+        pairs = pair_interactions(game)
+        redundancy = redundant_members(game, tolerance=tolerance)
+        outsiders = None
+        if _looks_outside(engine, look_outside):
+            outsiders = tuple(measured_outsiders(engine, chosen, traced.own))
+    return Explanation(
+        members=chosen,
+        effect=whole,
+        alone=singles,
+        last=last,
+        shapley=values,
+        pairs=pairs,
+        redundancy=redundancy,
+        tolerance=tolerance,
+        outsiders=outsiders,
+        selected_on=traced.selected_on(members),
+        proposed_on=None if outsiders is None else traced.own.pairs.fingerprint,
+        **traced.names,
+        **facts_of(engine, before),
+    )
 
 
 def _looks_outside(engine: Engine, asked: bool | None) -> bool:
@@ -457,53 +474,6 @@ def _looks_outside(engine: Engine, asked: bool | None) -> bool:
     if asked:
         require_gradient(engine.metric, "explain(look_outside=True)")
     return engine.metric.differentiable if asked is None else asked
-
-
-def explain_set(
-    engine: Engine,
-    members: ComponentSet,
-    *,
-    max_sets: int,
-    tolerance: float,
-    look_outside: bool,
-    seed: int,
-    model: str,
-    source: str = "counterfactual",
-    selected_on: str | None = None,
-    proposing: Engine | None = None,
-) -> Explanation:
-    """Measures the anatomy of a set of at least two components; see `explain`.
-
-    The text calls the model and the source of patched values by the names given. `selected_on` is
-    as in the explanation, and `proposing` has the examples whose gradients propose outsiders, if
-    not those of the engine.
-    """
-    _check(engine.registry, members, max_sets, tolerance)
-    before = engine.cost
-    game = SetGame(engine, members)
-    everybody = game.everybody
-    without = [tuple(p for p in everybody if p != player) for player in everybody]
-    values = shapley_values(game, max_sets=max_sets, seed=seed)
-    whole = game.effects([everybody])[0]
-    singles = game.effects([(player,) for player in everybody])
-    return Explanation(
-        members=members,
-        effect=whole,
-        alone=singles,
-        last=whole - game.effects(without),
-        shapley=values,
-        pairs=pair_interactions(game),
-        redundancy=redundant_members(game, tolerance=tolerance),
-        tolerance=tolerance,
-        outsiders=tuple(measured_outsiders(engine, members, proposing or engine))
-        if look_outside
-        else None,
-        selected_on=selected_on,
-        proposed_on=(proposing or engine).pairs.fingerprint if look_outside else None,
-        source=source,
-        model=model,
-        **facts_of(engine, before),
-    )
 
 
 def plan_explanation(

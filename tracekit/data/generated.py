@@ -129,11 +129,8 @@ def load_gendered_pronouns(
     for number in range(n):
         names, others = (men, women) if number % 2 else (women, men)
         x, y = (" he", " she") if number % 2 else (" she", " he")
-        template, noun, name = (
-            rng.choice(_WORDS["tags"]),
-            rng.choice(_WORDS["people"]),
-            rng.choice(names),
-        )
+        template, noun = rng.choice(_WORDS["tags"]), rng.choice(_WORDS["people"])
+        name = rng.choice(names)
         prompt, other = (
             template.format(name=each, noun=noun) for each in (name, rng.choice(others))
         )
