@@ -361,7 +361,7 @@ def test_given_components_are_patched_in_every_coalition(tracer, plain_effects):
     [
         ([3], {}, ComponentError, r"1 components \(L0H3\).*nothing to explain.*Give at least"),
         ([], {}, ComponentError, r"0 components \(none\).*nothing to explain.*Give at least"),
-        ([1, 2], {"max_sets": 0}, ConfigError, r"max_sets is 0\..*positive whole number"),
+        ([1, 2], {"max_sets": 0}, ConfigError, r"max_sets is 0\..*Give a whole number, at least 1"),
         ([1, 2], {"tolerance": 1.5}, ConfigError, r"tolerance is 1\.5\..*from 0 to below"),
     ],
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tracekit._util import progress
 from tracekit._util.markup import number_text, printable, with_ends
-from tracekit._util.options import check_seed, shortened
+from tracekit._util.options import check_loss, check_seed, check_whole
 from tracekit.anatomy.replacements import (
     MeasuredOutsider,
     Redundancy,
@@ -30,7 +30,7 @@ from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.errors import ComponentError, ConfigError
+from tracekit.errors import ComponentError
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.intervals import effect_interval
 from tracekit.results.of_set import OfMembers, facts_of
@@ -503,11 +503,8 @@ def _check(
             f"A set of {len(members)} components ({named}) has nothing to explain. Give at least "
             "two."
         )
-    if isinstance(max_sets, bool) or not isinstance(max_sets, int) or max_sets < 1:
-        raise ConfigError(f"max_sets is {shortened(max_sets)}. Give a positive whole number.")
-    is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
-    if not is_number or not 0 <= tolerance < 1:
-        raise ConfigError(f"tolerance is {shortened(tolerance)}. Give a share from 0 to below 1.")
+    check_whole("max_sets", max_sets)
+    check_loss("tolerance", tolerance)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from tracekit._util.names import KindName
-from tracekit._util.options import is_whole
+from tracekit._util.options import check_whole
 from tracekit.components import Component
 from tracekit.data.prompts import PromptPairs
 from tracekit.errors import ConfigError
@@ -141,8 +141,7 @@ def planted_model(
         )
     if name == "backup" and kind != "head-outputs":
         raise ConfigError("The planted backup is a head. Leave the kind out, or use head-outputs.")
-    if not is_whole(n_examples) or n_examples < 2:
-        raise ConfigError(f"n_examples is {n_examples!r}. Give a whole number, at least 2.")
+    check_whole("n_examples", n_examples, 2)
     last = max(player for _, players, _ in _GATES[name] for player in players)
     components = [Component(kind, 0, player) for player in range(last + 1)]
     if name == "backup":
