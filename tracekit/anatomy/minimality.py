@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.markup import number_text, printable, with_ends
+from tracekit._util.options import check_loss
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
