@@ -139,7 +139,7 @@ def test_skipped_blocks_give_a_reason_and_are_python(page: Path) -> None:
 
 
 _ELSEWHERE = re.compile(
-    r"gpt2|models/|mine|masks\.json|neutral\.jsonl|sweep\.toml|smollm2|reproduce|pareto|validate"
+    r"gpt2|models/|mine|masks\.json|neutral\.jsonl|sweep\.toml|smollm2|reproduce|pareto"
     r"|^demo"
 )
 """Commands that need a model or a file of the reader's, or that take minutes."""

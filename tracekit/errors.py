@@ -207,3 +207,11 @@ class WorkerError(TracekitError, RuntimeError):
 
 class MissingExtraError(TracekitError, ImportError):
     """A package is missing that an extra of tracekit installs."""
+
+    @classmethod
+    def of(cls, user: str, error: ModuleNotFoundError, extra: str) -> MissingExtraError:
+        """The error for a module that is not there: what needs it, and the extra that has it."""
+        return cls(
+            f"{user} needs {error.name}, which is not installed. "
+            f"Run pip install 'tracekit-lm[{extra}]'."
+        )

@@ -347,9 +347,7 @@ class _Watched(ContinuationLogProbs):
 
 def odds_ratio(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
     """Relative change of the odds of y against x; at least -1."""
-    before = clean.require_y() - clean.x
-    after = intervened.require_y() - intervened.x
-    return torch.expm1(after - before)
+    return torch.expm1(_log_odds(intervened) - _log_odds(clean))
 
 
 def probability_drop(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
@@ -364,7 +362,7 @@ def probability_ratio(clean: ContinuationLogProbs, intervened: ContinuationLogPr
 
 def logit_difference(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
     """Change of log P(y) - log P(x), in nats; unbounded."""
-    return (intervened.require_y() - intervened.x) - (clean.require_y() - clean.x)
+    return _log_odds(intervened) - _log_odds(clean)
 
 
 def accuracy(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:

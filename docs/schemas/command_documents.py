@@ -74,10 +74,6 @@ _TABLES: dict[str, dict[str, str]] = {
         "components, folder, *"
     },
     "trace": {"results": _RESULTS, **_CHECKS, **_ESTIMATES},
-    "validate": {
-        "validation": "heads, correlation, largest_difference, largest_published, all_heads, "
-        "all_heads_published, published_by"
-    },
     "verify": {"measured": "measured, saved, now, agrees"},
 }
 """Tables of each command by name, with their columns; `*`: there may be others."""

@@ -100,7 +100,7 @@ def test_a_set_that_was_searched_on_these_examples_has_no_p(model):
 
 def test_bad_input(tracer, members):
     for draws in (0, -1):
-        with pytest.raises(ConfigError, match=r"draws is .*Give a whole number of sets, 1 or more"):
+        with pytest.raises(ConfigError, match=r"draws is .*Give a whole number, at least 1"):
             tracer.controls(members, draws=draws)
     for chosen in ([], "all"):
         with pytest.raises(ComponentError, match="have no random sets beside them"):

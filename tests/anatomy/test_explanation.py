@@ -12,7 +12,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.anatomy.explanation import explain_set, pair_interactions
+from tracekit.anatomy.explanation import explain, pair_interactions
 from tracekit.anatomy.replacements import redundant_members
 from tracekit.anatomy.set_game import SetGame
 from tracekit.anatomy.shapley import (
@@ -33,6 +33,7 @@ from tracekit.errors import (
     NotDifferentiableError,
 )
 from tracekit.results.significance import sign_flip_p_values
+from tracekit.results.traced import KnownSets, Traced
 
 
 def heads(n_layers):
@@ -63,6 +64,20 @@ class Planted(Engine):
     def set_effects(self, sets, label="effects"):
         values = torch.tensor([float(self.value(frozenset(members))) for members in sets])
         return values[:, None] * (1 + 0.01 * torch.arange(6)) / (1 + 0.01 * 2.5)
+
+
+class Question(Traced):
+    """A question whose engine is at hand."""
+
+    held_out = None
+    registry = Planted.registry
+
+    def __init__(self, engine):
+        vars(self).update(own=engine, sets=KnownSets())
+
+    @property
+    def names(self):
+        return {"model": "planted", "source": "counterfactual"}
 
 
 def subsets(items):
@@ -309,15 +324,9 @@ def test_a_planted_and_is_told_from_an_or():
 
 
 def planted_explanation(name):
-    return explain_set(
-        Planted(GAMES[name]),
-        (1, 2),
-        max_sets=100,
-        tolerance=0.02,
-        look_outside=False,
-        seed=0,
-        model="planted",
-    )
+    mask = torch.zeros(12)
+    mask[[1, 2]] = 1
+    return explain(Question(Planted(GAMES[name])), mask, max_sets=100, look_outside=False)
 
 
 def test_the_text_names_what_was_found(tracer):
@@ -352,7 +361,7 @@ def test_given_components_are_patched_in_every_coalition(tracer, plain_effects):
     [
         ([3], {}, ComponentError, r"1 components \(L0H3\).*nothing to explain.*Give at least"),
         ([], {}, ComponentError, r"0 components \(none\).*nothing to explain.*Give at least"),
-        ([1, 2], {"max_sets": 0}, ConfigError, r"max_sets is 0\..*positive whole number"),
+        ([1, 2], {"max_sets": 0}, ConfigError, r"max_sets is 0\..*Give a whole number, at least 1"),
         ([1, 2], {"tolerance": 1.5}, ConfigError, r"tolerance is 1\.5\..*from 0 to below"),
     ],
 )

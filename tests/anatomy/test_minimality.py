@@ -140,7 +140,7 @@ def test_members_that_add_nothing_leave(demo_model, pairs):
 def test_errors(demo_model, pairs):
     tracer = traced(demo_model, pairs, held_out=False)
     for value in (-0.1, 1.0, float("nan"), True):
-        with pytest.raises(ConfigError, match=r"The tolerance is .*\. It must lie in \[0, 1\)"):
+        with pytest.raises(ConfigError, match=r"tolerance is .*\. Give a share from 0 to below 1"):
             tracer.minimality(["L1H4"], tolerance=value)
     backwards = tk.Tracer(
         demo_model, pairs[0].reversed(), "head-outputs", "logit-difference", layers=[1, 2]

@@ -210,7 +210,7 @@ def test_others_that_are_none(tracer, others, text, unchecked):
 
 def test_bad_input(tracer, unchecked):
     members = [tracer.registry[1]]
-    with pytest.raises(ConfigError, match=r"draws is -1. Give a whole number of random sets"):
+    with pytest.raises(ConfigError, match=r"draws is -1. Give a whole number, at least 0"):
         tracer.side_effects(members, {"fresh": OTHER}, draws=-1)
     with pytest.raises(PairsError, match="An empty set has no side effects. Give at least"):
         tracer.side_effects(torch.zeros(12), {"fresh": OTHER})

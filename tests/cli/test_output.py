@@ -55,7 +55,7 @@ class TestOutputs:
         def load(*given, **options):
             raise AssertionError("a model was loaded")
 
-        for module in (cli.options, cli.demo, cli.validate):
+        for module in (cli.options, cli.demo):
             monkeypatch.setattr(module, "load", load)
 
     @pytest.mark.parametrize("name", ["afile", "afile/sub", "x" * 300, "/dev/null/x"])

@@ -378,7 +378,7 @@ def test_counterfact(tmp_path, demo_model):
     path.write_text('[{"prompt": "no"}]')
     with pytest.raises(DataFormatError, match="counterfact.json is not the list of records"):
         tk.load_dataset("counterfact", demo_model, data_dir=tmp_path)
-    with pytest.raises(ConfigError, match="n is 0. It must be at least 1."):
+    with pytest.raises(ConfigError, match="n is 0. Give a whole number, at least 1."):
         tk.load_dataset("counterfact", demo_model, data_dir=tmp_path, n=0)
 
 
@@ -436,7 +436,7 @@ class TestVariableBinding:
             tk.load_dataset("variable-binding", Dummy())
         with pytest.raises(ConfigError, match="option form is 'short'. Input should be 'paper'"):
             tk.load_dataset("variable-binding", gpt2_tokenizer, form="short")
-        with pytest.raises(ConfigError, match="n is 0. It must be at least 1."):
+        with pytest.raises(ConfigError, match="n is 0. Give a whole number, at least 1."):
             tk.load_dataset("variable-binding", gpt2_tokenizer, n=0)
 
 

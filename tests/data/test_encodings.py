@@ -15,7 +15,7 @@ from pathlib import Path
 from tracekit.cli.parsing import read_masks
 from tracekit.data.download import Files
 from tracekit.data.from_file import read_rows
-from tracekit.paper.published import read_single_heads
+from tools.validate import read_single_heads
 folder = Path(sys.argv[1])
 print(json.dumps([
     read_masks(folder / "mask.json")[0][1],

@@ -90,7 +90,7 @@ def test_options(gpt2_tokenizer):
     assert len(tk.load_dataset("ioi", gpt2_tokenizer, n=3, counterfactual="flip")) == 3
     for name in ("ioi", "greater-than", "gendered-pronouns"):
         assert len(tk.load_dataset(name, gpt2_tokenizer)) == 100
-        with pytest.raises(ConfigError, match="n is 0. It must be at least 1"):
+        with pytest.raises(ConfigError, match="n is 0. Give a whole number, at least 1"):
             tk.load_dataset(name, gpt2_tokenizer, n=0)
     with pytest.raises(ConfigError):
         tk.load_dataset("ioi", gpt2_tokenizer, counterfactual="other")

@@ -163,7 +163,7 @@ class TestTemplates:
             made(gpt2_tokenizer, **changes)
 
     def test_a_number_of_pairs_below_one(self, gpt2_tokenizer):
-        with pytest.raises(ConfigError, match="n is 0. It must be at least 1."):
+        with pytest.raises(ConfigError, match="n is 0. Give a whole number, at least 1."):
             made(gpt2_tokenizer, n=0)
 
 

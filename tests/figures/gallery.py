@@ -154,7 +154,7 @@ def gallery(n_layers: int) -> dict[str, go.Figure]:
         "bars": figures.bars(chart),
         "paths": path_network([*names, "logits"], [*layers, None], arrows, **TITLES),
         "circuit": path_network(
-            [*names, "logits"], [*layers, None], arrows, quantity="score", evenly=True, **TITLES
+            [*names, "logits"], [*layers, None], arrows, quantity="score", **TITLES
         ),
     }  # fmt: skip
 

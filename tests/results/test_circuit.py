@@ -54,7 +54,7 @@ def test_the_figure_has_the_strongest_edges(result):
 
 @pytest.mark.parametrize("n", [0, 1.5, None])
 def test_a_number_of_edges(result, n, unchecked):
-    with pytest.raises(ConfigError, match="Give a number of edges, at least 1"):
+    with pytest.raises(ConfigError, match="Give a whole number, at least 1"):
         result.circuit(n)
 
 

@@ -227,9 +227,9 @@ def test_it_is_repeatable_and_read_back(tracer, pairs, tmp_path):
 
 def test_bad_input(tracer):
     for count in (0, -1, True):
-        with pytest.raises(ConfigError, match=r"count is .* Give a whole number from 1 on"):
+        with pytest.raises(ConfigError, match=r"count is .* Give a whole number, at least 1"):
             tracer.strongest_pairs(count)
-    with pytest.raises(ConfigError, match="n_looked_at is 0. Give a whole number from 1 on"):
+    with pytest.raises(ConfigError, match="n_looked_at is 0. Give a whole number, at least 1"):
         tracer.strongest_pairs(n_looked_at=0)
     with pytest.raises(ComponentError, match="1 components were chosen for pairs. Choose at least"):
         tracer.strongest_pairs(components=tracer.registry[:1])

@@ -286,7 +286,7 @@ def test_texts_that_were_saved_before_say_that_settings_acted(
     written = tracer.generate("L1H4", "the", max_new_tokens=2)
     assert str(written).endswith("the likeliest ones.")
     written.save(tmp_path)
-    entries = storage.read_document(tmp_path / "generations.json")
+    entries = storage.read_document(tmp_path / "generations.json")[0]
     del entries["checkpoint_settings"]
     with monkeypatch.context() as patch:
         patch.setattr(storage, "FORMAT_VERSION", 5)

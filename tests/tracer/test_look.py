@@ -151,5 +151,5 @@ def test_advice_suits_the_effect(demo_model, facts):
 
 @pytest.mark.parametrize("examples", [0, -1, 1.5, True])
 def test_impossible_numbers_of_examples_are_refused(demo_tracer, examples, unchecked):
-    with pytest.raises(ConfigError, match="Give a number of pairs, 1 or more"):
+    with pytest.raises(ConfigError, match="Give a whole number, at least 1"):
         demo_tracer.look(examples=examples)

@@ -569,10 +569,10 @@ _ARGUMENTS = {
 @st.composite
 def command_lines(draw: st.DrawFn) -> tuple[list[str], str]:
     """The words of a command, and the content of its mask file."""
-    command = draw(st.sampled_from(["trace", "pareto", "evaluate", "show", "validate", "x"]))
+    command = draw(st.sampled_from(["trace", "pareto", "evaluate", "show", "x"]))
     names = draw(st.lists(st.sampled_from(list(_ARGUMENTS)), max_size=4, unique=True))
     words = [command]
-    if command in ("show", "validate"):
+    if command == "show":
         words.append(draw(st.sampled_from(["saved", "saved/run", "nowhere", "demo", ""])))
     for name in names:
         words.append(name)

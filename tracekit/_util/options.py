@@ -89,6 +89,18 @@ def check_seed(seed: object) -> None:
         raise ConfigError(f"The seed is {shortened(seed)}. Give a whole number from 0 to 2^63 - 1.")
 
 
+def check_whole(name: str, value: object, least: int = 1) -> None:
+    """Refuses what is no whole number, or one below a bound."""
+    if not is_whole(value) or value < least:
+        raise ConfigError(f"{name} is {shortened(value)}. Give a whole number, at least {least}.")
+
+
+def check_loss(name: str, value: object) -> None:
+    """Refuses what is no share that may be lost: a number from 0 to below 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise ConfigError(f"{name} is {shortened(value)}. Give a share from 0 to below 1.")
+
+
 def check_numbers(options: object) -> None:
     """Refuses options that no search can compute with: NaN, infinity, numbers beyond 1e12.
 

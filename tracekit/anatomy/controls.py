@@ -17,11 +17,11 @@ from torch import Tensor
 
 from tracekit._util import progress
 from tracekit._util.markup import interval_text, printable, with_ends
-from tracekit._util.options import check_seed, is_whole, shortened
+from tracekit._util.options import check_seed, check_whole
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
-from tracekit.errors import ComponentError, ConfigError
+from tracekit.errors import ComponentError
 from tracekit.results.display import Tabular
 from tracekit.results.evaluation import PlannedSets, both_ways
 from tracekit.results.faithfulness import Faithfulness
@@ -161,8 +161,7 @@ def planned_controls(
 ) -> PlannedSets:
     """What `controls` patches: the set, and random sets of each form, with their complements."""
     check_seed(seed)
-    if not is_whole(draws) or draws < 1:
-        raise ConfigError(f"draws is {shortened(draws)}. Give a whole number of sets, 1 or more.")
+    check_whole("draws", draws)
     chosen, n = members_of(members, traced.registry), len(traced.registry)
     if not 0 < len(chosen) < n:
         raise ComponentError(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tracekit._util import progress
 from tracekit._util.markup import number_text, printable, with_ends
-from tracekit._util.options import check_seed, shortened
+from tracekit._util.options import check_loss, check_seed, check_whole
 from tracekit.anatomy.replacements import (
     MeasuredOutsider,
     Redundancy,
@@ -30,16 +30,11 @@ from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.errors import ComponentError, ConfigError
+from tracekit.errors import ComponentError
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.intervals import effect_interval
 from tracekit.results.of_set import OfMembers, facts_of
-from tracekit.results.significance import (
-    RESOLUTION,
-    PValues,
-    p_values,
-    without_rounding,
-)
+from tracekit.results.significance import RESOLUTION, PValues, p_values, without_rounding
 from tracekit.results.traced import Traced
 from tracekit.search.base import Planned, require_gradient
 
@@ -441,20 +436,37 @@ def explain(
     """
     check_seed(seed)
     engine, chosen = traced.fresh, members_of(members, traced.registry)
+    _check(engine.registry, chosen, max_sets, tolerance)
     planned = plan_explanation(engine, chosen, max_sets=max_sets, look_outside=look_outside)
-    passes, n = planned.cost.forward_equivalents, engine.n_examples
+    passes, n, before = planned.cost.forward_equivalents, engine.n_examples, engine.cost
     with progress.run("explain", passes, n, shown=engine.config.progress):
-        return explain_set(
-            engine,
-            chosen,
-            max_sets=max_sets,
-            tolerance=tolerance,
-            look_outside=_looks_outside(engine, look_outside),
-            seed=seed,
-            selected_on=traced.selected_on(members),
-            proposing=traced.own,
-            **traced.names,
-        )
+        game = SetGame(engine, chosen)
+        everybody = game.everybody
+        without = [tuple(p for p in everybody if p != player) for player in everybody]
+        values = shapley_values(game, max_sets=max_sets, seed=seed)
+        whole = game.effects([everybody])[0]
+        singles = game.effects([(player,) for player in everybody])
+        last = whole - game.effects(without)
+        pairs = pair_interactions(game)
+        redundancy = redundant_members(game, tolerance=tolerance)
+        outsiders = None
+        if _looks_outside(engine, look_outside):
+            outsiders = tuple(measured_outsiders(engine, chosen, traced.own))
+    return Explanation(
+        members=chosen,
+        effect=whole,
+        alone=singles,
+        last=last,
+        shapley=values,
+        pairs=pairs,
+        redundancy=redundancy,
+        tolerance=tolerance,
+        outsiders=outsiders,
+        selected_on=traced.selected_on(members),
+        proposed_on=None if outsiders is None else traced.own.pairs.fingerprint,
+        **traced.names,
+        **facts_of(engine, before),
+    )
 
 
 def _looks_outside(engine: Engine, asked: bool | None) -> bool:
@@ -462,53 +474,6 @@ def _looks_outside(engine: Engine, asked: bool | None) -> bool:
     if asked:
         require_gradient(engine.metric, "explain(look_outside=True)")
     return engine.metric.differentiable if asked is None else asked
-
-
-def explain_set(
-    engine: Engine,
-    members: ComponentSet,
-    *,
-    max_sets: int,
-    tolerance: float,
-    look_outside: bool,
-    seed: int,
-    model: str,
-    source: str = "counterfactual",
-    selected_on: str | None = None,
-    proposing: Engine | None = None,
-) -> Explanation:
-    """Measures the anatomy of a set of at least two components; see `explain`.
-
-    The text calls the model and the source of patched values by the names given. `selected_on` is
-    as in the explanation, and `proposing` has the examples whose gradients propose outsiders, if
-    not those of the engine.
-    """
-    _check(engine.registry, members, max_sets, tolerance)
-    before = engine.cost
-    game = SetGame(engine, members)
-    everybody = game.everybody
-    without = [tuple(p for p in everybody if p != player) for player in everybody]
-    values = shapley_values(game, max_sets=max_sets, seed=seed)
-    whole = game.effects([everybody])[0]
-    singles = game.effects([(player,) for player in everybody])
-    return Explanation(
-        members=members,
-        effect=whole,
-        alone=singles,
-        last=whole - game.effects(without),
-        shapley=values,
-        pairs=pair_interactions(game),
-        redundancy=redundant_members(game, tolerance=tolerance),
-        tolerance=tolerance,
-        outsiders=tuple(measured_outsiders(engine, members, proposing or engine))
-        if look_outside
-        else None,
-        selected_on=selected_on,
-        proposed_on=(proposing or engine).pairs.fingerprint if look_outside else None,
-        source=source,
-        model=model,
-        **facts_of(engine, before),
-    )
 
 
 def plan_explanation(
@@ -538,11 +503,8 @@ def _check(
             f"A set of {len(members)} components ({named}) has nothing to explain. Give at least "
             "two."
         )
-    if isinstance(max_sets, bool) or not isinstance(max_sets, int) or max_sets < 1:
-        raise ConfigError(f"max_sets is {shortened(max_sets)}. Give a positive whole number.")
-    is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
-    if not is_number or not 0 <= tolerance < 1:
-        raise ConfigError(f"tolerance is {shortened(tolerance)}. Give a share from 0 to below 1.")
+    check_whole("max_sets", max_sets)
+    check_loss("tolerance", tolerance)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

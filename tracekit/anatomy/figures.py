@@ -149,11 +149,9 @@ def path_figure(paths: Any) -> go.Figure:
 def attention_figure(attention: Any) -> go.Figure:
     """Attention by place and direct contributions; see `Attention.figure`."""
     rows = []
-    runs = (
-        {"clean": ""}
-        if attention.counterfactual is None
-        else {"clean": "", "counterfactual": "cf."}
-    )
+    runs = {"clean": ""}
+    if attention.counterfactual is not None:
+        runs["counterfactual"] = "cf."
     for of_head in attention.contributions.to_dict("records"):
         table = attention.table[attention.table["component"] == of_head["component"]]
         cells = table.to_dict("records")

@@ -18,13 +18,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.markup import number_text, printable, with_ends
-from tracekit._util.options import shortened
+from tracekit._util.options import check_loss
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.errors import ComponentError, ConfigError
+from tracekit.errors import ComponentError
 from tracekit.metrics import Effects
 from tracekit.results.display import Tabular
 from tracekit.results.evaluation import PlannedSets
@@ -116,9 +116,7 @@ def minimality(traced: Traced, members: ComponentsLike, *, tolerance: float = 0.
         ConfigError: About the tolerance.
         MaskError, ComponentError: About the set.
     """
-    is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
-    if not is_number or not 0 <= tolerance < 1:
-        raise ConfigError(f"The tolerance is {shortened(tolerance)}. It must lie in [0, 1).")
+    check_loss("tolerance", tolerance)
     own, fresh, (chosen, *without) = _laid_out(traced, members)
     label = traced.registry.label
     engines = {id(engine): engine for engine in (*own.engines, *fresh.engines)}.values()

@@ -19,12 +19,7 @@ from tracekit.metrics import bounds_of
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import row_intervals
 from tracekit.results.of_set import OfMembers, facts_of
-from tracekit.results.significance import (
-    RESOLUTION,
-    PValues,
-    p_values,
-    without_rounding,
-)
+from tracekit.results.significance import RESOLUTION, PValues, p_values, without_rounding
 from tracekit.results.traced import Traced
 
 if TYPE_CHECKING:

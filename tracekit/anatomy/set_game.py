@@ -109,9 +109,8 @@ class SetGame:
 
     def every_effect(self) -> Float[Tensor, "coalition example"]:
         """Effects of all coalitions; the number of a coalition has a bit for each member."""
-        n = self.n_players
-        in_order = [coalition_of(number, n) for number in range(2**n)]
-        return self.effects(in_order)
+        n, players = self.n_players, range(self.n_players)
+        return self.effects([tuple(p for p in players if k >> p & 1) for k in range(2**n)])
 
     def __call__(self, coalitions: Any) -> Any:
         """Mean effects of coalitions, as a NumPy array.
@@ -130,8 +129,3 @@ class SetGame:
             )
         chosen = [tuple(row.nonzero()[:, 0].tolist()) for row in rows]
         return self.effects(chosen).mean(1).double().numpy()
-
-
-def coalition_of(number: int, n_players: int) -> Coalition:
-    """The coalition whose number has a bit for each of its members."""
-    return tuple(player for player in range(n_players) if number >> player & 1)

@@ -34,18 +34,18 @@ from tracekit._util import progress
 from tracekit._util.clusters import Over, by_cluster, n_text
 from tracekit._util.markup import number_text, printable, with_ends
 from tracekit._util.names import MetricName
-from tracekit._util.options import check_seed, is_whole, shortened
+from tracekit._util.options import check_seed, check_whole, shortened
 from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.setup import BoundSetup
-from tracekit.errors import ConfigError, PairsError
+from tracekit.errors import PairsError
 from tracekit.metrics import Bounds, Effects, Metric, MetricFunction, bounds_of
 from tracekit.results.display import Tabular
 from tracekit.results.evaluation import PlannedSets
-from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval
+from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval, resamples
 from tracekit.results.of_set import OfSet, positions_of
 from tracekit.results.on_examples import examples_said
 from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
@@ -60,9 +60,6 @@ Others = Mapping[str, PromptPairs | tuple[PromptPairs, MetricName | Metric | Met
 """Other data by name, each with a metric if it is another."""
 TARGET = "target"
 """Name of the data and metric that a set was chosen for."""
-_RESAMPLES = 2000
-_AT_ONCE = 4_000_000
-"""Numbers that are drawn together; bounds memory."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -301,14 +298,8 @@ def _resampled(each: EffectOn, seed: int) -> Float[Tensor, " resample"]:
     effects, full = (
         by_cluster(values.abs(), each.clusters) for values in (each.effects, each.full_effects)
     )
-    n = len(effects)
-    generator = torch.Generator().manual_seed(seed)
-    count = max(1, _AT_ONCE // n)
-    parts = []
-    for first in range(0, _RESAMPLES, count):
-        picks = torch.randint(n, (min(count, _RESAMPLES - first), n), generator=generator)
-        parts.append(effects[picks].sum(1) / full[picks].sum(1))
-    return torch.cat(parts)
+    drawn = resamples(len(effects), seed)
+    return torch.cat([effects[picks].sum(1) / full[picks].sum(1) for picks in drawn])
 
 
 def side_effects(
@@ -377,8 +368,7 @@ def planned_side_effects(
     check_seed(seed)
     chosen, registry = members_of(members, traced.registry), traced.registry
     engines = _engines_of(traced.bound, others)
-    if not is_whole(draws) or draws < 0:
-        raise ConfigError(f"draws is {draws!r}. Give a whole number of random sets, 0 or more.")
+    check_whole("draws", draws, 0)
     if not chosen:
         raise PairsError("An empty set has no side effects. Give at least one component.")
     generator = torch.Generator().manual_seed(seed)

@@ -22,7 +22,6 @@ from tracekit.cli import (  # noqa: F401, I001
     models,
     sweep,
     reproduce,
-    validate,
 )
 from tracekit.cli.app import app, main
 

@@ -23,13 +23,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from tracekit._util.markup import printable
 from tracekit._util.options import is_whole, shortened, whole_numbers
-from tracekit.components.edges import (
-    EDGE_KINDS,
-    EdgeGraph,
-    EdgesBy,
-    EdgeSpec,
-    activations_read,
-)
+from tracekit.components.edges import EDGE_KINDS, EdgeGraph, EdgesBy, EdgeSpec, activations_read
 from tracekit.components.kinds import KINDS, Kind, KindSpec, kind_of, register_kind
 from tracekit.errors import ComponentError, near_miss
 

@@ -49,8 +49,6 @@ def load_binding(
     """
     kinds = {"value": ("binding",), "operation": ("operations",), "both": ("binding", "operations")}
     parts = [rows(name) for name in kinds[desideratum]]
-    examples = weighted(parts, weights) if len(parts) > 1 else parts[0]
-    suffix = "" if desideratum == "value" else f"-{desideratum}"
-    return PromptPairs.from_text(
-        examples, model, name=f"demo-binding{suffix}", on_mismatch=on_mismatch
-    )
+    name = f"demo-binding{'' if desideratum == 'value' else f'-{desideratum}'}"
+    rows_of_all = weighted(parts, weights)
+    return PromptPairs.from_text(rows_of_all, model, name=name, on_mismatch=on_mismatch)

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tracekit.data import templates
+from tracekit._util.options import check_whole
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.download import Files, check_count
 from tracekit.data.formats import FORMATS, subject_span
@@ -62,7 +62,7 @@ def load(
     out, as in `PromptPairs.known`. The published Llama scripts prepend BOS.
     """
     if n is not None:
-        templates.check_count(n)
+        check_whole("n", n)
     text = Files.of(dataset).read(data_dir, file_name)
     try:
         rows = [to_row(record) for record in json.loads(text)]

@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from tracekit._util.options import check_whole
 from tracekit.data.prompts import OnMismatch, PromptPairs, published
-from tracekit.data.templates import check_count, reader
+from tracekit.data.templates import reader
 from tracekit.data.tokenization import encoder, tokenizer_of
 from tracekit.errors import ConfigError
 
@@ -53,7 +54,7 @@ def load_ioi(
     They have the spans `IO`, `S1` and `S2`: the indirect object, and both mentions of the subject.
     `counterfactual` is `abc` or `flip`.
     """
-    check_count(n)
+    check_whole("n", n)
     tokenizer = tokenizer_of(model)
     read = reader(tokenizer, prepend_bos)
     names = _of_one_token(encoder(tokenizer), (*FEMALE, *MALE), 5, "ioi")
@@ -83,7 +84,7 @@ def load_greater_than(
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Makes `n` pairs; `seed` draws nouns and years."""
-    check_count(n)
+    check_whole("n", n)
     encode = encoder(tokenizer_of(model))
     by_digit = _are_tokens(encode, map(str, range(10))) and not _are_tokens(encode, ["32"])
     years = {
@@ -122,18 +123,15 @@ def load_gendered_pronouns(
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Makes `n` pairs, women and men in turn, with the span `name`; `seed` draws them."""
-    check_count(n)
+    check_whole("n", n)
     encode = encoder(tokenizer_of(model))
     women, men = (_of_one_token(encode, each, 2, "gendered-pronouns") for each in (FEMALE, MALE))
     rng, rows = random.Random(seed), []
     for number in range(n):
         names, others = (men, women) if number % 2 else (women, men)
         x, y = (" he", " she") if number % 2 else (" she", " he")
-        template, noun, name = (
-            rng.choice(_WORDS["tags"]),
-            rng.choice(_WORDS["people"]),
-            rng.choice(names),
-        )
+        template, noun = rng.choice(_WORDS["tags"]), rng.choice(_WORDS["people"])
+        name = rng.choice(names)
         prompt, other = (
             template.format(name=each, noun=noun) for each in (name, rng.choice(others))
         )

@@ -14,12 +14,12 @@ from math import prod
 from string import Formatter
 from typing import Any, NamedTuple
 
-from tracekit._util.options import check_seed, is_whole, shortened
+from tracekit._util.options import check_seed, check_whole, shortened
 from tracekit._util.warn import warn
 from tracekit.data.chat import Chat, ChatTemplate, chat_template
 from tracekit.data.spans import spans_from_places
 from tracekit.data.tokenization import bos_of, encoder, is_letter, tokenizer_of
-from tracekit.errors import ConfigError, DataWarning, PairsError
+from tracekit.errors import DataWarning, PairsError
 
 _TRIES = 200
 """Examples in a row, or counterfactuals of one, that are drawn in vain before it is given up."""
@@ -27,12 +27,6 @@ _MOST_NAMED = 5
 """Dropped examples whose reasons are named."""
 _CLOSING = ",.;:!?)"
 """After these, as after a letter, a word begins with a space."""
-
-
-def check_count(count: object) -> None:
-    """Refuses another number of pairs than at least one."""
-    if not is_whole(count) or count < 1:
-        raise ConfigError(f"n is {shortened(count)}. It must be at least 1.")
 
 
 class _Dropped(Exception):
@@ -142,7 +136,7 @@ class Template:
         Fewer than `count` are a warning, none is an error.
         """
         check_seed(seed)
-        check_count(count)
+        check_whole("n", count)
         tokenizer = tokenizer_of(model)
         writer = chat_template(tokenizer, chat)
         read = reader(tokenizer, prepend_bos, writer)

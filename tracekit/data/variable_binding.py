@@ -26,8 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from tracekit._util.options import check_whole
 from tracekit.data.prompts import OnMismatch, PromptPairs, published
-from tracekit.data.templates import check_count
 from tracekit.data.tokenization import encoder, tokenizer_of
 from tracekit.errors import PairsError
 
@@ -70,13 +70,13 @@ def load(
     `form` is `paper` or `code`. There are `n` examples of each desideratum. The published Llama
     scripts prepend BOS.
     """
-    check_count(n)
+    check_whole("n", n)
     parts = []
     for part in _PARTS[desideratum]:
         # Both splits come from one draw without repetitions, which keeps them disjoint.
         drawn = _balanced(random.Random(f"{part} {seed}"), part, form, 2 * n, model)
         parts.append(drawn[("train", "test").index(split) :: 2])
-    rows = weighted(parts, weights) if len(parts) > 1 else parts[0]
+    rows = weighted(parts, weights)
     name = f"variable-binding{'' if desideratum == 'both' else f'-{desideratum}'}-{split}"
     pairs = published(rows, model, name, prepend_bos, on_mismatch)
     # Continuations are cut to their first token.
@@ -90,10 +90,12 @@ def load(
 def weighted(
     parts: Sequence[Sequence[Mapping[str, Any]]], weights: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """Rows of equally long parts in turn, each with the weight of its part.
+    """Rows of equally long parts in turn, each with the weight of its part, if there are several.
 
     Taking turns keeps the first examples of the data set balanced between the parts.
     """
+    if len(parts) == 1:
+        return [dict(row) for row in parts[0]]
     return [
         {**row, "weight": weight}
         for rows in zip(*parts, strict=True)

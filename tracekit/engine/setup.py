@@ -361,7 +361,7 @@ class BoundSetup:
         is_on_spans = isinstance(self.setup.source, Noise) and self.setup.source.spans is not None
         # Noise is on the spans that prompts name, whatever is told apart.
         prepared = (
-            with_counterfactuals(split, self.with_values(pairs))
+            with_counterfactuals(split, [each.counterfactual for each in self.with_values(pairs)])
             if is_on_spans
             else self.with_values(split)
         )

@@ -16,7 +16,7 @@ A source turns the pairs of a data set into pairs with the counterfactuals that 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -258,12 +258,15 @@ def _constant(constants: Constants, length: int | None = None) -> ToPairs:
                     f"Example {number} ({pair.describe()}) has {len(pair.prompt_ids)} tokens, and "
                     f"the means at each position are of prompts of {length}. Use source='mean'."
                 )
-        return _with(pairs, [counterfactual] * len(pairs))
+        return with_counterfactuals(pairs, [counterfactual] * len(pairs))
 
     return apply
 
 
-def _with(pairs: PromptPairs, counterfactuals: list[Counterfactual]) -> PromptPairs:
+def with_counterfactuals(
+    pairs: PromptPairs, counterfactuals: Sequence[Counterfactual]
+) -> PromptPairs:
+    """Pairs with other counterfactuals, one by one."""
     changed = [
         replace(
             pair, counterfactual=counterfactual, counterfactual_spans=None, drawn_for=pair.identity
@@ -271,11 +274,6 @@ def _with(pairs: PromptPairs, counterfactuals: list[Counterfactual]) -> PromptPa
         for pair, counterfactual in zip(pairs, counterfactuals, strict=True)
     ]
     return replace(pairs, pairs=tuple(changed))
-
-
-def with_counterfactuals(pairs: PromptPairs, others: PromptPairs) -> PromptPairs:
-    """Pairs with the counterfactuals of others, one by one."""
-    return _with(pairs, [other.counterfactual for other in others])
 
 
 def _noise(source: Noise, model: HookedModel, seed: int) -> ToPairs:
@@ -300,7 +298,7 @@ def _noise(source: Noise, model: HookedModel, seed: int) -> ToPairs:
         lengths = [len(pair.prompt_ids) for pair in pairs]
         draws = noise.draw(lengths, width, [drawn_by(vars(pair)) for pair in pairs])
         drawn = [in_spans(n, *each) for n, each in enumerate(zip(pairs, draws, strict=True))]
-        return _with(pairs, [NoiseCounterfactual(draw) for draw in drawn])
+        return with_counterfactuals(pairs, [NoiseCounterfactual(draw) for draw in drawn])
 
     return apply
 
@@ -334,7 +332,7 @@ def _resampled(pairs: PromptPairs, seed: int) -> PromptPairs:
             f"there is none for {first_few(alone)}. Leave these examples out, or use "
             "source='mean'."
         )
-    return _with(pairs, counterfactuals)
+    return with_counterfactuals(pairs, counterfactuals)
 
 
 def _mixed(keys: Int[Tensor, " prompt"], key: int) -> Int[Tensor, " prompt"]:
@@ -356,7 +354,7 @@ def _of_other_model(other: HookedModel, model: HookedModel, kinds: Mapping[str, 
             "Give a checkpoint of the same architecture and vocabulary, e.g. the base model."
         )
     counterfactual = OtherModelCounterfactual(other, weights_digest(other))
-    return lambda given: _with(given, [counterfactual] * len(given))
+    return lambda given: with_counterfactuals(given, [counterfactual] * len(given))
 
 
 def _refuse_scores(kinds: Mapping[str, Kind]) -> None:

@@ -10,18 +10,16 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tracekit.figures.members import bent, layer_axis, write_at
-from tracekit.figures.style import ABOVE, BELOW, TICK_SIZE, finish, plain
+from tracekit.figures.style import ABOVE, BELOW, finish, plain
 
 _PLOT = 400.0
 """Width of the plot, in pixels."""
-_LAYER, _LEAST, _MOST = 60.0, 200.0, 520.0
-"""Height of a layer, and the least and the greatest of all, in pixels."""
 _ROW = 62.0
-"""Between rows that are evenly spread, in pixels."""
+"""Between rows, in pixels."""
 _BOX = (58.0, 24.0)
 """Least width, and height of a node, in pixels."""
-_COLUMNS = (0.14, 0.74, 0.44, 0.94, 0.29, 0.59)
-"""Where members stand one after the other, as shares of the width, so that arrows spread."""
+_ASIDE = (-0.4, 0.3, -0.1, 0.5, -0.25, 0.1)
+"""How far nodes of one row after another stand aside, as shares of the room beside them."""
 _WIDEST = 6.0
 _GROUND = "rgba(255, 255, 255, 0.85)"
 """Colour below texts."""
@@ -52,24 +50,17 @@ def path_network(
     title: str,
     subtitle: str,
     quantity: str = "effect",
-    evenly: bool = False,
 ) -> go.Figure:
-    """Draws nodes at their layers and arrows between them.
+    """Draws nodes in a row for each layer that has any, and arrows between them.
 
-    With `evenly`, rows of nodes are as far apart whatever their layers, and so are nodes of a row.
-    Of nodes without a layer the last stands above all others, another one below them. The width of
-    an arrow is its size; above 0 it is orange and solid, below it blue and dashed. Arrows that are
-    not sure are half as wide, with an open head.
+    Rows are as far apart whatever their layers, and so are nodes of a row. Of nodes without a layer
+    the last stands above all others, another one below them. The width of an arrow is its size;
+    above 0 it is orange and solid, below it blue and dashed. Arrows that are not sure are half as
+    wide, with an open head.
     """
     rows = sorted({layer for layer in layers if layer is not None}) or [0.0]
     width = max(_BOX[0], 10 + 8.0 * max(map(len, names)))
-    if evenly:
-        spots, heights = _even_spots(layers, rows, width)
-    else:
-        high = rows[-1] - rows[0]
-        scale = min(_MOST, max(_LEAST, _LAYER * high)) / max(0.5, high)
-        spots = _spots(layers, rows[0], scale, width)
-        heights = {float(int(row)): (int(row) - rows[0]) * scale for row in rows}
+    spots = _spots(layers, rows, width)
     right = max(_PLOT, *(x + width / 2 for x, _ in spots))
     lines = _lines(arrows, spots)
     figure = go.Figure()
@@ -89,10 +80,9 @@ def path_network(
         frame = {"bordercolor": "black", "borderwidth": 1, "borderpad": 3}
         write_at(figure, plain(name), spot, bgcolor=_GROUND, **frame)
     ticks: dict[int, float] = {}
-    for row, y in heights.items():
-        # As many as have room.
-        if not ticks or (y - max(ticks.values()) >= 1.3 * TICK_SIZE and int(row) not in ticks):
-            ticks[int(row)] = y
+    for number, row in enumerate(rows):
+        # MLPs stand half a layer above, without a tick of their own.
+        ticks.setdefault(int(row), _ROW * number)
     bottom, top = (end(y for _, y in spots) for end in (min, max))
     figure.update_xaxes(visible=False, range=[0, right])
     figure.update_yaxes(layer_axis([*ticks.values()], [*ticks]), range=[bottom - 16, top + 16])
@@ -102,42 +92,20 @@ def path_network(
 
 
 def _spots(
-    layers: Sequence[float | None], first: float, scale: float, width: float
-) -> list[tuple[float, float]]:
-    """Places of nodes in pixels; none covers another where there is room."""
-    spots: dict[int, tuple[float, float]] = {}
-    for layer, node in sorted((layer, n) for n, layer in enumerate(layers) if layer is not None):
-        y = (layer - first) * scale
-        turn = len(spots) % len(_COLUMNS)
-        columns = [_PLOT * share for share in (*_COLUMNS[turn:], *_COLUMNS[:turn])]
-        free = (
-            x
-            for x in columns
-            if all(abs(x - x0) > width or abs(y - y0) > _BOX[1] for x0, y0 in spots.values())
-        )
-        spots[node] = next(free, columns[0]), y
-    heights = [y for _, y in spots.values()]
-    above, below = (_PLOT / 2, max(heights) + 62.0), (_PLOT / 2, min(heights) - 62.0)
-    last = len(layers) - 1
-    return [spots.get(node, above if node == last else below) for node in range(len(layers))]
-
-
-def _even_spots(
     layers: Sequence[float | None], rows: Sequence[float], width: float
-) -> tuple[list[tuple[float, float]], dict[float, float]]:
-    """Places of nodes in even rows, and the height of each row."""
-    by_row = {row: [n for n, layer in enumerate(layers) if layer == row] for row in rows}
-    right = max(_PLOT, 1.15 * width * max(map(len, by_row.values())))
-    # One node above another would hide arrows between others.
-    aside = {row: 0.12 * (number % 3 - 1) for number, row in enumerate(rows)}
-    places = {
-        node: ((rank + 0.5 + aside[row] * (len(nodes) < 5)) / len(nodes) * right, _ROW * number)
-        for number, (row, nodes) in enumerate(by_row.items())
-        for rank, node in enumerate(nodes)
-    }
+) -> list[tuple[float, float]]:
+    """Places of nodes in pixels: even rows of even columns."""
+    by_row = [[n for n, layer in enumerate(layers) if layer == row] for row in rows]
+    right = max(_PLOT, 1.15 * width * max(map(len, by_row)))
+    places: dict[int, tuple[float, float]] = {}
+    for number, nodes in enumerate(by_row):
+        cell = right / max(1, len(nodes))
+        # One node above another would hide arrows between others.
+        aside = _ASIDE[number % len(_ASIDE)] * (cell - width)
+        for rank, node in enumerate(nodes):
+            places[node] = (rank + 0.5) * cell + aside, _ROW * number
     ends = {n: -_ROW if n < len(layers) - 1 else _ROW * len(rows) for n in range(len(layers))}
-    spots = [places.get(node, (right / 2, ends[node])) for node in range(len(layers))]
-    return spots, {row: _ROW * number for number, row in enumerate(rows)}
+    return [places.get(node, (right / 2, ends[node])) for node in range(len(layers))]
 
 
 def _lines(arrows: Sequence[Arrow], spots: Sequence[tuple[float, float]]) -> list[_Line]:

@@ -11,7 +11,6 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -19,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit.errors import DataFormatError, DataNotFoundError, UnknownNameError
+from tracekit.errors import UnknownNameError
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,25 +53,7 @@ def single_heads(model: str, dataset: str) -> SingleHeads:
     if (model, dataset) not in tables:
         names = [f"{hub_name} on {pairs}" for hub_name, pairs in tables]
         raise UnknownNameError("table", f"{model} on {dataset}", names)
-    return _table(tables[model, dataset], document["source"])
-
-
-def read_single_heads(path: str | Path) -> SingleHeads:
-    """A table from a JSON file with the keys of `single_heads.json`.
-
-    Raises:
-        DataNotFoundError, DataFormatError: There is no such file, or it is no such table.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise DataNotFoundError(f"There is no file {path}. Give a JSON file with a table.")
-    try:
-        return _table(json.loads(path.read_text(encoding="utf-8-sig")), str(path))
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataFormatError(
-            f"{path} is no table of single heads. It needs the keys dataset, model, n_examples, "
-            "all_heads_effect and single_head_effect (a list per layer)."
-        ) from error
+    return table_of_heads(tables[model, dataset], document["source"])
 
 
 def paper_effects() -> Any:
@@ -118,7 +99,8 @@ def _read(name: str) -> dict[str, Any]:
     return json.loads((files("tracekit.paper") / name).read_text(encoding="utf-8"))
 
 
-def _table(entry: dict[str, Any], source: str) -> SingleHeads:
+def table_of_heads(entry: dict[str, Any], source: str) -> SingleHeads:
+    """A table from an entry of `single_heads.json`, and who published it."""
     return SingleHeads(
         model=entry["model"],
         dataset=entry["dataset"],

@@ -17,11 +17,11 @@ from tracekit import figures
 from tracekit._util.files import write_beside
 from tracekit._util.options import check_known
 from tracekit.data.registry import describe
-from tracekit.errors import FigureExportError, NoResultError, UnknownNameError
+from tracekit.errors import FigureExportError, UnknownNameError
 from tracekit.paper import effect_tables, interaction_figures, training_figures
 from tracekit.paper.experiment import Experiment, Report, Setting, notes_on_size
 from tracekit.runs.devices import own_device
-from tracekit.runs.dispatch import do_all
+from tracekit.runs.dispatch import do_all, refuse_failures
 from tracekit.runs.grid import part_of
 from tracekit.runs.jobs import Job, RunEnvironment, by_title
 from tracekit.runs.store import RUN_FOLDERS, Run
@@ -160,9 +160,7 @@ def reproduce(
         executor_options=executor_options,
         on_done=keep,
     )
-    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-    if failures and len(failures) == len(outcomes):
-        raise NoResultError(f"No run could be done. {failures[0].reason}")
+    refuse_failures(outcomes)
     if part is not None:
         return []
     reproductions = [written[experiment.name] for experiment in experiments]
@@ -177,18 +175,30 @@ def _report(
     by_job: Mapping[tuple[str, ...], Run | Failure],
     folder: Path,
 ) -> Reproduction:
-    """Makes and writes the report of an experiment; `by_job` holds outcomes by job identity."""
+    """Makes the report of an experiment, and writes tables, figures as HTML, and `notes.md`.
+
+    `by_job` holds outcomes by job identity.
+    """
     # Experiments may call the same run by other names.
     outcomes = [replace(by_job[job.identity], job=job) for job in experiment.jobs(setting)]
     runs = [outcome for outcome in outcomes if isinstance(outcome, Run)]
-    report = experiment.report(setting, runs) if runs else None
-    if report is not None:
-        report = replace(report, notes=[*report.notes, *notes_on_size(setting)])
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-    reproduction = Reproduction(experiment, folder, report, failures)
-    if report is not None:
-        _write(reproduction, report, runs)
-    return reproduction
+    if not runs:
+        return Reproduction(experiment, folder, None, failures)
+    report = experiment.report(setting, runs)
+    report = replace(report, notes=[*report.notes, *notes_on_size(setting)])
+    for name, table in report.tables.items():
+        table.save(folder, slug(name))
+    figures.write_all(
+        {folder / f"{slug(name)}.html": figure for name, figure in report.figures.items()}
+    )
+    lines = [f"# {experiment.name}: {experiment.about}", ""]
+    lines += [f"- {note}" for note in report.notes]
+    lines += _left_out(runs)
+    lines += [f"- Skipped: {reason}" for reason in reasons(failures)]
+    lines += ["", "Runs:", "", *(f"- {RUN_FOLDERS}/{run.folder.name}" for run in runs)]
+    write_beside(folder / "notes.md", "\n".join(lines) + "\n")
+    return Reproduction(experiment, folder, report, failures)
 
 
 def _check_options(experiments: Sequence[Experiment], setting: Setting) -> None:
@@ -203,22 +213,6 @@ def _check_options(experiments: Sequence[Experiment], setting: Setting) -> None:
     }
     for given, allowed in ((setting.data_options, of_data), (setting.method_options, of_methods)):
         check_known(given, allowed)
-
-
-def _write(reproduction: Reproduction, report: Report, runs: Sequence[Run]) -> None:
-    """Writes tables, figures as HTML, and `notes.md`."""
-    experiment, folder = reproduction.experiment, reproduction.folder
-    for name, table in report.tables.items():
-        table.save(folder, slug(name))
-    figures.write_all(
-        {folder / f"{slug(name)}.html": figure for name, figure in report.figures.items()}
-    )
-    lines = [f"# {experiment.name}: {experiment.about}", ""]
-    lines += [f"- {note}" for note in report.notes]
-    lines += _left_out(runs)
-    lines += [f"- Skipped: {reason}" for reason in reproduction.reasons]
-    lines += ["", "Runs:", "", *(f"- {RUN_FOLDERS}/{run.folder.name}" for run in runs)]
-    write_beside(folder / "notes.md", "\n".join(lines) + "\n")
 
 
 def _left_out(runs: Sequence[Run]) -> list[str]:

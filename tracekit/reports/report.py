@@ -317,12 +317,8 @@ def _code(group: _Group) -> str:
     dtype = f", dtype={facts.dtype!r}" if facts.dtype in ("bfloat16", "float16") else ""
     lines = ["import tracekit as tk", ""]
     lines.append(f"model = tk.load_model({facts.path or first.model!r}{dtype})")
-    if first.own.origin is not None:
-        lines.append(f"pairs = {first.own.origin.code()}")
-    else:
-        lines.append(
-            f"pairs = ...  # the {n} examples of {first.dataset!r}, which were made by hand"
-        )
+    pairs = f"...  # the {n} examples of {first.dataset!r}, which were made by hand"
+    lines.append(f"pairs = {pairs if first.own.origin is None else first.own.origin.code()}")
     setup = first.setup.named(first.registry)
     lines += ["tracer = tk.Tracer(", "    model,", "    pairs,", "    tk.Setup("]
     for name, code in setup.code().items():
@@ -341,9 +337,7 @@ def _code(group: _Group) -> str:
             # Results of one run share what it took.
             key = (result.series, repr(result.config), result.seed)
             by_run.setdefault((*key, result.run.seconds, result.cost), []).append(result)
-    lines += [_run(results) for results in by_run.values()]
-    for front in group.fronts:
-        lines.append(_front_run(front))
+    lines += [*map(_run, by_run.values()), *map(_front_run, group.fronts)]
     return "\n".join(lines) + "\n"
 
 

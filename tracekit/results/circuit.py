@@ -6,10 +6,10 @@ import re
 from math import inf, isfinite
 from typing import TYPE_CHECKING
 
-from tracekit._util.options import is_whole, shortened
+from tracekit._util.options import check_whole
 from tracekit.components.edges import EMBEDDING, LOGITS, EdgeGraph
 from tracekit.components.masks import members_of_mask
-from tracekit.errors import ComponentError, ConfigError
+from tracekit.errors import ComponentError
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -52,8 +52,7 @@ def circuit_figure(result: TraceResult, n: int = 30) -> go.Figure:
     from tracekit.figures.style import data_and_model, plain
 
     graph = _graph(result)
-    if not is_whole(n) or n < 1:
-        raise ConfigError(f"n is {shortened(n)}. Give a number of edges, at least 1.")
+    check_whole("n", n)
     scores = result.soft_mask if result.component_scores is None else result.component_scores
     members = members_of_mask(result.binary_mask)
     values = [(float(scores[flat]), result.registry[flat]) for flat in members]
@@ -88,7 +87,6 @@ def circuit_figure(result: TraceResult, n: int = 30) -> go.Figure:
         title=f"{plain(result.title)}: {data_and_model(result.dataset, result.model)}",
         subtitle=said,
         quantity="score",
-        evenly=True,
     )
 
 

@@ -81,12 +81,12 @@ def _intervals(
     parts = []
     rows_at_once = max(1, _AT_ONCE // N_RESAMPLES)
     for rows in per_example.split(rows_at_once):
-        resamples = Resamples(rows, weights, clusters, seed)
-        ends = resamples.centres[:, None] - resamples.quantiles(tail) * resamples.errors[:, None]
+        drawn = Resamples(rows, weights, clusters, seed)
+        ends = drawn.centres[:, None] - drawn.quantiles(tail) * drawn.errors[:, None]
         if bounds.counts and bounds.low > -inf and bounds.high < inf:
-            off = resamples.share_unseen(tail)
-            exact = resamples.centres[:, None] + torch.tensor([-off, off], dtype=ends.dtype)
-            ends = torch.where(resamples.is_constant[:, None], exact, ends)
+            off = drawn.share_unseen(tail)
+            exact = drawn.centres[:, None] + torch.tensor([-off, off], dtype=ends.dtype)
+            ends = torch.where(drawn.is_constant[:, None], exact, ends)
         parts.append(ends.clamp(bounds.low, bounds.high))
     return torch.cat(parts)
 
@@ -127,7 +127,7 @@ class Resamples:
     ) -> Iterator[tuple[Float[Tensor, "row draw"], Float[Tensor, "row draw"]]]:
         """How far resampled means lie from the mean, and their standard errors, in portions."""
         n, residuals, bases = len(self._bases), self._residuals, self._bases
-        for part in _resamples(n, self._seed, at_once, n_draws):
+        for part in resamples(n, self._seed, at_once, n_draws):
             # How often each resample has each example; sums over it are then products.
             counts = torch.zeros(len(part), n, dtype=torch.float64)
             counts = counts.scatter_add(1, part, torch.ones_like(part, dtype=torch.float64)).T
@@ -154,7 +154,7 @@ class Resamples:
         return torch.cat(parts, dim=1).quantile(ends, dim=1).T
 
 
-def _resamples(
+def resamples(
     n: int, seed: int, at_once: int = N_RESAMPLES, n_draws: int = N_RESAMPLES
 ) -> Iterator[Int[Tensor, "draw example"]]:
     """Examples of every resample, in portions that bound memory."""
@@ -195,7 +195,7 @@ def ratio_interval(
         low, high = _fieller(values, bases, upper, -1), _fieller(values, bases, lower, 1)
     else:
         deviations = []
-        for picks in _resamples(n, seed):
+        for picks in resamples(n, seed):
             ratios, errors = ratio_and_error(values[picks], bases[picks])
             floored = errors.clamp(min=LEAST_ERROR * error.item())
             deviations.append((ratios - centre) / floored)

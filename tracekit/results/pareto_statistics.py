@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args
 import torch
 from einops import rearrange
 
+from tracekit._util.markup import with_ends
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.results.intervals import effect_interval, standard_error
@@ -116,9 +117,7 @@ def measure_statistics(
             controls = engine.set_effects(drawn, f"controls of {size}").mean(1)
             fields["controls"] = n_controls(engine.registry, members)
             fields["control_overlap"] = control_overlap(engine.registry, members)
-            fields["control"] = controls.mean().item()
-            fields["control_low"] = controls.min().item()
-            fields["control_high"] = controls.max().item()
+            fields |= with_ends("control", controls.mean().item(), map(float, controls.aminmax()))
         statistics.append(SizeStatistics(size=size, **fields))
     return tuple(statistics)
 
@@ -128,14 +127,13 @@ def _cross_fitted(fit: CrossFit, names: Sequence[str], engine: Engine) -> list[d
     rows, pairs = [], engine.pairs
     for rank, search in enumerate(fit.choice()):
         effects = fit.sign * fit.effects[search, rank]
-        low, high = effect_interval(effects, bounds=engine.metric.bounds, **pairs.over)
+        ends = effect_interval(effects, bounds=engine.metric.bounds, **pairs.over)
+        ends = [None if isnan(end) else end for end in ends]
         first, second = fit.sets[search]
         by_search = (fit.sign * fit.effects[:, rank].mean(-1)).tolist()
         rows.append(
             {
-                "cross_fitted": effects.mean().item(),
-                "cross_fitted_low": None if isnan(low) else low,
-                "cross_fitted_high": None if isnan(high) else high,
+                **with_ends("cross_fitted", effects.mean().item(), ends),
                 "cross_fitted_error": standard_error(effects, pairs.weights, pairs.clusters),
                 "cross_fitted_by": dict(zip(names, by_search, strict=True)),
                 "stability": jaccard(first[rank], second[rank]),

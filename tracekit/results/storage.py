@@ -97,7 +97,7 @@ def load(cls: type[_T], path: Path, digest: str | None = None, *, inline: bool =
         ResultFormatError: It is damaged, was changed or is of another format version; or an entry
             or a tensor is of another type than the class has.
     """
-    document, version = _read(path, digest)
+    document, version = read_document(path, digest)
     document.pop(_LABELS, None)
     tensors_digest = document.pop(_TENSORS_DIGEST, None)
     tensors = {} if tensors_digest is None else _read_tensors(path, tensors_digest)
@@ -154,18 +154,13 @@ def _plain(entries: Any) -> Any:
     return json.loads(text.encode("utf-8", "replace"))
 
 
-def read_document(path: Path, digest: str | None = None) -> dict[str, Any]:
-    """Reads a JSON file of this format; `digest` is what `write_document` returned, where known.
+def read_document(path: Path, digest: str | None = None) -> tuple[dict[str, Any], int]:
+    """A JSON file and its format version; `digest` is what `write_document` returned, where known.
 
     Raises:
         ResultNotFoundError: There is no such file.
         ResultFormatError: It is damaged, was changed, or is of another format version.
     """
-    return _read(path, digest)[0]
-
-
-def _read(path: Path, digest: str | None) -> tuple[dict[str, Any], int]:
-    """A document and its format version."""
     if not as_path("path", path).is_file():
         raise ResultNotFoundError(
             f"The folder {path.parent} holds no {path.name}. Give a folder that a run was saved to."

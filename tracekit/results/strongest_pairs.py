@@ -28,12 +28,11 @@ from torch import Tensor
 from tracekit._util import progress
 from tracekit._util.clusters import Over
 from tracekit._util.markup import printable
-from tracekit._util.options import shortened
+from tracekit._util.options import check_whole
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
 from tracekit.components.members import ComponentsLike, members_of, ordered_in
 from tracekit.engine.engine import Engine
-from tracekit.errors import ConfigError
 from tracekit.results.interactions import INTERACTION_ENDS
 from tracekit.results.intervals import row_intervals
 from tracekit.results.pair_effects import added_effects, check_size, chosen_for_pairs
@@ -181,9 +180,8 @@ def strongest_pairs(
     if components is not None:
         components = ordered_in(components, traced.registry)
     engine, paired = traced.own, chosen_for_pairs(traced.registry, components, given=context)
-    for name, value in (("count", count), ("n_looked_at", n_looked_at)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} is {shortened(value)}. Give a whole number from 1 on.")
+    check_whole("count", count)
+    check_whole("n_looked_at", n_looked_at)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(engine.n_examples, generator=generator).tolist()
     # Whoever chooses pairs by some examples cannot test them by the same ones.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit._util.files import marker, remove_abandoned, remove_abandoned_locks
-from tracekit.errors import WorkerError
+from tracekit.errors import NoResultError, WorkerError
 from tracekit.runs.executors import Workers, workers_of
 from tracekit.runs.jobs import Job, RunEnvironment
 from tracekit.runs.store import Run, decisive_versions
@@ -57,6 +57,14 @@ def do_all(
         on_done(outcome)
         outcomes.append(outcome)
     return outcomes
+
+
+def refuse_failures(outcomes: Sequence[Run | Failure]) -> list[Failure]:
+    """The failures; where nothing but these came of the jobs, an error with the first reason."""
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    if failures and len(failures) == len(outcomes):
+        raise NoResultError(f"No run could be done. {failures[0].reason}")
+    return failures
 
 
 def _tidy(root: Path) -> None:

@@ -173,7 +173,7 @@ class DaskWorkers(Workers):
         try:
             from distributed import Client
         except ModuleNotFoundError as error:
-            raise _missing("dask", error) from error
+            raise MissingExtraError.of("This executor", error, "dask") from error
         try:
             client = Client(f"tcp://{address}", timeout=_CONNECT_SECONDS, set_as_default=False)
         except (OSError, *_TIMEOUTS, ValueError) as error:
@@ -267,7 +267,7 @@ class SubmititWorkers(Workers):
         try:
             import submitit
         except ModuleNotFoundError as error:
-            raise _missing("submitit", error) from error
+            raise MissingExtraError.of("This executor", error, "submitit") from error
         if cluster not in _CLUSTERS:
             raise ConfigError(
                 f"Unknown cluster {cluster!r} of submitit. Use one of {', '.join(_CLUSTERS)}."
@@ -333,13 +333,6 @@ class SubmititWorkers(Workers):
                 except Exception as error:
                     future.set_exception(error)
             time.sleep(_POLL_SECONDS)
-
-
-def _missing(extra: str, error: ModuleNotFoundError) -> MissingExtraError:
-    return MissingExtraError(
-        f"This executor needs {error.name}, which is not installed. "
-        f"Run pip install 'tracekit-lm[{extra}]'."
-    )
 
 
 def workers_of(

@@ -23,7 +23,6 @@ from tracekit._util.table import Table
 from tracekit.engine.setup import SETUP_OPTIONS, Setup
 from tracekit.errors import (
     ConfigError,
-    NoResultError,
     OutputError,
     RecordWarning,
     ResultNotFoundError,
@@ -33,7 +32,7 @@ from tracekit.results.curve import TraceCurve
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import effect_columns, result_table
 from tracekit.runs.devices import own_device
-from tracekit.runs.dispatch import do_all
+from tracekit.runs.dispatch import do_all, refuse_failures
 from tracekit.runs.grid import Grid, part_of
 from tracekit.runs.jobs import Job, RunEnvironment, named
 from tracekit.runs.store import RUN_FOLDERS, Run, is_run_folder, read_run_folder
@@ -280,9 +279,7 @@ def sweep(
             executor_options=executor_options,
             on_done=count,
         )
-        failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-        if failures and len(failures) == len(outcomes):
-            raise NoResultError(f"No run could be done. {failures[0].reason}")
+        failures = refuse_failures(outcomes)
         if part is None:
             write_csv(load_runs(folder).to_frame(), folder / _TABLE)
     runs = [outcome for outcome in outcomes if isinstance(outcome, Run)]

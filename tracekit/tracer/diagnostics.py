@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import copysign
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -34,6 +35,8 @@ _SIMILAR = 1 / 3
 """Jaccard similarity below which two sets of a size share less than half of their components."""
 
 _WARNED: WeakSet[Engine] = WeakSet()
+_doubt = partial(warn, category=UnreliableResultWarning)
+"""Says why effects say little."""
 
 
 def warn_of_pairs(pairs: PromptPairs, engine: Engine, source: str, *, title: str = "") -> None:
@@ -72,26 +75,23 @@ def warn_of_effects(engine: Engine) -> None:
         todo = "exchange x and y, or the prompts, unless that is meant"
         todo = todo if n_y == n else "keep the pairs that the model knows, by pairs.known(model)"
         if n_y > n / 2:
-            warn(
+            _doubt(
                 f"The clean model finds y at least as probable as x on {many} examples. x is the "
-                f"continuation that the clean prompt favours: {todo}.",
-                UnreliableResultWarning,
+                f"continuation that the clean prompt favours: {todo}."
             )
     effects = engine.full_effects
     mean = effects.mean().item()
     if engine.metric.name in METRICS and abs(mean) < _NEAR_ZERO:
-        warn(
+        _doubt(
             f"All components together have an effect of only {mean:.3g}. Either the model does not "
-            "do this task, or these components and positions have no part in it.",
-            UnreliableResultWarning,
+            "do this task, or these components and positions have no part in it."
         )
     largest, share = largest_share(effects)
     if n >= FEWEST_TO_SHARE and share > 0.5:
-        warn(
+        _doubt(
             f"Example {largest} ({engine.pairs[largest].describe()}) carries "
             f"{100 * share:.0f} % of the effect of all {n} examples. What is found holds for this "
-            "one; use a metric in nats such as logit-difference, or leave the example out.",
-            UnreliableResultWarning,
+            "one; use a metric in nats such as logit-difference, or leave the example out."
         )
 
 
@@ -104,12 +104,11 @@ def warn_of_sign(engine: Engine, sought: int, asked: str | None, objective: obje
     is_some = engine.metric.name not in METRICS or abs(mean) >= _NEAR_ZERO
     if mean * sought < 0 and is_some and asked != "positive" and not is_faithful:
         is_away = (mean > 0) == (engine.metric.direction == "noising")
-        warn(
+        _doubt(
             f"All components together have an effect of {mean:.3g}: they move the metric "
             f"{'away from x' if is_away else 'towards x'}, and the search seeks sets that move it "
             f"the other way, with effects {'above' if sought > 0 else 'below'} 0. Give sign='full' "
-            "for sets that do what all do; or exchange x and y, or the prompts.",
-            UnreliableResultWarning,
+            "for sets that do what all do; or exchange x and y, or the prompts."
         )
 
 
@@ -126,11 +125,10 @@ def warn_of_results(
     number, share = largest_share(worst.per_example)
     n = len(worst.per_example)
     if n >= FEWEST_TO_SHARE and share > TOO_LARGE_A_SHARE:
-        warn(
+        _doubt(
             f"Example {number} ({pairs[number].describe()}) carries {100 * share:.0f} % of the "
             f"effect of the selected set (size {worst.n_selected}) on all {n} examples. Search "
-            "with objective='auto' or 'log-odds', or leave the example out.",
-            UnreliableResultWarning,
+            "with objective='auto' or 'log-odds', or leave the example out."
         )
     _warn_of_held_out([(r.n_selected, r.effect, r.held_out_effect) for r in results])
     warn_of_circuits(results)
@@ -152,12 +150,11 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
     beyond = [each for each in measured if each[1].overshoots[0]]
     if beyond:
         result, scores = max(beyond, key=lambda each: each[1].shares_of_full[0])
-        warn(
+        _doubt(
             f"The set of {result.n_selected} has {scores.shares_of_full[0]:.2f} times the effect "
             "of all components: it leaves out those that push back. A large effect is no circuit: "
             f"its faithfulness is {scores.faithfulness[0]:.2f}, where 1 is what the model does. "
-            "Search with objective='faithful' for that.",
-            UnreliableResultWarning,
+            "Search with objective='faithful' for that."
         )
     both = [each for each in measured if each[1].incomplete[0]]
     # Of the residual stream, any layer carries what all others do.
@@ -166,11 +163,10 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
     ]
     if both:
         result, scores = max(both, key=lambda each: each[1].completeness[0])
-        warn(
+        _doubt(
             f"The set of {result.n_selected} does {scores.faithfulness[0]:.2f} of the task alone, "
             f"and all other components without it do {scores.completeness[0]:.2f}: it is not "
-            "complete. Look for what stands in for it: tracer.explain(result).",
-            UnreliableResultWarning,
+            "complete. Look for what stands in for it: tracer.explain(result)."
         )
 
 
@@ -181,22 +177,19 @@ def _warn_of_noise(results: Sequence[TraceResult], floor: float) -> None:
         small["That of most single components"] = scores.abs().median().item()
     said = " ".join(f"{of} is {size:.2g}." for of, size in small.items())
     if min(small.values()) < floor:
-        warn(
+        _doubt(
             f"{said} The model's rounding alone can make one of {floor:.2g} (noise_floor). Load "
-            "the model with dtype='float32', or give more examples.",
-            UnreliableResultWarning,
+            "the model with dtype='float32', or give more examples."
         )
 
 
 def warn_of_front(front: ParetoFront) -> None:
-    """Warns of the size whose held-out effect falls shortest of the effect."""
+    """Warns of the size whose held-out effect falls shortest of the effect.
+
+    And of the size at which another set that is as good shares least.
+    """
     rows = [(row.size, front.at(row.size).effect, row.cross_fitted) for row in front.statistics]
     _warn_of_held_out(rows)
-    _warn_of_other_sets(front)
-
-
-def _warn_of_other_sets(front: ParetoFront) -> None:
-    """Warns of the size at which another set that is as good shares least."""
     # Where the front took components ranked one by one, it knows of sets with larger effects.
     rows = [
         row
@@ -209,12 +202,11 @@ def _warn_of_other_sets(front: ParetoFront) -> None:
         return
     row = min(rows, key=lambda row: row.from_all_similarity or 0.0)
     if (row.from_all_similarity or 0.0) < _SIMILAR:
-        warn(
+        _doubt(
             f"Another set of size {row.size}, found from all components downwards, has an effect "
             f"of {row.from_all:.3g} beside {front.at(row.size).effect:.3g}, and the two share less "
             f"than half of their components (Jaccard similarity {row.from_all_similarity:.2f}). "
-            "The examples do not single out one set: say so, or give more examples.",
-            UnreliableResultWarning,
+            "The examples do not single out one set: say so, or give more examples."
         )
 
 
@@ -231,11 +223,10 @@ def _warn_of_held_out(rows: Sequence[tuple[int, float, float | None]]) -> None:
     held = [copysign(1, row[1]) * row[2] / max(abs(row[1]), 1e-12) for row in rows_measured]
     size, effect, held_out = rows_measured[held.index(min(held))]
     if min(held) < 1 / 2:
-        warn(
+        _doubt(
             f"On examples that had no part in choosing it, a set of size {size} has an effect of "
             f"{held_out:.3g}, less than half of the {effect:.3g} on those that had. Give more "
-            "examples, or search with objective='auto' or 'log-odds'.",
-            UnreliableResultWarning,
+            "examples, or search with objective='auto' or 'log-odds'."
         )
 
 

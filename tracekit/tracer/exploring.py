@@ -135,10 +135,7 @@ def explore(
     try:
         from tracekit.explore.explorer import Explorer
     except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"The explorer needs {error.name}, which is not installed. "
-            "Run pip install 'tracekit-lm[explore]'."
-        ) from error
+        raise MissingExtraError.of("The explorer", error, "explore") from error
     from tracekit.explore.exploration import Exploration, Measurement
 
     registry = traced.own.registry

@@ -339,10 +339,8 @@ def _card(
     """The README of the written model."""
     from tracekit.results.storage import versions
 
-    name, labels = (
-        model_name(engine.model),
-        [engine.registry.label(number) for number in mask.nonzero()[:, 0].tolist()],
-    )
+    name = model_name(engine.model)
+    labels = [engine.registry.label(number) for number in mask.nonzero()[:, 0].tolist()]
     held = export.held_out_effects
     lines = [
         f"---\nbase_model: {name}\ntags:\n- tracekit\n---\n\n# {name}, edited\n",

@@ -16,7 +16,7 @@ from tracekit.components import ComponentRegistry
 from tracekit.components.masks import from_indices
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.chat import Chat
-from tracekit.data.counterfactuals import Constants, constants_of
+from tracekit.data.counterfactuals import constants_of
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.tokenization import tokenizer_of
 from tracekit.engine.capabilities import Capabilities
@@ -26,17 +26,6 @@ from tracekit.models import HookedModel, model_name
 from tracekit.models.hooked import Hook, frozen
 from tracekit.results.generations import Generations
 from tracekit.results.traced import Traced
-
-
-def constants_at_every_token(pairs: PromptPairs, source: object) -> Constants:
-    """What the source puts in at every token of every text; refuses other sources."""
-    constants = constants_of([pair.counterfactual for pair in pairs])
-    if constants is None or constants.positional:
-        raise ConfigError(
-            f"The source {source!r} has values for prompts of its own only, and steering acts on "
-            "any text. Use source='zero', 'mean' or tensors, or generate(..., counterfactuals=...)."
-        )
-    return constants
 
 
 def _refuse_edges(registry: ComponentRegistry) -> None:
@@ -72,7 +61,13 @@ def steer(
     registry = traced.registry
     _refuse_edges(registry)
     mask = from_indices(members_of(members, registry), len(registry)).float()
-    constants = constants_at_every_token(traced.own.pairs, traced.bound.setup.source)
+    constants = constants_of([pair.counterfactual for pair in traced.own.pairs])
+    if constants is None or constants.positional:
+        raise ConfigError(
+            f"The source {traced.bound.setup.source!r} has values for prompts of its own only, and "
+            "steering acts on any text. Use source='zero', 'mean' or tensors, or "
+            "generate(..., counterfactuals=...)."
+        )
     if registry.spans:
         raise ConfigError("Spans act at some tokens only. Steer with a trace without split_by.")
     return hooked(traced.model, constant_hooks(registry, constants, strength * mask))

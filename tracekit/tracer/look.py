@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from tracekit._util.options import check_seed, is_whole, shortened
+from tracekit._util.options import check_seed, check_whole
 from tracekit.anatomy.look import Look, LookPart, Row
 from tracekit.components.members import members_of
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import checks
 from tracekit.engine.engine import Engine
-from tracekit.errors import ConfigError, NotDifferentiableError, PairsError, TracekitError
+from tracekit.errors import NotDifferentiableError, PairsError, TracekitError
 from tracekit.metrics import METRICS
 from tracekit.results.pareto_statistics import control_sets
 from tracekit.results.result import TraceResult
@@ -68,8 +68,7 @@ def look(
         ConfigError: About the number of examples, or the seed.
     """
     check_seed(seed)
-    if not is_whole(examples) or examples < 1:
-        raise ConfigError(f"examples is {shortened(examples)}. Give a number of pairs, 1 or more.")
+    check_whole("examples", examples)
     few, fresh = traced.pairs, traced.held_out_pairs
     own = few = few[:: -(-len(few) // examples)]
     fresh = None if fresh is None else fresh[:: -(-len(fresh) // examples)]

@@ -17,7 +17,7 @@ a number that can be read off.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from tracekit._util.names import KindName
-from tracekit._util.options import is_whole
+from tracekit._util.options import check_whole
 from tracekit.components import Component
 from tracekit.data.prompts import PromptPairs
 from tracekit.errors import ConfigError
@@ -55,22 +55,19 @@ _SHARP = 60.0
 """Difference of attention scores between the position that a head reads and the others."""
 
 
-class _Gate:
-    """A behaviour as neurons: a bias, and weighted max(0, sum of some signals - threshold)."""
-
-    def __init__(self, *neurons: tuple[float, tuple[int, ...], float], bias: float = 0.0) -> None:
-        self.neurons, self.bias = neurons, bias
-
-
-_GATES: Mapping[str, _Gate] = {
-    "and": _Gate((1, (0, 1), 1)),
-    "or": _Gate((1, (0, 1), 0), (-1, (0, 1), 1)),
-    "xor": _Gate((-1, (0, 1), 0), (2, (0, 1), 1), bias=1),
-    "majority": _Gate((1, (0, 1, 2), 1), (-1, (0, 1, 2), 2)),
-    "inhibition": _Gate((1, (0,), 0), (-0.5, (0, 1), 1)),
-    "backup": _Gate((1, (0,), 0), (1, (1,), 0)),
-    "sum": _Gate((0.5, (0,), 0), (0.25, (1,), 0)),
+_GATES: Mapping[str, Sequence[tuple[float, tuple[int, ...], float]]] = {
+    "and": [(1, (0, 1), 1)],
+    "or": [(1, (0, 1), 0), (-1, (0, 1), 1)],
+    "xor": [(-1, (0, 1), 0), (2, (0, 1), 1)],
+    "majority": [(1, (0, 1, 2), 1), (-1, (0, 1, 2), 2)],
+    "inhibition": [(1, (0,), 0), (-0.5, (0, 1), 1)],
+    "backup": [(1, (0,), 0), (1, (1,), 0)],
+    "sum": [(0.5, (0,), 0), (0.25, (1,), 0)],
 }
+"""Behaviours as sums of neurons: weights, some signals and a threshold, of which a neuron makes
+weight max(0, sum of signals - threshold)."""
+_BIASES = {"xor": 1.0}
+"""What is added to the sum, where that is not 0."""
 _MEANINGS: Mapping[str, str] = {
     "and": "the behaviour needs both",
     "or": "either is enough",
@@ -144,9 +141,8 @@ def planted_model(
         )
     if name == "backup" and kind != "head-outputs":
         raise ConfigError("The planted backup is a head. Leave the kind out, or use head-outputs.")
-    if not is_whole(n_examples) or n_examples < 2:
-        raise ConfigError(f"n_examples is {n_examples!r}. Give a whole number, at least 2.")
-    last = max(player for _, players, _ in _GATES[name].neurons for player in players)
+    check_whole("n_examples", n_examples, 2)
+    last = max(player for _, players, _ in _GATES[name] for player in players)
     components = [Component(kind, 0, player) for player in range(last + 1)]
     if name == "backup":
         components[1] = Component(kind, 1, 0)
@@ -237,7 +233,7 @@ def _build(name: str, n_examples: int) -> Any:
         if name == "backup":
             _add_backup(model.transformer.h)
         _compute(model.transformer.h[1].mlp, _GATES[name])
-        _answer(model, n_examples, _GATES[name].bias)
+        _answer(model, n_examples, _BIASES.get(name, 0.0))
     return model
 
 
@@ -266,15 +262,11 @@ def _head(attention: Any, head: int, position: int, channel: int, weight: float 
 
 
 def _copy_signals(blocks: Any) -> None:
-    for signal in range(_N_SIGNALS):
+    players = [_write(channel) for channel in _BY_NEURON]
+    decoys = [_write(_ANSWER, weight) for weight in _DECOY_WEIGHTS]
+    for signal, written in enumerate([*players, *decoys]):
         _head(blocks[0].attn, signal, 1 + signal, _BY_HEAD[signal])
         blocks[0].mlp.c_fc.weight[:, signal] = _read(_BY_HEAD[signal])
-        is_player = signal < _N_PLAYERS
-        written = (
-            _write(_BY_NEURON[signal])
-            if is_player
-            else _write(_ANSWER, _DECOY_WEIGHTS[signal - _N_PLAYERS])
-        )
         blocks[0].mlp.c_proj.weight[signal] = written
     # Of layer 1 one head adds to the answer, so that the layer takes part in every model.
     _head(blocks[1].attn, _N_HEADS - 1, 1 + _N_SIGNALS, _ANSWER, _LATE_DECOY)
@@ -295,11 +287,9 @@ def _add_backup(blocks: Any) -> None:
     attention.c_attn.weight[:, _D_MODEL + 1] = _read(_POSITIONS[0])
 
 
-def _compute(mlp: Any, gate: _Gate) -> None:
-    for neuron, (weight, players, threshold) in enumerate(gate.neurons):
-        mlp.c_fc.weight[:, neuron] = sum(
-            (_read(_BY_NEURON[player]) for player in players), torch.zeros(_D_MODEL)
-        )
+def _compute(mlp: Any, gate: Sequence[tuple[float, tuple[int, ...], float]]) -> None:
+    for neuron, (weight, players, threshold) in enumerate(gate):
+        mlp.c_fc.weight[:, neuron] = sum(_read(_BY_NEURON[player]) for player in players)
         mlp.c_fc.bias[neuron] = -threshold
         mlp.c_proj.weight[neuron] = _write(_ANSWER, weight)
 

@@ -138,11 +138,8 @@ def results_of(
     rows = zip(selections, traced.on_examples(sets, effects), bounds, histories, strict=True)
     results = []
     for selection, (own, held_out), bound, history in rows:
-        search, mask, soft_mask = (
-            selection.by or outcome.search,
-            selection.mask,
-            selection.soft_mask,
-        )
+        search, mask, soft_mask = selection.by, selection.mask, selection.soft_mask
+        search = search or outcome.search
         also = traced.extra_metrics
         extra = metric_effects(traced.own.data, mask, also) if also else None
         # Penalties and scores are no effects of single components, nor of sets.

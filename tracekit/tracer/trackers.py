@@ -172,10 +172,7 @@ class WandB:
         try:
             self._wandb = import_module("wandb")
         except ModuleNotFoundError as error:
-            raise MissingExtraError(
-                f"The tracker needs {error.name}, which is not installed. "
-                "Run pip install 'tracekit-lm[wandb]'."
-            ) from error
+            raise MissingExtraError.of("The tracker", error, "wandb") from error
         self._options = {"project": project, "reinit": "create_new", **options}
         self._run: Any = None
 

@@ -98,32 +98,38 @@ def shrunken_effects(target: Target, effects: Float[Tensor, "component example"]
     """
     if not target.is_plain:
         return effects.mean(1)
-    data = target.data
-    curves = ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
-    weights = _weights(target)
-    clusters = target.pairs.clusters
+    curves = _curves(target)
     if curves is None:
-        return shrunken_means(effects / weights, weights, clusters).float()
+        return shrunken_effects_by_slopes(target, effects)
     start = curves.linearization.to_linear(curves.clean).double()
     parts = effects.split(_TOGETHER)
     changes = torch.cat([curves.quantity(part.double().T).T - start for part in parts])
-    return _effects_of_shrunken(curves, changes, weights, clusters)
+    return shrunken_effects_by_slopes(target, changes)
 
 
 def shrunken_effects_by_slopes(target: Target, slopes: Float[Tensor, "component example"]) -> Mask:
     """The same by gradients, for components that are too many to be measured one by one.
 
     The slopes are of the quantity of the metric's linearization; see
-    `tracekit.engine.gradients.expand`.
+    `tracekit.engine.gradients.expand`. Without one they are those of the effect, times the weight
+    of the example. They are moved to their shrunken means.
     """
-    data = target.data
-    curves = ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
-    weights = _weights(target)
-    clusters = target.pairs.clusters
+    weights, clusters, curves = target.pairs.weights, target.pairs.clusters, _curves(target)
+    weights = torch.ones(target.n_examples).double() if weights is None else weights.double()
     if curves is None:
-        # Those of the effect, times the weight of the example.
         return shrunken_means(slopes / weights, weights, clusters).float()
-    return _effects_of_shrunken(curves, slopes, weights, clusters)
+    start = curves.linearization.to_linear(curves.clean).double()
+    moved = shrunken_means(slopes, weights, clusters) - _weighted_means(slopes, weights)
+    effects = [
+        curves.effects((start + part + by[:, None]).clamp(start - _WIDEST, start + _WIDEST).T).T
+        for part, by in zip(slopes.split(_TOGETHER), moved.split(_TOGETHER), strict=True)
+    ]
+    return torch.cat([part.mean(1) for part in effects]).float()
+
+
+def _curves(target: Target) -> ExampleCurves | None:
+    data = target.data
+    return ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
 
 
 def shrunken_means(
@@ -153,30 +159,8 @@ def shrunken_means(
     return shrunken
 
 
-def _effects_of_shrunken(
-    curves: ExampleCurves,
-    changes: Float[Tensor, "component example"],
-    weights: Float[Tensor, " example"],
-    clusters: Int[Tensor, " example"] | None,
-) -> Mask:
-    """Mean effects of changes that are moved to their shrunken means."""
-    start = curves.linearization.to_linear(curves.clean).double()
-    moved = shrunken_means(changes, weights, clusters) - _weighted_means(changes, weights)
-    effects = [
-        curves.effects((start + part + by[:, None]).clamp(start - _WIDEST, start + _WIDEST).T).T
-        for part, by in zip(changes.split(_TOGETHER), moved.split(_TOGETHER), strict=True)
-    ]
-    return torch.cat([part.mean(1) for part in effects]).float()
-
-
 def _weighted_means(
     values: Float[Tensor, "component example"], weights: Float[Tensor, " example"]
 ) -> Float[Tensor, " component"]:
     parts = values.split(_TOGETHER)
     return torch.cat([part.to(weights.dtype) @ weights for part in parts]) / len(weights)
-
-
-def _weights(target: Target) -> Float[Tensor, " example"]:
-    """Weight of each example; 1 on average."""
-    weights = target.pairs.weights
-    return torch.ones(target.n_examples).double() if weights is None else weights.double()

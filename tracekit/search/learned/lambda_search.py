@@ -168,23 +168,18 @@ def best_within_budgets(
     budgets: Sequence[int],
     measured: dict[ComponentSet, Effects],
 ) -> list[Selection]:
-    """The best set for each budget; what gets measured is added to `measured`."""
-    return [_best_within(runs, target, budget, measured) for budget in budgets]
-
-
-def _best_within(
-    runs: Sequence[TrainingRun], target: Target, budget: int, measured: dict[ComponentSet, Effects]
-) -> Selection:
-    """The best set of at most `budget` components that the training runs propose.
+    """The best set for each budget that the training runs propose.
 
     Candidates are, for every epoch of every run, its truncated mask if that is small enough, and
     the `budget` largest entries of its soft mask. The latter may pass through a better set than
     the run ends with, since rewards of strongly interacting components vary by orders of magnitude
-    while lambda1 does not.
+    while lambda1 does not. What gets measured is added to `measured`.
     """
-    best: tuple[TrainingRun, Snapshot] | None = None
-    for run in runs:
-        for snapshot in run.snapshots:
+    snapshots = [(run, snapshot) for run in runs for snapshot in run.snapshots]
+    selections = []
+    for budget in budgets:
+        best: tuple[TrainingRun, Snapshot] | None = None
+        for run, snapshot in snapshots:
             largest = tuple(sorted(snapshot.order()[:budget]))
             mask = from_indices(largest, target.n_components)
             if largest not in measured:
@@ -195,8 +190,9 @@ def _best_within(
                 # Ties go to the later epoch, whose soft mask is closer to binary.
                 if fits and (best is None or candidate.effect >= best[1].effect):
                     best = (run, candidate)
-    assert best is not None
-    return best[0].selection(best[1], budget)
+        assert best is not None
+        selections.append(best[0].selection(best[1], budget))
+    return selections
 
 
 def smallest_reaching(runs: Sequence[TrainingRun], target: Target, wanted: float) -> Selection:

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+import typer
 
 import tracekit as tk
 from tests import tiny
+from tools.validate import Validation, main, read_single_heads, validate
 from tracekit.errors import (
     ComparisonError,
     DataFormatError,
@@ -18,7 +20,6 @@ from tracekit.errors import (
 )
 from tracekit.paper import published
 from tracekit.paper.models import PAPER_MODELS
-from tracekit.paper.validation import Validation, validate
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def table(demo):
 
 def test_the_model_of_the_table_agrees(demo, table):
     found = validate(demo, table)
-    assert found.agrees
+    assert not found.problems
     assert found.correlation > 0.9999
     assert found.largest_difference < 1e-3 * found.largest_published
 
@@ -59,7 +60,6 @@ def test_other_weights_do_not(demo_model, demo, table):
         for parameter in changed:
             parameter.copy_(parameter.flip(0))
     found = validate(tk.Tracer(broken, demo.pairs), table)
-    assert not found.agrees
     assert any("correlation" in problem for problem in found.problems)
     random = tk.load_model(tiny.hf_model("gpt2", n_embd=128, n_layer=4, n_head=8, vocab_size=274))
     found = validate(tk.Tracer(random, demo.pairs), table)
@@ -127,14 +127,14 @@ def test_tables_of_ones_own(tmp_path, table):
         "single_head_effect": table.singles.tolist(),
     }
     path.write_text(json.dumps(document))
-    again = published.read_single_heads(path)
+    again = read_single_heads(path)
     assert torch.equal(again.singles, table.singles)
     assert again.source == str(path)
     path.write_text("{}")
     with pytest.raises(DataFormatError, match="is no table of single heads. It needs the keys"):
-        published.read_single_heads(path)
+        read_single_heads(path)
     with pytest.raises(DataNotFoundError, match="There is no file .*none.json. Give a JSON file"):
-        published.read_single_heads(tmp_path / "none.json")
+        read_single_heads(tmp_path / "none.json")
 
 
 def test_the_papers_tables():
@@ -157,3 +157,56 @@ def test_the_papers_tables():
     joint = published.paper_joint()
     assert [len(one["components"]) for one in joint] == [10, 15]
     assert published.paper_similarity()["jaccard"].tolist() == [0.64, 0.44]
+
+
+def run(capsys, *arguments):
+    """Exit code, standard output and standard error of the command."""
+    program = typer.Typer()
+    program.command()(main)
+    code = program(list(map(str, arguments)), standalone_mode=False)
+    out = capsys.readouterr()
+    return code or 0, " ".join(out.out.split()), " ".join(out.err.split())
+
+
+def test_the_command(capsys, tmp_path, demo_model):
+    """With a table of the embedded model, and with other weights."""
+    pairs = tk.load_dataset("demo-bias", demo_model)
+    tracer = tk.Tracer(demo_model, pairs)
+    entry = {
+        "dataset": "demo-bias",
+        "model": "demo",
+        "n_examples": len(pairs),
+        "all_heads_effect": tracer.full_effect,
+        "single_head_effect": tracer.run("top-k", budget=1).component_scores.reshape(4, 8).tolist(),
+    }
+    own = tmp_path / "table.json"
+    arguments = ("demo", "--dataset", "demo-bias", "--table", own)
+    code, _, err = run(capsys, *arguments)
+    assert (code, "There is no file" in err) == (1, True)
+    own.write_text(json.dumps(entry))
+    code, out, err = run(capsys, *arguments)
+    assert code == 0, err
+    assert "demo agrees with demo." in out
+    assert "heads 32 correlation 1.000000" in out
+    entry["single_head_effect"][0].reverse()
+    own.write_text(json.dumps(entry))
+    code, out, err = run(capsys, *arguments)
+    assert code == 1
+    assert "heads 32" in out
+    assert "demo does not agree with the table for demo on demo-bias: the correlation" in err
+
+
+@pytest.mark.soak
+def test_random_weights_do_not_validate_as_gpt2(capsys, tmp_path, shared, gpt2_tokenizer):
+    """The real sizes of DistilGPT2, its tokenizer and data, but not its weights."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=6)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "distilgpt2")
+    gpt2_tokenizer.save_pretrained(tmp_path / "distilgpt2")
+    data = shared / "data" / "winogender"
+    code, out, err = run(capsys, tmp_path / "distilgpt2", "--data-dir", data, "--quiet")
+    assert code == 1
+    assert "Vig et al. 2020" in out
+    assert "does not agree with the table for distilgpt2 on winogender-bergsma" in err
