@@ -67,7 +67,8 @@ def member_heatmap(why: Any) -> go.Figure:
         ringed=ringed,
         note=RING if ringed else "",
     )
-    subtitle = f"above: alone; below: {context} (+, \u2212: p &lt; .05)"
+    subtitle = f"{plain(why.axis_label)}; above: alone; below: {context} (+, \u2212: p &lt; .05)"
+    subtitle += f"; {why.examples}"
     return pair_map(drawn, title=data_and_model(why.dataset, why.model), subtitle=subtitle)
 
 
@@ -178,19 +179,25 @@ def attention_figure(attention: Any) -> go.Figure:
         attention.places,
         beside="logits",
         title=data_and_model(attention.dataset, attention.model),
-        subtitle=f"attention {attention.said_at}"
+        subtitle=f"attention {attention.said_at}; {attention.examples}"
         + ("; cf.: counterfactual" if len(runs) > 1 else ""),
     )
 
 
 def strengths_figure(
-    table: pd.DataFrame, controls: Sequence[Sequence[float]], *, title: str
+    table: pd.DataFrame,
+    controls: Sequence[Sequence[float]],
+    counts: Sequence[str],
+    *,
+    title: str,
+    said: str,
 ) -> go.Figure:
     """Strengths on all data beside those of random sets; see `SideEffects.figure`."""
     rows = [
         Strength(
             name=row["name"],
             metric=row["metric"],
+            n=n,
             value=row["strength"],
             low=row["strength_low"],
             high=row["strength_high"],
@@ -199,8 +206,8 @@ def strengths_figure(
             + (f"<br>p = {row['p']:.2g}" if row["p"] == row["p"] else ""),
             beside=_selectivity(row) if number else "",
         )
-        for number, (row, of_controls) in enumerate(
-            zip(table.to_dict("records"), controls, strict=True)
+        for number, (row, of_controls, n) in enumerate(
+            zip(table.to_dict("records"), controls, counts, strict=True)
         )
     ]
     return strengths(
@@ -208,7 +215,8 @@ def strengths_figure(
         beside="selectivity",
         value_title="strength (share of all components)",
         title=title,
-        subtitle="mean absolute effect, as a share of all",
+        subtitle="mean absolute effect, as a share of all; bars and brackets: 95 % intervals; "
+        f"target: {said}",
     )
 
 

@@ -246,7 +246,11 @@ class Faithfulness(Tabular):
             largest=max(self.sizes),
             value_title="share of the whole effect",
             title=f"{plain(self.method or 'scores')}: faithfulness by {plain(self.metric)}",
-            subtitle=f"{made} of {n} components",
+            subtitle=plain(
+                f"{made} of {n} components"
+                + (f"; {self.examples}" if self.examples else "")
+                + "; bars: 95 % intervals"
+            ),
         )
 
     def __repr__(self) -> str:

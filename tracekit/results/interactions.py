@@ -203,15 +203,14 @@ class InteractionGrid(SavedTable):
             ringed=ringed,
             note=note + (f"<br>{RING}" if ringed else ""),
         )
-        subtitle = formula = "l({i, j}) \u2212 l({i}) \u2212 l({j})"
+        subtitle = f"l({{i, j}}) \u2212 l({{i}}) \u2212 l({{j}}), l: {plain(self.axis_label)}"
         if self.opposite is not None:
-            subtitle = f"above: {self.direction}; below: {self.opposite.direction}"
+            subtitle += f"; above: {self.direction}; below: {self.opposite.direction}"
         if self.given:
             named = ", ".join(map(plain, self.given[:3])) + (", ..." if len(self.given) > 3 else "")
             subtitle += f"; given {named}"
-        elif self.opposite is None:
-            subtitle = f"{formula}, l: {plain(self.axis_label)}"
         subtitle += f"; {plain(self.examples)}" if self.examples else ""
+        subtitle += "; +, \u2212: signs of the largest"
         title = f"Interactions: {plain(self.title)}" if self.title else "Interactions"
         return pair_map(drawn, title=title, subtitle=subtitle)
 

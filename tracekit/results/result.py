@@ -468,16 +468,22 @@ class TraceResult:
             has_scores = self.component_scores is not None and has_cells(self.registry)
             color = "score" if has_scores and outline is None else "selected"
         framed = None if outline is None else outlined(outline, self)
-        score = plain(self.axis_label).replace(" (", "<br>(") if self.method == "top-k" else "score"
         return draw_panels(
             self.panels(color, framed=framed),
-            scale=scale_of(color, self.n_components, self.largest_score, score),
+            scale=scale_of(color, self.n_components, self.largest_score, self.score_title),
             width=WIDTH,
             outlines=color != "selected" or framed is not None,
             title=f"{plain(self.title)}: {data_and_model(self.dataset, self.model)}",
             subtitle=f"{self.n_selected} of {self.n_components} selected, {self._said()}"
             + "; frame: known circuit" * (outline is not None),
         )
+
+    @property
+    def score_title(self) -> str:
+        """Title of the bar of scores: those of top-k are effects."""
+        from tracekit.figures.style import plain
+
+        return plain(self.axis_label).replace(" (", "<br>(") if self.method == "top-k" else "score"
 
     nodes = property(nodes_of)
     circuit = guided(circuit_figure)

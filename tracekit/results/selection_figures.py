@@ -29,13 +29,18 @@ def comparison_heatmap(
     first = results[0]
     *sizes, last = dict.fromkeys(str(result.n_selected) for result in results)
     selected = f"{', '.join(sizes)} and {last}" if sizes else last
+    score, *others = {each.score_title for each in results}
+    largest = max(each.largest_score for each in results)
     return draw_panels(
         panels,
-        scale=scale_of(color, first.n_components, max(each.largest_score for each in results)),
+        scale=scale_of(color, first.n_components, largest, "score" if others else score),
         width=WIDE,
         outlines=color != "selected",
         title=data_and_model(*data_and_models(results)),
-        subtitle=f"{selected} of {first.n_components} selected",
+        subtitle=plain(
+            f"{selected} of {first.n_components} selected by {first.setup.metric} on "
+            f"{' and '.join(dict.fromkeys(each.own.n_text for each in results))} searched examples"
+        ),
     )
 
 
