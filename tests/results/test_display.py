@@ -90,12 +90,14 @@ def test_texts_are_a_line_each(shown):
         assert "0x" not in text, name
     effects = shown["curve"].to_frame()["effect"]
     assert repr(shown["curve"]).startswith(
-        f"TraceCurve(top-k on demo-bias, demo; effect by budget 1: {effects[0]:.4g}, 2: "
+        f"TraceCurve(top-k on demo-bias, demo; effect (odds ratio \u2212 1) on 16 searched "
+        f"examples by budget 1: {effects[0]:.4g}, 2: "
     )
     first = shown["grid"].to_frame().iloc[0]
     assert repr(shown["grid"]) == (
         "InteractionGrid(demo-bias data, demo model: 8 components; strongest "
         f"{first['first']}, {first['second']}: {first['interaction']:+.4g}; "
+        "l: effect (odds ratio \u2212 1), noising; "
         f"{sum(shown['grid'].significant)} of 28 pairs have q < .05; n = 16)"
     )
     assert repr(shown["registry"]) == "ComponentRegistry(32 attention-patterns in layers 0-3)"

@@ -99,6 +99,7 @@ class InteractionGrid(SavedTable):
         text = f"{self.title + ': ' if self.title else ''}{n} components"
         for row in self.to_frame().head(1).itertuples():
             text += f"; strongest {row.first}, {row.second}: {row.interaction:+.4g}"
+        text += f"; l: {self.axis_label}, {self.direction}"
         return printable(f"InteractionGrid({text}{self._notes})")
 
     @property
