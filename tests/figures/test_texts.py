@@ -72,9 +72,13 @@ def said_of(demo_model):
         "given": tracer.interactions(layers=[0], given=["L1H0"]),
         "members": tracer.explain(result),
         "compared": tk.compare([result]),
+        "selection": result,
+        "front": tracer.pareto(max_budget=2, max_passes=40),
     }
     figures = {name: each.heatmap() for name, each in drawn.items()}
     figures["strengths"] = tracer.side_effects(result, others, draws=3).figure()
+    figures["effects"] = tracer.curve()
+    figures["sizes"] = drawn["front"].curve()
     figures["faithfulness"] = tracer.faithfulness(result).curve()
     return {name: str(figure.to_dict()).replace("<br>", " ") for name, figure in figures.items()}
 
@@ -87,6 +91,10 @@ def said_of(demo_model):
         ("given", ["l: effect (odds ratio \u2212 1); given L1H0; n = 8 (4 independent)"]),
         ("members", ["effect (odds ratio \u2212 1); above", "on held-out examples, n = 8 (4 ind"]),
         ("compared", ["3 of 32 selected by odds-ratio on 8 (4 independent) searched examples"]),
+        ("selection", ["effect (odds ratio \u2212 1) 0.", " on 8 (4 independent) searched, "]),
+        ("front", ["white: in none; odds-ratio, 8 (4 independent) searched examples"]),
+        ("effects", ["32 head-outputs in layers 0-3; on 8 (4 independent) searched examples'"]),
+        ("sizes", ["searched examples (held out: 8 (4 independent)); band: 95 % spread; bars: 95"]),
         (
             "strengths",
             [

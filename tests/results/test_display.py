@@ -181,7 +181,8 @@ def test_long_prompts_are_compared_token_by_token():
 def test_results_show_their_numbers(shown):
     result, text = shown["result"], shown["result"]._repr_html_()
     low, high = result.spread
-    assert f"effect {result.effect:.4g} (all: {result.full_effect:.4g}) on 16 searched" in text
+    said = f"effect (odds ratio \u2212 1) {result.effect:.4g} (all: {result.full_effect:.4g})"
+    assert f"{said} on 16 searched" in text
     assert f"{result.held_out_effect:.4g} (all: " in text
     assert f"spread {low:.3g} to {high:.3g}" in text
     low, high = result.held_out_interval

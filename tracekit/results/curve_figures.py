@@ -17,7 +17,7 @@ from tracekit.figures.style import (
     styles,
 )
 from tracekit.results.result import TraceResult
-from tracekit.results.tables import check_comparable, curve_data, examples_text
+from tracekit.results.tables import check_comparable, curve_data
 from tracekit.search import title_of
 
 if TYPE_CHECKING:
@@ -71,14 +71,15 @@ def _name(result: TraceResult) -> str:
 def _of_results(
     lines: Sequence[Line], first: TraceResult, largest: int, brackets: str = "", **options: Any
 ) -> go.Figure:
-    on = examples_text(first).removesuffix(f" of {first.dataset}")
     return size_lines(
         lines,
         n_components=first.n_components,
         largest=largest,
         value_title=plain(first.axis_label),
         title=data_and_model(first.dataset, first.model),
-        subtitle=plain(f"{first.registry.describe()}; {on}{brackets}"),
+        subtitle=plain(
+            f"{first.registry.describe()}; on {first.own.n_text} searched examples{brackets}"
+        ),
         full=first.full_effect,
         **options,
     )
@@ -150,4 +151,5 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
         )
         lines.append(line)
     bars = "; bars: 95 % interval (random: range)" * (len(lines) > 1)
-    return _of_results(lines, first, largest, f"; band: 95 % spread{bars}")
+    fresh = "" if first.held_out is None else f" (held out: {first.held_out.n_text})"
+    return _of_results(lines, first, largest, f"{fresh}; band: 95 % spread{bars}")

@@ -355,7 +355,8 @@ class TraceResult:
     def _said(self) -> str:
         """Its effect beside that of all components, on the searched and the held-out examples."""
         said = (
-            f"effect {self.effect:.4g} (all: {self.full_effect:.4g}) on {self.own.n_text} searched"
+            f"{self.axis_label} {self.effect:.4g} (all: {self.full_effect:.4g}) "
+            f"on {self.own.n_text} searched"
         )
         if self.held_out is not None:
             said += f", {self.held_out.mean:.4g} (all: {self.held_out.full_mean:.4g})"
@@ -474,7 +475,7 @@ class TraceResult:
             width=WIDTH,
             outlines=color != "selected" or framed is not None,
             title=f"{plain(self.title)}: {data_and_model(self.dataset, self.model)}",
-            subtitle=f"{self.n_selected} of {self.n_components} selected, {self._said()}"
+            subtitle=f"{self.n_selected} of {self.n_components} selected, {plain(self._said())}"
             + "; frame: known circuit" * (outline is not None),
         )
 

@@ -70,5 +70,5 @@ def front_heatmap(results: Sequence[TraceResult], largest_budget: int) -> go.Fig
         outlines=False,
         title=f"Pareto front: {data_and_model(largest.dataset, largest.model)}",
         subtitle=f"sets of up to {largest_budget} of {largest.n_components} components; "
-        "white: in none",
+        f"white: in none; {plain(largest.setup.metric)}, {largest.own.n_text} searched examples",
     )
