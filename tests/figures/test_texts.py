@@ -78,6 +78,8 @@ def said_of(demo_model):
     figures = {name: each.heatmap() for name, each in drawn.items()}
     figures["strengths"] = tracer.side_effects(result, others, draws=3).figure()
     figures["effects"] = tracer.curve()
+    figures["network"] = drawn["members"].network()
+    figures["paths"] = tracer.paths(result).network()
     figures["sizes"] = drawn["front"].curve()
     figures["faithfulness"] = tracer.faithfulness(result).curve()
     return {name: str(figure.to_dict()).replace("<br>", " ") for name, figure in figures.items()}
@@ -90,6 +92,14 @@ def said_of(demo_model):
         ("both", ["l: effect (odds ratio \u2212 1); above: noising; below: denoising; n = 8 (4"]),
         ("given", ["l: effect (odds ratio \u2212 1); given L1H0; n = 8 (4 independent)"]),
         ("members", ["effect (odds ratio \u2212 1); above", "on held-out examples, n = 8 (4 ind"]),
+        (
+            "network",
+            ["effect (odds ratio \u2212 1); area: Shapley value", "held-out examples, n = 8"],
+        ),
+        (
+            "paths",
+            ["effect (odds ratio \u2212 1); ", "95 % interval leaves out 0, on held-out exam"],
+        ),
         ("compared", ["3 of 32 selected by odds-ratio on 8 (4 independent) searched examples"]),
         ("selection", ["effect (odds ratio \u2212 1) 0.", " on 8 (4 independent) searched, "]),
         ("front", ["white: in none; odds-ratio, 8 (4 independent) searched examples"]),

@@ -93,7 +93,7 @@ def member_network(why: Any) -> go.Figure:
         [component.layer for component in why.components],
         edges,
         title=data_and_model(why.dataset, why.model),
-        subtitle=f"area: Shapley value; lines: interaction; {why.examples}"
+        subtitle=f"{plain(why.axis_label)}; area: Shapley value; lines: interaction; {why.examples}"
         + ("" if joined else " (no interval leaves out 0)"),
     )
 
@@ -142,8 +142,8 @@ def path_figure(paths: Any) -> go.Figure:
             for row in drawn
         ],
         title=data_and_model(paths.dataset, paths.model),
-        subtitle=f"{count} paths whose interval leaves out 0, {paths.examples}"
-        + ("; open: p \u2265 .05" if paths.is_tested else ""),
+        subtitle=f"{plain(paths.axis_label)}; {count} paths whose 95 % interval leaves out 0, "
+        f"{paths.examples}" + ("; open: p \u2265 .05" if paths.is_tested else ""),
     )
 
 
