@@ -45,7 +45,7 @@ def cells(n_layers: int, kinds: str, color: str, *, copies: int = 1, **options: 
         ],
         scale=figures.ColorScale(BLUES, 1, 9, "enters<br>at size", ticks=(1, 4, 6, 9))
         if color == "front"
-        else scale_of(color, n, 5.0, "effect<br>(logit difference, nats)"),
+        else scale_of(color, n, 5.0, "effect (logit difference, nats)"),
         width=figures.WIDTH if copies == 1 else 648,
         outlines=True,
         **TITLES,

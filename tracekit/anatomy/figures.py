@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tracekit._util.clusters import n_text
 from tracekit.figures import paths as arrows
 from tracekit.figures.charts import HeadRow, attention_map
 from tracekit.figures.members import Edge, Members, network, waterfall
 from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
 from tracekit.figures.strengths import Strength, strengths
 from tracekit.figures.style import data_and_model, plain
+from tracekit.results.on_examples import examples_said
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,9 +124,7 @@ def path_figure(paths: Any) -> go.Figure:
     names = paths.nodes
     # An MLP stands above the attention of its layer.
     layers = [layer + 0.5 * part for layer, part in paths.places]
-    count = (
-        f"{len(drawn)} strongest of {len(apart)}" if len(drawn) < len(apart) else f"{len(apart)}"
-    )
+    count = f"{len(drawn)}" + f" strongest of {len(apart)}" * (len(drawn) < len(apart))
     return arrows.path_network(
         names,
         [*[None] * paths.has_embedding, *layers, None],
@@ -150,11 +149,7 @@ def path_figure(paths: Any) -> go.Figure:
 def attention_figure(attention: Any) -> go.Figure:
     """Attention by place and direct contributions; see `Attention.figure`."""
     rows = []
-    runs = (
-        {"clean": ""}
-        if attention.counterfactual is None
-        else {"clean": "", "counterfactual": "cf."}
-    )
+    runs = {"clean": ""} | ({} if attention.counterfactual is None else {"counterfactual": "cf."})
     for of_head in attention.contributions.to_dict("records"):
         table = attention.table[attention.table["component"] == of_head["component"]]
         cells = table.to_dict("records")
@@ -184,15 +179,11 @@ def attention_figure(attention: Any) -> go.Figure:
     )
 
 
-def strengths_figure(
-    table: pd.DataFrame,
-    controls: Sequence[Sequence[float]],
-    counts: Sequence[str],
-    *,
-    title: str,
-    said: str,
-) -> go.Figure:
+def strengths_figure(side: Any) -> go.Figure:
     """Strengths on all data beside those of random sets; see `SideEffects.figure`."""
+    measured = (side.target, *side.others)
+    counts = [n_text(len(each.effects), each.clusters) for each in measured]
+    said = examples_said(side.selected_on, side.target.dataset_fingerprint, counts[0])
     rows = [
         Strength(
             name=row["name"],
@@ -201,20 +192,18 @@ def strengths_figure(
             value=row["strength"],
             low=row["strength_low"],
             high=row["strength_high"],
-            controls=of_controls,
+            controls=each.control_strengths.tolist(),
             hover=f"mean effect: {row['effect']:.4g}"
             + (f"<br>p = {row['p']:.2g}" if row["p"] == row["p"] else ""),
-            beside=_selectivity(row) if number else "",
+            beside="" if each is side.target else _selectivity(row),
         )
-        for number, (row, of_controls, n) in enumerate(
-            zip(table.to_dict("records"), controls, counts, strict=True)
-        )
+        for row, each, n in zip(side.table.to_dict("records"), measured, counts, strict=True)
     ]
     return strengths(
         rows,
         beside="selectivity",
         value_title="strength (share of all components)",
-        title=title,
+        title=f"{len(side.members)} components of {plain(side.model)}",
         subtitle="mean absolute effect, as a share of all; bars and brackets: 95 % intervals; "
         f"target: {said}",
     )

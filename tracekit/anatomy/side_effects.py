@@ -244,14 +244,8 @@ class SideEffects(OfSet, Tabular):
         The column on the right is the selectivity. The numbers are those of `table`.
         """
         from tracekit.anatomy.figures import strengths_figure
-        from tracekit.figures.style import plain
 
-        measured = (self.target, *self.others)
-        controls = [each.control_strengths.tolist() for each in measured]
-        counts = [n_text(len(each.effects), each.clusters) for each in measured]
-        title = f"{len(self.members)} components of {plain(self.model)}"
-        said = examples_said(self.selected_on, self.target.dataset_fingerprint, counts[0])
-        return strengths_figure(self.table, controls, counts, title=title, said=said)
+        return strengths_figure(self)
 
     def __str__(self) -> str:
         """The findings, a line for each data set."""

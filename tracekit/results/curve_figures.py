@@ -36,10 +36,12 @@ def effect_curve(
     """
     check_comparable(results)
     frame = curve_data(results)
-    styles_by_method = styles(frame["method"])
+    # The method of the paper is drawn last: where lines coincide it lies on top.
+    ranked = enumerate(styles(frame["method"]).items())
+    drawn = sorted(ranked, key=lambda each: each[1][0].startswith("pgb-ct"))
     names = {result.series: _name(result) for result in results}
     lines = []
-    for rank, (method, style) in enumerate(styles_by_method.items()):
+    for rank, (method, style) in drawn:
         points = frame[frame["method"] == method]
         sizes, effects = list(points["n_selected"]), list(points["effect"])
         ends = {(r.n_selected, r.effect): r.spread for r in results if r.series == method}
@@ -55,12 +57,9 @@ def effect_curve(
             is_hollow=True,
             rank=rank,
         )
-        lines.append((method, line))
-    # The method of the paper is drawn last: where lines coincide it lies on top.
-    lines.sort(key=lambda line: line[0].startswith("pgb-ct"))
-    largest = int(frame["n_selected"].max())
-    bars = "; bars: 95 % spread" * spreads
-    return _of_results([line for _, line in lines], results[0], largest, bars, log_y=log_y)
+        lines.append(line)
+    largest, bars = int(frame["n_selected"].max()), "; bars: 95 % spread" * spreads
+    return _of_results(lines, results[0], largest, bars, log_y=log_y)
 
 
 def _name(result: TraceResult) -> str:

@@ -181,12 +181,13 @@ class InteractionGrid(SavedTable):
             raise ConfigError(f"clip is {clip}. It is a quantile, above 0 and at most 1.")
         if mark not in get_args(Mark):
             raise ConfigError(f"mark is {shortened(mark)}. Give 'q' or 'family'.")
-        values = _drawn(self)
+        values = self.interaction
+        if self.opposite is not None:
+            values = values.triu() + self.opposite.interaction.tril(-1)
         sizes = values[~torch.eye(len(values), dtype=torch.bool)].abs()
         bound = sizes.quantile(clip).item() or sizes.max().item() or 1.0
         has_dots = self.tests is not None and len(self.labels) <= _MOST_DOTTED
-        below = self if self.opposite is None else self.opposite
-        both = (self, below)
+        both = (self, self if self.opposite is None else self.opposite)
         ringed = _cells(self, *(_unsure(grid, mark) for grid in both)) if has_dots else []
         marked = (grid.tests and grid.tests.significant(mark) for grid in both)
         dotted = _cells(self, *marked) if has_dots else []
@@ -289,12 +290,6 @@ def _kind_of_pair(
     if (first[0] > 0 > second[1]) or (second[0] > 0 > first[1]):
         return "inhibition"
     return "and" if signs[0] < 0 else "or"
-
-
-def _drawn(grid: InteractionGrid) -> Float[Tensor, "component component"]:
-    """Interactions as drawn: below the diagonal those of the other direction, if there are any."""
-    values = grid.interaction
-    return values if grid.opposite is None else values.triu() + grid.opposite.interaction.tril(-1)
 
 
 def _hover(grid: InteractionGrid) -> list[list[str]]:

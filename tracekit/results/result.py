@@ -481,10 +481,8 @@ class TraceResult:
 
     @property
     def score_title(self) -> str:
-        """Title of the bar of scores: those of top-k are effects."""
-        from tracekit.figures.style import plain
-
-        return plain(self.axis_label).replace(" (", "<br>(") if self.method == "top-k" else "score"
+        """What scores are, in words: those of top-k are effects."""
+        return self.axis_label if self.method == "top-k" else "score"
 
     nodes = property(nodes_of)
     circuit = guided(circuit_figure)

@@ -103,21 +103,22 @@ def _pace_of(
     """Measured on a few examples, and on single components if no sets are given; kept for both."""
     kept, asked = _PACES.setdefault(engine.data, {}), (with_gradient, *sets)
     if asked not in kept:
-        n, is_cuda = engine.n_examples, engine.device.type == "cuda"
-        is_cpu, batch = engine.device.type == "cpu", engine.config.max_batch_size
-        count = min(n, _PROBED_EXAMPLES if is_cpu else batch)
-        places, taken, forward, gradient = _PROBED_PLACES, 0.0, 0.0, 0.0
-        while not taken or (taken < _LEAST_SECONDS and few.n_examples < n):
+        n, device, is_cuda = engine.n_examples, engine.device, engine.device.type == "cuda"
+        count = min(n, _PROBED_EXAMPLES if device.type == "cpu" else engine.config.max_batch_size)
+        places = _PROBED_PLACES
+        while True:
             # Spread over the data set.
             few = engine.with_pairs(engine.pairs.subset([i * n // count for i in range(count)]))
             _ = few.full_effects  # Clean and counterfactual runs are done before.
             if is_cuda:
-                torch.cuda.reset_peak_memory_stats(engine.device)
+                torch.cuda.reset_peak_memory_stats(device)
             these = sets or _neighbours(engine.n_components, places)
             forward, gradient = _seconds_of_passes(few, these, with_gradient=with_gradient)
-            taken, places, count = len(these) * forward, 2 * places, min(n, 4 * count)
-        memory = torch.cuda.max_memory_allocated(engine.device) if is_cuda else _peak_of_process()
-        scale = engine.n_examples / few.n_examples
+            if few.n_examples == n or len(these) * forward >= _LEAST_SECONDS:
+                break
+            places, count = 2 * places, min(n, 4 * count)
+        memory = torch.cuda.max_memory_allocated(device) if is_cuda else _peak_of_process()
+        scale = n / few.n_examples
         kept[asked] = Pace(scale * forward, scale * gradient, memory)
     return kept[asked]
 
@@ -137,7 +138,7 @@ def _seconds_of_passes(
 
 def _neighbours(n: int, places: int) -> list[ComponentSet]:
     """Single components: where sets begin says how much of a pass they take, and share."""
-    starts = [(2 * place + 1) * n // (2 * places) for place in range(places)]
+    starts = [(2 * number + 1) * n // (2 * places) for number in range(places)]
     return [(i,) for i in sorted({min(n - 1, s + k) for s in starts for k in range(_NEIGHBOURS)})]
 
 
