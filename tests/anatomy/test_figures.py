@@ -158,5 +158,5 @@ def test_side_effects_stand_beside_random_sets(side):
     for note, value in zip(notes[1:], side.table["selectivity"][1:], strict=True):
         assert note.startswith(f"{value:.2f}".replace("-", "\u2212"))
     # A name is shown letter by letter, and fits when the figure is printed in a column.
-    assert figure.layout.yaxis.ticktext[1] == "&lt;b&gt;<br>kl"
+    assert figure.layout.yaxis.ticktext[1] == "&lt;b&gt;<br>kl<br>n = 12"
     assert figures.for_print(figure, width=3.3).layout.margin.r > 60

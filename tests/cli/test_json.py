@@ -165,7 +165,11 @@ class TestNumbers:
         monkeypatch.setattr("tracekit.figures.write_all", lambda figures: None)
         methods = ("--method", "top-k", "--method", "attribution")
         options = ("--budget", 2, "--budget", 3, "--extra-metric", "kl", "--output", tmp_path)
-        rows = document("trace", *QUICK_TRACE, *methods, *options)["tables"]["results"]
+        traced = document("trace", *QUICK_TRACE, *methods, *options)
+        assert any(
+            "kl: effect (KL divergence, nats), searched." in each for each in traced["lines"]
+        )
+        rows = traced["tables"]["results"]
         folders = [tmp_path / f"{method}-{k}" for method in methods[1::2] for k in (2, 3)]
         results = [tk.TraceResult.load(folder) for folder in folders]
         self.check_results(rows, results)
@@ -195,7 +199,12 @@ class TestNumbers:
     def test_of_masks(self, document, demo_model):
         masks = ("--mask", "L1H4", "--mask", "L1H4,L1H7")
         asked = (*QUICK_TRACE[:2], "--limit", 6, "--extra-metric", "kl")
-        rows = document("evaluate", *asked, *masks)["tables"]["masks"]
+        evaluated = document("evaluate", *asked, *masks)
+        assert evaluated["lines"][-1] == (
+            "On 6 examples: effect (odds ratio \u2212 1); kl: effect (KL divergence, nats); "
+            "ends: 95 % interval"
+        )
+        rows = evaluated["tables"]["masks"]
         pairs = tk.load_dataset("demo-bias", demo_model)[:6]
         own = tk.Tracer(demo_model, pairs, extra_metrics=["kl"])
         for row in rows:

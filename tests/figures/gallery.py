@@ -16,6 +16,7 @@ from tracekit import figures
 from tracekit.components import ComponentRegistry
 from tracekit.figures.cells import BLUES
 from tracekit.figures.charts import HeadRow, attention_map
+from tracekit.figures.pairs import RING
 from tracekit.figures.paths import Arrow, path_network
 from tracekit.figures.style import styles
 from tracekit.results.panels import panels_of, scale_of
@@ -44,7 +45,7 @@ def cells(n_layers: int, kinds: str, color: str, *, copies: int = 1, **options: 
         ],
         scale=figures.ColorScale(BLUES, 1, 9, "enters<br>at size", ticks=(1, 4, 6, 9))
         if color == "front"
-        else scale_of(color, n, 5.0, "effect<br>(logit difference, nats)"),
+        else scale_of(color, n, 5.0, "effect (logit difference, nats)"),
         width=figures.WIDTH if copies == 1 else 648,
         outlines=True,
         **TITLES,
@@ -100,6 +101,7 @@ def gallery(n_layers: int) -> dict[str, go.Figure]:
         figures.Strength(
             name=name,
             metric="logit-difference",
+            n="16 (12 independent)",
             value=0.5,
             low=0.4,
             high=0.6,
@@ -129,7 +131,7 @@ def gallery(n_layers: int) -> dict[str, go.Figure]:
         "grid": figures.pair_map(
             figures.PairMap(
                 labels=[str(head) for _ in range(n_layers) for head in range(3)],
-                groups=groups, noun="", note="dot: p &lt; .05<br>ring: unsure",
+                groups=groups, noun="", note=f"dot: p &lt; .05<br>{RING}",
                 signed=[(0, 1), (0, 2), (1, 2), (4, 5)], **pairs,
             ),
             title="Interactions: ioi-abc",

@@ -22,7 +22,9 @@ class TestComparison:
         assert first.colorscale == second.colorscale
         assert [note.text for note in figure.layout.annotations] == ["one", "two"]
         figure = tk.compare(tracer.results[:3]).heatmap()
-        assert figure.layout.title.subtitle.text == "1, 4 and 3 of 15 selected"
+        assert figure.layout.title.subtitle.text == (
+            "1, 4 and 3 of 15 selected by odds-ratio on 6 searched examples"
+        )
 
     def test_similarities(self, tracer):
         comparison = tk.compare(tracer.results[:3])

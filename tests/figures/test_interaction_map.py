@@ -81,8 +81,9 @@ def test_maps_of_both_directions_have_one_above_the_other(tracer):
     (i, j), (k, m) = grid.index_pairs[1], grid.index_pairs[4]
     spots = {(round(y), round(x)) for x, y in zip(dots.x, dots.y, strict=True)}
     assert spots == {(i, j), (m, k)}
-    assert (
-        figure.layout.title.subtitle.text == "above: noising; below: denoising; given L2H1; n = 6"
+    assert figure.layout.title.subtitle.text.replace("<br>", " ") == (
+        "l({i, j}) \u2212 l({i}) \u2212 l({j}), l: effect (odds ratio \u2212 1); "
+        "above: noising; below: denoising; given L2H1; n = 6; +, \u2212: signs of the largest"
     )
     low, high = grid.interaction_interval[1].tolist()
     assert f"({low:.3g} to {high:.3g}), q = 0.01" in cells.text[i][j]

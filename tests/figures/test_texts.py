@@ -7,6 +7,7 @@ from itertools import combinations
 
 import pytest
 
+import tracekit as tk
 from tests.figures.gallery import gallery, texts_of
 from tracekit import figures
 
@@ -56,3 +57,70 @@ def test_the_bar_says_what_colours_are(demo_tracer, method, title):
         each.colorbar.title.text for each in drawn if each.type == "heatmap" and each.showscale
     ]
     assert bar.startswith(title)
+
+
+@pytest.fixture(scope="module")
+def said_of(demo_model):
+    """What a page of each figure says, by the name of the figure."""
+    pairs = tk.load_dataset("demo-bias", demo_model)[:16].grouped([n // 2 for n in range(16)])
+    tracer = tk.Tracer(demo_model, pairs[:8], "head-outputs", held_out=pairs[8:])
+    result = tracer.run("top-k", budget=3)
+    others = {"facts": tk.load_dataset("demo-facts", demo_model)[:5]}
+    drawn = {
+        "interactions": tracer.interactions(layers=[0]),
+        "both": tracer.interactions(layers=[0], both_directions=True),
+        "given": tracer.interactions(layers=[0], given=["L1H0"]),
+        "members": tracer.explain(result),
+        "compared": tk.compare([result]),
+        "selection": result,
+        "front": tracer.pareto(max_budget=2, max_passes=40),
+    }
+    figures = {name: each.heatmap() for name, each in drawn.items()}
+    figures["strengths"] = tracer.side_effects(result, others, draws=3).figure()
+    figures["effects"] = tracer.curve()
+    figures["network"] = drawn["members"].network()
+    figures["paths"] = tracer.paths(result).network()
+    figures["sizes"] = drawn["front"].curve()
+    figures["faithfulness"] = tracer.faithfulness(result).curve()
+    return {name: str(figure.to_dict()).replace("<br>", " ") for name, figure in figures.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("interactions", ["l: effect (odds ratio \u2212 1); n = 8 (4 independent); +, "]),
+        ("both", ["l: effect (odds ratio \u2212 1); above: noising; below: denoising; n = 8 (4"]),
+        ("given", ["l: effect (odds ratio \u2212 1); given L1H0; n = 8 (4 independent)"]),
+        ("members", ["effect (odds ratio \u2212 1); above", "on held-out examples, n = 8 (4 ind"]),
+        (
+            "network",
+            ["effect (odds ratio \u2212 1); area: Shapley value", "held-out examples, n = 8"],
+        ),
+        (
+            "paths",
+            ["effect (odds ratio \u2212 1); ", "95 % interval leaves out 0, on held-out exam"],
+        ),
+        ("compared", ["3 of 32 selected by odds-ratio on 8 (4 independent) searched examples"]),
+        ("selection", ["effect (odds ratio \u2212 1) 0.", " on 8 (4 independent) searched, "]),
+        ("front", ["white: in none; odds-ratio, 8 (4 independent) searched examples"]),
+        ("effects", ["32 head-outputs in layers 0-3; on 8 (4 independent) searched examples'"]),
+        ("sizes", ["searched examples (held out: 8 (4 independent)); band: 95 % spread; bars: 95"]),
+        (
+            "strengths",
+            [
+                "a share of all; bars and brackets: 95 % intervals; target: on held-out examples, ",
+                "target odds-ratio n = 8 (4 independent)",
+                "facts odds-ratio n = 5",
+            ],
+        ),
+        (
+            "faithfulness",
+            [
+                "by odds-ratio",
+                "; on held-out examples, n = 8 (4 independent); bars: 95 % intervals",
+            ],
+        ),
+    ],
+)
+def test_figures_say_their_examples_metric_and_bars(said_of, name, words):
+    assert [each for each in words if each not in said_of[name]] == []

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import transformers
 import tracekit as tk
 from tests import tiny
 from tests.hub import commit_of, on_hub, serve
+from tracekit._util import progress
 from tracekit.demo import MODEL_DIR
 from tracekit.errors import (
     ConfigError,
@@ -193,6 +195,40 @@ def test_the_demo_model_is_loaded_by_the_ordinary_path(demo_model):
     assert model_name(demo_model) == "demo"
     assert demo_model.tokenizer.encode("the nurse") == again.tokenizer.encode("the nurse")
     assert scored_hook(demo_model) in demo_model.hook_dict
+
+
+WAITED = (" ...", r": 0\.\d s so far")
+"""What follows the name of the model, line by line."""
+
+
+@pytest.mark.parametrize(
+    ("source", "after", "is_watched", "n_said"),
+    [
+        (MODEL_DIR, 0.01, False, 2),
+        (MODEL_DIR, 60, False, 0),  # What is read at once says nothing.
+        (MODEL_DIR, 0.01, True, 0),
+        ("demo", 0.01, False, 0),
+    ],
+)
+def test_where_nobody_watches_the_log_says_what_is_loaded(
+    monkeypatch, capsys, source, after, is_watched, n_said
+):
+    def slow(name):
+        deadline = time.monotonic() + 10
+        said = ""
+        while said.count("\n") < n_said and time.monotonic() < deadline:
+            time.sleep(0.02)
+            said += capsys.readouterr().err
+        words = [f"Loading the model {re.escape(str(MODEL_DIR))}{how}" for how in WAITED[:n_said]]
+        assert re.fullmatch("".join(f"{line}\n" for line in words), said)
+        return Checkpoint(MODEL_DIR)
+
+    monkeypatch.setattr(progress, "_SAID_AFTER", after)
+    monkeypatch.setattr(progress, "_SAID_EVERY", 0.3)
+    monkeypatch.setattr(progress, "is_wanted", lambda: is_watched)
+    monkeypatch.setattr(loading, "locate", slow)
+    load_model(source)
+    assert not capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -90,12 +90,14 @@ def test_texts_are_a_line_each(shown):
         assert "0x" not in text, name
     effects = shown["curve"].to_frame()["effect"]
     assert repr(shown["curve"]).startswith(
-        f"TraceCurve(top-k on demo-bias, demo; effect by budget 1: {effects[0]:.4g}, 2: "
+        f"TraceCurve(top-k on demo-bias, demo; effect (odds ratio \u2212 1) on 16 searched "
+        f"examples by budget 1: {effects[0]:.4g}, 2: "
     )
     first = shown["grid"].to_frame().iloc[0]
     assert repr(shown["grid"]) == (
         "InteractionGrid(demo-bias data, demo model: 8 components; strongest "
         f"{first['first']}, {first['second']}: {first['interaction']:+.4g}; "
+        "l: effect (odds ratio \u2212 1), noising; "
         f"{sum(shown['grid'].significant)} of 28 pairs have q < .05; n = 16)"
     )
     assert repr(shown["registry"]) == "ComponentRegistry(32 attention-patterns in layers 0-3)"
@@ -179,7 +181,8 @@ def test_long_prompts_are_compared_token_by_token():
 def test_results_show_their_numbers(shown):
     result, text = shown["result"], shown["result"]._repr_html_()
     low, high = result.spread
-    assert f"effect {result.effect:.4g} (all: {result.full_effect:.4g}) on 16 searched" in text
+    said = f"effect (odds ratio \u2212 1) {result.effect:.4g} (all: {result.full_effect:.4g})"
+    assert f"{said} on 16 searched" in text
     assert f"{result.held_out_effect:.4g} (all: " in text
     assert f"spread {low:.3g} to {high:.3g}" in text
     low, high = result.held_out_interval

@@ -90,6 +90,7 @@ def test_it_is_read_back_and_printed(tracer, found, tmp_path):
     first, *rest = str(found).splitlines()
     assert f"Single effects of {len(tracer.registry)} components of " in first
     assert "effect (logit difference, nats), noising, n = 12: " in first
+    assert first.endswith("Brackets: 95 % intervals.")
     assert len(rest) == 8
     assert " to " in rest[0]
     assert "toprule" in found.to_latex()

@@ -125,7 +125,8 @@ def test_held_out_examples_test_what_the_others_propose(tracer):
         torch.testing.assert_close(values, expected.mean(1), atol=1e-5, rtol=1e-3)
     assert len(found.tests.q) == min(8, n_testable(fresh.n_distinct))
     n_found = sum(found.tests.significant())
-    assert f"{len(found.tests.q)} tested, {n_found} with q < .05; held-out examples" in repr(found)
+    said = f"{len(found.tests.q)} tested, {n_found} with q < .05; l: effect (odds ratio \u2212 1); "
+    assert f"{said}held-out examples" in repr(found)
 
 
 def test_proposals_see_one_half_of_the_examples_only(tracer, monkeypatch):

@@ -284,6 +284,25 @@ class TestTime:
         assert timed == [8, 8]
         assert tracer.engine.cost == tk.engine.Cost()
 
+    def test_is_taken_of_more_where_a_few_take_a_moment(self, model, monkeypatch):
+        """Of neighbours, which share as much as all components do."""
+        tracer, timed = tk.Tracer(model, tiny.pairs(40), "mlp-neurons"), []
+        n = len(tracer.registry)
+
+        def seconds(few, sets, **given):
+            timed.append((few.n_examples, [i for (i,) in sets]))
+            return few.n_examples * 1e-3, 0.0
+
+        monkeypatch.setattr(estimating, "_seconds_of_passes", seconds)
+        estimate = tracer.estimate("top-k", budget=2)
+        assert estimate.seconds == pytest.approx(40e-3 * (estimate.passes + 1))
+        assert [count for count, _ in timed] == [8, 32]
+        starts = [n // 8, 3 * n // 8, 5 * n // 8, 7 * n // 8]
+        assert timed[1][1] == [start + k for start in starts for k in range(4)]
+        monkeypatch.setattr(estimating, "_seconds_of_passes", lambda *_, **__: (1e-6, 0.0))
+        few = tk.Tracer(model, tiny.pairs(3), "mlp-blocks")
+        assert few.estimate("top-k", budget=1).seconds < 1e-4
+
     def test_is_bounded_by_a_limit(self, tracer):
         """Of the search, and of each of three; not of what is measured besides."""
         search = {"budget": 3, "max_passes": 40}

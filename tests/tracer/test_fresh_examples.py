@@ -170,6 +170,9 @@ class TestComparisons:
         assert "\\underline" not in "".join(cells[1] + cells[4])
         assert all("\\textbf" not in row[2] for row in cells)
         differences = compared.differences()
+        facts = differences[["metric", "n_held_out", "n_held_out_independent"]]
+        n = result.held_out.n_examples
+        assert {*facts.itertuples(index=False, name=None)} == {(result.setup.metric, n, n)}
         assert len(differences) == 10
         row = differences.iloc[0]
         measured = (result.held_out.effects - others[0].held_out.effects).mean().item()

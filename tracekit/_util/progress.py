@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Event, Thread
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -26,6 +27,8 @@ _FEWEST_STEPS = 3
 """Steps below which a loop has no bar of its own."""
 _SAID_EVERY = 60.0
 """Seconds between two lines."""
+_SAID_AFTER = 0.25
+"""Seconds of waiting before the first line: what takes less says nothing."""
 
 
 def is_wanted() -> bool:
@@ -147,6 +150,27 @@ def run(
         _CURRENT.reset(token)
         if bar is not None:
             bar.close()
+
+
+@contextmanager
+def waiting(label: str) -> Iterator[None]:
+    """Says what a block without steps does: at once, then every minute, in the log only."""
+    done, start = Event(), time.monotonic()
+
+    def tell() -> None:
+        said = ""
+        while not done.wait(_SAID_EVERY if said else _SAID_AFTER):
+            said = f": {duration(time.monotonic() - start)} so far" if said else " ..."
+            sys.stderr.write(f"{label}{said}\n")
+            sys.stderr.flush()
+
+    if not is_wanted():
+        # A daemon: whoever is interrupted while a model is read does not wait for it.
+        Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def steps(items: Iterable[_T], label: str, *, shown: bool | None) -> Iterable[_T]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tracekit._util.clusters import n_text
 from tracekit.figures import paths as arrows
 from tracekit.figures.charts import HeadRow, attention_map
 from tracekit.figures.members import Edge, Members, network, waterfall
 from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
 from tracekit.figures.strengths import Strength, strengths
 from tracekit.figures.style import data_and_model, plain
+from tracekit.results.on_examples import examples_said
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +68,8 @@ def member_heatmap(why: Any) -> go.Figure:
         ringed=ringed,
         note=RING if ringed else "",
     )
-    subtitle = f"above: alone; below: {context} (+, \u2212: p &lt; .05)"
+    subtitle = f"{plain(why.axis_label)}; above: alone; below: {context} (+, \u2212: p &lt; .05)"
+    subtitle += f"; {why.examples}"
     return pair_map(drawn, title=data_and_model(why.dataset, why.model), subtitle=subtitle)
 
 
@@ -92,7 +94,7 @@ def member_network(why: Any) -> go.Figure:
         [component.layer for component in why.components],
         edges,
         title=data_and_model(why.dataset, why.model),
-        subtitle=f"area: Shapley value; lines: interaction; {why.examples}"
+        subtitle=f"{plain(why.axis_label)}; area: Shapley value; lines: interaction; {why.examples}"
         + ("" if joined else " (no interval leaves out 0)"),
     )
 
@@ -122,9 +124,7 @@ def path_figure(paths: Any) -> go.Figure:
     names = paths.nodes
     # An MLP stands above the attention of its layer.
     layers = [layer + 0.5 * part for layer, part in paths.places]
-    count = (
-        f"{len(drawn)} strongest of {len(apart)}" if len(drawn) < len(apart) else f"{len(apart)}"
-    )
+    count = f"{len(drawn)}" + f" strongest of {len(apart)}" * (len(drawn) < len(apart))
     return arrows.path_network(
         names,
         [*[None] * paths.has_embedding, *layers, None],
@@ -141,8 +141,8 @@ def path_figure(paths: Any) -> go.Figure:
             for row in drawn
         ],
         title=data_and_model(paths.dataset, paths.model),
-        subtitle=f"{count} paths whose interval leaves out 0, {paths.examples}"
-        + ("; open: p \u2265 .05" if paths.is_tested else ""),
+        subtitle=f"{plain(paths.axis_label)}; {count} paths whose 95 % interval leaves out 0, "
+        f"{paths.examples}" + ("; open: p \u2265 .05" if paths.is_tested else ""),
     )
 
 
@@ -176,37 +176,38 @@ def attention_figure(attention: Any) -> go.Figure:
         attention.places,
         beside="logits",
         title=data_and_model(attention.dataset, attention.model),
-        subtitle=f"attention {attention.said_at}"
+        subtitle=f"attention {attention.said_at}; {attention.examples}"
         + ("; cf.: counterfactual" if len(runs) > 1 else ""),
     )
 
 
-def strengths_figure(
-    table: pd.DataFrame, controls: Sequence[Sequence[float]], *, title: str
-) -> go.Figure:
+def strengths_figure(side: Any) -> go.Figure:
     """Strengths on all data beside those of random sets; see `SideEffects.figure`."""
+    measured = (side.target, *side.others)
+    counts = [n_text(len(each.effects), each.clusters) for each in measured]
+    said = examples_said(side.selected_on, side.target.dataset_fingerprint, counts[0])
     rows = [
         Strength(
             name=row["name"],
             metric=row["metric"],
+            n=n,
             value=row["strength"],
             low=row["strength_low"],
             high=row["strength_high"],
-            controls=of_controls,
+            controls=each.control_strengths.tolist(),
             hover=f"mean effect: {row['effect']:.4g}"
             + (f"<br>p = {row['p']:.2g}" if row["p"] == row["p"] else ""),
-            beside=_selectivity(row) if number else "",
+            beside="" if each is side.target else _selectivity(row),
         )
-        for number, (row, of_controls) in enumerate(
-            zip(table.to_dict("records"), controls, strict=True)
-        )
+        for row, each, n in zip(side.table.to_dict("records"), measured, counts, strict=True)
     ]
     return strengths(
         rows,
         beside="selectivity",
         value_title="strength (share of all components)",
-        title=title,
-        subtitle="mean absolute effect, as a share of all",
+        title=f"{len(side.members)} components of {plain(side.model)}",
+        subtitle="mean absolute effect, as a share of all; bars and brackets: 95 % intervals; "
+        f"target: {said}",
     )
 
 

@@ -241,11 +241,8 @@ class SideEffects(OfSet, Tabular):
         The column on the right is the selectivity. The numbers are those of `table`.
         """
         from tracekit.anatomy.figures import strengths_figure
-        from tracekit.figures.style import plain
 
-        controls = [each.control_strengths.tolist() for each in (self.target, *self.others)]
-        title = f"{len(self.members)} components of {plain(self.model)}"
-        return strengths_figure(self.table, controls, title=title)
+        return strengths_figure(self)
 
     def __str__(self) -> str:
         """The findings, a line for each data set."""

@@ -85,7 +85,8 @@ def evaluate(given: Given) -> None:
     table = Table.of_rows(measured, titles, forms, joined=True)
     held_out = " held-out" * (tracer.held_out is not None)
     n, metric = n_text(len(pairs), pairs.clusters), tracer.engine.metric.axis_label
-    said = f"On {n}{held_out} examples: {metric}"
+    further = "".join(f"; {each.name}: {each.axis_label}" for each in tracer.extra_metrics)
+    said = f"On {n}{held_out} examples: {metric}{further}; ends: 95 % {brackets}"
     print_table("masks", table, table.without("n examples", "n independent"), heading=said)
     if output is not None:
         write_csv(pd.DataFrame(rows), output)

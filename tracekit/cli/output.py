@@ -265,6 +265,7 @@ def print_table(
         n_names: How many columns each part begins with.
     """
     if recorded(name, table):
+        console.print(*filter(None, [heading]))
         return
     columns = (table if shown is None else shown).columns
     texts = [[column.title, *column.texts] for column in columns]

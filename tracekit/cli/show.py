@@ -31,12 +31,12 @@ def show(given: Given, run: Run) -> None:
 
 
 def _print_details(result: TraceResult, all_components: bool) -> None:
-    from tracekit.results.tables import facts_of_model
+    from tracekit.results.tables import examples_text, facts_of_model
 
     options = {name: value for name, value in result.config.items() if value is not None}
     facts = {
         "model": facts_of_model(result),
-        "data": f"{result.dataset}, {len(result.per_example)} examples",
+        "data": examples_text(result),
         "metric": f"{result.setup.metric}, {result.setup.continuation_mean} mean",
         "positions": str(result.setup.positions),
         "source": f"{result.setup.source}, {result.setup.direction}",

@@ -136,7 +136,10 @@ def draw_panels(
             }
         )
         if panel.title and (number == 1 or panels[number - 2].title != panel.title):
-            _add_panel_title(figure, panel, number)
+            at = {"x": 0, "y": 1, "yshift": 3, "xanchor": "left", "yanchor": "bottom"}
+            at |= {f"{each}ref": f"{_axis(each, number)} domain" for each in "xy"}
+            font = {"size": SUBTITLE_SIZE}
+            figure.add_annotation(text=panel.title, name="panel", showarrow=False, font=font, **at)
     _mark_skipped_layers(figure, layers, len(panels))
     figure.update_layout(plot_bgcolor=UNSTUDIED, showlegend=False)
     size = (float(width), float(len(layers)))
@@ -255,13 +258,6 @@ def _add_bars(
         hovertemplate=f"all layers: {uniform:.3g} %<extra></extra>",
         **axes,
     )
-
-
-def _add_panel_title(figure: go.Figure, panel: SelectionPanel, number: int) -> None:
-    axes = {"xref": f"{_axis('x', number)} domain", "yref": f"{_axis('y', number)} domain"}
-    at = {"x": 0, "y": 1, "yshift": 3, "xanchor": "left", "yanchor": "bottom"}
-    font = {"size": SUBTITLE_SIZE}
-    figure.add_annotation(text=panel.title, name="panel", showarrow=False, font=font, **axes, **at)
 
 
 def _mark_skipped_layers(figure: go.Figure, layers: Sequence[int], n_panels: int) -> None:

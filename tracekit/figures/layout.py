@@ -98,7 +98,9 @@ def _place(figure: go.Figure, width: float | None, page: float) -> tuple[float, 
     else:
         height = row * plot if meta["grows"] == "plot" else row * texts
         _break(layout.xaxis.title, plot)
-    whole = width or ceil(max(left + plot + right, min(_WIDEST_TITLE, _title_width(layout.title))))
+    titles = (layout.title, layout.title.subtitle)
+    title = 16 + 1.05 * max(width_of(" ".join(_words(each)), each.font.size) for each in titles)
+    whole = width or ceil(max(left + plot + right, min(_WIDEST_TITLE, title)))
     top, below = ceil(_top(figure, whole, texts)), _below(figure)
     bottom = ceil(below + _legend(figure, plot, below, texts))
     height = height if width else round(height)
@@ -200,11 +202,6 @@ def _break(text: Any, room: float) -> None:
 
 def _lines(text: str | None) -> int:
     return text.count("<br>") + 1 if text else 0
-
-
-def _title_width(title: Any) -> float:
-    both = (title, title.subtitle)
-    return 16 + 1.05 * max(width_of(" ".join(_words(each)), each.font.size) for each in both)
 
 
 def _height_of(text: Any) -> float:

@@ -25,7 +25,7 @@ _MOST_GROUPS = 12
 """Groups beyond which only these are named, and not their rows."""
 Cell = tuple[int, int]
 """Row and column."""
-RING = "ring: unsure"
+RING = "ring: interval<br>(95 %) without 0"
 """Note of maps that ring what is not significant but has an interval without 0."""
 
 

@@ -32,6 +32,8 @@ class Strength:
 
     name: str
     metric: str
+    n: str
+    """How many examples, in words."""
     value: float
     low: float
     """Low end of its interval."""
@@ -80,7 +82,7 @@ def strengths(
     for number, row in enumerate(rows):
         if row.beside:
             figure.add_annotation(**note, yref="y", y=number, align="left", text=row.beside)
-    texts = [f"{plain(row.name)}<br>{plain(row.metric)}" for row in rows]
+    texts = [f"{plain(row.name)}<br>{plain(row.metric)}<br>n = {row.n}" for row in rows]
     figure.update_yaxes(ticked(texts, is_down=True, tickmode="array"))
     figure.update_xaxes(**BOX, title=value_title, gridcolor=GRID)
     largest = max([*ends[2], *(x for x, _ in controls)])

@@ -9,7 +9,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
 from importlib import import_module
 from inspect import signature
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tracekit._util.options import check_known
+from tracekit._util.progress import waiting
 from tracekit._util.threads import granted_bytes, threads_for
 from tracekit.demo import DEMO
 from tracekit.errors import (
@@ -115,7 +116,9 @@ def load_model(
     options = {"device": _device(device, options), **options}
     revision = options.pop("revision", None)
     name = str(model) if revision is None else f"{model}@{revision}"
-    return _from_files(name, locate(name), tokenizer, _dtype(dtype), options)
+    # The embedded model is read at once.
+    with nullcontext() if name == DEMO else waiting(f"Loading the model {name}"):
+        return _from_files(name, locate(name), tokenizer, _dtype(dtype), options)
 
 
 def _from_files(

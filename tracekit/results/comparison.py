@@ -140,8 +140,9 @@ class Comparison(Results):
         Returns:
             A pandas DataFrame with the columns `first` and `second` (labels), `difference` (of the
             mean held-out effects) with its 95 % interval `difference_low` and `difference_high`;
-            `p`, `q` and `p_family`, corrected for all pairs (`tracekit.results.significance`); and
-            `significant`, whether the last is below 0.05.
+            `p`, `q` and `p_family`, corrected for all pairs (`tracekit.results.significance`);
+            `significant`, whether the last is below 0.05; `metric`; and `n_held_out` and
+            `n_held_out_independent`, the examples.
 
         Raises:
             NoResultError: There is one result, or one without held-out effects.
@@ -172,6 +173,9 @@ class Comparison(Results):
                 "second": [self.labels[j] for _, j in pairs],
                 **with_ends("difference", rows.mean(1).tolist(), ends.T.tolist()),
                 **tests.columns("family"),
+                "metric": metric,
+                "n_held_out": held_out[0].n_examples,
+                "n_held_out_independent": held_out[0].n_independent,
             }
         )
 

@@ -35,8 +35,8 @@ class TraceCurve(Results):
         by_budget = ", ".join(f"{r.budget}: {r.effect:.4g}" for r in self.results[:12])
         more = ", ..." if len(self) > 12 else ""
         return printable(
-            f"TraceCurve({first.method} on {first.dataset}, {first.model_text}; "
-            f"effect by budget {by_budget}{more})"
+            f"TraceCurve({first.method} on {first.dataset}, {first.model_text}; {first.axis_label} "
+            f"on {first.own.n_text} searched examples by budget {by_budget}{more})"
         )
 
     def _repr_html_(self) -> str:

@@ -17,7 +17,7 @@ from tracekit.figures.style import (
     styles,
 )
 from tracekit.results.result import TraceResult
-from tracekit.results.tables import check_comparable, curve_data, examples_text
+from tracekit.results.tables import check_comparable, curve_data
 from tracekit.search import title_of
 
 if TYPE_CHECKING:
@@ -36,10 +36,12 @@ def effect_curve(
     """
     check_comparable(results)
     frame = curve_data(results)
-    styles_by_method = styles(frame["method"])
+    # The method of the paper is drawn last: where lines coincide it lies on top.
+    ranked = enumerate(styles(frame["method"]).items())
+    drawn = sorted(ranked, key=lambda each: each[1][0].startswith("pgb-ct"))
     names = {result.series: _name(result) for result in results}
     lines = []
-    for rank, (method, style) in enumerate(styles_by_method.items()):
+    for rank, (method, style) in drawn:
         points = frame[frame["method"] == method]
         sizes, effects = list(points["n_selected"]), list(points["effect"])
         ends = {(r.n_selected, r.effect): r.spread for r in results if r.series == method}
@@ -55,12 +57,9 @@ def effect_curve(
             is_hollow=True,
             rank=rank,
         )
-        lines.append((method, line))
-    # The method of the paper is drawn last: where lines coincide it lies on top.
-    lines.sort(key=lambda line: line[0].startswith("pgb-ct"))
-    largest = int(frame["n_selected"].max())
-    bars = "; bars: 95 % spread" * spreads
-    return _of_results([line for _, line in lines], results[0], largest, bars, log_y=log_y)
+        lines.append(line)
+    largest, bars = int(frame["n_selected"].max()), "; bars: 95 % spread" * spreads
+    return _of_results(lines, results[0], largest, bars, log_y=log_y)
 
 
 def _name(result: TraceResult) -> str:
@@ -71,14 +70,15 @@ def _name(result: TraceResult) -> str:
 def _of_results(
     lines: Sequence[Line], first: TraceResult, largest: int, brackets: str = "", **options: Any
 ) -> go.Figure:
-    on = examples_text(first).removesuffix(f" of {first.dataset}")
     return size_lines(
         lines,
         n_components=first.n_components,
         largest=largest,
         value_title=plain(first.axis_label),
         title=data_and_model(first.dataset, first.model),
-        subtitle=plain(f"{first.registry.describe()}; {on}{brackets}"),
+        subtitle=plain(
+            f"{first.registry.describe()}; on {first.own.n_text} searched examples{brackets}"
+        ),
         full=first.full_effect,
         **options,
     )
@@ -150,4 +150,5 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
         )
         lines.append(line)
     bars = "; bars: 95 % interval (random: range)" * (len(lines) > 1)
-    return _of_results(lines, first, largest, f"; band: 95 % spread{bars}")
+    fresh = "" if first.held_out is None else f" (held out: {first.held_out.n_text})"
+    return _of_results(lines, first, largest, f"{fresh}; band: 95 % spread{bars}")

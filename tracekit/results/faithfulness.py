@@ -246,7 +246,8 @@ class Faithfulness(Tabular):
             largest=max(self.sizes),
             value_title="share of the whole effect",
             title=f"{plain(self.method or 'scores')}: faithfulness by {plain(self.metric)}",
-            subtitle=f"{made} of {n} components",
+            subtitle=plain("; ".join(filter(None, [f"{made} of {n} components", self.examples])))
+            + "; bars: 95 % intervals",
         )
 
     def __repr__(self) -> str:

@@ -99,6 +99,7 @@ class InteractionGrid(SavedTable):
         text = f"{self.title + ': ' if self.title else ''}{n} components"
         for row in self.to_frame().head(1).itertuples():
             text += f"; strongest {row.first}, {row.second}: {row.interaction:+.4g}"
+        text += f"; l: {self.axis_label}, {self.direction}"
         return printable(f"InteractionGrid({text}{self._notes})")
 
     @property
@@ -180,12 +181,13 @@ class InteractionGrid(SavedTable):
             raise ConfigError(f"clip is {clip}. It is a quantile, above 0 and at most 1.")
         if mark not in get_args(Mark):
             raise ConfigError(f"mark is {shortened(mark)}. Give 'q' or 'family'.")
-        values = _drawn(self)
+        values = self.interaction
+        if self.opposite is not None:
+            values = values.triu() + self.opposite.interaction.tril(-1)
         sizes = values[~torch.eye(len(values), dtype=torch.bool)].abs()
         bound = sizes.quantile(clip).item() or sizes.max().item() or 1.0
         has_dots = self.tests is not None and len(self.labels) <= _MOST_DOTTED
-        below = self if self.opposite is None else self.opposite
-        both = (self, below)
+        both = (self, self if self.opposite is None else self.opposite)
         ringed = _cells(self, *(_unsure(grid, mark) for grid in both)) if has_dots else []
         marked = (grid.tests and grid.tests.significant(mark) for grid in both)
         dotted = _cells(self, *marked) if has_dots else []
@@ -203,15 +205,14 @@ class InteractionGrid(SavedTable):
             ringed=ringed,
             note=note + (f"<br>{RING}" if ringed else ""),
         )
-        subtitle = formula = "l({i, j}) \u2212 l({i}) \u2212 l({j})"
+        subtitle = f"l({{i, j}}) \u2212 l({{i}}) \u2212 l({{j}}), l: {plain(self.axis_label)}"
         if self.opposite is not None:
-            subtitle = f"above: {self.direction}; below: {self.opposite.direction}"
+            subtitle += f"; above: {self.direction}; below: {self.opposite.direction}"
         if self.given:
             named = ", ".join(map(plain, self.given[:3])) + (", ..." if len(self.given) > 3 else "")
             subtitle += f"; given {named}"
-        elif self.opposite is None:
-            subtitle = f"{formula}, l: {plain(self.axis_label)}"
         subtitle += f"; {plain(self.examples)}" if self.examples else ""
+        subtitle += "; +, \u2212: signs of the largest"
         title = f"Interactions: {plain(self.title)}" if self.title else "Interactions"
         return pair_map(drawn, title=title, subtitle=subtitle)
 
@@ -289,12 +290,6 @@ def _kind_of_pair(
     if (first[0] > 0 > second[1]) or (second[0] > 0 > first[1]):
         return "inhibition"
     return "and" if signs[0] < 0 else "or"
-
-
-def _drawn(grid: InteractionGrid) -> Float[Tensor, "component component"]:
-    """Interactions as drawn: below the diagonal those of the other direction, if there are any."""
-    values = grid.interaction
-    return values if grid.opposite is None else values.triu() + grid.opposite.interaction.tril(-1)
 
 
 def _hover(grid: InteractionGrid) -> list[list[str]]:

@@ -134,7 +134,7 @@ def scale_of(
     if color == "rank":
         return ColorScale(BLUES, 1.0, float(max(2, n_components)), "rank")
     if color == "score":
-        return signed_scale(largest, score)
+        return signed_scale(largest, plain(score).replace(" (", "<br>("))
     if color in ("selected", "none"):
         return None
     raise ConfigError(f"Nothing says how {color!r} is coloured.")

@@ -24,7 +24,10 @@ def selection_svg(registry: ComponentRegistry, members: Iterable[int], caption: 
     A layer with more than 64 components is a bar: the share of them that is in the set.
     """
     inside = set(members)
-    widths = [_width(grid) + _TICKS + _GAP for grid in registry.grids]
+    columns = [len(grid.indices) for grid in registry.grids]
+    cells = [_BARS if n > _MOST_COLUMNS else n * _CELL for n in columns]
+    names = [8 * len(_name(grid)) - _TICKS for grid in registry.grids]
+    widths = [max(both) + _TICKS + _GAP for both in zip(cells, names, strict=True)]
     lefts = [0, *accumulate(widths)]
     height = max(len(grid.layers) for grid in registry.grids) * _CELL + _TOP
     parts = [
@@ -41,12 +44,6 @@ def selection_svg(registry: ComponentRegistry, members: Iterable[int], caption: 
         'font-family="Arial, Helvetica, sans-serif">'
         f'<rect width="{width}" height="{total}" fill="white"/>{"".join(parts)}</svg>'
     )
-
-
-def _width(grid: ComponentGrid) -> int:
-    columns = len(grid.indices)
-    name = 8 * len(_name(grid)) - _TICKS
-    return max(_BARS if columns > _MOST_COLUMNS else columns * _CELL, name)
 
 
 def _name(grid: ComponentGrid) -> str:

@@ -355,7 +355,8 @@ class TraceResult:
     def _said(self) -> str:
         """Its effect beside that of all components, on the searched and the held-out examples."""
         said = (
-            f"effect {self.effect:.4g} (all: {self.full_effect:.4g}) on {self.own.n_text} searched"
+            f"{self.axis_label} {self.effect:.4g} (all: {self.full_effect:.4g}) "
+            f"on {self.own.n_text} searched"
         )
         if self.held_out is not None:
             said += f", {self.held_out.mean:.4g} (all: {self.held_out.full_mean:.4g})"
@@ -468,16 +469,20 @@ class TraceResult:
             has_scores = self.component_scores is not None and has_cells(self.registry)
             color = "score" if has_scores and outline is None else "selected"
         framed = None if outline is None else outlined(outline, self)
-        score = plain(self.axis_label).replace(" (", "<br>(") if self.method == "top-k" else "score"
         return draw_panels(
             self.panels(color, framed=framed),
-            scale=scale_of(color, self.n_components, self.largest_score, score),
+            scale=scale_of(color, self.n_components, self.largest_score, self.score_title),
             width=WIDTH,
             outlines=color != "selected" or framed is not None,
             title=f"{plain(self.title)}: {data_and_model(self.dataset, self.model)}",
-            subtitle=f"{self.n_selected} of {self.n_components} selected, {self._said()}"
+            subtitle=f"{self.n_selected} of {self.n_components} selected, {plain(self._said())}"
             + "; frame: known circuit" * (outline is not None),
         )
+
+    @property
+    def score_title(self) -> str:
+        """What scores are, in words: those of top-k are effects."""
+        return self.axis_label if self.method == "top-k" else "score"
 
     nodes = property(nodes_of)
     circuit = guided(circuit_figure)

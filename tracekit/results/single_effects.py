@@ -125,7 +125,7 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
             width=WIDTH,
             outlines=True,
             title=f"Single effects: {data_and_model(self.dataset, self.model)}",
-            subtitle=f"{self.direction}, n = {self.n_independent}; all together "
+            subtitle=f"{self.direction}, n = {self.n_text}; all together "
             f"{self.full_effect:.3g}; frame: {test} &lt; .05",
         )
 
@@ -134,8 +134,9 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         few = "" if n_significant else said_of_few(self.n_independent, n)
         lines = [
             f"Single effects of {n} components of {self.model} on {self.dataset}, {self.axis_label}"
-            f", {self.direction}, n = {self.n_independent}: {n_significant} with q < .05."
-            f"{' (tested on log-odds)' * (self.tested == 'log-odds')}{' ' * bool(few)}{few}"
+            f", {self.direction}, n = {self.n_text}: {n_significant} with q < .05."
+            f"{' (tested on log-odds)' * (self.tested == 'log-odds')}{' ' * bool(few)}{few} "
+            "Brackets: 95 % intervals."
         ]
         for row in self.table.head(8).to_dict("records"):
             effect = number_text(row, "effect", "+.4g")

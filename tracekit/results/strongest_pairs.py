@@ -128,7 +128,7 @@ class StrongestPairs(SavedTable):
         if self.tests is not None:
             passed, n = self.tests.significant(), len(self.tests.q)
             text += f"; {n} tested, {sum(passed)} with q < .05"
-        return printable(f"StrongestPairs({text}; {self.examples})")
+        return printable(f"StrongestPairs({text}; l: {self.axis_label}; {self.examples})")
 
     @classmethod
     def from_earlier(cls, entries: dict[str, Any], tensors: Any) -> tuple[dict[str, Any], Any]:

@@ -11,6 +11,7 @@ from tracekit._util.clusters import n_text
 from tracekit._util.markup import printable
 from tracekit._util.table import Column, Table, named
 from tracekit.errors import ComparisonError
+from tracekit.metrics import METRICS
 from tracekit.results.display import MOST_ROWS, card, facts_html, line, model_text
 from tracekit.results.result import TraceResult
 from tracekit.results.traced import Traced
@@ -67,12 +68,14 @@ def examples_text(result: TraceResult) -> str:
 def legend(results: Sequence[TraceResult]) -> str:
     """What the words of `effect_columns` mean."""
     held_out = "Held out: on examples that no search saw, with a 95 % interval. "
+    units = [(name, METRICS[name].axis_label) for name in _extras(results) if name in METRICS]
+    further = "".join(f" {name}: {unit}, searched." for name, unit in units)
     return (
         "Searched: on the examples that the set was selected on; the spread is 95 % of the means "
         f"of resampled examples, and no interval. {held_out * any(r.held_out for r in results)}"
         "Share: of the effect of all components. Faithful: 1 less the share that all others have; "
         "complete: 1 less the share of the set (0 is complete); brackets: 95 % intervals."
-    )
+    ) + further
 
 
 def competing(results: Sequence[TraceResult]) -> list[int]:
@@ -94,7 +97,6 @@ def result_table(results: Sequence[TraceResult], *, most_labels: int = 6) -> Tab
     independent = [each and each.n_independent for each in fresh]
     places = ["searched" if each is None else "held out" for each in fresh]
     on = f", {places[0]}" if len({*places}) == 1 else ""
-    extras = dict.fromkeys(name for result in results for name in result.extra_effects)
 
     def column(key: str, title: str, value: Callable[[TraceResult], Any], form: Any = ".4g") -> Any:
         return Column(key, title, [value(result) for result in results], form)
@@ -133,7 +135,7 @@ def result_table(results: Sequence[TraceResult], *, most_labels: int = 6) -> Tab
     taken = {*table.titles, *(each.key for each in table.columns)}
     at = table.titles.index("passes")
     added = []
-    for name in extras:
+    for name in _extras(results):
         # A metric of somebody's own may be called what a column is.
         key = "_".join(name.split())
         is_taken = bool({name, key} & taken)
@@ -141,6 +143,11 @@ def result_table(results: Sequence[TraceResult], *, most_labels: int = 6) -> Tab
         title = f"{name} (metric)" if is_taken else name
         added.append(Column(f"{key}_metric" if is_taken else key, title, values))
     return Table([*table.columns[:at], *added, *table.columns[at:]])
+
+
+def _extras(results: Sequence[TraceResult]) -> list[str]:
+    """Further metrics of any of the results."""
+    return [*dict.fromkeys(name for result in results for name in result.extra_effects)]
 
 
 def facts_of_model(result: TraceResult) -> str:

@@ -39,10 +39,12 @@ from tracekit.search.targets import Constraint
 from tracekit.tracer.search_run import SearchRun, pareto_run_of, run_of
 
 _P = ParamSpec("_P")
-_PROBED_SETS, _PROBED = 4, 8
-"""Sets that are measured to see what a pass takes: single components, or some of those planned."""
+_PROBED_PLACES, _NEIGHBOURS, _PROBED = 2, 4, 8
+"""What is measured to see what a pass takes: neighbours at some places, or some planned sets."""
 _PROBED_EXAMPLES = 8
 """Examples that they are measured on; on an accelerator a batch, as it idles on fewer."""
+_LEAST_SECONDS = 0.3
+"""A probe that takes less says more of what a call costs than of a pass: a larger one follows."""
 _PACES: WeakKeyDictionary[PreparedData, dict[tuple[Any, ...], Pace]] = WeakKeyDictionary()
 """By data; by whether a gradient was taken, and the sets that were measured."""
 
@@ -73,8 +75,7 @@ class Estimate:
     """Examples that are run in all, each way counted; further metrics, held-out examples and
     statistics included."""
     seconds: float
-    """Wall time, from one timed probe; at most about that where `is_exact` is false, and of sets
-    that share more than the probe sees."""
+    """Wall time, from a timed probe; at most about that where `is_exact` is false."""
     memory: int | None
     """Bytes at the peak: of the accelerator during the probe, or of this process so far; None
     where the system does not say."""
@@ -102,17 +103,22 @@ def _pace_of(
     """Measured on a few examples, and on single components if no sets are given; kept for both."""
     kept, asked = _PACES.setdefault(engine.data, {}), (with_gradient, *sets)
     if asked not in kept:
-        n, is_cuda = engine.n_examples, engine.device.type == "cuda"
-        is_cpu, batch = engine.device.type == "cpu", engine.data.rows
-        count = min(n, _PROBED_EXAMPLES if is_cpu else batch)
-        # Spread over the data set.
-        few = engine.with_pairs(engine.pairs.subset([i * n // count for i in range(count)]))
-        _ = few.full_effects  # Clean and counterfactual runs are done before.
-        if is_cuda:
-            torch.cuda.reset_peak_memory_stats(engine.device)
-        forward, gradient = _seconds_of_passes(few, sets, with_gradient=with_gradient)
-        memory = torch.cuda.max_memory_allocated(engine.device) if is_cuda else _peak_of_process()
-        scale = engine.n_examples / few.n_examples
+        n, device, is_cuda = engine.n_examples, engine.device, engine.device.type == "cuda"
+        count = min(n, _PROBED_EXAMPLES if device.type == "cpu" else engine.data.rows)
+        places = _PROBED_PLACES
+        while True:
+            # Spread over the data set.
+            few = engine.with_pairs(engine.pairs.subset([i * n // count for i in range(count)]))
+            _ = few.full_effects  # Clean and counterfactual runs are done before.
+            if is_cuda:
+                torch.cuda.reset_peak_memory_stats(device)
+            these = sets or _neighbours(engine.n_components, places)
+            forward, gradient = _seconds_of_passes(few, these, with_gradient=with_gradient)
+            if few.n_examples == n or len(these) * forward >= _LEAST_SECONDS:
+                break
+            places, count = 2 * places, min(n, 4 * count)
+        memory = torch.cuda.max_memory_allocated(device) if is_cuda else _peak_of_process()
+        scale = n / few.n_examples
         kept[asked] = Pace(scale * forward, scale * gradient, memory)
     return kept[asked]
 
@@ -120,17 +126,20 @@ def _pace_of(
 def _seconds_of_passes(
     engine: Engine, sets: Sequence[ComponentSet], *, with_gradient: bool
 ) -> tuple[float, float]:
-    n = engine.n_components
-    # Spread over the layers: how much sets share depends on where they begin.
-    sets = sets or [(i * n // _PROBED_SETS,) for i in range(min(n, _PROBED_SETS))]
     start = _now(engine)
     engine.set_effects(sets)
     forward = (_now(engine) - start) / len(sets)
     if not with_gradient:
         return forward, 2 * forward
     start = _now(engine)
-    engine.gradient(torch.full((n,), 0.5), torch.ones_like)
+    engine.gradient(torch.full((engine.n_components,), 0.5), torch.ones_like)
     return forward, _now(engine) - start
+
+
+def _neighbours(n: int, places: int) -> list[ComponentSet]:
+    """Single components: where sets begin says how much of a pass they take, and share."""
+    starts = [(2 * number + 1) * n // (2 * places) for number in range(places)]
+    return [(i,) for i in sorted({min(n - 1, s + k) for s in starts for k in range(_NEIGHBOURS)})]
 
 
 def _now(engine: Engine) -> float:
@@ -204,14 +213,11 @@ def estimate_explain(
     max_sets: int = 2000,
     look_outside: bool | None = None,
 ) -> Estimate:
-    """As `estimate`, of `explain` with these arguments.
-
-    The time is an upper bound: subsets share what lies below the first layer in which they
-    differ, which a probe of single sets does not see.
-    """
+    """As `estimate`, of `explain` with these arguments; sets that lack a member are timed."""
     chosen = members_of(members, traced.registry)
     planned = plan_explanation(traced.fresh, chosen, max_sets=max_sets, look_outside=look_outside)
-    return _of_passes("explain", planned, traced.fresh)
+    sets = [(*chosen[:i], *chosen[i + 1 :]) for i in range(min(len(chosen), _PROBED))]
+    return _of_passes("explain", planned, traced.fresh, sets=sets)
 
 
 def estimate_of(
@@ -268,6 +274,7 @@ def _of_passes(
     planned: Planned,
     engine: Engine,
     *,
+    sets: Sequence[ComponentSet] = (),
     further: float = 0.0,
     limited: Sequence[Cost] = (),
     max_seconds: float | None = None,
@@ -278,7 +285,7 @@ def _of_passes(
     is in no account of passes.
     """
     cost, passes = planned.cost, planned.cost.forward_equivalents
-    forward, gradient, memory = _pace_of(engine, with_gradient=cost.backward > 0)
+    forward, gradient, memory = _pace_of(engine, sets=sets, with_gradient=cost.backward > 0)
 
     def seconds_of(cost: Cost) -> float:
         return (cost.forward - cost.backward) * forward + cost.backward * gradient
