@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import plotly.graph_objects as go
+
+from tracekit._util.deferred import pd
 from tracekit.figures import paths as arrows
 from tracekit.figures.charts import HeadRow, attention_map
 from tracekit.figures.members import Edge, Members, network, waterfall
 from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
 from tracekit.figures.strengths import Strength, strengths
 from tracekit.figures.style import data_and_model, plain
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.graph_objects as go
 
 
 def member_waterfall(why: Any) -> go.Figure:

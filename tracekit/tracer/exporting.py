@@ -41,6 +41,7 @@ from tracekit.models.architectures import PROJECTIONS
 from tracekit.models.hooked import device_of, dtype_of
 from tracekit.models.tokenizers import as_given, differences, tokenizer_in
 from tracekit.results.result import TraceResult
+from tracekit.results.storage import versions
 from tracekit.results.traced import Traced
 
 _TOLERANCE = 1e-4
@@ -337,8 +338,6 @@ def _card(
     side_effects: SideEffects | None,
 ) -> str:
     """The README of the written model."""
-    from tracekit.results.storage import versions
-
     name = model_name(engine.model)
     labels = [engine.registry.label(number) for number in mask.nonzero()[:, 0].tolist()]
     held = export.held_out_effects

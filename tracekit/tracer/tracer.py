@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, overload
+from typing import Any, Concatenate, TypeVar, overload
 
+import plotly.graph_objects as go
 from typing_extensions import ParamSpec, Unpack
 
 from tracekit._util.names import MethodChoice, MetricChoice, SignName
@@ -38,6 +39,8 @@ from tracekit.metrics import Direction, Metric, MetricFunction
 from tracekit.models import HookedModel, load_model
 from tracekit.results import evaluation, pair_effects, single_effects, strongest_pairs
 from tracekit.results.curve import TraceCurve
+from tracekit.results.curve_figures import effect_curve
+from tracekit.results.panels import Color
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import tracer_html, tracer_text
@@ -54,11 +57,6 @@ from tracekit.tracer.trackers import Observed, Observer
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-    from tracekit.results.panels import Color
 
 
 def _asks(function: Callable[Concatenate[Traced, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
@@ -475,8 +473,6 @@ class Tracer:
         Raises:
             NoResultError: Nothing was run yet.
         """
-        from tracekit.results.curve_figures import effect_curve
-
         drawn = [results] if isinstance(results, TraceResult) else results
         return effect_curve(_drawn(drawn or self.results or self._last))
 
