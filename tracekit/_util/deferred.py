@@ -1,4 +1,4 @@
-"""pandas, which is imported when it is first used: results are read without it."""
+"""Libraries that take long to import, which happens when they are first used."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
+    import transformers
 else:
 
-    class _Pandas:
+    class _Deferred:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
         def __getattr__(self, name: str) -> Any:
-            """What pandas has of this name."""
-            return getattr(import_module("pandas"), name)
+            return getattr(import_module(self._name), name)
 
-    pd = _Pandas()
+    pd, transformers = _Deferred("pandas"), _Deferred("transformers")
 
-__all__ = ["pd"]
+__all__ = ["pd", "transformers"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tracekit._util.deferred import transformers
 from tracekit.cli.app import app
 from tracekit.cli.options import OPTIONS, Given, takes
 from tracekit.cli.output import check_file, console, load
@@ -46,8 +47,6 @@ def report(
 
 def _examples(results: list[Any]) -> list[PromptPairs]:
     """The pairs of results, for their prompts, where data and tokenizer are on this machine."""
-    from transformers import AutoTokenizer
-
     from tracekit.data.registry import load_origin
     from tracekit.demo import DEMO
     from tracekit.results import TraceResult
@@ -62,7 +61,7 @@ def _examples(results: list[Any]) -> list[PromptPairs]:
                 if first.model == DEMO:
                     model = load(DEMO)
                 else:
-                    model = AutoTokenizer.from_pretrained(path, local_files_only=True)
+                    model = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
                 by_data[first.dataset_fingerprint] = load_origin(first.own.origin, model)
     return list(by_data.values())
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from tracekit._util.deferred import transformers
 from tracekit._util.options import as_path
 from tracekit.demo import DEMO, MODEL_DIR
 from tracekit.errors import ConfigError, HubUnreachableError, UnknownModelError
@@ -177,10 +178,8 @@ def _connection_errors() -> list[type[Exception]]:
 
 def checkpoint_dtype(checkpoint: str | Path) -> torch.dtype:
     """The floating type that a checkpoint's configuration names; float32 if it names none."""
-    from transformers import PretrainedConfig
-
     # The file as it is: building a configuration may need code of the checkpoint's own.
-    entries, _ = PretrainedConfig.get_config_dict(str(checkpoint))
+    entries, _ = transformers.PretrainedConfig.get_config_dict(str(checkpoint))
     parts = [entries, *(part for part in entries.values() if isinstance(part, Mapping))]
     # Releases of transformers differ in the name; multimodal models say it of each part.
     names = [part.get(key) for part in parts for key in ("dtype", "torch_dtype")]

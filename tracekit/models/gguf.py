@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from tracekit._util.deferred import transformers
 from tracekit._util.warn import warn
 from tracekit.errors import MissingExtraError, ModelWarning, UnsupportedModelError
 from tracekit.models.checkpoint import Checkpoint
@@ -59,14 +60,13 @@ class GGUFModel:
             )
         from gguf import GGUFReader
         from transformer_lens.factories import architecture_adapter_factory
-        from transformers import AutoConfig, AutoModelForCausalLM
 
         try:
-            config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+            config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
             reader = GGUFReader(path)
             config, problems = completed(config, *_settings(reader))
             with torch.device("meta"):
-                empty = AutoModelForCausalLM.from_config(config)
+                empty = transformers.AutoModelForCausalLM.from_config(config)
             problems += _unplaced(reader, empty)
         except Exception as error:  # Whatever it raises, there is nothing to go on with.
             raise UnsupportedModelError(
@@ -99,10 +99,10 @@ class GGUFModel:
 
     def tokenizer(self) -> Any:
         """The file's own tokenizer; None, with a warning, if transformers cannot read it."""
-        from transformers import AutoTokenizer
-
         try:
-            return AutoTokenizer.from_pretrained(self.path.parent, gguf_file=self.path.name)
+            return transformers.AutoTokenizer.from_pretrained(
+                self.path.parent, gguf_file=self.path.name
+            )
         except Exception as error:  # Whatever it lacks, a model without one serves data of ids.
             warn(
                 f"The tokenizer of {self.path.name} cannot be read "

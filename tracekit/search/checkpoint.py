@@ -11,6 +11,8 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialised
 from torch import Tensor
 
 from tracekit._util.files import digest_of, locked, tensors_digest, write_beside
@@ -82,8 +84,6 @@ class Checkpoint:
 
     def save(self, measured: Measured) -> None:
         """Writes the file, whole; one that cannot be written is a `RecordWarning` only."""
-        from safetensors.torch import save
-
         if not self._target.ranks.is_first:
             return
         predictions = list(measured.predictions.values())
@@ -103,7 +103,7 @@ class Checkpoint:
         }
         metadata = {"key": self._key, "sha256": tensors_digest(tensors)}
         try:
-            write_beside(self._path, save(tensors, metadata=metadata))
+            write_beside(self._path, serialised(tensors, metadata=metadata))
         except OSError as error:
             warnings.warn(
                 f"The checkpoint {self._path} cannot be written ({error.strerror or error}). The "
@@ -114,8 +114,6 @@ class Checkpoint:
 
     def load(self) -> Measured:
         """Reads the file; refuses one of another search, model or data set."""
-        from safetensors import SafetensorError, safe_open
-
         unreadable = ResultFormatError(
             f"The checkpoint {self._path} cannot be read. Delete it to start afresh."
         )

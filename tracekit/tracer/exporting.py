@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util import progress
+from tracekit._util.deferred import transformers
 from tracekit._util.files import write_beside
 from tracekit._util.options import as_path
 from tracekit._util.warn import warn
@@ -297,14 +298,12 @@ def _replaced(
 
 def _save_tokenizer(model: HookedModel, folder: Path) -> str:
     """Writes the model's tokenizer as it was given, reads it again, and says which it is."""
-    from transformers import AutoTokenizer
-
     given = tokenizer_in(model)
     if given is None:
         return "none"
     given = as_given(given)
     given.save_pretrained(folder)
-    written = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    written = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     differs = differences(given, written)
     if differs:
         warn(
