@@ -285,12 +285,8 @@ TRACED = (
 )
 """Options of every command that traces: data, model and setup."""
 SEARCHED = (
-    "max_memory",
-    "objective",
-    "sign",
-    "constraint_at_most",
-    "constraint_metric",
-    "constraint_dataset",
+    *("max_memory", "objective", "sign"),
+    *("constraint_at_most", "constraint_metric", "constraint_dataset"),
 )
 """Further options of a command that searches."""
 REBUILT = (*CHOSEN, "split_by", *_LOADED)

@@ -115,16 +115,11 @@ class Layout:
             for branches, own_branch in _branches_of_sides(pair, packed):
                 # The counterfactual run reads the continuations only where they are patched.
                 source_branches = branches if scope == "all" else ()
-                source_key = (
-                    pair.counterfactual_ids,
-                    source_branches,
-                    pair.counterfactual.sharing_key,
-                )
+                other, noise = pair.counterfactual, pair.prompt_noise
+                source_key = (pair.counterfactual_ids, source_branches, other.sharing_key)
                 if source_key not in sources:
-                    sources[source_key] = len(sources)
-                    counterfactuals.append(pair.counterfactual)
-                source = sources[source_key]
-                noise = pair.prompt_noise
+                    counterfactuals.append(other)
+                source = sources.setdefault(source_key, len(sources))
                 noise_key = 0 if noise is None else id(noise)
                 own_number = 0 if shared else number
                 spans_key = _spans_key(pair) if spans else 0
@@ -297,12 +292,7 @@ def _branches_of_sides(pair: PromptPair, packed: bool) -> list[tuple[tuple[Ids, 
 
 
 def _check_positions(positions: Positions, pairs: PromptPairs) -> str | tuple[int, ...]:
-    if isinstance(positions, str):
-        if positions not in _SCOPES:
-            raise PairsError(
-                f"Unknown positions {positions!r}. "
-                f"Use one of {', '.join(_SCOPES)}, or a list of prompt positions."
-            )
+    if isinstance(positions, str) and positions in _SCOPES:
         return positions
     indices = whole_numbers(positions)
     if indices is None:

@@ -15,7 +15,6 @@ from typing_extensions import ParamSpec, Unpack
 from tracekit._util.names import MethodChoice, MetricChoice, SignName
 from tracekit._util.options import check_known, check_seed, guided
 from tracekit._util.ranks import Ranks
-from tracekit._util.warn import warn
 from tracekit.anatomy import (
     attention,
     controls,
@@ -34,7 +33,7 @@ from tracekit.engine.engine import Engine
 from tracekit.engine.pair_checks import check_continuations
 from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.setup import SETUP_OPTIONS, Components, Setup, SetupOptions
-from tracekit.errors import ConfigError, NoResultError, SearchStoppedWarning
+from tracekit.errors import ConfigError, NoResultError
 from tracekit.metrics import Direction, Metric, MetricFunction
 from tracekit.models import HookedModel, load_model
 from tracekit.results import evaluation, pair_effects, single_effects, strongest_pairs
@@ -121,8 +120,7 @@ class Tracer:
                 them. They guide no search.
             max_batch_size: Examples per pass; bounds memory, changes no result. None: 64, or as
                 many as fit on a card.
-            max_memory: Bytes that the activations of the counterfactual run may take on the
-                model's device; see `EngineConfig`. Changes no result.
+            max_memory: Bytes of counterfactual activations on the device, as in `EngineConfig`.
             progress: Whether every run shows one progress bar, with the time that is left. None: in
                 notebooks and terminals; elsewhere a line a minute on the standard error.
             capabilities: Optimisations to use; None: those that the model supports.
@@ -174,9 +172,7 @@ class Tracer:
             check_continuations(self.pairs, each)
         checks.check_engine(self.engine)
         _ = self.traced.held_out
-        diagnostics.warn_of_pairs(pairs, self.engine, self.source)
-        if held_out is not None:
-            diagnostics.warn_of_pairs(held_out, self.engine, self.source, title="Held-out pairs: ")
+        diagnostics.warn_of_pairs(self.traced)
         self._last: Sequence[TraceResult] = ()
 
     def __repr__(self) -> str:
@@ -278,8 +274,6 @@ class Tracer:
         self.traced.results.extend(results)
         self._last = results
         diagnostics.warn_of_results(results, self.pairs, self.noise_floor)
-        if any(result.stopped == "interrupted" for result in results):
-            warn("Stopped by Ctrl-C: the result is the best found so far.", SearchStoppedWarning)
         return results[0] if budgets is None else TraceCurve(tuple(results))
 
     def pareto(
