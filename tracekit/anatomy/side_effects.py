@@ -298,12 +298,7 @@ def _resampled(each: EffectOn, seed: int) -> Float[Tensor, " resample"]:
 
 
 def side_effects(
-    traced: Traced,
-    members: ComponentsLike,
-    others: Others,
-    *,
-    draws: int = 20,
-    seed: int = 0,
+    traced: Traced, members: ComponentsLike, others: Others, *, draws: int = 20, seed: int = 0
 ) -> SideEffects:
     """Effects of a set on other data and by other metrics, against random sets of its layers.
 

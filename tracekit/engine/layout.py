@@ -164,7 +164,7 @@ class Layout:
             span_numbers=span_numbers,
             source_index=source_index,
             all_have_y=all(pair.y_ids is not None for pair in pairs),
-            token_sets=_token_sets(pairs),
+            token_sets=_by_side([pair.token_sets for pair in pairs]),
         )
 
     @property
@@ -395,14 +395,6 @@ def _check_same_side(pairs: PromptPairs, limit: float) -> None:
                 "this model reads positions by other rotary factors. Shorten its prompt or the "
                 "longer continuation, or leave it out."
             )
-
-
-def _token_sets(pairs: PromptPairs) -> Int[Tensor, "example side choice"]:
-    sides = [
-        (pair.x_set_ids or pair.x_ids[:1], pair.y_set_ids or (pair.y_ids or ())[:1])
-        for pair in pairs
-    ]
-    return _by_side(sides)
 
 
 def _by_side(sides: Sequence[tuple[Ids, Ids]]) -> Int[Tensor, "example side token"]:

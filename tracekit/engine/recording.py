@@ -236,8 +236,8 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 def _tensors(value: Any, device: torch.device | None = None) -> list[Tensor]:
     """Its tensors; with a device, those that lie on one of its type."""
-    found = [each for each in _leaves(value) if isinstance(each, Tensor)]
-    return [each for each in found if device is None or each.device.type == device.type]
+    tensors = [each for each in _leaves(value) if isinstance(each, Tensor)]
+    return [each for each in tensors if device is None or each.device.type == device.type]
 
 
 def _shapes(value: Any, device: torch.device) -> Iterator[Hashable]:
