@@ -24,6 +24,7 @@ from tracekit._util.options import as_path
 from tracekit.components import Component, ComponentGrid, ComponentSet
 from tracekit.components.kinds import kind_of
 from tracekit.components.members import ComponentsLike
+from tracekit.data.display import ShownTokens
 from tracekit.errors import ComponentError
 from tracekit.explore.exploration import (
     Circuit,
@@ -40,10 +41,7 @@ from tracekit.metrics import Effects
 from tracekit.models import model_name
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.picture import selection_svg
-
-if TYPE_CHECKING:
-    from tracekit.data.display import ShownTokens
-    from tracekit.results.result import TraceResult
+from tracekit.results.result import TraceResult
 
 SCRIPT = "\n".join(
     Path(__file__).with_name(f"{name}.js").read_text(encoding="utf-8")

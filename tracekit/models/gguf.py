@@ -135,14 +135,11 @@ def _is_rotary(name: str) -> bool:
 
 def _unplaced(reader: Any, model: Any) -> list[str]:
     """Tensors of a file for which transformers' model has no place."""
-    from transformers.modeling_gguf_pytorch_utils import (
-        TENSOR_PROCESSORS,
-        TensorProcessor,
-        get_gguf_hf_weights_map,
-    )
+    from transformers import modeling_gguf_pytorch_utils as loading
 
-    made_for = TENSOR_PROCESSORS.get(_read(reader, "general.architecture"), TensorProcessor)
-    places = get_gguf_hf_weights_map(model, made_for(config=model.config.to_dict()))
+    architecture = _read(reader, "general.architecture")
+    made_for = loading.TENSOR_PROCESSORS.get(architecture, loading.TensorProcessor)
+    places = loading.get_gguf_hf_weights_map(model, made_for(config=model.config.to_dict()))
     names = [each.name for each in reader.tensors if not _is_rotary(each.name)]
     left = [n for n in names if n not in places and n.removesuffix(".weight") not in places]
     return [f"the tensors {listed(left)}"] if left else []
