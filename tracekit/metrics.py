@@ -374,8 +374,7 @@ def accuracy(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> E
 
 def kl(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
     """Kullback-Leibler divergence of the intervened from the clean distribution, in nats."""
-    before, after = clean.require("distribution"), intervened.require("distribution")
-    return _divergence(before, after)
+    return _divergence(clean.require("distribution"), intervened.require("distribution"))
 
 
 def jensen_shannon(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
@@ -476,62 +475,46 @@ _of_distribution = partial(Metric, needs_y=False, reads=("distribution",))
 _of_sets = partial(Metric, needs_y=False, reads=("token-sets",))
 _of_rank = partial(Metric, needs_y=False, differentiable=False, reads=("rank",), counts=True)
 
+_BY_LABEL = {
+    "odds ratio \u2212 1": Metric("odds-ratio", odds_ratio, lower_bound=-1.0, linearization=_ODDS),
+    "drop of P(x)": _drop(
+        "probability-drop", probability_drop, upper_bound=1.0, linearization=_DROP
+    ),
+    "probability ratio \u2212 1": _drop(
+        "probability-ratio", probability_ratio, linearization=_RATIO
+    ),
+    "logit difference, nats": Metric("logit-difference", logit_difference),
+    "change of accuracy": Metric(
+        *("accuracy", accuracy),
+        differentiable=False,
+        reads=("argmax",),
+        lower_bound=-1.0,
+        upper_bound=1.0,
+        counts=True,
+    ),
+    "KL divergence, nats": _of_distribution("kl", kl, is_flat_at_clean=True, lower_bound=0.0),
+    "Jensen-Shannon divergence, nats": _of_distribution(
+        *("jensen-shannon", jensen_shannon),
+        is_flat_at_clean=True,
+        lower_bound=0.0,
+        upper_bound=log(2),
+    ),
+    "change of entropy, nats": _of_distribution("entropy-change", entropy_change),
+    "logit difference of token sets, nats": _of_sets("set-logit-difference", set_logit_difference),
+    "probability difference of token sets": _of_sets(
+        *("set-probability-difference", set_probability_difference),
+        lower_bound=-2.0,
+        upper_bound=2.0,
+    ),
+    "ranks that x falls": _of_rank("rank-change", rank_change),
+    "share of changed first choices": _of_rank(
+        "first-choice-change", first_choice_change, lower_bound=0.0, upper_bound=1.0
+    ),
+}
+"""By what axes say of their effects."""
 METRICS: Mapping[str, Metric] = {
     metric.name: replace(metric, axis_label=f"effect ({label})")
-    for metric, label in (
-        (
-            Metric("odds-ratio", odds_ratio, lower_bound=-1.0, linearization=_ODDS),
-            "odds ratio \u2212 1",
-        ),
-        (
-            _drop("probability-drop", probability_drop, upper_bound=1.0, linearization=_DROP),
-            "drop of P(x)",
-        ),
-        (
-            _drop("probability-ratio", probability_ratio, linearization=_RATIO),
-            "probability ratio \u2212 1",
-        ),
-        (Metric("logit-difference", logit_difference), "logit difference, nats"),
-        (
-            Metric(
-                *("accuracy", accuracy),
-                differentiable=False,
-                reads=("argmax",),
-                lower_bound=-1.0,
-                upper_bound=1.0,
-                counts=True,
-            ),
-            "change of accuracy",
-        ),
-        (_of_distribution("kl", kl, is_flat_at_clean=True, lower_bound=0.0), "KL divergence, nats"),
-        (
-            _of_distribution(
-                *("jensen-shannon", jensen_shannon),
-                is_flat_at_clean=True,
-                lower_bound=0.0,
-                upper_bound=log(2),
-            ),
-            "Jensen-Shannon divergence, nats",
-        ),
-        (_of_distribution("entropy-change", entropy_change), "change of entropy, nats"),
-        (
-            _of_sets("set-logit-difference", set_logit_difference),
-            "logit difference of token sets, nats",
-        ),
-        (
-            _of_sets(
-                *("set-probability-difference", set_probability_difference),
-                lower_bound=-2.0,
-                upper_bound=2.0,
-            ),
-            "probability difference of token sets",
-        ),
-        (_of_rank("rank-change", rank_change), "ranks that x falls"),
-        (
-            _of_rank("first-choice-change", first_choice_change, lower_bound=0.0, upper_bound=1.0),
-            "share of changed first choices",
-        ),
-    )
+    for label, metric in _BY_LABEL.items()
 }
 
 

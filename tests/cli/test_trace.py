@@ -217,7 +217,7 @@ def test_targets_and_positions(command, tmp_path):
         (["--option", "draws"], "The option 'draws' is not of the form name=value."),
         (["--option", "greedy:draws=1"], "The option 'greedy:draws=1' is for greedy, which is not"),
         (["--option", "draws=1"], "Unknown option 'draws'."),
-        (["--positions", "first"], "Unknown positions 'first'."),
+        (["--positions", "first"], "The positions are 'first'."),
         (
             ["--dataset", "known-facts"],
             "needs the file known_1000.json, and no data_dir",

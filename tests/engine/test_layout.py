@@ -108,7 +108,7 @@ def test_the_scope_all_continues_the_counterfactual_too(packed, tokens, sources)
 @pytest.mark.parametrize(
     ("positions", "text"),
     [
-        ("first", "Unknown positions 'first'.*prompt, last, all"),
+        ("first", "The positions are 'first'.*prompt, last, all"),
         ([3], r"\[3\].*outside the prompt of example 0, .*3 tokens.*-3 to 2"),
         ([], "No position was given for the prompt of example 0"),
     ],

@@ -17,14 +17,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from filelock import FileLock
+from tracekit._util.deferred import pd
 
 _LOCK = ".lock"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -114,10 +113,8 @@ def _machine() -> str:
 def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
@@ -129,8 +126,6 @@ def locked(path: Path, *, wait: bool | float = True) -> Iterator[None]:
     none. `wait` is whether to wait for a lock that is held, or for how many seconds; then
     `BlockingIOError` is raised.
     """
-    from filelock import FileLock, Timeout
-
     lock = FileLock(path.with_name(f".{path.name}{_LOCK}"))
     try:
         if isinstance(wait, bool):

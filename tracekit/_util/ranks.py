@@ -185,10 +185,8 @@ class _Interrupt:
                 raise KeyboardInterrupt
             cls.pressed = True
 
-        try:
+        with suppress(ValueError):  # Not the main thread: Ctrl-C does not come here.
             signal.signal(signal.SIGINT, note)
-        except ValueError:  # Not the main thread: Ctrl-C does not come here.
-            return
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from itertools import chain
 from math import floor, isfinite, log10
 from typing import Any
 
+from tracekit._util.deferred import pd
 from tracekit._util.markup import html_text, interval_text, printable
 
 _MISSING = "-"
@@ -222,8 +223,6 @@ class Table:
 
     def frame(self) -> Any:
         """The rows as a pandas DataFrame; lists of labels are texts."""
-        import pandas as pd
-
         keys = None if len(self) else [column.key for column in self.columns]
         frame = pd.DataFrame(self.entries(), columns=keys)
         for column in self.columns:

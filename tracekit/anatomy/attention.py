@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import plotly.graph_objects as go
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text, printable, with_ends
+from tracekit.anatomy.figures import attention_figure
 from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.pair import PromptPair
@@ -24,10 +27,6 @@ from tracekit.results.display import Tabular
 from tracekit.results.intervals import row_intervals
 from tracekit.results.of_set import OfMembers, facts_of
 from tracekit.results.traced import Traced
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.graph_objects as go
 
 _FIRST = "first"
 """The first token, where it is of no span: many heads rest there."""
@@ -97,8 +96,6 @@ class Attention(OfMembers, Tabular):
         return frame
 
     def _frame(self, of_runs: Sequence[Tensor | None]) -> pd.DataFrame:
-        import pandas as pd
-
         columns: dict[str, Any] = {}
         for name, rows in zip(("clean", "counterfactual"), of_runs, strict=True):
             if rows is not None:
@@ -112,8 +109,6 @@ class Attention(OfMembers, Tabular):
 
         The numbers are those of `table` and `contributions`.
         """
-        from tracekit.anatomy.figures import attention_figure
-
         return attention_figure(self)
 
     def __str__(self) -> str:

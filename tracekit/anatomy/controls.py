@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util import progress
+from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text, printable, with_ends
 from tracekit._util.options import check_seed, check_whole
 from tracekit.components.masks import complement_of
@@ -28,9 +29,6 @@ from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.pareto_statistics import LIKE, control_sets
 from tracekit.results.traced import Traced
 from tracekit.search.targets import require_full_effect
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -64,8 +62,6 @@ class Controls(Tabular):
         well as the set: an effect at least as far on its side of 0, a faithfulness at least as
         high, a completeness at most as high. NaN on the examples that the set was selected on.
         """
-        import pandas as pd
-
         own, names = self.own.table.iloc[0], ("effect", "faithfulness", "completeness")
         rows = []
         for form, drawn in self.random.items():

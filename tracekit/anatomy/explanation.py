@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from math import comb, nan
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import plotly.graph_objects as go
 import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util import progress
+from tracekit._util.deferred import pd
 from tracekit._util.markup import number_text, printable, with_ends
 from tracekit._util.options import check_loss, check_seed, check_whole
+from tracekit.anatomy.figures import member_heatmap, member_network, member_waterfall
 from tracekit.anatomy.replacements import (
     MeasuredOutsider,
     Redundancy,
@@ -37,10 +40,6 @@ from tracekit.results.of_set import OfMembers, facts_of
 from tracekit.results.significance import RESOLUTION, PValues, p_values, without_rounding
 from tracekit.results.traced import Traced
 from tracekit.search.base import Planned, require_gradient
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.graph_objects as go
 
 EXPLANATION = "explanation.json"
 """Name of its document in a folder."""
@@ -95,8 +94,6 @@ class Explanation(OfMembers):
 
         Differences below 1e-4 of the effects of subsets count as 0: they may be rounding.
         """
-        import pandas as pd
-
         rows = []
         for player, label in enumerate(self.labels):
             row: dict[str, Any] = {"component": label}
@@ -150,8 +147,6 @@ class Explanation(OfMembers):
         pairs (`tracekit.results.significance`; NaN on the examples that the set was selected on);
         `significant`, whether `p_family` is below 0.05.
         """
-        import pandas as pd
-
         labels, pairs = self.labels, self.pairs
         tested = pairs.within if pairs.averaged is None else pairs.averaged
         tests = self._p_values(tested, self._scale) if self.is_tested else PValues.none(len(tested))
@@ -187,8 +182,6 @@ class Explanation(OfMembers):
         Entries: `effect`, `sum_of_singles`, and `interaction`, their difference, each with its
         interval.
         """
-        import pandas as pd
-
         singles, m = self.alone.sum(0), len(self.members)
         return pd.Series(
             {
@@ -211,8 +204,6 @@ class Explanation(OfMembers):
         of it with the outsider in its player, with its interval; `share` of the loss. None where
         outsiders were not looked for.
         """
-        import pandas as pd
-
         if self.outsiders is None:
             return None
         best: dict[int, MeasuredOutsider] = {}
@@ -237,8 +228,6 @@ class Explanation(OfMembers):
         proposed them; `significant`, whether q is below 0.05. Only those whose interval lies above
         0. None where outsiders were not looked for.
         """
-        import pandas as pd
-
         if self.outsiders is None:
             return None
         columns = ["component", "backup", "rise", "rise_low", "rise_high", "before"]
@@ -285,8 +274,6 @@ class Explanation(OfMembers):
 
         Lines are 95 % intervals over examples. The numbers are those of `table`.
         """
-        from tracekit.anatomy.figures import member_waterfall
-
         return member_waterfall(self)
 
     def heatmap(self) -> go.Figure:
@@ -296,8 +283,6 @@ class Explanation(OfMembers):
         set. The sign of a pair that interacts significantly stands in its cell; a ring says that
         only the interval leaves out 0. The numbers are those of `interactions`.
         """
-        from tracekit.anatomy.figures import member_heatmap
-
         return member_heatmap(self)
 
     def network(self) -> go.Figure:
@@ -307,8 +292,6 @@ class Explanation(OfMembers):
         two do more together, blue if less. Nodes whose value is negative are blue. Dashed lines, of
         half the width, are not significant, but their intervals leave out 0.
         """
-        from tracekit.anatomy.figures import member_network
-
         return member_network(self)
 
     def __str__(self) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import plotly.graph_objects as go
 
 from tracekit._util.clusters import n_text
+from tracekit._util.deferred import pd
 from tracekit.figures import paths as arrows
 from tracekit.figures.charts import HeadRow, attention_map
 from tracekit.figures.members import Edge, Members, network, waterfall
@@ -12,10 +15,6 @@ from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
 from tracekit.figures.strengths import Strength, strengths
 from tracekit.figures.style import data_and_model, plain
 from tracekit.results.on_examples import examples_said
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.graph_objects as go
 
 
 def member_waterfall(why: Any) -> go.Figure:

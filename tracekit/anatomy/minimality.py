@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit._util.deferred import pd
 from tracekit._util.markup import number_text, printable, with_ends
 from tracekit._util.options import check_loss
 from tracekit.components import Component, ComponentRegistry, ComponentSet
@@ -31,9 +31,6 @@ from tracekit.results.evaluation import PlannedSets
 from tracekit.results.intervals import ratio_interval
 from tracekit.results.traced import Traced
 from tracekit.search.targets import require_full_effect
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -73,8 +70,6 @@ class Minimality(Tabular):
     @cached_property
     def table(self) -> pd.DataFrame:
         """A pandas DataFrame with a row per member, those that lose most first."""
-        import pandas as pd
-
         frame = pd.DataFrame(
             {
                 "component": self.labels,

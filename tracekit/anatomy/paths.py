@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import plotly.graph_objects as go
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._util.deferred import pd
 from tracekit._util.markup import number_text, printable
 from tracekit._util.options import shortened
+from tracekit.anatomy.figures import path_figure
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.path_effects import PathRow, PathRuns, place_of
 from tracekit.errors import ComponentError, ConfigError
@@ -21,10 +24,6 @@ from tracekit.results.intervals import row_intervals
 from tracekit.results.of_set import OfMembers, facts_of
 from tracekit.results.significance import RESOLUTION, PValues, p_values, without_rounding
 from tracekit.results.traced import Traced
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.graph_objects as go
 
 _EMBEDDING, _LOGITS = "embedding", "logits"
 _MOST = 64
@@ -73,8 +72,6 @@ class Paths(OfMembers, Tabular):
         and `value`, each with its interval and `..._q`, over all of these; and `strongest`, the
         name of the largest.
         """
-        import pandas as pd
-
         effects = self.effects.double()
         scale = effects.abs().max(0).values
         tested = without_rounding(effects, scale.expand_as(effects))
@@ -120,8 +117,6 @@ class Paths(OfMembers, Tabular):
         interval leaves out 0 are drawn; those with q of 0.05 or more are half as wide, with an open
         head. The numbers are those of `table`.
         """
-        from tracekit.anatomy.figures import path_figure
-
         return path_figure(self)
 
     def __str__(self) -> str:

@@ -24,17 +24,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import plotly.graph_objects as go
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util import progress
 from tracekit._util.clusters import Over, by_cluster, n_text
+from tracekit._util.deferred import pd
 from tracekit._util.markup import number_text, printable, with_ends
 from tracekit._util.names import MetricName
 from tracekit._util.options import check_seed, check_whole, shortened
+from tracekit.anatomy.figures import strengths_figure
 from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.prompts import PromptPairs
@@ -51,10 +54,6 @@ from tracekit.results.on_examples import examples_said
 from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
 from tracekit.results.significance import q_values
 from tracekit.results.traced import Traced
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.graph_objects as go
 
 Others = Mapping[str, PromptPairs | tuple[PromptPairs, MetricName | Metric | MetricFunction]]
 """Other data by name, each with a metric if it is another."""
@@ -202,8 +201,6 @@ class SideEffects(OfSet, Tabular):
         `_high`; those of effects and strengths are 95 % studentised bootstrap intervals over
         examples (`tracekit.results.intervals`). The target has no selectivity (NaN).
         """
-        import pandas as pd
-
         frame = pd.DataFrame([self._row(each) for each in (self.target, *self.others)])
         frame.insert(list(frame).index("p") + 1, "q", q_values(torch.tensor(frame["p"])))
         return frame
@@ -240,8 +237,6 @@ class SideEffects(OfSet, Tabular):
 
         The column on the right is the selectivity. The numbers are those of `table`.
         """
-        from tracekit.anatomy.figures import strengths_figure
-
         return strengths_figure(self)
 
     def __str__(self) -> str:
@@ -300,12 +295,7 @@ def _resampled(each: EffectOn, seed: int) -> Float[Tensor, " resample"]:
 
 
 def side_effects(
-    traced: Traced,
-    members: ComponentsLike,
-    others: Others,
-    *,
-    draws: int = 20,
-    seed: int = 0,
+    traced: Traced, members: ComponentsLike, others: Others, *, draws: int = 20, seed: int = 0
 ) -> SideEffects:
     """Effects of a set on other data and by other metrics, against random sets of its layers.
 

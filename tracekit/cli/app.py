@@ -6,6 +6,7 @@ import inspect
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -19,6 +20,7 @@ from typer.core import TyperCommand
 
 from tracekit._util.markup import printable
 from tracekit._util.options import shortened
+from tracekit._util.version import __version__
 from tracekit.cli.output import console, error_console, print_problem
 from tracekit.errors import ConfigError, TracekitError
 
@@ -221,16 +223,12 @@ def version(
 ) -> None:
     """Options of the program itself."""
     if show_version:
-        import tracekit
-
-        console.print(f"tracekit {tracekit.__version__}")
+        console.print(f"tracekit {__version__}")
         raise typer.Exit
 
 
 def _quieten_libraries() -> None:
     """Keeps the libraries' own progress bars and advice out of the terminal."""
-    import warnings
-
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracekit as tk
 from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.output import print_table
@@ -10,10 +11,8 @@ from tracekit.cli.output import print_table
 @app.command()
 def datasets() -> None:
     """Lists the data sets."""
-    from tracekit.data import DATASETS
-
     rows = [
         {"dataset": name, "components": data.components, "metric": data.metric, "about": data.about}
-        for name, data in DATASETS.items()
+        for name, data in tk.data.DATASETS.items()
     ]
     print_table("datasets", Table.of_rows(rows))

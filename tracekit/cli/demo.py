@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import tracekit as tk
 from tracekit._util.markup import interval_text, number_text
 from tracekit._util.table import Table
 from tracekit.cli.app import app
@@ -19,10 +20,6 @@ from tracekit.cli.output import (
     print_tracer,
     save,
 )
-
-if TYPE_CHECKING:
-    from tracekit.results import InteractionGrid, ParetoFront, TraceCurve, TraceResult
-    from tracekit.tracer.tracer import Tracer
 
 _EXAMPLES = 32
 _BUDGETS = (2, 3, 4, 6, 9)
@@ -56,12 +53,12 @@ tracekit show {output}
 class _Findings:
     """Everything that the demo measured."""
 
-    tracer: Tracer
-    curves: dict[str, TraceCurve]
+    tracer: tk.Tracer
+    curves: dict[str, tk.results.TraceCurve]
     """Results at all budgets, by method."""
-    front: ParetoFront
-    grid: InteractionGrid
-    fresh: InteractionGrid
+    front: tk.ParetoFront
+    grid: tk.results.InteractionGrid
+    fresh: tk.results.InteractionGrid
     """The strongest pair of the grid, on facts that had no part in choosing it."""
 
     @property
@@ -94,7 +91,7 @@ class _Findings:
         return float(self.tracer.evaluate([component]))
 
     @property
-    def chosen(self) -> TraceResult:
+    def chosen(self) -> tk.TraceResult:
         """The set whose members are shown one by one."""
         return self.curves["pgb-ct+local"].at(max(_SHOWN))
 
@@ -163,8 +160,6 @@ def demo(given: Given) -> None:
 
 def _trace_real(output: Path, seed: int, progress: bool | None) -> Path:
     """Which heads of a pretrained model carry the gender of a pronoun; gives the page."""
-    import tracekit as tk
-
     model = load(_REAL_MODEL)
     halves = tk.load_dataset(_REAL_TASK, model).split(0.5, seed=0)
     pairs, fresh = (half[:n] for half, n in zip(halves, _REAL_EXAMPLES, strict=True))
@@ -192,9 +187,6 @@ def _trace_real(output: Path, seed: int, progress: bool | None) -> Path:
 
 
 def _trace(output: Path, seed: int, progress: bool | None) -> _Findings:
-    import tracekit as tk
-    from tracekit.search import make
-
     model = load("demo")
     facts = tk.load_dataset("demo-facts", model)
     asked = ("attention-patterns", "probability-drop")
@@ -205,7 +197,8 @@ def _trace(output: Path, seed: int, progress: bool | None) -> _Findings:
     print_tracer(tracer)
     curves = {}
     for method, options in _METHODS:
-        curves[method] = tracer.run(make(method, options), budgets=list(_BUDGETS), seed=seed)
+        search = tk.search.make(method, options)
+        curves[method] = tracer.run(search, budgets=list(_BUDGETS), seed=seed)
         save(curves[method], output)
     front = tracer.pareto(max_budget=max(_BUDGETS), seed=seed)
     front.save(output / "pareto")
@@ -216,7 +209,6 @@ def _trace(output: Path, seed: int, progress: bool | None) -> _Findings:
 
 
 def _write_page(findings: _Findings, output: Path) -> Path:
-    import tracekit as tk
     from tracekit.reports.page import Section, write_page
 
     tracer, front, grid = findings.tracer, findings.front, findings.grid

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tracekit._util.deferred import pd
 from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import (
@@ -42,8 +43,6 @@ _NOT_HERE = ("split", "skip_mismatched")
 )
 def evaluate(given: Given) -> None:
     """Measures the effects of given masks: soft or binary, 1 takes the counterfactual value."""
-    import pandas as pd
-
     from tracekit._util.clusters import n_text
     from tracekit._util.files import write_csv
     from tracekit.components.members import mask_of

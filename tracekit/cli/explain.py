@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import tracekit as tk
 from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, REBUILT, Given, takes
 from tracekit.cli.output import console, print_estimates, print_table, recorded, write_figures
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild
-
-if TYPE_CHECKING:
-    from tracekit.anatomy import Explanation
 
 _TABLES = ("table", "interactions", "replacements", "backups")
 """Tables of an explanation, and the names of their files; the first is that of its members."""
@@ -47,7 +44,7 @@ def explain(given: Given, run: Run) -> None:
         _write(why, output)
 
 
-def _print(why: Explanation, run: Path) -> None:
+def _print(why: tk.anatomy.Explanation, run: Path) -> None:
     from tracekit.reports.report import member_table
 
     console.print(f"{why}", highlight=False, soft_wrap=True)
@@ -64,7 +61,7 @@ def _print(why: Explanation, run: Path) -> None:
     console.print(f"{passes} The explanation is saved in {run}/.", highlight=False, soft_wrap=True)
 
 
-def _tables(why: Explanation) -> dict[str, Table]:
+def _tables(why: tk.anatomy.Explanation) -> dict[str, Table]:
     """By name; `explanation` has one row for the set as a whole."""
     whole = {
         **{"model": why.model, "dataset": why.dataset, "metric": why.metric},
@@ -80,7 +77,7 @@ def _tables(why: Explanation) -> dict[str, Table]:
     return tables
 
 
-def _write(why: Explanation, output: Path) -> None:
+def _write(why: tk.anatomy.Explanation, output: Path) -> None:
     from tracekit._util.files import write_beside, write_csv
 
     tables = _tables(why)

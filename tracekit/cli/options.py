@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partialmethod, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
+import tracekit as tk
 from tracekit._util.names import KindName, MetricName, ObjectiveName, SignName, SourceName, listed
 from tracekit.cli.app import PANELS
 from tracekit.cli.output import (
@@ -35,12 +36,6 @@ from tracekit.cli.parsing import (
     parse_positions,
 )
 from tracekit.errors import ConfigError, DataNotFoundError, UnknownNameError
-
-if TYPE_CHECKING:
-    from tracekit.data import PromptPairs
-    from tracekit.engine.setup import Setup
-    from tracekit.search import Constraint
-    from tracekit.tracer.tracer import Tracer
 
 Given = dict[str, Any]
 """Values of the options of a command, by name."""
@@ -285,12 +280,8 @@ TRACED = (
 )
 """Options of every command that traces: data, model and setup."""
 SEARCHED = (
-    "max_memory",
-    "objective",
-    "sign",
-    "constraint_at_most",
-    "constraint_metric",
-    "constraint_dataset",
+    *("max_memory", "objective", "sign"),
+    *("constraint_at_most", "constraint_metric", "constraint_dataset"),
 )
 """Further options of a command that searches."""
 REBUILT = (*CHOSEN, "split_by", *_LOADED)
@@ -317,7 +308,7 @@ def check_data(*datasets: str | None, data_dir: Path | None = None, **options: A
         raise DataNotFoundError(f"There is no folder {data_dir} with data files. Give another.")
 
 
-def build_search(given: Mapping[str, Any]) -> tuple[Tracer, dict[str, Any]]:
+def build_search(given: Mapping[str, Any]) -> tuple[tk.Tracer, dict[str, Any]]:
     """The tracer of the options `TRACED`, which is printed, and what `SEARCHED` say of a search.
 
     The options are saved where a command has one for that.
@@ -334,10 +325,8 @@ def build_search(given: Mapping[str, Any]) -> tuple[Tracer, dict[str, Any]]:
     return tracer, sought
 
 
-def _constraint(tracer: Tracer, given: Mapping[str, Any]) -> Constraint | None:
+def _constraint(tracer: tk.Tracer, given: Mapping[str, Any]) -> tk.Constraint | None:
     """The bound that a search stays within."""
-    import tracekit as tk
-
     dataset, metric = given["constraint_dataset"], given["constraint_metric"]
     if given["constraint_at_most"] is None:
         for flag, value in (("--constraint-dataset", dataset), ("--constraint-metric", metric)):
@@ -348,13 +337,12 @@ def _constraint(tracer: Tracer, given: Mapping[str, Any]) -> Constraint | None:
     return tk.Constraint(pairs=pairs, metric=metric or "kl", at_most=given["constraint_at_most"])
 
 
-def load_data(given: Mapping[str, Any]) -> tuple[Any, PromptPairs]:
+def load_data(given: Mapping[str, Any]) -> tuple[Any, tk.PromptPairs]:
     """The model and the pairs of the options of a command; prints the examples that are skipped.
 
     Pairs of an `origin` in `given` are those of a run, and `run_chat` has the arguments that its
     chat template had. Whatever needs no model is checked first.
     """
-    import tracekit as tk
     from tracekit._util.ranks import own_device
     from tracekit.data.registry import load_origin
 
@@ -382,8 +370,8 @@ def load_data(given: Mapping[str, Any]) -> tuple[Any, PromptPairs]:
 
 
 def build_tracer(
-    given: Mapping[str, Any], setup: Setup | None = None, *, loaded: Any = None
-) -> Tracer:
+    given: Mapping[str, Any], setup: tk.Setup | None = None, *, loaded: Any = None
+) -> tk.Tracer:
     """Loads model and data, if not `loaded`, and builds the tracer of the options `TRACED`.
 
     Layers, the name of the data set and the form of options are checked before the model is loaded.
@@ -392,7 +380,6 @@ def build_tracer(
     """
     if loaded is None:
         print_step(f"Loading {given['model']} ...")
-    import tracekit as tk
     from tracekit.data.registry import describe, load_origin
 
     join_ranks()

@@ -19,19 +19,16 @@ from rich.text import Text
 from typer import Exit
 from typing_extensions import TypedDict
 
+import tracekit as tk
+from tracekit import models, runs
+from tracekit._util.deferred import transformers
 from tracekit._util.markup import printable
 from tracekit._util.table import Column, Table
 from tracekit._util.version import __version__
 from tracekit.errors import FigureExportError, OutputError
 
 if TYPE_CHECKING:
-    from tracekit.data.pairs_check import PairsCheck
-    from tracekit.data.prompts import PromptPairs
-    from tracekit.results.curve import TraceCurve
-    from tracekit.results.result import TraceResult
-    from tracekit.runs import Failure, Run
     from tracekit.tracer.estimate import Estimate
-    from tracekit.tracer.tracer import Tracer
 
 
 class CommandError(TypedDict):
@@ -149,12 +146,8 @@ def join_ranks() -> None:
 
 def load(source: str, **options: Any) -> Any:
     """Loads a model without the progress bar of transformers, which also shows in pipes."""
-    from transformers.utils import logging
-
-    from tracekit.models import load_model
-
-    logging.disable_progress_bar()
-    return load_model(source, **options)
+    transformers.utils.logging.disable_progress_bar()
+    return models.load_model(source, **options)
 
 
 def progress_is_shown(quiet: bool) -> bool:
@@ -213,13 +206,13 @@ def print_step(text: str) -> None:
         error_console.print(text, style="dim", highlight=False, soft_wrap=True)
 
 
-def print_skipped(pairs: PromptPairs) -> None:
+def print_skipped(pairs: tk.PromptPairs) -> None:
     """Prints the examples that were dropped, one per line."""
     for line in pairs.skipped:
         console.print(f"Skipped {line}.", highlight=False)
 
 
-def print_tracer(tracer: Tracer) -> None:
+def print_tracer(tracer: tk.Tracer) -> None:
     """Prints what is traced, and the effect of all components together."""
     from tracekit._util.clusters import n_text
 
@@ -338,13 +331,11 @@ class Tally:
         """Counts none yet."""
         self._counts = {"ran": 0, "kept": 0, "failed": 0}
         self._prints = not progress_is_shown(quiet)
-        self.failures: list[Failure] = []
+        self.failures: list[runs.Failure] = []
 
-    def __call__(self, outcome: Run | Failure) -> str:
+    def __call__(self, outcome: runs.Run | runs.Failure) -> str:
         """Counts an outcome; returns the job in words."""
-        from tracekit.runs import Failure
-
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, runs.Failure):
             self.failures.append(outcome)
             state = "failed"
         else:
@@ -362,7 +353,7 @@ class Tally:
         return f"Ran {counts['ran']} of {sum(counts.values())}{said}."
 
 
-def print_checks(checked: PairsCheck, *, is_short: bool = False) -> None:
+def print_checks(checked: tk.data.PairsCheck, *, is_short: bool = False) -> None:
     """Prints the lines of a check as a table; if `is_short`, it counts those that are green."""
     lines = [line for line in checked.lines if not (is_short and line.color == "green")]
     colors = [line.color for line in lines]
@@ -394,7 +385,7 @@ def print_estimates(estimates: Iterable[Estimate]) -> None:
     console.print(said, highlight=False)
 
 
-def print_results(results: Sequence[TraceResult], *, is_full: bool = True) -> None:
+def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = True) -> None:
     """Prints a row per result, by method and budget; the best effect of a budget is bold.
 
     Results of several setups have a table each. Above it stands what all of its rows share. If not
@@ -402,7 +393,7 @@ def print_results(results: Sequence[TraceResult], *, is_full: bool = True) -> No
     """
     from tracekit.results.tables import examples_text, legend, result_table
 
-    by_setup: dict[str, list[TraceResult]] = {}
+    by_setup: dict[str, list[tk.TraceResult]] = {}
     for result in results:
         setup = result.setup
         parts = [result.model, examples_text(result), result.registry.describe()]
@@ -424,7 +415,7 @@ def print_results(results: Sequence[TraceResult], *, is_full: bool = True) -> No
     )
 
 
-def _shown(results: Sequence[TraceResult], table: Table, is_full: bool) -> Table:
+def _shown(results: Sequence[tk.TraceResult], table: Table, is_full: bool) -> Table:
     """The columns of results for a terminal, of which `show` has some."""
     from tracekit.results.tables import competing, effect_columns
 
@@ -446,30 +437,26 @@ def _shown(results: Sequence[TraceResult], table: Table, is_full: bool) -> Table
     return table.only(*columns, "components", brief=True)
 
 
-def save(run: TraceResult | TraceCurve, output: Path) -> None:
+def save(run: tk.TraceResult | tk.results.TraceCurve, output: Path) -> None:
     """Writes each result of a run to its own folder, e.g. `pgb-ct-6` below `output`."""
-    from tracekit.results.result import TraceResult
-
     if console.quiet:
         return
-    for result in [run] if isinstance(run, TraceResult) else run:
+    for result in [run] if isinstance(run, tk.TraceResult) else run:
         size = result.n_selected if result.budget is None else result.budget
         result.save(output / f"{result.method}-{size}")
 
 
 def write_figures(figures_by_name: dict[str, Any], output: Path) -> None:
     """Writes figures as HTML, and as PNG if there is a browser."""
-    from tracekit import figures
-
     if console.quiet:
         return
 
     def at_paths(suffix: str) -> dict[str | Path, Any]:
         return {output / f"{name}{suffix}": figure for name, figure in figures_by_name.items()}
 
-    figures.write_all(at_paths(".html"))
+    tk.figures.write_all(at_paths(".html"))
     try:
-        figures.write_all(at_paths(".png"))
+        tk.figures.write_all(at_paths(".png"))
     except FigureExportError as error:
         console.print(f"No PNG figures: {error}", style="dim", highlight=False)
     console.print(f"Figures and results are in {output}/.", highlight=False)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import warnings
 
+import tracekit as tk
 from tracekit.cli.app import app
 from tracekit.cli.options import (
     HOW,
@@ -18,9 +19,7 @@ from tracekit.cli.options import (
 )
 from tracekit.cli.output import check_folder, console, print_estimates, print_table, write_figures
 from tracekit.cli.parsing import parse_budget, parse_options
-
-if TYPE_CHECKING:
-    from tracekit.results.pareto_front import ParetoFront
+from tracekit.errors import SearchStoppedWarning
 
 
 @app.command()
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
 )
 def pareto(given: Given) -> None:
     """Finds the best set of every size, with held-out effects, random controls and stability."""
-    import warnings
-
-    from tracekit.errors import SearchStoppedWarning
     from tracekit.search import LocalSearch, make
 
     output = given["output"]
@@ -67,7 +63,7 @@ def pareto(given: Given) -> None:
     write_figures({"pareto": front.curve(), "heatmap": tracer.heatmap(front[-1])}, output)
 
 
-def _print_front(front: ParetoFront) -> None:
+def _print_front(front: tk.ParetoFront) -> None:
     """Prints the sizes with statistics, or all sizes if there are none, and the cost."""
     from tracekit.results.tables import examples_text
 

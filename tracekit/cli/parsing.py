@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import tracekit as tk
 from tracekit.errors import ConfigError, DataFormatError, DataNotFoundError
-
-if TYPE_CHECKING:
-    from tracekit.results import TraceResult
 
 _MOST_LAYERS = 10_000
 
@@ -140,12 +138,10 @@ def parse_chat(texts: list[str] | None) -> dict[str, Any]:
     return options
 
 
-def read_masks(path: Path) -> list[tuple[str, list[float] | TraceResult | str]]:
+def read_masks(path: Path) -> list[tuple[str, list[float] | tk.TraceResult | str]]:
     """Masks from a JSON file, the result in a run folder, or labels, each with a name."""
     if path.is_dir():
-        from tracekit.results import TraceResult
-
-        return [(path.name, TraceResult.load(path))]
+        return [(path.name, tk.TraceResult.load(path))]
     if not path.is_file():
         if not path.suffix and len(path.parts) == 1:
             return [(str(path), str(path))]

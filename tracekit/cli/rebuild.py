@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+import tracekit as tk
+from tracekit import models
 from tracekit.cli.options import CHOSEN, OPTIONS, build_tracer
 from tracekit.cli.output import check_folder
 from tracekit.errors import ComparisonError, DataNotFoundError
-
-if TYPE_CHECKING:
-    from tracekit.results import TraceResult
-    from tracekit.tracer.tracer import Tracer
 
 _TOLERANCE = 1e-3
 """Share of the mean absolute effect by which a set may differ when it is measured again."""
@@ -35,7 +33,9 @@ OF_RUN = {
 """Options of a command on a saved run, where they differ from those that trace."""
 
 
-def rebuild(run: Path, given: dict[str, Any], *folders: Path | None) -> tuple[TraceResult, Tracer]:
+def rebuild(
+    run: Path, given: dict[str, Any], *folders: Path | None
+) -> tuple[tk.TraceResult, tk.Tracer]:
     """A saved run and its tracer, with the options `REBUILT` and `OF_RUN` of a command.
 
     The folders that the command is to write to are tried first.
@@ -44,16 +44,13 @@ def rebuild(run: Path, given: dict[str, Any], *folders: Path | None) -> tuple[Tr
         DataNotFoundError: The run is of data that no data set has the name of.
         ComparisonError: The examples are others, or the set has another effect here.
     """
-    from tracekit.data.registry import DATASETS
-    from tracekit.results import TraceResult
-
-    result = TraceResult.load(run)
+    result = tk.TraceResult.load(run)
     for folder in folders:
         check_folder(folder)
     facts = result.model_facts
     is_given = any(given[name] for name in ("dataset", *CHOSEN))
     origin = None if is_given else result.own.origin
-    if origin is None and given["dataset"] is None and result.dataset not in DATASETS:
+    if origin is None and given["dataset"] is None and result.dataset not in tk.data.DATASETS:
         raise DataNotFoundError(
             f"The run is of {result.dataset!r}, which is no data set of tracekit. Give its file by "
             "--dataset."
@@ -80,11 +77,9 @@ def rebuild(run: Path, given: dict[str, Any], *folders: Path | None) -> tuple[Tr
     return result, tracer
 
 
-def _check_same(tracer: Tracer, result: TraceResult) -> None:
+def _check_same(tracer: tk.Tracer, result: tk.TraceResult) -> None:
     if tracer.pairs.fingerprint != result.dataset_fingerprint:
-        from tracekit.models import weights_digest
-
-        is_other = weights_digest(tracer.model) != result.model_facts.weights_digest
+        is_other = models.weights_digest(tracer.model) != result.model_facts.weights_digest
         too = " The weights differ too, and values such as means are the model's: give --model."
         raise ComparisonError(
             f"The run is of {result.own.n_examples} examples of {result.dataset!r}, and these "

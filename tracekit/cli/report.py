@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import tracekit as tk
+from tracekit._util.deferred import transformers
 from tracekit.cli.app import app
 from tracekit.cli.options import OPTIONS, Given, takes
 from tracekit.cli.output import check_file, console, load
+from tracekit.demo import DEMO
 from tracekit.errors import ResultFormatError, TracekitError
 
 if TYPE_CHECKING:
     from tracekit.anatomy import Attention, Explanation, Paths, SideEffects
-    from tracekit.data.prompts import PromptPairs
-    from tracekit.results import Generations, TraceResult
+    from tracekit.results import Generations
 
 
 @app.command()
@@ -35,8 +37,6 @@ def report(
     ],
 ) -> None:
     """Writes a page on saved runs: setting, figures, sets, why they act together, how to repeat."""
-    import tracekit as tk
-
     output = given["output"]
     check_file(output)
     results = [result for path in runs for result in _read(path)]
@@ -44,33 +44,27 @@ def report(
     console.print(f"The report: {page.resolve().as_uri()}", soft_wrap=True, highlight=False)
 
 
-def _examples(results: list[Any]) -> list[PromptPairs]:
+def _examples(results: list[Any]) -> list[tk.PromptPairs]:
     """The pairs of results, for their prompts, where data and tokenizer are on this machine."""
-    from transformers import AutoTokenizer
-
     from tracekit.data.registry import load_origin
-    from tracekit.demo import DEMO
-    from tracekit.results import TraceResult
 
-    by_data: dict[str, PromptPairs] = {}
+    by_data: dict[str, tk.PromptPairs] = {}
     for each in results:
         first = each[0] if isinstance(each, Sequence) else each
-        if isinstance(first, TraceResult) and first.own.origin is not None:
+        if isinstance(first, tk.TraceResult) and first.own.origin is not None:
             path = first.model_facts.path or first.model
             # Some data sets, such as those with noise, ask more of a model than its tokenizer.
             with suppress(TracekitError, OSError, ValueError, AttributeError):
                 if first.model == DEMO:
                     model = load(DEMO)
                 else:
-                    model = AutoTokenizer.from_pretrained(path, local_files_only=True)
+                    model = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
                 by_data[first.dataset_fingerprint] = load_origin(first.own.origin, model)
     return list(by_data.values())
 
 
 def _read(path: Path) -> list[Any]:
     """Results saved at a path or below it."""
-    import tracekit as tk
-
     if path.suffix == ".json":
         return [tk.results.InteractionGrid.load(path)]
     of_sets: tuple[Any, ...] = (
@@ -97,8 +91,6 @@ def _read(path: Path) -> list[Any]:
 
 def _of_run(kind: Any, folder: Path) -> Any:
     """What was measured of a set, which must be of the run beside it, if there is one."""
-    import tracekit as tk
-
     loaded = kind.load(folder)
     if (folder / "result.json").exists():
         check_of_run(loaded, tk.TraceResult.load(folder), folder)
@@ -107,7 +99,7 @@ def _of_run(kind: Any, folder: Path) -> Any:
 
 def check_of_run(
     saved: Explanation | Paths | Attention | SideEffects | Generations,
-    result: TraceResult,
+    result: tk.TraceResult,
     folder: Path,
 ) -> None:
     """Refuses what was measured on another run than the one that it is saved beside.
@@ -115,8 +107,6 @@ def check_of_run(
     Raises:
         ResultFormatError: It is of another set, or of other data, another metric or model.
     """
-    import tracekit as tk
-
     stem = Path(saved.FILE).stem.replace("_", " ")
     noun = stem if isinstance(saved, tk.anatomy.Explanation) else f"record of {stem}"
     pairs: list[tuple[Any, Any]] = [(saved.model, result.model)]

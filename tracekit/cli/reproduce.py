@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+import tracekit as tk
+from tracekit import paper
 from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import (
@@ -25,9 +27,6 @@ from tracekit.cli.options import (
 from tracekit.cli.output import Tally, check_folder, console, print_table, progress_is_shown
 from tracekit.cli.parsing import parse_executor_options, parse_loading, parse_values
 from tracekit.errors import UnknownNameError
-
-if TYPE_CHECKING:
-    from tracekit.paper import Failure, Reproduction, Run, Setting
 
 _PASSED_ON = ("data_dir", "device", "max_batch_size", "executor", "part")
 """Options that `paper.reproduce` takes as they are."""
@@ -77,7 +76,6 @@ def reproduce(
     Every finished run is kept, so a command that was stopped goes on where it was. Published
     values stand beside ours where model and data are the paper's.
     """
-    from tracekit import paper
     from tracekit.runs.grid import part_of
     from tracekit.runs.worker import reasons
 
@@ -103,7 +101,7 @@ def reproduce(
     with progress:
         task = progress.add_task("runs", total=total)
 
-        def on_done(outcome: Run | Failure) -> None:
+        def on_done(outcome: paper.Run | paper.Failure) -> None:
             progress.update(task, advance=1, description=tally(outcome))
 
         reproductions = paper.reproduce(
@@ -128,15 +126,12 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _setting(given: Given) -> Setting:
+def _setting(given: Given) -> paper.Setting:
     """The setting of the options of the command."""
-    from tracekit import paper
-    from tracekit.search import METHODS
-
     methods = [name.strip() for name in given["methods"].split(",")] if given["methods"] else []
     for name in methods:
-        if name not in METHODS:
-            raise UnknownNameError("method", name, METHODS)
+        if name not in tk.search.METHODS:
+            raise UnknownNameError("method", name, tk.search.METHODS)
     return paper.Setting(
         models=[paper.ModelAt.parse(text) for text in given["model"] or []],
         datasets=given["dataset"] or [],
@@ -148,13 +143,11 @@ def _setting(given: Given) -> Setting:
 
 
 def _print_experiments() -> None:
-    from tracekit.paper import EXPERIMENTS
-
-    rows = [{"name": each.name, "about": each.about} for each in EXPERIMENTS.values()]
+    rows = [{"name": each.name, "about": each.about} for each in paper.EXPERIMENTS.values()]
     print_table("experiments", Table.of_rows(rows))
 
 
-def _print_report(reproduction: Reproduction) -> None:
+def _print_report(reproduction: paper.Reproduction) -> None:
     """Prints failures, tables and notes of an experiment; of long tables the path of the file."""
     from tracekit.paper.reproduction import slug
 

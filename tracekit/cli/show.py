@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import tracekit as tk
 from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import OUTPUT, Given, takes
 from tracekit.cli.output import console, print_facts, print_results
 from tracekit.cli.rebuild import Run
-
-if TYPE_CHECKING:
-    from tracekit.results.result import TraceResult
 
 _MOST_LABELS = 40
 """Components that are listed without `--all`."""
@@ -21,8 +17,6 @@ _MOST_LABELS = 40
 @takes(all_components=OUTPUT.flag("List every selected component, however many.", "--all"))
 def show(given: Given, run: Run) -> None:
     """Prints a saved run, or all runs below a folder."""
-    import tracekit as tk
-
     folders = sorted(path.parent for path in run.rglob("result.json")) or [run]
     results = [tk.TraceResult.load(folder) for folder in folders]
     print_results(results, is_full=False)
@@ -30,7 +24,7 @@ def show(given: Given, run: Run) -> None:
         _print_details(results[0], given["all_components"])
 
 
-def _print_details(result: TraceResult, all_components: bool) -> None:
+def _print_details(result: tk.TraceResult, all_components: bool) -> None:
     from tracekit.results.tables import examples_text, facts_of_model
 
     options = {name: value for name, value in result.config.items() if value is not None}

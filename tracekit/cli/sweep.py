@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from tracekit import runs
 from tracekit.cli.app import app
 from tracekit.cli.options import OPTIONAL_OUTPUT, WORKERS, Given, takes
 from tracekit.cli.output import Tally, check_folder, console, print_table
 from tracekit.cli.parsing import parse_executor_options
-
-if TYPE_CHECKING:
-    from tracekit.runs import Runs
 
 _MOST_ROWS = 40
 """Rows beyond which a table is not printed, only written."""
@@ -36,10 +36,6 @@ def sweep(
     Every finished run is kept, so a command that was stopped goes on where it was. Options that
     are given here count more than those of the file.
     """
-    import inspect
-    from dataclasses import fields
-
-    import tracekit.runs as runs
     from tracekit.cli.options import read_options
     from tracekit.engine.setup import SETUP_OPTIONS
 
@@ -62,7 +58,7 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _print(swept: Runs, folder: Path, tally: Tally, *, has_table: bool) -> None:
+def _print(swept: runs.Runs, folder: Path, tally: Tally, *, has_table: bool) -> None:
     from tracekit.runs.worker import reasons
 
     for reason in reasons(swept.failures):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracekit as tk
 from tracekit._util.names import MethodName, listed
 from tracekit.cli.app import app
 from tracekit.cli.options import HOW, SEARCHED, SEVERAL, TRACED, Given, build_search, takes
@@ -29,18 +30,16 @@ from tracekit.cli.parsing import goal, parse_options
 )
 def trace(given: Given) -> None:
     """Traces any model on any data set, and writes figures and results."""
-    from tracekit.search import DEFAULT_METHOD, make
-
     output, seed = given["output"], given["seed"]
 
     # Before anything slow: checks of everything that needs no model.
     check_folder(output)
-    methods = given["method"] or [DEFAULT_METHOD]
+    methods = given["method"] or [tk.search.DEFAULT_METHOD]
     by_method = parse_options(given["option"] or [], methods)
     goals = {
         name: goal(given["budget"], given["target_effect"], by_method[name]) for name in methods
     }
-    searches = {name: make(name, by_method[name]) for name in methods}
+    searches = {name: tk.search.make(name, by_method[name]) for name in methods}
     tracer, sought = build_search(given)
     if given["dry_run"]:
         parts = [tracer.pairs, *filter(None, [tracer.held_out])]

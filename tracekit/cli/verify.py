@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tracekit import models
 from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import REBUILT, Given, takes
@@ -26,12 +27,10 @@ def verify(given: Given, run: Run) -> None:
     Exit code 1 if anything differs: weights by their digest, data by their fingerprint, the effect
     on each example, also held-out ones, and that of all components by their numbers.
     """
-    from tracekit.models import weights_digest
-
     # Refuses other data, and a model with another effect.
     result, tracer = rebuild(run, given)
     allowed = _TOLERANCE * max(1.0, result.per_example.abs().max().item()) + result.noise_floor
-    digests = [result.model_facts.weights_digest, weights_digest(tracer.model)]
+    digests = [result.model_facts.weights_digest, models.weights_digest(tracer.model)]
     full = (result.full_effect, tracer.full_effect)
     now = tracer.evaluate(result, per_example=True, held_out=False)
     rows: list[tuple[Any, ...]] = [

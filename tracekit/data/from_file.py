@@ -288,12 +288,10 @@ def _in_format(
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             if isinstance(error, DataFormatError):
                 raise
-            lacks = (
-                f"lacks {error}" if isinstance(error, KeyError) else f"is of another form: {error}"
-            )
+            problem = "lacks" if isinstance(error, KeyError) else "is of another form:"
             raise DataFormatError(
-                f"Record {number} of {source} is none of the format {format!r}: it {lacks}. Leave "
-                "format out, or map columns."
+                f"Record {number} of {source} is none of the format {format!r}: it {problem} "
+                f"{error}. Leave format out, or map columns."
             ) from error
         if row is None:
             skipped.append(f"example {number}: its two sentences share no beginning or ending")

@@ -133,6 +133,11 @@ class PromptPair:
         """Every token of prompt, counterfactual and continuations."""
         return {*self.prompt_ids, *self.counterfactual_ids, *self.x_ids, *(self.y_ids or ())}
 
+    @property
+    def token_sets(self) -> tuple[Ids, Ids]:
+        """First tokens that count as x, and as y; those of y are none without a y."""
+        return self.x_set_ids or self.x_ids[:1], self.y_set_ids or (self.y_ids or ())[:1]
+
     def content(self, *, with_spans: bool) -> bytes:
         """Bytes that are equal for equal pairs, apart from weights; part of the fingerprint."""
         parts = [repr((self.prompt_ids, self.x_ids, self.y_ids)).encode()]

@@ -18,6 +18,7 @@ from jaxtyping import Float
 
 from tracekit._util import progress
 from tracekit._util.clusters import FEWEST
+from tracekit._util.deferred import pd
 from tracekit._util.markup import printable
 from tracekit._util.warn import warn
 from tracekit.data.counterfactuals import Ids, PromptCounterfactual
@@ -29,8 +30,6 @@ from tracekit.models import HookedModel
 from tracekit.models.hooked import device_of, frozen
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from tracekit.data.prompts import PromptPairs
 
 Color = Literal["green", "yellow", "red"]
@@ -120,8 +119,6 @@ def check_pairs(
 
 def _table(pairs: Sequence[PromptPair], model: HookedModel, shown: bool | None) -> pd.DataFrame:
     """The table of a `PairsCheck`."""
-    import pandas as pd
-
     both = [(pair.prompt_ids, pair.x_ids) for pair in pairs]
     both += [(pair.prompt_ids, pair.y_ids) for pair in pairs if pair.y_ids]
     values = iter(_mean_probabilities(both, model, shown).tolist())

@@ -68,14 +68,9 @@ class Batch:
             for name, value in vars(self).items()
             if isinstance(value, Tensor) and name != "sources"
         }
-        row, pos = self.readout_positions
-        readout_positions = (to_device(row, device), to_device(pos, device))
-        return replace(
-            self,
-            **tensors,
-            sequences=self.sequences.to(device),
-            readout_positions=readout_positions,
-        )
+        read = tuple(to_device(each, device) for each in self.readout_positions)
+        sequences = self.sequences.to(device)
+        return replace(self, **tensors, sequences=sequences, readout_positions=read)
 
     def repeat(self, copies: int) -> Batch:
         """The batch `copies` times over, one after the other."""
@@ -84,12 +79,11 @@ class Batch:
         row, pos = self.readout_positions
         # Indices of the n-th copy lie n times the number of rows, readouts or slots further on.
         shift = torch.arange(copies, device=self.positions.device)[:, None]
+        slots = torch.where(self.slot < 0, self.slot, self.slot + shift * self.valid.numel())
         indices = {
             "scored_readout": (self.scored_readout + shift * len(row)).flatten(),
             "first_readout": (self.first_readout + shift * len(row)).flatten(),
-            "slot": torch.where(
-                self.slot < 0, self.slot, self.slot + shift * self.valid.numel()
-            ).flatten(),
+            "slot": slots.flatten(),
         }
         others = {
             name: value.repeat(copies, *[1] * (value.ndim - 1))

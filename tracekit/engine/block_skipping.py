@@ -19,7 +19,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit.models.architectures import residual_hook
+from tracekit.models.architectures import replaced_in, residual_hook
 from tracekit.models.hooked import HookedModel, recording_hooks
 
 ResidualStream = Float[Tensor, "row pos d_model"]
@@ -61,18 +61,8 @@ class BlockSkipper:
             )
         if stop is not None and stop < len(self._blocks):
             replaced[stop] = _stop
-        before = {number: vars(self._blocks[number]).get("forward") for number in replaced}
-        try:
-            for number, forward in replaced.items():
-                # Not setattr: a bridge would hand it through to the module it wraps.
-                vars(self._blocks[number])["forward"] = forward
+        with replaced_in((self._blocks[n], {"forward": other}) for n, other in replaced.items()):
             yield
-        finally:
-            for number, forward in before.items():
-                if forward is None:
-                    vars(self._blocks[number]).pop("forward", None)
-                else:
-                    vars(self._blocks[number])["forward"] = forward
 
     def refusal(self, model: HookedModel, tokens: Tensor) -> str:
         """Why blocks cannot be skipped, as trial runs on `tokens` tell; empty if they can."""

@@ -184,9 +184,8 @@ def _observe(
         site = next((s for s in registry.sites if s.hook_name in str(error)), registry.sites[0])
         if flag is None:
             raise
-        raise _refusal(
-            model, site, f"is off until model.set_{flag[0]}(True) is called; call it first"
-        ) from error
+        problem = f"is off until model.set_{flag[0]}(True) is called; call it first"
+        raise _refusal(model, site, problem) from error
     for site in registry.sites:
         fired = recorded[site.hook_name]
         if len(fired) != 1:
@@ -207,11 +206,8 @@ def _check_shape(model: HookedModel, site: Site, activation: Tensor) -> None:
     )
     if not fits:
         shown = ", ".join("any" if size is None else str(size) for size in expected)
-        raise _refusal(
-            model,
-            site,
-            f"has shape {shape} instead of ({shown}), so its parts are not {site.kind.name}",
-        )
+        problem = f"has shape {shape} instead of ({shown}), so its parts are not {site.kind.name}"
+        raise _refusal(model, site, problem)
     for other in KINDS.values():
         # Of two names of one hook point, that of what is added to the residual stream is true.
         name = f"blocks.{site.layer}.{other.hook}"
@@ -302,13 +298,11 @@ def _check_mask_acts(model: HookedModel, patch: MaskedPatch, tokens: Tensor) -> 
     half = torch.full((len(registry),), 0.5, device=tokens.device, requires_grad=True)
     with torch.enable_grad():
         logits = model.run_with_hooks(tokens, fwd_hooks=patch.hooks(half))
-        direction = torch.randn(
-            logits.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float32
-        ).to(logits.device)
+        drawn = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
         moved = logits.float()
         if not moved.requires_grad:
             raise _refusal(model, registry.sites[0], "ignores what a hook returns")
-        gradient = torch.autograd.grad((moved * direction).sum(), half)[0]
+        gradient = torch.autograd.grad((moved * drawn.to(moved)).sum(), half)[0]
     for site in registry.sites:
         if not gradient[site.start : site.stop].abs().max() > 0:
             raise _refusal(model, site, "ignores what a hook returns")
@@ -368,9 +362,8 @@ def _check_padding(model: HookedModel, tokens: Tensor) -> None:
         padded = tokens.clone()
         padded[0, -2:] = 0
         long = model.run_with_hooks(padded, fwd_hooks=[])[0, :-2].float()
-    scale = short.abs().max()
-    tolerance = 1e-4 if is_exact(model) else 0.05
-    if not (short - long).abs().max() <= tolerance * scale:
+    tolerance = (1e-4 if is_exact(model) else 0.05) * short.abs().max()
+    if not (short - long).abs().max() <= tolerance:
         raise IdentityCheckError(
             f"Padding on the right changes the logits of {model_name(model)}. "
             "tracekit needs a causal model."

@@ -176,10 +176,7 @@ def changes_of(
 def _unshared_batches(data: PreparedData, examples: Int[Tensor, " some"] | None) -> Iterator[Batch]:
     """Some examples, or all, in batches of which no row serves two of them."""
     return data.unshared_layout.batches(
-        data.rows,
-        device=data.device,
-        examples=examples,
-        filled=data.recorder.is_on,
+        data.rows, device=data.device, examples=examples, filled=data.recorder.is_on
     )
 
 

@@ -115,16 +115,11 @@ class Layout:
             for branches, own_branch in _branches_of_sides(pair, packed):
                 # The counterfactual run reads the continuations only where they are patched.
                 source_branches = branches if scope == "all" else ()
-                source_key = (
-                    pair.counterfactual_ids,
-                    source_branches,
-                    pair.counterfactual.sharing_key,
-                )
+                other, noise = pair.counterfactual, pair.prompt_noise
+                source_key = (pair.counterfactual_ids, source_branches, other.sharing_key)
                 if source_key not in sources:
-                    sources[source_key] = len(sources)
-                    counterfactuals.append(pair.counterfactual)
-                source = sources[source_key]
-                noise = pair.prompt_noise
+                    counterfactuals.append(other)
+                source = sources.setdefault(source_key, len(sources))
                 noise_key = 0 if noise is None else id(noise)
                 own_number = 0 if shared else number
                 spans_key = _spans_key(pair) if spans else 0
@@ -169,7 +164,7 @@ class Layout:
             span_numbers=span_numbers,
             source_index=source_index,
             all_have_y=all(pair.y_ids is not None for pair in pairs),
-            token_sets=_token_sets(pairs),
+            token_sets=_by_side([pair.token_sets for pair in pairs]),
         )
 
     @property
@@ -297,12 +292,7 @@ def _branches_of_sides(pair: PromptPair, packed: bool) -> list[tuple[tuple[Ids, 
 
 
 def _check_positions(positions: Positions, pairs: PromptPairs) -> str | tuple[int, ...]:
-    if isinstance(positions, str):
-        if positions not in _SCOPES:
-            raise PairsError(
-                f"Unknown positions {positions!r}. "
-                f"Use one of {', '.join(_SCOPES)}, or a list of prompt positions."
-            )
+    if isinstance(positions, str) and positions in _SCOPES:
         return positions
     indices = whole_numbers(positions)
     if indices is None:
@@ -405,14 +395,6 @@ def _check_same_side(pairs: PromptPairs, limit: float) -> None:
                 "this model reads positions by other rotary factors. Shorten its prompt or the "
                 "longer continuation, or leave it out."
             )
-
-
-def _token_sets(pairs: PromptPairs) -> Int[Tensor, "example side choice"]:
-    sides = [
-        (pair.x_set_ids or pair.x_ids[:1], pair.y_set_ids or (pair.y_ids or ())[:1])
-        for pair in pairs
-    ]
-    return _by_side(sides)
 
 
 def _by_side(sides: Sequence[tuple[Ids, Ids]]) -> Int[Tensor, "example side token"]:

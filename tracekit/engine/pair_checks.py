@@ -59,9 +59,8 @@ def check_continuations(pairs: PromptPairs, metric: Metric) -> None:
                 "probability-drop or probability-ratio."
             )
         if "token-sets" in metric.reads:
-            of_x = pair.x_set_ids or pair.x_ids[:1]
-            of_y = pair.y_set_ids or (pair.y_ids or ())[:1]
-            both = sorted(set(of_x) & set(of_y))
+            of_x, of_y = pair.token_sets
+            both = sorted({*of_x} & {*of_y})
             if both:
                 raise PairsError(
                     f"Token {both[0]} counts as x and as y in example {number} "

@@ -25,7 +25,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import TypeVar
 
 import torch
 from einops import rearrange, repeat
@@ -56,7 +55,6 @@ from tracekit.models.architectures import (
 from tracekit.models.hooked import Hook, is_exact, model_name
 
 _EXAMPLES = 2
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -260,7 +258,7 @@ class _BatchPaths:
         for (layer, part), group in groupby(runs.by_place, key=runs.places.__getitem__):
             receivers = list(group)
             senders = [sender for sender in changes if runs.reaches(sender, receivers[0])]
-            for some in self._chunks(senders):
+            for some in runs.data.chunks(senders, self.batch):
                 clean = self._stream(layer, len(some))
                 moved = clean + torch.cat([changes[sender].to(clean) for sender in some])
                 for via, read in self._read(layer, part, receivers, moved, clean):
@@ -270,7 +268,7 @@ class _BatchPaths:
                             effects = self._effects(hooks, layer, clean)
                             rows = [PathRow(sender, receiver, via) for sender in some]
                             yield from zip(rows, effects, strict=True)
-        for some in self._chunks(list(changes)):
+        for some in runs.data.chunks(list(changes), self.batch):
             clean = self._stream(n_layers, len(some))
             change = torch.cat([changes[sender].to(clean) for sender in some])
             effects = self._effects([], n_layers, clean + change)
@@ -293,7 +291,7 @@ class _BatchPaths:
         source = data.counterfactual_cache.activations_for(self.batch)
         for (layer, part), group in groupby(runs.by_place, key=runs.places.__getitem__):
             after = stream_hook(layer + 1)
-            for senders in self._chunks(list(group)):
+            for senders in data.chunks(list(group), self.batch):
                 masks = torch.stack([from_indices((s,), data.n_components) for s in senders])
                 masks = to_device(masks, data.device).float()
                 hooks = data.hooks(self.batch, source, masks, {layer})
@@ -379,8 +377,3 @@ class _BatchPaths:
 
     def _copied(self, name: str, copies: int) -> Tensor:
         return repeat(self._clean[name], "row pos d -> (copy row) pos d", copy=copies)
-
-    def _chunks(self, items: Sequence[_T]) -> Iterator[Sequence[_T]]:
-        """As many at a time as fit into a batch."""
-        size = max(1, self.runs.data.rows // len(self.batch.examples))
-        return (items[first : first + size] for first in range(0, len(items), size))

@@ -14,6 +14,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -51,10 +52,9 @@ from tracekit.metrics import (
 from tracekit.models.architectures import long_rope_limit
 from tracekit.models.hooked import Hook, HookedModel, frozen, model_name, weights_digest
 
+_T = TypeVar("_T")
 Masks = Float[Tensor, "set component"]
 """A stack of masks on the model's device, entries in [0, 1]."""
-
-
 USUAL_ROWS = 64
 """Examples of a pass on a CPU, which more would not fill better."""
 _PROBED_ROWS, _SHARE_OF_MEMORY = 8, 0.25
@@ -254,6 +254,11 @@ class PreparedData:
         size = max(1, self.rows // n_masks)
         filled = self.recorder.is_on
         return self.layout.batches(size, device=self.device, examples=numbers, filled=filled)
+
+    def chunks(self, items: Sequence[_T], batch: Batch) -> Iterator[Sequence[_T]]:
+        """As many at a time as a batch can be run for at once."""
+        size = max(1, self.rows // len(batch.examples))
+        return (items[first : first + size] for first in range(0, len(items), size))
 
     @cached_property
     def unshared_layout(self) -> Layout:

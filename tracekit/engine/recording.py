@@ -107,20 +107,19 @@ class _Recording:
     masks: Tensor
     inputs: Any
     has_gradient: bool
-    device: torch.device = field(init=False)
     outputs: Any = None
-    slopes: list[Tensor] = field(default_factory=list)
+    slopes: list[Tensor] = field(init=False)
     """With respect to each output, as they are given on the way back."""
-    of_masks: Tensor | None = None
-    there: Callable[[], None] | None = None
-    back: Callable[[], None] | None = None
+    of_masks: Tensor = field(init=False)
+    there: Callable[[], None] = field(init=False)
+    back: Callable[[], None] = field(init=False)
 
     def __post_init__(self) -> None:
         """Takes copies of the inputs, which lie where recordings read them."""
-        self.device = self.masks.device
         self.masks = self.masks.detach().clone().requires_grad_(self.has_gradient)
-        copies = iter([each.clone() for each in self._given(self.inputs)])
-        self.inputs = _with_tensors(self.inputs, copies, self.device)
+        device = self.masks.device
+        copies = iter([each.clone() for each in _tensors(self.inputs, device)])
+        self.inputs = _with_tensors(self.inputs, copies, device)
 
     def record(self) -> None:
         """Runs the pass and its gradient, then records both."""
@@ -150,23 +149,22 @@ class _Recording:
 
     def play(self, masks: Tensor, inputs: Any) -> Any:
         """The outputs for other inputs."""
-        given = [masks.detach(), *self._given(inputs)]
-        for kept, each in zip([self.masks.detach(), *self._given(self.inputs)], given, strict=True):
+        device = self.masks.device
+        given = [masks.detach(), *_tensors(inputs, device)]
+        read = [self.masks.detach(), *_tensors(self.inputs, device)]
+        for kept, each in zip(read, given, strict=True):
             kept.copy_(each)
         outputs = _Play.apply(masks, self) if self.has_gradient else self.played()
-        return _with_tensors(self.outputs, iter(outputs), self.device)
+        return _with_tensors(self.outputs, iter(outputs), device)
 
     def played(self) -> tuple[Tensor, ...]:
         """The outputs for the inputs that lie there."""
-        assert self.there is not None
         self.recorder.turn += 1
         self.there()
         return tuple(each.detach().clone() for each in _tensors(self.outputs))
 
     def played_back(self, slopes: Sequence[Tensor]) -> Tensor:
         """The gradient with respect to the masks from those with respect to the outputs."""
-        assert self.back is not None
-        assert self.of_masks is not None
         for kept, each in zip(self.slopes, slopes, strict=True):
             kept.copy_(each)
         self.back()
@@ -181,9 +179,6 @@ class _Recording:
     def _differentiable(self) -> list[Tensor]:
         return [each for each in _tensors(self.outputs) if each.requires_grad]
 
-    def _given(self, inputs: Any) -> list[Tensor]:
-        return [each for each in _tensors(inputs) if each.device.type == self.device.type]
-
 
 class _Play(torch.autograd.Function):
     """A pass that is played, and its gradient."""
@@ -192,11 +187,9 @@ class _Play(torch.autograd.Function):
     def forward(ctx: Any, masks: Tensor, recording: _Recording) -> tuple[Tensor, ...]:
         outputs = recording.played()
         ctx.recording, ctx.turn = recording, recording.recorder.turn
-        needs = [each.requires_grad for each in _tensors(recording.outputs)]
-        ctx.needs = needs
-        ctx.mark_non_differentiable(
-            *(each for each, need in zip(outputs, needs, strict=True) if not need)
-        )
+        ctx.needs = [each.requires_grad for each in _tensors(recording.outputs)]
+        others = [each for each, need in zip(outputs, ctx.needs, strict=True) if not need]
+        ctx.mark_non_differentiable(*others)
         return outputs
 
     @staticmethod
@@ -241,8 +234,10 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    return [each for each in _leaves(value) if isinstance(each, Tensor)]
+def _tensors(value: Any, device: torch.device | None = None) -> list[Tensor]:
+    """Its tensors; with a device, those that lie on one of its type."""
+    tensors = [each for each in _leaves(value) if isinstance(each, Tensor)]
+    return [each for each in tensors if device is None or each.device.type == device.type]
 
 
 def _shapes(value: Any, device: torch.device) -> Iterator[Hashable]:

@@ -6,9 +6,9 @@ block at which sets part, and only the blocks above are run for each of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -26,7 +26,6 @@ from tracekit.engine.patching import Activations
 from tracekit.engine.prefix_tree import PrefixNode, build_prefix_tree
 from tracekit.engine.prepared import PreparedData
 
-_T = TypeVar("_T")
 Recorder = Callable[[Sequence[ComponentSet], Float[Tensor, "set example"]], Any]
 """Is told which sets were measured on all examples, and their effects."""
 _FEWEST_SHOWN = 3
@@ -136,7 +135,7 @@ class _Descent:
             for child in node.children:
                 by_layer.setdefault(child.layer, []).append((parent, child))
         for layer, below in by_layer.items():
-            for chunk in self._chunks(below):
+            for chunk in self.data.chunks(below, self.batch):
                 children = [child for _, child in chunk]
                 prefixes = [child.prefix for child in children]
                 carried = self.data.forward_pass.residual_at(
@@ -154,7 +153,7 @@ class _Descent:
         """Several sets at a time, as far as they fit into a batch."""
         start = nodes[0].layer
         leaves = [(parent, leaf) for parent, node in enumerate(nodes) for leaf in node.leaves]
-        for chunk in self._chunks(leaves):
+        for chunk in self.data.chunks(leaves, self.batch):
             numbers = [leaf for _, leaf in chunk]
             sets = [self.sets[number] for number in numbers]
             # Patches below the nodes are in the residual stream already.
@@ -179,11 +178,6 @@ class _Descent:
             self.effects[rows[:, None], self.batch.examples] = values
             self.n_done[numbers] += len(self.batch.examples)
             _progress.current().advance(len(numbers) * len(self.batch.examples))
-
-    def _chunks(self, items: Sequence[_T]) -> Iterator[Sequence[_T]]:
-        """As many at a time as fit into a batch."""
-        size = max(1, self.data.rows // len(self.batch.examples))
-        return (items[first : first + size] for first in range(0, len(items), size))
 
     @staticmethod
     def _rows_of(

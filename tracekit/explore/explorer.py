@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anywidget
+import plotly.graph_objects as go
 import torch
 import traitlets
 from torch import Tensor
@@ -23,6 +24,7 @@ from tracekit._util.options import as_path
 from tracekit.components import Component, ComponentGrid, ComponentSet
 from tracekit.components.kinds import kind_of
 from tracekit.components.members import ComponentsLike
+from tracekit.data.display import ShownTokens
 from tracekit.errors import ComponentError
 from tracekit.explore.exploration import (
     Circuit,
@@ -34,16 +36,12 @@ from tracekit.explore.exploration import (
     Unpredicted,
     set_key,
 )
+from tracekit.figures.style import EXPLORER_COLORS
 from tracekit.metrics import Effects
 from tracekit.models import model_name
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.picture import selection_svg
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-    from tracekit.data.display import ShownTokens
-    from tracekit.results.result import TraceResult
+from tracekit.results.result import TraceResult
 
 SCRIPT = "\n".join(
     Path(__file__).with_name(f"{name}.js").read_text(encoding="utf-8")
@@ -356,8 +354,6 @@ def setup_of(
     exploration: Exploration, source: str, front_name: str, arrows: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """All that does not change: components, examples, arrows, and the front, with its name."""
-    from tracekit.figures.style import EXPLORER_COLORS
-
     engine = exploration.engine
     registry, pairs, n = engine.registry, engine.pairs, engine.n_components
     if n > MOST_COMPONENTS:

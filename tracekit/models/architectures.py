@@ -8,8 +8,8 @@ on the loaded model what they rest on.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -125,19 +125,22 @@ class _SoftmaxMode(TorchFunctionMode):
         return self._after(func(self._before(args[0]), *args[1:], **(kwargs or {})))
 
 
-@contextmanager
-def patterns_in_place(model: Any) -> Iterator[None]:
+def patterns_in_place(model: Any) -> AbstractContextManager[None]:
     """Within the block, edits at `attn.hook_pattern` act on every block of a bridge."""
+    layers = [getattr(block, "attn", None) for block in getattr(model, "blocks", None) or ()]
+    return replaced_in((each, _replacements(each)) for each in layers if _ignores_edits(each))
+
+
+@contextmanager
+def replaced_in(modules: Iterable[tuple[Any, Mapping[str, Any]]]) -> Iterator[None]:
+    """Within the block, modules have other attributes, by their names."""
     replaced: list[tuple[dict[str, Any], str, Any]] = []
     try:
-        for block in getattr(model, "blocks", None) or ():
-            attention = getattr(block, "attn", None)
-            if not _ignores_edits(attention):
-                continue
-            for name, value in _replacements(attention).items():
+        for module, others in modules:
+            for name, value in others.items():
                 # Not setattr: a bridge would hand it through to the module it wraps.
-                replaced.append((vars(attention), name, vars(attention).get(name)))
-                vars(attention)[name] = value
+                replaced.append((vars(module), name, vars(module).get(name)))
+                vars(module)[name] = value
         yield
     finally:
         for attributes, name, before in reversed(replaced):

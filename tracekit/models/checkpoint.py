@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from tracekit._util.deferred import transformers
 from tracekit._util.options import as_path
 from tracekit.demo import DEMO, MODEL_DIR
 from tracekit.errors import ConfigError, HubUnreachableError, UnknownModelError
@@ -105,15 +106,7 @@ def _gguf(path: Path) -> Checkpoint:
 
 def _ask_hub(name: str, revision: str | None, files: Sequence[str] | None) -> Checkpoint:
     """The snapshot of a revision, fetched if the hub can be reached, else from the cache."""
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import HfApi, errors, snapshot_download
 
     named = f"revision {revision!r} of model {name!r}" if revision else f"model {name!r}"
     try:
@@ -121,28 +114,28 @@ def _ask_hub(name: str, revision: str | None, files: Sequence[str] | None) -> Ch
         wanted = files or _files_to_load([each.rfilename for each in about.siblings or ()])
         folder = snapshot_download(name, revision=revision, allow_patterns=list(wanted))
         return Checkpoint(Path(folder), Path(folder).name)
-    except GatedRepoError as error:
+    except errors.GatedRepoError as error:
         raise UnknownModelError(
             f"The hub asks for permission to read {name}. "
             "Accept its terms there and log in, or pass a directory that holds the model."
         ) from error
-    except HFValidationError as error:
+    except errors.HFValidationError as error:
         raise UnknownModelError(
             f"{name!r} is neither a directory nor a possible hub name. "
             f"Use a directory, a name such as 'gpt2', or {DEMO!r}."
         ) from error
-    except RevisionNotFoundError as error:
+    except errors.RevisionNotFoundError as error:
         raise UnknownModelError(
             f"The hub has no revision {revision!r} of the model {name!r}. "
             "Give one of its branches, tags or commits."
         ) from error
-    except HfHubHTTPError as error:
+    except errors.HfHubHTTPError as error:
         if error.response is not None and error.response.status_code in (401, 404):
             raise UnknownModelError(
                 f"The hub has no model {name!r} that you may read. There is no folder ./{name}: "
                 f"check the name, pass a directory, or use {DEMO!r}, which is embedded."
             ) from error
-    except (OSError, OfflineModeIsEnabled, *_connection_errors()):
+    except (OSError, errors.OfflineModeIsEnabled, *_connection_errors()):
         pass
     try:
         # Without a list of files it asks for all that the repository has.
@@ -151,7 +144,7 @@ def _ask_hub(name: str, revision: str | None, files: Sequence[str] | None) -> Ch
             name, revision=revision, allow_patterns=least, local_files_only=True
         )
         return Checkpoint(Path(folder), Path(folder).name)
-    except (LocalEntryNotFoundError, OSError) as error:
+    except (errors.LocalEntryNotFoundError, OSError) as error:
         raise HubUnreachableError(
             f"The {named} is not on this machine and the hub cannot be reached. There is no folder "
             f"./{name}: pass one that holds the model, or use {DEMO!r}, which is embedded."
@@ -177,10 +170,8 @@ def _connection_errors() -> list[type[Exception]]:
 
 def checkpoint_dtype(checkpoint: str | Path) -> torch.dtype:
     """The floating type that a checkpoint's configuration names; float32 if it names none."""
-    from transformers import PretrainedConfig
-
     # The file as it is: building a configuration may need code of the checkpoint's own.
-    entries, _ = PretrainedConfig.get_config_dict(str(checkpoint))
+    entries, _ = transformers.PretrainedConfig.get_config_dict(str(checkpoint))
     parts = [entries, *(part for part in entries.values() if isinstance(part, Mapping))]
     # Releases of transformers differ in the name; multimodal models say it of each part.
     names = [part.get(key) for part in parts for key in ("dtype", "torch_dtype")]

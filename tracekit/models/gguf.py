@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from tracekit._util.deferred import transformers
 from tracekit._util.warn import warn
 from tracekit.errors import MissingExtraError, ModelWarning, UnsupportedModelError
 from tracekit.models.checkpoint import Checkpoint
@@ -59,14 +60,13 @@ class GGUFModel:
             )
         from gguf import GGUFReader
         from transformer_lens.factories import architecture_adapter_factory
-        from transformers import AutoConfig, AutoModelForCausalLM
 
         try:
-            config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+            config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
             reader = GGUFReader(path)
             config, problems = completed(config, *_settings(reader))
             with torch.device("meta"):
-                empty = AutoModelForCausalLM.from_config(config)
+                empty = transformers.AutoModelForCausalLM.from_config(config)
             problems += _unplaced(reader, empty)
         except Exception as error:  # Whatever it raises, there is nothing to go on with.
             raise UnsupportedModelError(
@@ -99,10 +99,10 @@ class GGUFModel:
 
     def tokenizer(self) -> Any:
         """The file's own tokenizer; None, with a warning, if transformers cannot read it."""
-        from transformers import AutoTokenizer
-
         try:
-            return AutoTokenizer.from_pretrained(self.path.parent, gguf_file=self.path.name)
+            return transformers.AutoTokenizer.from_pretrained(
+                self.path.parent, gguf_file=self.path.name
+            )
         except Exception as error:  # Whatever it lacks, a model without one serves data of ids.
             warn(
                 f"The tokenizer of {self.path.name} cannot be read "
@@ -135,14 +135,11 @@ def _is_rotary(name: str) -> bool:
 
 def _unplaced(reader: Any, model: Any) -> list[str]:
     """Tensors of a file for which transformers' model has no place."""
-    from transformers.modeling_gguf_pytorch_utils import (
-        TENSOR_PROCESSORS,
-        TensorProcessor,
-        get_gguf_hf_weights_map,
-    )
+    from transformers import modeling_gguf_pytorch_utils as loading
 
-    made_for = TENSOR_PROCESSORS.get(_read(reader, "general.architecture"), TensorProcessor)
-    places = get_gguf_hf_weights_map(model, made_for(config=model.config.to_dict()))
+    architecture = _read(reader, "general.architecture")
+    made_for = loading.TENSOR_PROCESSORS.get(architecture, loading.TensorProcessor)
+    places = loading.get_gguf_hf_weights_map(model, made_for(config=model.config.to_dict()))
     names = [each.name for each in reader.tensors if not _is_rotary(each.name)]
     left = [n for n in names if n not in places and n.removesuffix(".weight") not in places]
     return [f"the tensors {listed(left)}"] if left else []

@@ -15,10 +15,11 @@ from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from tracekit._util.deferred import transformers
 from tracekit._util.options import check_known
 from tracekit._util.progress import waiting
 from tracekit._util.threads import granted_bytes, threads_for
@@ -45,9 +46,6 @@ from tracekit.models.verification import (
     warn_of_poor_text,
 )
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
 _SMALL_MODEL = 8 * 2**30
 """Bytes that are taken to be free where the system does not say it."""
@@ -59,7 +57,7 @@ _loading = RLock()
 
 
 def load_model(
-    model: str | Path | HookedModel | PreTrainedModel = DEMO,
+    model: str | Path | HookedModel | transformers.PreTrainedModel = DEMO,
     *,
     tokenizer: Any = None,
     device: str | torch.device | None = None,
@@ -125,10 +123,8 @@ def _from_files(
     name: str, files: Checkpoint, tokenizer: Any, dtype: torch.dtype | None, options: dict[str, Any]
 ) -> HookedModel:
     """A model of a directory, of a GGUF file, or of a directory with an adapter."""
-    from transformers import AutoModelForCausalLM
-
     folder, device = files.folder, options["device"]
-    causal = AutoModelForCausalLM if files.gguf is not None else None
+    causal = transformers.AutoModelForCausalLM if files.gguf is not None else None
     loader = Loader(name, device, options.pop("model_class", causal))
     is_adapter = (folder / ADAPTER).exists() and not (folder / "config.json").exists()
     # transformers draws weights before it reads them; the user's random numbers stay as they were.
@@ -254,14 +250,12 @@ def _free_bytes(device: torch.device) -> int:
 
 def _in_memory(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:
     """A model of memory, wrapped if it is not hooked; adapters are merged on a copy."""
-    from transformers import PreTrainedModel
-
     model = getattr(model, "_orig_mod", model)
     if hasattr(model, "merge_and_unload"):
         model = deepcopy(model).merge_and_unload()
     if isinstance(model, HookedModel):
         return model
-    if not isinstance(model, PreTrainedModel):
+    if not isinstance(model, transformers.PreTrainedModel):
         raise UnknownModelError(
             f"Cannot trace a {type(model).__name__}. Give a name, a directory, a Hugging Face "
             "model, a TransformerBridge or a HookedTransformer."
@@ -278,8 +272,6 @@ def _in_memory(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> Hooked
 
 def _merged(files: Checkpoint, dtype: torch.dtype | None, device: Any) -> tuple[Any, Path]:
     """The base model that an adapter's folder names, with the adapter merged; the base's folder."""
-    from transformers import AutoModelForCausalLM
-
     directory = files.folder
     try:
         peft = import_module("peft")
@@ -296,7 +288,7 @@ def _merged(files: Checkpoint, dtype: torch.dtype | None, device: Any) -> tuple[
             f"the base model's folder or name as base_model_name_or_path into its {ADAPTER}."
         )
     base = locate(named).folder
-    loader = Loader(named, device, AutoModelForCausalLM)
+    loader = Loader(named, device, transformers.AutoModelForCausalLM)
     bare = loader.from_pretrained(base, dtype=dtype or _chosen_dtype(base, device))
     # peft reads the file in the encoding of the locale.
     config = peft.PeftConfig.from_peft_type(**entries)
@@ -348,20 +340,17 @@ def _bridged(
 def _placeholder_tokenizer() -> Any:
     """A tokenizer for a bridge that would otherwise make a broken one up, or fail."""
     from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
 def _tokenizer(directory: Path, options: Mapping[str, Any]) -> Any:
     """The tokenizer of a directory; None if it has none."""
-    from transformers import AutoTokenizer
-
     if not _has_tokenizer(directory):
         return None
     trusted = bool(options.get("trust_remote_code"))
-    return AutoTokenizer.from_pretrained(directory, trust_remote_code=trusted)
+    return transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=trusted)
 
 
 def _has_tokenizer(directory: Path) -> bool:

@@ -11,6 +11,8 @@ from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
+from tracekit._util.deferred import transformers
+
 _GIVEN = "_tracekit_tokenizer"
 """Of a bridge: the tokenizer that it was given."""
 _FILLED = "_tracekit_filled"
@@ -88,10 +90,8 @@ def differences(first: Any, other: Any) -> list[str]:
 @lru_cache
 def _published(name_or_path: str) -> bool | None:
     """Whether the tokenizer of a folder or a cached hub model does; None if there is none."""
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
             name_or_path, trust_remote_code=False, local_files_only=True
         )
     except Exception:  # It was made in memory, or its files are gone.

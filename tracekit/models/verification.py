@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit._util.deferred import transformers
 from tracekit._util.warn import warn
 from tracekit.errors import ModelWarning, UnsupportedModelError
 from tracekit.models.hooked import HookedModel, device_of, is_exact
@@ -255,17 +256,13 @@ def _letters(text: str) -> str:
 
 def refuse_installation(model: Any, path: object, name: object) -> None:
     """Refuses a model whose bridge would install torchvision, to read its processor."""
-    from transformer_lens.utilities.architectures import (
-        AUDIO_TEXT_ARCHITECTURES,
-        MULTIMODAL_ARCHITECTURES,
-    )
-    from transformers import AutoProcessor
+    from transformer_lens.utilities import architectures
 
-    has_processor = type(model).__name__ in MULTIMODAL_ARCHITECTURES | AUDIO_TEXT_ARCHITECTURES
-    if not has_processor or find_spec("torchvision") is not None:
+    kinds = architectures.MULTIMODAL_ARCHITECTURES | architectures.AUDIO_TEXT_ARCHITECTURES
+    if type(model).__name__ not in kinds or find_spec("torchvision") is not None:
         return
     with suppress(Exception):  # Whatever it is, the bridge takes it for a missing torchvision.
-        AutoProcessor.from_pretrained(path, trust_remote_code=False)
+        transformers.AutoProcessor.from_pretrained(path, trust_remote_code=False)
         return
     raise UnsupportedModelError(
         f"The model {name} asks for torchvision to be installed, as models for images or sound do. "

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tracekit._util.deferred import transformers
 from tracekit.demo import DEMO, MODEL_DIR
 from tracekit.errors import ComparisonError
 from tracekit.paper.models import PAPER_MODELS, ModelSizes, PaperModel
@@ -84,10 +85,8 @@ def _sizes_on_disk(source: str) -> ModelSizes | None:
     folder = MODEL_DIR if source == DEMO else Path(source).expanduser()
     if not (folder / "config.json").is_file():
         return None
-    from transformers import AutoConfig
-
     try:
-        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         return ModelSizes(
             n_layers=config.num_hidden_layers,
             n_heads=config.num_attention_heads,

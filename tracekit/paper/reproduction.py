@@ -146,10 +146,9 @@ def reproduce(
         on_done(outcome)
         for experiment in experiments if part is None else ():
             needed = [job.identity for job in experiment.jobs(setting)]
-            if experiment.name not in written and all(job in by_job for job in needed):
-                written[experiment.name] = _report(
-                    experiment, setting, by_job, output / experiment.name
-                )
+            name = experiment.name
+            if name not in written and all(job in by_job for job in needed):
+                written[name] = _report(experiment, setting, by_job, output / name)
 
     outcomes = do_all(
         jobs,
@@ -203,16 +202,10 @@ def _report(
 
 def _check_options(experiments: Sequence[Experiment], setting: Setting) -> None:
     """Refuses an option that no data set or no method has: it would silently change nothing."""
-    jobs = [job for experiment in experiments for job in experiment.jobs(setting)]
-    of_data = {option for job in jobs for option in describe(job.dataset).options}
-    of_methods = {
-        each.name
-        for job in jobs
-        if job.method
-        for each in fields(METHODS[job.method])  # type: ignore[arg-type]
-    }
-    for given, allowed in ((setting.data_options, of_data), (setting.method_options, of_methods)):
-        check_known(given, allowed)
+    jobs = plan(experiments, setting)
+    methods: list[Any] = [METHODS[job.method] for job in jobs if job.method]
+    check_known(setting.data_options, {o for job in jobs for o in describe(job.dataset).options})
+    check_known(setting.method_options, {o.name for method in methods for o in fields(method)})
 
 
 def _left_out(runs: Sequence[Run]) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import plotly.graph_objects as go
 
@@ -17,6 +17,7 @@ from tracekit._util.table import Column, Table, named
 from tracekit.anatomy import Attention, Explanation, Look, Paths, SideEffects
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import DATASETS
+from tracekit.engine.setup import Setup
 from tracekit.errors import ComparisonError, NoResultError
 from tracekit.metrics import METRICS
 from tracekit.reports.page import Section, write_page
@@ -36,9 +37,6 @@ from tracekit.search import METHODS, LocalSearch
 from tracekit.search.base import config_of
 from tracekit.search.objectives import ObjectiveName
 from tracekit.search.targets import ConstraintEffect
-
-if TYPE_CHECKING:
-    from tracekit.engine.setup import Setup
 
 Anatomy = Explanation | Paths | Attention | SideEffects | Generations | Look
 Reported = TraceResult | Sequence[TraceResult] | InteractionGrid | Anatomy | PromptPairs

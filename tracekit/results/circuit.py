@@ -6,14 +6,16 @@ import re
 from math import inf, isfinite
 from typing import TYPE_CHECKING
 
+import plotly.graph_objects as go
+
 from tracekit._util.options import check_whole
 from tracekit.components.edges import EMBEDDING, LOGITS, EdgeGraph
 from tracekit.components.masks import members_of_mask
 from tracekit.errors import ComponentError
+from tracekit.figures.paths import Arrow, path_network
+from tracekit.figures.style import data_and_model, plain
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from tracekit.results.result import TraceResult
 
 
@@ -48,9 +50,6 @@ def circuit_figure(result: TraceResult, n: int = 30) -> go.Figure:
     Raises:
         ComponentError: The components are no edges.
     """
-    from tracekit.figures.paths import Arrow, path_network
-    from tracekit.figures.style import data_and_model, plain
-
     graph = _graph(result)
     check_whole("n", n)
     scores = result.soft_mask if result.component_scores is None else result.component_scores

@@ -6,19 +6,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import plotly.graph_objects as go
 import torch
 
+from tracekit import figures
+from tracekit._util.deferred import pd
 from tracekit._util.markup import printable, with_ends
 from tracekit._util.options import guided
 from tracekit._util.table import Column, Table, latex_text
 from tracekit.errors import ComparisonError, NoResultError
 from tracekit.metrics import bounds_of
+from tracekit.results.curve_figures import effect_curve
 from tracekit.results.display import card, line, table_html
 from tracekit.results.intervals import row_intervals
+from tracekit.results.panels import Color
 from tracekit.results.pareto_statistics import jaccard
 from tracekit.results.result import Results, TraceResult
+from tracekit.results.selection_figures import comparison_heatmap
 from tracekit.results.significance import p_values, without_rounding
 from tracekit.results.tables import (
     check_comparable,
@@ -29,11 +35,6 @@ from tracekit.results.tables import (
     legend,
     result_table,
 )
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-    from tracekit.results.panels import Color
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,20 +50,14 @@ class Comparison(Results):
     @guided
     def heatmap(self, *, color: Color = "selected") -> go.Figure:
         """Components of each result, layer by layer; `color` as in `TraceResult.heatmap`."""
-        from tracekit.results.selection_figures import comparison_heatmap
-
         return comparison_heatmap(self.results, self.labels, color=color)
 
     def curve(self) -> go.Figure:
         """Effect on the searched examples against number of components, with its spread."""
-        from tracekit.results.curve_figures import effect_curve
-
         return effect_curve(self.results, spreads=True)
 
     def similarities(self) -> go.Figure:
         """The table of `jaccard` as a figure."""
-        from tracekit import figures
-
         title = figures.data_and_model(*data_and_models(self.results))
         return figures.similarities(self.jaccard, title=title, subtitle="Jaccard similarity")
 
@@ -78,8 +73,6 @@ class Comparison(Results):
         Raises:
             ComparisonError: There are not as many tracers as results, or one is of other examples.
         """
-        import pandas as pd
-
         own = [tracer.pairs.fingerprint for tracer in tracers]
         if own != [result.dataset_fingerprint for result in self.results]:
             raise ComparisonError(
@@ -95,8 +88,6 @@ class Comparison(Results):
     @property
     def jaccard(self) -> Any:
         """Jaccard similarities of the selected sets, in [0, 1], as a square pandas DataFrame."""
-        import pandas as pd
-
         sets = [result.binary_mask.nonzero()[:, 0].tolist() for result in self.results]
         rows = [[jaccard(first, second) for second in sets] for first in sets]
         return pd.DataFrame(rows, index=list(self.labels), columns=list(self.labels))

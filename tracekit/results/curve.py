@@ -6,18 +6,18 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import plotly.graph_objects as go
 
 from tracekit._util.markup import printable
 from tracekit._util.options import shortened
 from tracekit.errors import BudgetError, TracekitError
+from tracekit.results.curve_figures import effect_curve
 from tracekit.results.display import card, line, table_html
 from tracekit.results.result import Results, TraceResult, load_run, save_run
 from tracekit.results.storage import load, save
 from tracekit.results.tables import effect_columns, legend, result_table
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 CURVE = "curve.json"
 """Name of the list of runs in a folder of several."""
@@ -61,8 +61,6 @@ class TraceCurve(Results):
 
     def curve(self) -> go.Figure:
         """Effect on the searched examples against number of components."""
-        from tracekit.results.curve_figures import effect_curve
-
         return effect_curve(self.results)
 
     def save(self, folder: str | Path) -> Path:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import plotly.graph_objects as go
+
+from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text
 from tracekit.figures.size_axis import Line, size_lines
 from tracekit.figures.style import (
@@ -19,10 +22,6 @@ from tracekit.figures.style import (
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import check_comparable, curve_data
 from tracekit.search import title_of
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.graph_objects as go
 
 
 def effect_curve(

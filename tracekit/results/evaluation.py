@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args, overload
+from typing import Literal, get_args, overload
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.clusters import n_text
+from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text
 from tracekit._util.options import as_path
 from tracekit._util.warn import warn
@@ -31,9 +32,6 @@ from tracekit.results.on_examples import OnExamples, examples_said
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.results.traced import Traced
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 PlannedSets = list[tuple[Engine, list[ComponentSet]]]
 """Sets that are patched, for each engine that measures some."""
@@ -133,8 +131,6 @@ def noising_and_denoising(traced: Traced, members: ComponentsLike) -> pd.DataFra
     Raises:
         PairsError: The source is no run of the model that denoising could start from.
     """
-    import pandas as pd
-
     mask = mask_of(members, traced.registry)
     both = {each.direction: each.fresh for each in (traced, traced.opposite)}
     rows = {
@@ -171,8 +167,6 @@ def _by_metric(
     Its rows are examples or, of all of them, those of `OnExamples.row`. Metrics are in the
     direction of the engine.
     """
-    import pandas as pd
-
     effects = metric_effects(engine.data, mask, metrics)
     if per_example:
         frame = pd.DataFrame({name: values.numpy() for name, values in effects.items()})

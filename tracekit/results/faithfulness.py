@@ -27,20 +27,20 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from math import isfinite, nan
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import plotly.graph_objects as go
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text, number_text, printable
 from tracekit.errors import BudgetError, ConfigError
+from tracekit.figures.size_axis import Line, size_lines
+from tracekit.figures.style import STYLES, plain
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import ratio_interval, row_intervals
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.graph_objects as go
 
 MIB_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Shares of components at which the MIB benchmark measures (Mueller et al. 2025)."""
@@ -198,8 +198,6 @@ class Faithfulness(Tabular):
     @cached_property
     def table(self) -> pd.DataFrame:
         """A pandas DataFrame with a row per set."""
-        import pandas as pd
-
         columns: dict[str, Sequence[float]] = {"size": self.sizes}
         if self.shares:
             columns["share"] = self.shares
@@ -219,9 +217,6 @@ class Faithfulness(Tabular):
 
         The numbers are those of `to_frame`.
         """
-        from tracekit.figures.size_axis import Line, size_lines
-        from tracekit.figures.style import STYLES, plain
-
         frame, n = self.to_frame().sort_values("size"), self.n_components
         lines = []
         for name, style in (("faithfulness", "local-search"), ("completeness", "greedy")):

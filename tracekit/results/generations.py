@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from tracekit._util.deferred import pd
 from tracekit._util.markup import printable
 from tracekit.engine.setup import Setup
 from tracekit.results.of_set import OfSet
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -51,8 +49,6 @@ class Generations(OfSet):
     @cached_property
     def table(self) -> pd.DataFrame:
         """A row per prompt: `prompt`, `counterfactual` if there are some, `clean`, `intervened`."""
-        import pandas as pd
-
         changed = {} if self.counterfactuals is None else {"counterfactual": self.counterfactuals}
         written = {"clean": self.clean, "intervened": self.intervened}
         return pd.DataFrame({"prompt": self.prompts, **changed, **written})

@@ -19,23 +19,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, groupby
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
+import plotly.graph_objects as go
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import shortened
 from tracekit.components import Component, kind_of
 from tracekit.errors import ConfigError
+from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
+from tracekit.figures.style import plain
 from tracekit.results.significance import Mark, PValues, earlier_tests, said_of_few
 from tracekit.results.storage import SavedTable
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-    from tracekit.figures.pairs import Cell
 
 INTERACTION_ENDS = ("interaction_low", "interaction_high")
 _MARKED = 5
@@ -122,8 +121,6 @@ class InteractionGrid(SavedTable):
         both directions also `opposite_effect`, `opposite_interaction` and so on, and `kind` (see
         `kinds_of_pairs`).
         """
-        import pandas as pd
-
         columns = self._columns()
         if self.opposite is not None:
             theirs = self.opposite._columns()
@@ -174,9 +171,6 @@ class InteractionGrid(SavedTable):
         Raises:
             ConfigError: `clip` is not in (0, 1], or `mark` is another.
         """
-        from tracekit.figures.pairs import RING, PairMap, pair_map
-        from tracekit.figures.style import plain
-
         if not 0 < clip <= 1:
             raise ConfigError(f"clip is {clip}. It is a quantile, above 0 and at most 1.")
         if mark not in get_args(Mark):
@@ -293,8 +287,6 @@ def _kind_of_pair(
 
 
 def _hover(grid: InteractionGrid) -> list[list[str]]:
-    from tracekit.figures.style import plain
-
     labels, n = list(map(plain, grid.labels)), len(grid.labels)
     texts = [[f"{labels[i]}<br>alone: {grid.singles[i]:.4g}"] * n for i in range(n)]
     below = grid if grid.opposite is None else grid.opposite

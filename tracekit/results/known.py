@@ -6,16 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tracekit._util.deferred import pd
 from tracekit._util.markup import printable
 from tracekit.components.masks import BinaryMask
 from tracekit.components.members import mask_of
 from tracekit.errors import ConfigError, UnknownNameError
 from tracekit.results.display import Tabular
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -80,8 +78,6 @@ def outlined(circuit: str | Sequence[str], result: Any) -> BinaryMask:
 
 def against(result: Any, circuit: str | Sequence[str], name: str | None) -> Against:
     """A result beside a circuit; a component is in the set if it is at any span."""
-    import pandas as pd
-
     called, roles = roles_of(circuit, result)
     frame = result.to_frame().assign(component=_labels(result)).astype({"score": float})
     whole = frame.groupby("component", sort=False).agg({"selected": "any", "score": "max"})

@@ -5,28 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import plotly.graph_objects as go
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._util.deferred import pd
 from tracekit._util.markup import printable
 from tracekit._util.table import Table
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, ConfigError, NoResultError, TargetNotReachedError
 from tracekit.results.curve import load_runs, save_runs
+from tracekit.results.curve_figures import pareto_curve
 from tracekit.results.display import card, line, table_html
 from tracekit.results.pareto_statistics import STATISTICS, SizeStatistics
 from tracekit.results.result import Results, TraceResult
+from tracekit.results.selection_figures import front_heatmap
 from tracekit.results.storage import load, save
 from tracekit.results.tables import effect_columns, legend, result_table
 from tracekit.search.base import as_count, not_reached
 from tracekit.search.targets import EffectAndComplement
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _FRONT = "pareto.json"
 
@@ -198,8 +199,6 @@ class ParetoFront(Results):
         on are resampled (95 %). The bars of the control are the range of its draws. The numbers are
         those of `to_frame`.
         """
-        from tracekit.results.curve_figures import pareto_curve
-
         return pareto_curve(self.to_frame(), self.results, self.largest)
 
     def heatmap(self) -> go.Figure:
@@ -209,8 +208,6 @@ class ParetoFront(Results):
         it may be missing again from larger ones, which the hover text says. Kinds with many
         components a layer show the share of them in the largest set.
         """
-        from tracekit.results.selection_figures import front_heatmap
-
         return front_heatmap(self.results, self.largest)
 
     def trade_off_frame(self) -> Any:
@@ -218,8 +215,6 @@ class ParetoFront(Results):
 
         Columns: `size`, `effect`, `faithfulness`, `completeness`, `components` (labels).
         """
-        import pandas as pd
-
         registry = self.results[0].registry
         rows = [
             {

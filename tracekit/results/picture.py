@@ -7,6 +7,7 @@ from itertools import accumulate
 
 from tracekit._util.markup import html_text
 from tracekit.components import ComponentGrid, ComponentRegistry
+from tracekit.figures.style import SELECTED, UNSTUDIED
 
 _CELL = 15
 _TICKS = 30
@@ -51,8 +52,6 @@ def _name(grid: ComponentGrid) -> str:
 
 
 def _grid(grid: ComponentGrid, inside: set[int], left: int) -> str:
-    from tracekit.figures.style import SELECTED, UNSTUDIED
-
     parts = [_text(left + 4, 12, _name(grid), size=12)]
     is_share = len(grid.indices) > _MOST_COLUMNS
     if not is_share:

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import plotly.graph_objects as go
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import as_path, guided, shortened
 from tracekit._util.table import named, value_text
@@ -25,6 +27,8 @@ from tracekit.components.masks import BinaryMask, Mask
 from tracekit.engine.cost import Cost
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError
+from tracekit.figures.cells import SelectionPanel, draw_panels
+from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.metrics import Effects
 from tracekit.results.circuit import circuit_figure, nodes_of
 from tracekit.results.display import card, line, model_text
@@ -32,16 +36,11 @@ from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.known import Against, against, outlined
 from tracekit.results.mib import check_registry, write_mib
 from tracekit.results.on_examples import OnExamples, examples_said
+from tracekit.results.panels import Color, has_cells, panels_of, scale_of, texts_of, values_of
 from tracekit.results.picture import selection_svg
 from tracekit.results.storage import load, save
 from tracekit.search.base import Record, Stop
 from tracekit.search.targets import ConstraintEffect
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-    from tracekit.figures import SelectionPanel
-    from tracekit.results.panels import Color
 
 _DOCUMENT = "result.json"
 
@@ -318,14 +317,10 @@ class TraceResult:
 
     def history_frame(self) -> Any:
         """The history as a pandas DataFrame."""
-        import pandas as pd
-
         return pd.DataFrame([dict(record) for record in self.history])
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per component: name, place (and span), masks, score."""
-        import pandas as pd
-
         return pd.DataFrame(
             {
                 "component": [self.registry.label(i) for i in range(self.n_components)],
@@ -461,10 +456,6 @@ class TraceResult:
         Raises:
             ConfigError: An unknown `color`, or scores of a result that has none.
         """
-        from tracekit.figures.cells import draw_panels
-        from tracekit.figures.style import WIDTH, data_and_model, plain
-        from tracekit.results.panels import has_cells, scale_of
-
         if color is None:
             has_scores = self.component_scores is not None and has_cells(self.registry)
             color = "score" if has_scores and outline is None else "selected"
@@ -494,8 +485,6 @@ class TraceResult:
 
         Components that are `framed` have a frame; by default those selected.
         """
-        from tracekit.results.panels import panels_of, texts_of, values_of
-
         if color == "score" and self.component_scores is None:
             raise ConfigError(
                 f"This result of {self.method} has no scores of components. Use color='selected', "

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+import plotly.graph_objects as go
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text, number_text, with_ends
 from tracekit._util.options import guided, shortened
 from tracekit.components.members import ComponentsLike, ordered_in
 from tracekit.engine.example_curves import ExampleCurves
 from tracekit.errors import ConfigError, MetricError
+from tracekit.figures.cells import draw_panels
+from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.results.intervals import row_intervals
 from tracekit.results.of_set import OfMembers, facts_of
 from tracekit.results.pair_effects import check_size
@@ -22,10 +25,6 @@ from tracekit.results.panels import has_cells, panels_of, signed_scale
 from tracekit.results.significance import Mark, PValues, p_values, said_of_few, without_rounding
 from tracekit.results.storage import SavedTable
 from tracekit.results.traced import Traced
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.graph_objects as go
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -62,8 +61,6 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         examples whose effect has the sign of the mean; `p`, `q`, `p_family` and `significant`,
         whether q is below 0.05 (`tracekit.results.significance`).
         """
-        import pandas as pd
-
         columns = {
             "component": [self.registry.label(member) for member in self.members],
             **with_ends("effect", self.effects.tolist(), self.intervals.T.tolist()),
@@ -87,9 +84,6 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
             ConfigError: `mark` is another, or more components in a layer than can be cells.
             MetricError: All components together have no effect to take shares of.
         """
-        from tracekit.figures.cells import draw_panels
-        from tracekit.figures.style import WIDTH, data_and_model, plain
-
         if mark not in ("q", "family"):
             raise ConfigError(f"mark is {shortened(mark)}. Give 'q' or 'family'.")
         if not has_cells(self.registry):

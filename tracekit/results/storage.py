@@ -26,6 +26,9 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import torch
 from jaxtyping import AbstractArray
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from safetensors import SafetensorError
+from safetensors.torch import load as deserialised
+from safetensors.torch import save as serialised
 from torch import Tensor
 
 from tracekit._util.files import digest_of, write_beside, write_csv
@@ -67,8 +70,6 @@ def save(value: Any, path: Path, *, inline: bool = False) -> str:
     Raises:
         ResultFormatError: An entry could not be read again; nothing is written.
     """
-    from safetensors.torch import save as serialised
-
     tensors: dict[str, Tensor] = {}
     entries = _plain(_encoded(value, type(value), "", None if inline else tensors))
     try:
@@ -212,9 +213,6 @@ def _once_each(entries: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_tensors(path: Path, digest: str) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load as deserialised
-
     path = path.with_suffix(".safetensors")
     try:
         content = path.read_bytes()

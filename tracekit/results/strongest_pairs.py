@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from tracekit._util import progress
 from tracekit._util.clusters import Over
+from tracekit._util.deferred import pd
 from tracekit._util.markup import printable
 from tracekit._util.options import check_whole
 from tracekit.components import ComponentSet
@@ -46,9 +47,6 @@ from tracekit.results.significance import (
 from tracekit.results.storage import SavedTable
 from tracekit.results.traced import Traced
 from tracekit.search.base import require_gradient
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _STEP = 0.02
 """Value of the soft masks at which gradients are compared."""
@@ -103,8 +101,6 @@ class StrongestPairs(SavedTable):
         `interaction_low` and `interaction_high`; where pairs were tested, `p`, `q`, `p_family` and
         `significant` (q below 0.05), NaN of pairs that were not.
         """
-        import pandas as pd
-
         columns = {
             "first": self.first,
             "second": self.second,

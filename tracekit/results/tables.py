@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracekit._util.clusters import n_text
+from tracekit._util.deferred import pd
 from tracekit._util.markup import printable
 from tracekit._util.table import Column, Table, named
 from tracekit.errors import ComparisonError
@@ -15,9 +16,6 @@ from tracekit.metrics import METRICS
 from tracekit.results.display import MOST_ROWS, card, facts_html, line, model_text
 from tracekit.results.result import TraceResult
 from tracekit.results.traced import Traced
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
@@ -29,8 +27,6 @@ def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
     Returns:
         A DataFrame with the columns `method`, `n_selected` and `effect`.
     """
-    import pandas as pd
-
     rows = []
     for result in results:
         rows.append((result.series, result.n_selected, result.effect))

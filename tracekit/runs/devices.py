@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from filelock import FileLock
+from filelock import FileLock, Timeout
 
 _held: dict[int, tuple[int, FileLock]] = {}
 """The number of each thread that is a worker, and its lock, held until the process ends."""
@@ -36,8 +34,6 @@ def own_device(device: str | None, loading: Mapping[str, Any]) -> str | None:
 
 def _own_number() -> int:
     """The smallest number that no other worker of this user and machine holds."""
-    from filelock import FileLock, Timeout
-
     thread = get_ident()
     if thread in _held:
         return _held[thread][0]

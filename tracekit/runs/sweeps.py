@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from tracekit._util.options import as_path, check_known, convert, is_whole
 from tracekit._util.processes import leave_if_in_start
 from tracekit._util.progress import is_wanted
 from tracekit._util.table import Table
+from tracekit._util.warn import warn
 from tracekit.engine.setup import SETUP_OPTIONS, Setup
 from tracekit.errors import (
     ConfigError,
@@ -140,11 +140,8 @@ def load_runs(folder: str | Path) -> Runs:
         try:
             runs.append(read_run_folder(run_folder))
         except TracekitError as error:
-            warnings.warn(
-                f"{error} It is left out; the sweep that wrote it does it again.",
-                RecordWarning,
-                stacklevel=2,
-            )
+            text = f"{error} It is left out; the sweep that wrote it does it again."
+            warn(text, RecordWarning)
     saved = [] if folders else sorted(path.parent for path in root.rglob("result.json"))
     runs += [_run_of(TraceResult.load(each), each) for each in saved]
     if not folders and not saved:

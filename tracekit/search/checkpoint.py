@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -11,10 +10,13 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialised
 from torch import Tensor
 
 from tracekit._util.files import digest_of, locked, tensors_digest, write_beside
 from tracekit._util.options import as_path
+from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
@@ -82,11 +84,10 @@ class Checkpoint:
 
     def save(self, measured: Measured) -> None:
         """Writes the file, whole; one that cannot be written is a `RecordWarning` only."""
-        from safetensors.torch import save
-
         if not self._target.ranks.is_first:
             return
         predictions = list(measured.predictions.values())
+        prices = [(price.forward, price.backward) for price in measured.prices.values()]
         tensors = {
             "proof": self._proof(),
             **_ragged("measured", list(measured.effects)),
@@ -96,36 +97,28 @@ class Checkpoint:
             "gradients": _stack([prediction.gradient for prediction in predictions]),
             "soft_shares": torch.tensor(list(measured.soft_gradients), dtype=torch.float64),
             "soft_gradients": _stack(list(measured.soft_gradients.values())),
-            "prices": torch.tensor(
-                [(price.forward, price.backward) for price in measured.prices.values()],
-                dtype=torch.float64,
-            ),
+            "prices": torch.tensor(prices, dtype=torch.float64),
         }
         metadata = {"key": self._key, "sha256": tensors_digest(tensors)}
         try:
-            write_beside(self._path, save(tensors, metadata=metadata))
+            write_beside(self._path, serialised(tensors, metadata=metadata))
         except OSError as error:
-            warnings.warn(
+            warn(
                 f"The checkpoint {self._path} cannot be written ({error.strerror or error}). The "
                 "search goes on without; if it is cut short, it starts from the last one written.",
                 RecordWarning,
-                stacklevel=2,
             )
 
     def load(self) -> Measured:
         """Reads the file; refuses one of another search, model or data set."""
-        from safetensors import SafetensorError, safe_open
-
         unreadable = ResultFormatError(
             f"The checkpoint {self._path} cannot be read. Delete it to start afresh."
         )
         try:
             with safe_open(self._path, framework="pt") as file:
                 metadata = file.metadata() or {}
-                tensors: dict[str, Tensor] = {
-                    name: file.get_tensor(name)
-                    for name in file.keys()  # noqa: SIM118
-                }
+                names = file.keys()
+                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in names}
         except (OSError, SafetensorError) as error:
             raise unreadable from error
         if metadata.get("sha256") != tensors_digest(tensors):
@@ -160,14 +153,13 @@ class Checkpoint:
         gains, gradients = (
             _rows(tensors[name], len(predicted), n) for name in ("gains", "gradients")
         )
+        soft = _rows(tensors["soft_gradients"], len(shares), n)
         of_set, of_gradient = (Cost(*each) for each in tensors["prices"].tolist())
         predictions = map(FirstOrderPrediction, gains, gradients)
         return Measured(
             effects=dict(zip(measured, effects, strict=True)),
             predictions=dict(zip(predicted, predictions, strict=True)),
-            soft_gradients=dict(
-                zip(shares, _rows(tensors["soft_gradients"], len(shares), n), strict=True)
-            ),
+            soft_gradients=dict(zip(shares, soft, strict=True)),
             prices={SET: of_set, GRADIENT: of_gradient},
         )
 
@@ -220,9 +212,8 @@ def _sets(name: str, tensors: Mapping[str, Tensor], n_components: int) -> list[C
     members, sizes = tensors[f"{name}.members"], tensors[f"{name}.sizes"].tolist()
     sets = [tuple(part.tolist()) for part in members.split(sizes)]
     for each in sets:
-        if list(each) != sorted(set(each)) or (
-            each and not 0 <= each[0] <= each[-1] < n_components
-        ):
+        is_within = not each or 0 <= each[0] <= each[-1] < n_components
+        if list(each) != sorted(set(each)) or not is_within:
             raise ValueError(f"{each} is no set of components.")
     return sets
 

@@ -168,9 +168,8 @@ class Measurements:
 
     @property
     def _passes_left(self) -> float:
-        scale = 1.0
-        if self._is_for_mean:
-            scale = self._kept.prices[GRADIENT].forward_equivalents / 2
+        gradient = self._kept.prices[GRADIENT].forward_equivalents
+        scale = gradient / 2 if self._is_for_mean else 1.0
         return scale * self._passes - self.spent.forward_equivalents
 
     def _n_affordable(self, kind: str) -> int:

@@ -18,6 +18,7 @@ from tracekit.errors import SearchStoppedWarning, UnreliableResultWarning
 from tracekit.metrics import METRICS
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
+from tracekit.results.traced import Traced
 from tracekit.search.objectives import Faithful
 
 if TYPE_CHECKING:
@@ -39,20 +40,23 @@ _doubt = partial(warn, category=UnreliableResultWarning)
 """Says why effects say little."""
 
 
-def warn_of_pairs(pairs: PromptPairs, engine: Engine, source: str, *, title: str = "") -> None:
+def warn_of_pairs(traced: Traced) -> None:
     """Warns of examples that show nothing, or something else than was meant: once for each kind.
 
-    Counterfactuals of the pairs count for one `source` only; `title` says which of several data
-    sets the pairs are.
+    Counterfactuals of the pairs count for the source `counterfactual` only.
     """
-    report = report_on(pairs, pairs.token_texts, getattr(engine.model, "tokenizer", None))
-    if source != "counterfactual":
-        report = report.without("equal-prompts", "shifted")
-    if not engine.metric.needs_y:
-        report = report.without("equal-continuations")
-    if not engine.metric.needs_y or engine.metric.reads:
-        report = report.without("token-counts")
-    report.warn(title)
+    metric, tokenizer = traced.own.metric, getattr(traced.model, "tokenizer", None)
+    for pairs, title in ((traced.pairs, ""), (traced.held_out_pairs, "Held-out pairs: ")):
+        if pairs is None:
+            continue
+        report = report_on(pairs, pairs.token_texts, tokenizer)
+        if traced.source != "counterfactual":
+            report = report.without("equal-prompts", "shifted")
+        if not metric.needs_y:
+            report = report.without("equal-continuations")
+        if not metric.needs_y or metric.reads:
+            report = report.without("token-counts")
+        report.warn(title)
 
 
 def warn_before(run: SearchRun, asked: str | None, *, statistics: bool | None = None) -> None:
@@ -117,7 +121,8 @@ def warn_of_results(
 ) -> None:
     """Warns of the set of which one example carries most, and of the one that holds least.
 
-    And of effects, of the sets or of most single components, below the noise floor.
+    And of effects, of the sets or of most single components, below the noise floor, and of a
+    search that was interrupted.
     """
     _warn_of_noise(results, noise_floor)
     shares = [largest_share(result.per_example)[1] for result in results]
@@ -132,6 +137,8 @@ def warn_of_results(
         )
     _warn_of_held_out([(r.n_selected, r.effect, r.held_out_effect) for r in results])
     warn_of_circuits(results)
+    if any(result.stopped == "interrupted" for result in results):
+        warn("Stopped by Ctrl-C: the result is the best found so far.", SearchStoppedWarning)
 
 
 def warn_of_circuits(results: Sequence[TraceResult]) -> None:

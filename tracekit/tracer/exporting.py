@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util import progress
+from tracekit._util.deferred import transformers
 from tracekit._util.files import write_beside
 from tracekit._util.options import as_path
 from tracekit._util.warn import warn
@@ -41,6 +42,7 @@ from tracekit.models.architectures import PROJECTIONS
 from tracekit.models.hooked import device_of, dtype_of
 from tracekit.models.tokenizers import as_given, differences, tokenizer_in
 from tracekit.results.result import TraceResult
+from tracekit.results.storage import versions
 from tracekit.results.traced import Traced
 
 _TOLERANCE = 1e-4
@@ -296,14 +298,12 @@ def _replaced(
 
 def _save_tokenizer(model: HookedModel, folder: Path) -> str:
     """Writes the model's tokenizer as it was given, reads it again, and says which it is."""
-    from transformers import AutoTokenizer
-
     given = tokenizer_in(model)
     if given is None:
         return "none"
     given = as_given(given)
     given.save_pretrained(folder)
-    written = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    written = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     differs = differences(given, written)
     if differs:
         warn(
@@ -337,8 +337,6 @@ def _card(
     side_effects: SideEffects | None,
 ) -> str:
     """The README of the written model."""
-    from tracekit.results.storage import versions
-
     name = model_name(engine.model)
     labels = [engine.registry.label(number) for number in mask.nonzero()[:, 0].tolist()]
     held = export.held_out_effects

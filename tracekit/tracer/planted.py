@@ -24,6 +24,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from tracekit._util.deferred import transformers
 from tracekit._util.names import KindName
 from tracekit._util.options import check_whole
 from tracekit.components import Component
@@ -205,9 +206,7 @@ def _read(channel: int, weight: float = 1.0) -> Tensor:
 
 
 def _build(name: str, n_examples: int) -> Any:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
+    config = transformers.GPT2Config(
         vocab_size=_first_answer(n_examples) + 2 * n_examples,
         n_positions=_LENGTH + 2,
         n_embd=_D_MODEL,
@@ -224,7 +223,7 @@ def _build(name: str, n_examples: int) -> Any:
     )
     config.name_or_path = f"planted-{name}"
     with torch.random.fork_rng(devices=[]):
-        model = GPT2LMHeadModel(config).eval()
+        model = transformers.GPT2LMHeadModel(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, overload
+from typing import Any, Concatenate, TypeVar, overload
 
+import plotly.graph_objects as go
 from typing_extensions import ParamSpec, Unpack
 
 from tracekit._util.names import MethodChoice, MetricChoice, SignName
 from tracekit._util.options import check_known, check_seed, guided
 from tracekit._util.ranks import Ranks
-from tracekit._util.warn import warn
 from tracekit.anatomy import (
     attention,
     controls,
@@ -33,11 +33,13 @@ from tracekit.engine.engine import Engine
 from tracekit.engine.pair_checks import check_continuations
 from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.setup import SETUP_OPTIONS, Components, Setup, SetupOptions
-from tracekit.errors import ConfigError, NoResultError, SearchStoppedWarning
+from tracekit.errors import ConfigError, NoResultError
 from tracekit.metrics import Direction, Metric, MetricFunction
 from tracekit.models import HookedModel, load_model
 from tracekit.results import evaluation, pair_effects, single_effects, strongest_pairs
 from tracekit.results.curve import TraceCurve
+from tracekit.results.curve_figures import effect_curve
+from tracekit.results.panels import Color
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import tracer_html, tracer_text
@@ -54,11 +56,6 @@ from tracekit.tracer.trackers import Observed, Observer
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-    from tracekit.results.panels import Color
 
 
 def _asks(function: Callable[Concatenate[Traced, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
@@ -123,8 +120,7 @@ class Tracer:
                 them. They guide no search.
             max_batch_size: Examples per pass; bounds memory, changes no result. None: 64, or as
                 many as fit on a card.
-            max_memory: Bytes that the activations of the counterfactual run may take on the
-                model's device; see `EngineConfig`. Changes no result.
+            max_memory: Bytes of counterfactual activations on the device, as in `EngineConfig`.
             progress: Whether every run shows one progress bar, with the time that is left. None: in
                 notebooks and terminals; elsewhere a line a minute on the standard error.
             capabilities: Optimisations to use; None: those that the model supports.
@@ -176,9 +172,7 @@ class Tracer:
             check_continuations(self.pairs, each)
         checks.check_engine(self.engine)
         _ = self.traced.held_out
-        diagnostics.warn_of_pairs(pairs, self.engine, self.source)
-        if held_out is not None:
-            diagnostics.warn_of_pairs(held_out, self.engine, self.source, title="Held-out pairs: ")
+        diagnostics.warn_of_pairs(self.traced)
         self._last: Sequence[TraceResult] = ()
 
     def __repr__(self) -> str:
@@ -280,8 +274,6 @@ class Tracer:
         self.traced.results.extend(results)
         self._last = results
         diagnostics.warn_of_results(results, self.pairs, self.noise_floor)
-        if any(result.stopped == "interrupted" for result in results):
-            warn("Stopped by Ctrl-C: the result is the best found so far.", SearchStoppedWarning)
         return results[0] if budgets is None else TraceCurve(tuple(results))
 
     def pareto(
@@ -475,8 +467,6 @@ class Tracer:
         Raises:
             NoResultError: Nothing was run yet.
         """
-        from tracekit.results.curve_figures import effect_curve
-
         drawn = [results] if isinstance(results, TraceResult) else results
         return effect_curve(_drawn(drawn or self.results or self._last))
 

@@ -78,9 +78,8 @@ class Sweeps:
             target = self._goal.target
             if target is not None and (reached := best_sets.reaching(target)) is not None:
                 best_sets.largest = min(best_sets.largest, reached)
-            if size not in best_sets.sizes or size > best_sets.largest:
-                continue
-            if size == self._n_components:
+            is_visited = size in best_sets.sizes and size <= best_sets.largest
+            if not is_visited or size == self._n_components:
                 continue
             members = best_sets.best(size)
             neighbours = promising_neighbours(
