@@ -8,7 +8,6 @@ from tracekit.cli.app import app
 from tracekit.cli.options import (
     HOW,
     LIMITS,
-    OPTIONS,
     SEARCHED,
     SEVERAL,
     TRACED,
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 @app.command()
 @takes(
     *(*TRACED, *SEARCHED, "output", "seed", "dry_run", "quiet"),
-    objective=OPTIONS["objective"]._replace(default=None),
     max_budget=HOW.option(str, "SIZE", "Largest size: a count (6) or a share (0.2). Default: all."),
     max_passes=LIMITS.count(
         "Passes at most of each of its searches: on all examples, and on either half for "

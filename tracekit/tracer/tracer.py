@@ -247,7 +247,8 @@ class Tracer:
                 `log-odds`, `trimmed-mean`, `lower-bound`, `median` or a value of
                 `tracekit.search.objectives`. `auto` chooses between the search and single effects
                 by what holds on other examples. Where the source is another model, the default is
-                `Faithful(complement=0)`: sets that do what all components do. Results report mean
+                `Faithful(complement=0)`: sets that do what all components do; of edges it is
+                `faithful`, if neither `sign` nor `target_effect` is given. Results report mean
                 effects all the same.
             sign: Sign of the effects that are sought: `positive`, away from x; `negative`; or
                 `full`, that of the effect of all components. By default that of `target_effect`,
@@ -307,7 +308,7 @@ class Tracer:
         Args:
             max_budget: Largest size: a count (int) or a share (float). None: all components.
             objective: What the search maximises over the examples, as in `run`. By default
-                `auto`, or `mean` without statistics or with a constraint.
+                `auto`, or `mean` without statistics or with a constraint; of edges as in `run`.
             sign: As in `run`.
             constraint: A metric to leave within bounds: the front holds the sets within them.
             statistics: Whether to measure held-out effects, random controls and stability, at up
