@@ -1,4 +1,4 @@
-"""The table in docs/edges.md: how faithful circuits of edges are on fresh examples, by ranking.
+"""How faithful circuits of edges are on fresh examples, by ranking; `table` is Markdown.
 
     python -m tools.benchmarks.edge_circuits measure TASK FILE [--examples 48] [--fresh 32]
     python -m tools.benchmarks.edge_circuits table FILE
