@@ -76,6 +76,14 @@ class TestPasses:
         assert not estimate.is_exact
         assert passes_of(tracer.run(method, **options)) <= estimate.passes
 
+    def test_count_the_effects_of_sets_that_scores_chose(self, tracer):
+        """Twelve components alone, three sets; the effect of each, and that of its complement."""
+        asked = {"budgets": [1, 2, 3], "objective": "median"}
+        estimate, _ = tracer.estimate("top-k", **asked), tracer.full_effect
+        with _progress.run("counts", None, len(tracer.pairs), shown=False) as counted:
+            tracer.run("top-k", **asked)
+        assert counted.done == estimate.passes + estimate.further == 12 + 3 + 3 + 3
+
     @pytest.mark.parametrize("objective", ["median", "auto"])
     @pytest.mark.parametrize("method", ["top-k", "mask-ig"])
     def test_hold_for_other_objectives(self, tracer, method, objective):

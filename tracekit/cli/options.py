@@ -210,8 +210,7 @@ OPTIONS: Mapping[str, Option] = {
         "What is maximised over the examples: mean, log-odds, trimmed-mean, lower-bound, median, "
         "faithful (the set does what all components do, and the others do nothing) or auto (the "
         "mean, by the search or by single effects, whichever holds on the other half). Mean "
-        "effects are reported all the same.",
-        default="mean",
+        "effects are reported all the same. Default: mean; of edges faithful, without a sign.",
     ),
     "sign": HOW.option(
         SignName,

@@ -9,7 +9,6 @@ from tracekit.cli.app import app
 from tracekit.cli.options import (
     HOW,
     LIMITS,
-    OPTIONS,
     SEARCHED,
     SEVERAL,
     TRACED,
@@ -25,7 +24,6 @@ from tracekit.errors import SearchStoppedWarning
 @app.command()
 @takes(
     *(*TRACED, *SEARCHED, "output", "seed", "dry_run", "quiet"),
-    objective=OPTIONS["objective"]._replace(default=None),
     max_budget=HOW.option(str, "SIZE", "Largest size: a count (6) or a share (0.2). Default: all."),
     max_passes=LIMITS.count(
         "Passes at most of each of its searches: on all examples, and on either half for "

@@ -188,8 +188,8 @@ def faithfulness(
 
     Args:
         traced: The question, laid out.
-        members: A set or a mask, as in `evaluate`; a curve or a front, for all of its sets; or,
-            with `ranking`, a score for each component.
+        members: A set or a mask, as in `evaluate`; a curve or a front, for all of its sets (with
+            `budgets=MIB_SHARES`, CPR and CMD too); or, with `ranking`, a score for each component.
         ranking: Take the components with the highest scores at each share of the MIB benchmark: by
             the scores themselves (`signed`) or their absolute values (`absolute`). Of a result, by
             what its method ranked by.
@@ -200,8 +200,10 @@ def faithfulness(
     """
     first = members[0] if isinstance(members, (ParetoFront, TraceCurve)) else members
     found_on = traced.selected_on(first) if isinstance(first, TraceResult) else None
-    pairs, whole = traced.fresh.pairs, getattr(members, "largest", None) == len(traced.registry)
+    pairs, n = traced.fresh.pairs, len(traced.registry)
     ((engine, sets),) = planned_faithfulness(traced, members, ranking=ranking)
+    is_mib = [*map(len, sets[: len(sets) // 2])] == [int(share * n) for share in MIB_SHARES]
+    whole = is_mib or getattr(members, "largest", None) == n
     measured = measure_faithfulness(
         engine,
         sets[: len(sets) // 2],

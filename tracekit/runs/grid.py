@@ -32,7 +32,7 @@ from tracekit.metrics import resolve as resolve_metric
 from tracekit.models.checkpoint import locate
 from tracekit.runs.jobs import Job, ModelSource, by_title
 from tracekit.search import DEFAULT_METHOD, METHODS, make
-from tracekit.search.objectives import ObjectiveName
+from tracekit.search.objectives import ObjectiveName, usual_objective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Grid:
     are otherwise what is usual for the data."""
     extra_metrics: Sequence[str] = ()
     """Further metrics by which every set is measured."""
-    objective: ObjectiveName = "mean"
+    objective: ObjectiveName | None = None
     """Objective over the examples, as in `Tracer.run`."""
     sign: SignName | None = None
     """Sign of the effects that are sought, as in `Tracer.run`."""
@@ -161,8 +161,9 @@ class Grid:
         usual = describe(dataset_name)
         shared = {n: value for n, value in self.data_options.items() if n in usual.options}
         method_name, options = _method(method)
+        kinds = kinds or usual.components
         setup = {
-            "components": kinds or usual.components,
+            "components": kinds,
             "metric": metric or usual.metric,
             "positions": "prompt" if self.setup.get("split_by") else usual.positions,
             "source_seed": seed,
@@ -178,7 +179,7 @@ class Grid:
             extra_metrics=tuple(self.extra_metrics),
             method=method_name,
             options=options,
-            objective=self.objective,
+            objective=self.objective or usual_objective(kinds.split("+"), self.sign) or "mean",
             sign=self.sign,
             budgets=tuple(sorted(self.budgets, key=lambda b: (isinstance(b, float), b))),
             limit=self.limit,

@@ -149,6 +149,8 @@ class Planned:
     """Passes over the data at most; of gradients, both ways are counted."""
     is_exact: bool = False
     """Whether it takes exactly these."""
+    if_faithful: Cost = field(default_factory=Cost)
+    """At most so many more for faithful sets, where then all gradients are of the mean effect."""
 
 
 @runtime_checkable

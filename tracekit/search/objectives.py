@@ -19,6 +19,7 @@ Results report effects of the metric, whatever was maximised.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import isfinite, isinf
 from typing import Any, ClassVar, get_args
@@ -29,11 +30,13 @@ from torch import Tensor
 
 from tracekit._util.names import ObjectiveName
 from tracekit._util.options import shortened
+from tracekit.components.edges import EDGE_KINDS
 from tracekit.errors import ConfigError
 from tracekit.metrics import ContinuationLogProbs, Effects, Metric
 
 
-def _check_number(name: str, value: object, low: float, high: float) -> None:
+def check_number(name: str, value: object, low: float, high: float) -> None:
+    """Refuses what is no number between two others."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
     if not is_number or not low < float(value) < high:  # type: ignore[arg-type]
         limits = "positive" if high == float("inf") else f"between {low:g} and {high:g}"
@@ -50,7 +53,7 @@ class TrimmedMean:
     """Share of the examples that is left out at either end; below 0.5."""
 
     def __post_init__(self) -> None:
-        _check_number("The share of a trimmed mean", self.share, 0.0, 0.5)
+        check_number("The share of a trimmed mean", self.share, 0.0, 0.5)
 
     def scores(self, effects: Float[Tensor, "*set example"]) -> Float[Tensor, "*set example"]:
         """Scores of examples, whose mean is the trimmed mean."""
@@ -71,7 +74,7 @@ class LowerBound:
     """How many standard errors."""
 
     def __post_init__(self) -> None:
-        _check_number("The standard errors of a lower bound", self.errors, 0.0, float("inf"))
+        check_number("The standard errors of a lower bound", self.errors, 0.0, float("inf"))
 
     def scores(self, effects: Float[Tensor, "*set example"]) -> Float[Tensor, "*set example"]:
         """Scores of examples, whose mean is the lower bound."""
@@ -92,7 +95,7 @@ class Quantile:
     """This share, in (0, 1); 0.5 is the median."""
 
     def __post_init__(self) -> None:
-        _check_number("The level of a quantile", self.level, 0.0, 1.0)
+        check_number("The level of a quantile", self.level, 0.0, 1.0)
 
     def scores(self, effects: Float[Tensor, "*set example"]) -> Float[Tensor, "*set example"]:
         """The quantile, for every example."""
@@ -167,6 +170,11 @@ def resolve_objective(objective: object) -> Objective | None:
             "Quantile or Faithful."
         )
     return _BY_NAME[objective]
+
+
+def usual_objective(kinds: Iterable[str], sign: str | None) -> ObjectiveName | None:
+    """What is sought where nothing is said: faithful sets of edges; None for other kinds."""
+    return "faithful" if sign is None and not EDGE_KINDS.keys().isdisjoint(kinds) else None
 
 
 def describe(objective: Objective | None) -> str:

@@ -20,13 +20,19 @@ from tracekit.search.base import (
 )
 from tracekit.search.targets import Target
 
+HALVINGS = 6
+"""Sets that are measured at most besides a prefix that overshoots."""
 _SCANNED = 512
 """Up to this many components every prefix is measured if no doubled size reaches a target."""
 
 
-def best_prefixes(target: Target, goal: Goal, component_scores: Mask) -> list[Selection]:
-    """Answers a goal with the first components of a ranking."""
-    order = ranking(component_scores)
+def best_prefixes(
+    target: Target, goal: Goal, scores: Mask, *, by_slopes: bool = False
+) -> list[Selection]:
+    """Answers a goal with the first components of a ranking, by slopes of the target or not."""
+    order = ranking(scores)
+    # How faithful a component is alone ranks, and is no effect.
+    component_scores = None if target.has_complement and not by_slopes else scores
     if goal.target is not None:
         prefix = smallest_prefix(target, order, goal.target)
         record: Record = {"n_selected": prefix.size, "effect": prefix.effect}
@@ -34,7 +40,7 @@ def best_prefixes(target: Target, goal: Goal, component_scores: Mask) -> list[Se
     selections: list[Selection] = []
     history: tuple[Record, ...] = ()
     for budget in goal.budgets:
-        prefix = Selection.measured(target, order[:budget])
+        prefix = _balanced(target, order, budget)
         _progress.current().note(size=budget, effect=prefix.effect)
         history += ({"n_selected": budget, "effect": prefix.effect},)
         ranked = replace(prefix, component_scores=component_scores, history=history, budget=budget)
@@ -42,12 +48,34 @@ def best_prefixes(target: Target, goal: Goal, component_scores: Mask) -> list[Se
     return selections
 
 
+def _balanced(target: Target, order: Sequence[int], size: int) -> Selection:
+    """The first components of a ranking; where faithful ones overshoot, some of the last too.
+
+    The last push back. Halving finds how many take the places of as many of the first, and the set
+    with the best score is taken: none is worse than the first components alone.
+    """
+
+    def measured(n_last: int) -> Selection:
+        return Selection.measured(target, [*order[: size - n_last], *order[len(order) - n_last :]])
+
+    best, low, high = measured(0), 0, min(size, len(order) - size)
+    for _ in range(HALVINGS if target.overshoots(best.mask) else 0):
+        if high - low > 1:
+            middle = (low + high) // 2
+            tried = measured(middle)
+            low, high = (middle, high) if target.overshoots(tried.mask) else (low, middle)
+            best = max(best, tried, key=lambda each: each.effect)
+    return best
+
+
 def planned_prefixes(
     n_components: int, goal: Goal, ranking_cost: Cost, *, is_exact: bool
 ) -> Planned:
     """Passes of ranking components, exact or not, and of `best_prefixes`."""
     if goal.target is None:
-        return Planned(cost=ranking_cost + Cost(len(goal.budgets)), is_exact=is_exact)
+        n = len(goal.budgets)
+        cost, more = ranking_cost + Cost(n), Cost(HALVINGS * n)
+        return Planned(cost=cost, is_exact=is_exact, if_faithful=more)
     return Planned(cost=ranking_cost + Cost(most_prefixes(n_components)))
 
 

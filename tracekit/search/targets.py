@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count
-from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +54,7 @@ from tracekit.search.objectives import (
     Faithful,
     LogOdds,
     Objective,
+    check_number,
     describe,
     log_odds_of,
     named_metric,
@@ -80,9 +80,7 @@ class Constraint:
     """Bound on the absolute value of its mean effect, in units of the metric."""
 
     def __post_init__(self) -> None:
-        is_number = isinstance(self.at_most, (int, float)) and isfinite(self.at_most)
-        if not is_number or self.at_most <= 0:
-            raise ConfigError(f"at_most is {self.at_most!r}. It must be positive.")
+        check_number("at_most", self.at_most, 0.0, float("inf"))
         if self.pairs is not None and not isinstance(self.pairs, PromptPairs):
             raise ConfigError(
                 f"The pairs of the constraint are {shortened(self.pairs)}. Give PromptPairs."
@@ -297,11 +295,6 @@ class Target(DataView):
         return self._combined([full, torch.zeros_like(full)] if self.has_complement else [full])
 
     @property
-    def has_full_effects(self) -> bool:
-        """Whether all components were measured before, so that `full_effects` takes no pass."""
-        return "full_effects" in vars(self._given)
-
-    @property
     def cost(self) -> Cost:
         """Work since this target was made, in passes over the traced data set."""
         return self._work() - self._before
@@ -403,7 +396,41 @@ class Target(DataView):
         if self._record is not None and self._constraint is None and sets:
             self._record(sets, self._combined(sides))
 
+    def overshoots(self, mask: Mask) -> bool:
+        """Whether a measured set is to be faithful, and its faithfulness is above 1."""
+        if not isinstance(self._objective, Faithful):
+            return False
+        own, others = self.measured[members_of_mask(mask)]
+        w, full = self._objective.complement, self._given.full_effects.mean().item()
+        # A weight that leaves out the set or its complement decides for the other.
+        is_own = w == 0 or (w < 1 and self._given.metric.direction == "denoising")
+        return (own - full if is_own else -others) * self.towards > 0
+
     # ---- gradients ------------------------------------------------------------------------
+
+    @property
+    def towards(self) -> int:
+        """Sign of the measured effects that bring faithful sets near all components; else 1."""
+        return -1 if self.has_complement and self._given.full_effects.mean() < 0 else 1
+
+    @property
+    def along_line(self) -> Effects | None:
+        """What `slopes` from no component to all sum to; None if it is not known without a pass."""
+        if "full_effects" not in vars(self._given) or self._bound is not None:
+            return None
+        if self.has_complement:
+            return self.towards * self._given.full_effects
+        return self.full_effects if self.is_plain else None
+
+    def slopes(self, mask: Mask) -> Mask:
+        """Gradient of the mean score at a mask, to rank by.
+
+        For faithful sets, whose scores turn where a set does enough, it is that of the mean effect.
+        """
+        if not self.has_complement or self._bound is not None:
+            return self.gradient(mask, torch.ones_like)[1] / self.n_examples
+        gradient = gradients.gradient(self.data, mask, torch.ones_like)[1]
+        return self.towards * gradient / self.n_examples
 
     def gradient(
         self,

@@ -64,6 +64,7 @@ from tracekit.search.objectives import (
     ObjectiveName,
     describe,
     resolve_objective,
+    usual_objective,
 )
 from tracekit.search.targets import (
     Constraint,
@@ -143,9 +144,9 @@ def results_of(
         also = traced.extra_metrics
         extra = metric_effects(traced.own.data, mask, also) if also else None
         # Penalties and scores are no effects of single components, nor of sets.
-        is_plain = bound is None and outcome.objective is None
-        scores = selection.component_scores if is_plain else None
-        scores = None if scores is None else outcome.sign * scores.float()
+        has_plain = bound is None and isinstance(outcome.objective, Faithful | None)
+        scores = selection.component_scores if has_plain else None
+        sign = outcome.sign if outcome.objective is None else _sign_of(traced, "full", None)
         results.append(
             TraceResult(
                 setup=traced.setup,
@@ -166,7 +167,7 @@ def results_of(
                 registry=traced.registry,
                 binary_mask=mask,
                 soft_mask=mask.float() if soft_mask is None else soft_mask,
-                component_scores=scores,
+                component_scores=None if scores is None else sign * scores.float(),
                 own=own,
                 held_out=held_out,
                 extra_metrics=tuple(metric.name for metric in traced.extra_metrics),
@@ -255,7 +256,8 @@ class SearchRun:
             sizes = {*sizes_of_statistics(range(1, last + 1)), *sizes_alone(n, 1, last)}
             cost += self._cost_of(self._searches[1], Goal(budgets=tuple(sorted(sizes)))) or Cost()
         follows_scores = not self._by_effect and planned.cost.backward > 0
-        is_exact = planned.is_exact and self.constraint is None and not follows_scores
+        may_balance = self.target.has_complement and planned.if_faithful.forward > 0
+        is_exact = planned.is_exact and not (self.constraint or follows_scores or may_balance)
         return Planned(cost=cost, is_exact=is_exact)
 
     def further_passes(self, *, statistics: bool | None = None) -> float:
@@ -265,7 +267,9 @@ class SearchRun:
         n_held_out = 0 if traced.held_out is None else traced.held_out.n_examples
         has_also = len(traced.extra_metrics) > 0
         share = n_held_out / traced.own.n_examples
-        passes = n_results * (1 + has_also + share * (2 + has_also))
+        # The effects of sets that were chosen by scores; one pass of these is in their cost.
+        again = 0 if self._by_effect else n_results - 1
+        passes = again + n_results * (1 + has_also + share * (2 + has_also))
         if statistics is None:
             return passes
         sizes = sizes_of_statistics(range(1, budgets[-1] + 1))
@@ -310,7 +314,10 @@ class SearchRun:
             return None
         # A limit is on all that is run.
         is_limited = getattr(search, "max_passes", None) is not None
-        cost = planned.cost if is_limited else self.target.cost_of(planned.cost)
+        more = planned.if_faithful if self.target.has_complement else Cost()
+        cost = planned.cost if is_limited else self.target.cost_of(planned.cost + more)
+        if more.forward and self.constraint is None:
+            cost -= Cost(planned.cost.backward, planned.cost.backward)
         if self.constraint is not None:
             share = self.constraint[1].n_examples / self.traced.own.n_examples
             cost += Cost(2 * max(1, len(goal.budgets)) * share)
@@ -544,16 +551,19 @@ def run_of(
     constraint: Constraint | None,
     seed: int,
     sign: SignName | None = None,
+    usual: ObjectiveName = "mean",
 ) -> SearchRun:
-    """A search on a question, by default for the mean effect.
+    """A search on a question, by default for the `usual`, or for faithful sets of edges.
 
     What two models differ in is what carries the whole effect: so between these (`OtherModel`) the
     default is a set that does what all components do.
     """
     if objective is None:
-        is_between = isinstance(traced.bound.setup.source, OtherModel) and goal.target is None
-        is_whole = is_between and sign in (None, "full")
-        objective = Faithful(complement=0.0) if is_whole else "mean"
+        objective = usual_objective(traced.registry.kinds, sign) or usual
+        if isinstance(traced.bound.setup.source, OtherModel):
+            objective = Faithful(complement=0.0) if sign in (None, "full") else "mean"
+        objective = "mean" if goal.target is not None else objective
+        sign = "full" if objective == "faithful" else sign  # Of edges: whatever all of them do.
     bound = None if constraint is None else (constraint, _constrained(traced, constraint))
     if objective == "auto":
         if constraint is not None:
@@ -605,10 +615,9 @@ def pareto_run_of(
     """The search of a front; see `Tracer.pareto`."""
     search = make(LocalSearch, options, _OF_FRONTS)
     goal = Goal.make(len(traced.registry), budget=1.0 if max_budget is None else max_budget)
-    if objective is None and not isinstance(traced.bound.setup.source, OtherModel):
-        has_halves = statistics and traced.own.pairs.n_distinct >= FEWEST_EXAMPLES
-        objective = "auto" if has_halves and constraint is None else "mean"
-    return run_of(traced, search, goal, objective, constraint, seed, sign)
+    has_halves = statistics and traced.own.pairs.n_distinct >= FEWEST_EXAMPLES
+    usual = "auto" if has_halves and constraint is None else "mean"
+    return run_of(traced, search, goal, objective, constraint, seed, sign, usual)
 
 
 def _constrained(traced: Traced, constraint: Constraint) -> Engine:

@@ -235,14 +235,13 @@ class Tracer:
                 `PGBCT(epochs=30)`, one of tracekit or your own.
             budget: Largest number of components: a count (int) or a share (float), rounded down.
             budgets: Several budgets; gives a `TraceCurve`.
-            target_effect: Instead of a budget, the mean effect to reach with as few components
-                as possible.
+            target_effect: Instead of a budget, the mean effect to reach by the fewest components.
             objective: What the search maximises over the examples, if not the mean effect:
                 `log-odds`, `trimmed-mean`, `lower-bound`, `median` or a value of
                 `tracekit.search.objectives`. `auto` chooses between the search and single effects
-                by what holds on other examples. Where the source is another model, the default is
-                `Faithful(complement=0)`: sets that do what all components do. Results report mean
-                effects all the same.
+                by what holds on other examples. Without `target_effect` or `sign`, the default is
+                `faithful` for edges; where the source is another model `Faithful(complement=0)`:
+                sets that do what all do. Results report mean effects all the same.
             sign: Sign of the effects that are sought: `positive`, away from x; `negative`; or
                 `full`, that of the effect of all components. By default that of `target_effect`,
                 `full` where the source is another model, else `positive`.
@@ -299,7 +298,7 @@ class Tracer:
         Args:
             max_budget: Largest size: a count (int) or a share (float). None: all components.
             objective: What the search maximises over the examples, as in `run`. By default
-                `auto`, or `mean` without statistics or with a constraint.
+                `auto`, or `mean` without statistics or with a constraint; of edges as in `run`.
             sign: As in `run`.
             constraint: A metric to leave within bounds: the front holds the sets within them.
             statistics: Whether to measure held-out effects, random controls and stability, at up

@@ -48,7 +48,7 @@ class Attribution:
                 f"The gradient of the metric {target.metric.name!r} vanishes at the empty mask, "
                 "where it is least, and ranks nothing. Use mask-ig, or another metric."
             )
-        return best_prefixes(target, goal, _mean_gradient(target, 0, self.name))
+        return best_prefixes(target, goal, _mean_gradient(target, 0, self.name), by_slopes=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +76,9 @@ class MaskIG:
         goal.require(self.name)
         scores = _mean_gradient(target, self.steps, self.name)
         # Not on the halves of `auto`, whose passes nobody planned.
-        if target.is_plain and target.has_full_effects:
-            self._warn_of_gap(scores.sum().item(), target.full_effects)
-        return best_prefixes(target, goal, scores)
+        if target.along_line is not None:
+            self._warn_of_gap(scores.sum().item(), target.along_line)
+        return best_prefixes(target, goal, scores, by_slopes=True)
 
     def _warn_of_gap(self, total: float, full: Effects) -> None:
         """Warns where the scores do not add up to the effect of all components."""
@@ -110,6 +110,6 @@ def _mean_gradient(target: Target, steps: int, method: str) -> Mask:
     total = torch.zeros(target.n_components)
     for level, weight in weights_along_line(steps).items():
         mask = torch.full((target.n_components,), level)
-        total += weight * target.gradient(mask, torch.ones_like)[1] / target.n_examples
+        total += weight * target.slopes(mask)
     require_finite_gradient(total, target.metric)
     return total

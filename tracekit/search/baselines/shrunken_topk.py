@@ -59,12 +59,13 @@ class ShrunkenTopK:
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Ranks all components, then measures the union of the best at each budget."""
         goal.require(self.name)
-        if self._takes_gradients(target.n_components):
-            scores = shrunken_effects_by_slopes(target, self._slopes(target))
+        by_slopes = self._takes_gradients(target.n_components)
+        if by_slopes:
+            scores = target.towards * shrunken_effects_by_slopes(target, self._slopes(target))
         else:
             sets = [(i,) for i in range(target.n_components)]
             scores = shrunken_effects(target, target.set_effects(sets, self.title))
-        return best_prefixes(target, goal, scores)
+        return best_prefixes(target, goal, scores, by_slopes=by_slopes)
 
     def _takes_gradients(self, n_components: int) -> bool:
         return n_components > MOST_ALONE if self.by_gradients is None else self.by_gradients

@@ -1,0 +1,235 @@
+"""Faithful prefixes that do more than all components do, and what is sought of edges by default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit._util import progress as _progress
+from tracekit.components.masks import members_of_mask, ranking
+from tracekit.engine.cost import Cost
+from tracekit.errors import BudgetError, ConfigError
+from tracekit.results import evaluation
+from tracekit.results import faithfulness as measures
+from tracekit.runs import Grid
+from tracekit.search import Goal
+from tracekit.search.base import Selection
+from tracekit.search.objectives import Faithful
+from tracekit.search.prefix import HALVINGS, best_prefixes, planned_prefixes
+from tracekit.search.targets import target_of
+
+
+def traced(model, *, exchange, kinds="head-outputs", **options):
+    """Eleven pairs, of which all components together have an effect of the other sign exchanged."""
+    rows = tiny.rows(11, seed=3)
+    for row in rows if exchange else ():
+        row["x_ids"], row["y_ids"] = row["y_ids"], row["x_ids"]
+    return tk.Tracer(model, tk.PromptPairs.from_ids(rows), kinds, "logit-difference", **options)
+
+
+@pytest.fixture(scope="module")
+def both(model):
+    """Whether to exchange continuations for a full effect above 0, and below 0."""
+    is_negative = traced(model, exchange=False).full_effect < 0
+    return is_negative, not is_negative
+
+
+@dataclass
+class Counted:
+    """Stands for a target of which a set overshoots with fewer than so many of the last."""
+
+    n_components: int
+    enough: int
+    sign: int = 1
+    has_complement: bool = True
+    tried: list[int] = field(default_factory=list)
+
+    def _last(self, mask):
+        """Components beyond the first ones in a row, of an order from 0 on."""
+        first = int(mask.long().cumprod(0).sum())
+        return int(mask.sum()) - first
+
+    def effects(self, mask):
+        self.tried.append(self._last(mask))
+        return -torch.tensor([abs(self.tried[-1] - self.enough) + 0.0])
+
+    def overshoots(self, mask):
+        return self._last(mask) < self.enough
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "enough", "found"),
+    [
+        (100, 40, 0, 0),  # does not overshoot
+        (100, 40, 1, 1),
+        (100, 40, 17, 17),
+        (100, 40, 39, 39),
+        (100, 40, 60, 39),  # never enough: as many as halving reaches
+        (100, 90, 4, 4),
+        (100, 90, 40, 9),  # no more than there are outside
+        (100, 100, 3, 0),
+        (100, 1, 1, 0),
+        (10_000, 4_000, 1_000, 1_000),
+        (10_000, 4_000, 1_234, 1_250),  # within a 64th
+    ],
+)
+def test_halving_finds_how_many_of_the_last_are_enough(n, size, enough, found):
+    target = Counted(n, enough)
+    scores = -torch.arange(n).float()
+    (chosen,) = best_prefixes(target, Goal(budgets=(size,)), scores, by_slopes=True)
+    first = size - found
+    assert members_of_mask(chosen.mask) == (*range(first), *range(n - found, n))
+    assert len(target.tried) <= 1 + HALVINGS
+    assert target.tried[0] == 0
+    assert len(target.tried) == 1 or enough > 0
+
+
+@pytest.mark.parametrize("direction", ["noising", "denoising"])
+@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("is_negative", [False, True])
+def test_a_set_that_overshoots_is_balanced_and_another_is_the_plain_prefix(
+    model, both, direction, weight, is_negative
+):
+    exchange = both[is_negative]
+    engine = traced(model, exchange=exchange, direction=direction).engine
+    sign = -1 if is_negative else 1
+    target, seen = target_of(engine, Faithful(complement=weight), sign=sign), set()
+    full, goal = engine.full_effects.mean().item(), Goal(budgets=tuple(range(1, 13)))
+    assert full * sign > 0
+    slopes = sum(target.slopes(torch.full((12,), level)) for level in (0.0, 0.5, 1.0))
+    for scores in (slopes, *torch.randn(3, 12, generator=torch.Generator().manual_seed(5))):
+        order = ranking(scores)
+        for found in best_prefixes(target, goal, scores, by_slopes=True):
+            plain, size = Selection.measured(target, order[: found.budget]), found.budget
+            own, others = (engine.effects(abs(side - plain.mask.float())).mean() for side in (0, 1))
+            faithful = {0.0: own / full, 1.0: 1 - others / full}
+            looked_at = weight if weight != 0.5 else float(direction == "noising")
+            does_too_much = faithful[looked_at].item() > 1 + 1e-6
+            splits = [
+                {*order[: size - n], *order[12 - n :]} for n in range(min(size, 12 - size) + 1)
+            ]
+            assert found.size == size
+            assert {*members_of_mask(found.mask)} in splits
+            assert found.effect >= plain.effect - 1e-6
+            if not does_too_much:
+                assert torch.equal(found.mask, plain.mask)
+            seen.add((does_too_much, torch.equal(found.mask, plain.mask)))
+    assert (False, True) in seen
+    assert (True, False) in seen
+
+
+@pytest.mark.parametrize("kinds", ["head-outputs", "edges-by-block"])
+@pytest.mark.parametrize("method", ["top-k", "shrunken-top-k", "attribution", "mask-ig"])
+def test_estimates_bound_the_passes_of_balancing(model, both, kinds, method):
+    tracer = traced(model, exchange=both[0], kinds=kinds)
+    n, options = len(tracer.registry), {"steps": 3} if method == "mask-ig" else {}
+    asked = {"budgets": [n // 6, n // 3, n // 2], "objective": "faithful", **options}
+    estimate, _ = tracer.estimate(method, **asked), tracer.full_effect
+    with _progress.run("counts", None, len(tracer.pairs), shown=False) as counted:
+        curve = tracer.run(method, **asked)
+    passes = curve[0].cost.forward_equivalents
+    least = tracer.estimate(method, **asked | {"objective": "mean"}).passes
+    assert least < passes <= estimate.passes <= 2 * least + 6 * HALVINGS + 4
+    assert counted.done <= estimate.passes + estimate.further
+    assert not estimate.is_exact
+
+
+def test_planned_sets_are_told_apart_from_those_of_balancing():
+    planned = planned_prefixes(12, Goal(budgets=(1, 2)), Cost(3, 3), is_exact=True)
+    assert planned.cost == Cost(5, 3)
+    assert planned.if_faithful == Cost(2 * HALVINGS)
+    assert planned_prefixes(12, Goal(target=1.0), Cost(3), is_exact=False).if_faithful == Cost()
+
+
+@pytest.mark.parametrize("method", ["attribution", "mask-ig"])
+@pytest.mark.parametrize("is_negative", [False, True])
+def test_scores_of_faithful_sets_are_of_the_mean_effect(model, both, method, is_negative, tmp_path):
+    tracer = traced(model, exchange=both[is_negative], kinds="edges")
+    by_effect = tracer.run(method, budget=9, objective="mean").component_scores
+    found = tracer.run(method, budget=9)
+    assert found.run.objective == "faithful"
+    assert torch.allclose(found.component_scores, by_effect, atol=1e-5)
+    assert torch.equal(
+        tk.TraceResult.load(found.save(tmp_path / "found")).binary_mask, found.binary_mask
+    )
+    best = by_effect.argsort(descending=not is_negative)[:1].item()
+    assert found.binary_mask[best]
+    top = traced(model, exchange=both[0]).run("top-k", budget=3, objective="faithful")
+    with pytest.raises(ConfigError, match="searched by faithful, has no scores"):
+        _ = top.ranked_by
+
+
+class TestOfEdges:
+    """What is sought where nobody says."""
+
+    @pytest.mark.parametrize(
+        ("kinds", "asked", "objective", "sign"),
+        [
+            ("edges", {"budget": 9}, "faithful", "full"),
+            ("edges-by-head", {"budget": 9}, "faithful", "full"),
+            ("edges-by-block", {"budget": 2}, "faithful", "full"),
+            ("edges-by-block", {"budget": 2, "objective": "mean"}, "mean", "positive"),
+            ("edges-by-block", {"budget": 2, "objective": "median"}, "median", "positive"),
+            ("edges-by-block", {"budget": 2, "sign": "full"}, "mean", "full"),
+            ("edges-by-block", {"budget": 2, "sign": "positive"}, "mean", "positive"),
+            ("edges-by-block", {"budget": 2, "sign": "negative"}, "mean", "negative"),
+            ("edges-by-block", {"target_effect": 0.01}, "mean", "positive"),
+            ("head-outputs", {"budget": 2}, "mean", "positive"),
+        ],
+    )
+    @pytest.mark.parametrize("is_negative", [False, True])
+    def test_runs(self, model, both, kinds, asked, objective, sign, is_negative):
+        tracer = traced(model, exchange=both[is_negative], kinds=kinds)
+        full = "negative" if is_negative else "positive"
+        found = tracer.run("attribution", **asked)
+        assert (found.run.objective, found.run.sign) == (
+            objective,
+            full if sign == "full" else sign,
+        )
+
+    @pytest.mark.parametrize(
+        ("kinds", "asked", "objective"),
+        [
+            ("edges-by-block", {}, "faithful"),
+            ("edges-by-block", {"objective": "mean"}, "mean"),
+            ("edges-by-block", {"sign": "full"}, "mean"),
+            ("head-outputs", {}, "mean"),
+        ],
+    )
+    def test_fronts(self, model, both, kinds, asked, objective):
+        tracer = traced(model, exchange=both[0], kinds=kinds)
+        options = {"max_budget": 3, "max_passes": 60, "statistics": False, **asked}
+        estimate = tracer.estimate_pareto(**options)
+        front = tracer.pareto(**options)
+        assert front[0].run.objective == objective
+        assert front[0].cost.forward_equivalents <= estimate.passes
+        assert bool(front.trade_offs) == (objective == "faithful")
+
+    @pytest.mark.parametrize(
+        ("kinds", "asked", "objective"),
+        [
+            ("edges", {}, "faithful"),
+            ("edges", {"objective": "mean"}, "mean"),
+            ("edges", {"sign": "full"}, "mean"),
+            ("head-outputs+mlp-blocks", {}, "mean"),
+        ],
+    )
+    def test_sweeps(self, kinds, asked, objective):
+        grid = Grid(models=["demo"], datasets=["demo-facts"], components=[kinds], **asked)
+        assert [job.objective for job in grid.jobs()] == [objective]
+
+
+def test_a_curve_at_the_shares_of_mib_has_its_areas(model, both, monkeypatch):
+    tracer = traced(model, exchange=both[0])
+    curve = tracer.run("attribution", budgets=[2, 6, 12], objective="faithful")
+    with pytest.raises(BudgetError, match="CPR and CMD are areas"):
+        _ = tracer.faithfulness(curve).cmd
+    for module in (evaluation, measures):
+        monkeypatch.setattr(module, "MIB_SHARES", (1 / 6, 0.5, 1.0))
+    scores = tracer.faithfulness(curve)
+    low, middle, _ = (abs(1 - value) for value in scores.faithfulness)
+    assert scores.cmd == pytest.approx((low + middle) / 6 + middle / 4)
