@@ -129,8 +129,7 @@ class ForwardPass:
         hook = (residual_hook(0), lambda stream, hook=None: stream + shift)
         with frozen(self._model), torch.enable_grad():
             torch.autograd.grad(self.log_probs(batch, [hook]).x.sum(), shift)
-        peak = torch.cuda.max_memory_allocated(self.device)
-        return (peak - before) / len(batch.examples)
+        return (torch.cuda.max_memory_allocated(self.device) - before) / len(batch.examples)
 
     @contextmanager
     def _only_blocks(

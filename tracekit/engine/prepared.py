@@ -58,8 +58,7 @@ Masks = Float[Tensor, "set component"]
 USUAL_ROWS = 64
 """Examples of a pass on a CPU, which more would not fill better."""
 _PROBED_ROWS, _SHARE_OF_MEMORY = 8, 0.25
-"""Examples whose memory is measured, and the part of a card's free memory that a pass may take:
-hooks hold copies besides."""
+"""Examples whose memory is measured; part of a card's free memory that a pass may take."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ share memory: nothing else may be played between a pass and its gradient, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -108,11 +108,6 @@ class _Recording:
     inputs: Any
     has_gradient: bool
     outputs: Any = None
-    slopes: list[Tensor] = field(init=False)
-    """With respect to each output, as they are given on the way back."""
-    of_masks: Tensor = field(init=False)
-    there: Callable[[], None] = field(init=False)
-    back: Callable[[], None] = field(init=False)
 
     def __post_init__(self) -> None:
         """Takes copies of the inputs, which lie where recordings read them."""
@@ -163,13 +158,6 @@ class _Recording:
         self.there()
         return tuple(each.detach().clone() for each in _tensors(self.outputs))
 
-    def played_back(self, slopes: Sequence[Tensor]) -> Tensor:
-        """The gradient with respect to the masks from those with respect to the outputs."""
-        for kept, each in zip(self.slopes, slopes, strict=True):
-            kept.copy_(each)
-        self.back()
-        return self.of_masks.clone()
-
     def _run(self) -> None:
         self.outputs = self.run(self.masks, *self.inputs)
 
@@ -194,10 +182,14 @@ class _Play(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
-        if ctx.turn != ctx.recording.recorder.turn:
+        recording = ctx.recording
+        if ctx.turn != recording.recorder.turn:
             raise AssertionError("Another pass was played before the gradient of this one.")
         needed = [each for each, need in zip(slopes, ctx.needs, strict=True) if need]
-        return ctx.recording.played_back(needed), None
+        for kept, each in zip(recording.slopes, needed, strict=True):
+            kept.copy_(each)
+        recording.back()
+        return recording.of_masks.clone(), None
 
 
 def recorded(work: Callable[[], None], recorder: Recorder) -> Callable[[], None]:

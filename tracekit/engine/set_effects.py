@@ -51,7 +51,8 @@ def set_effects(
     own_sets = [sets[number] for number in own]
     # A component that acts in several layers belongs to no single node of the tree. A few sets are
     # one pass that is played, where their tree would be many that are not.
-    is_small = data.recorder.is_on and len(sets) * max(map(_n_tokens, batches)) <= _MOST_TOKENS
+    widest = max(batch.sequences.tokens.numel() for batch in batches)
+    is_small = data.recorder.is_on and len(sets) * widest <= _MOST_TOKENS
     if is_small or data.capabilities.block_skipper is None or data.registry.has_windows:
         tree = PrefixNode(0, leaves=list(range(len(own))))
     else:
@@ -85,10 +86,6 @@ def set_effects(
     if record is not None:
         record(sets, effects)
     return effects
-
-
-def _n_tokens(batch: Batch) -> int:
-    return batch.sequences.tokens.numel()
 
 
 def _own_part(
