@@ -328,7 +328,7 @@ class PreparedData:
         self,
         batch: Batch,
         source: Activations,
-        masks: Masks,
+        masks: Float[Tensor, "set *row component"],
         *,
         reads: Sequence[Reading] | None = None,
         layers: set[int] | None = None,
@@ -343,7 +343,7 @@ class PreparedData:
         reads = self.metric.reads if reads is None else reads
 
         def run(
-            masks: Masks, batch: Batch, source: Activations, residual: ResidualStream | None
+            masks: Tensor, batch: Batch, source: Activations, residual: ResidualStream | None
         ) -> ContinuationLogProbs:
             return self.forward_pass.log_probs(
                 batch.repeat(len(masks)),

@@ -39,7 +39,7 @@ from torch import Tensor
 from tracekit._util.devices import to_device
 from tracekit._util.options import guided, shortened
 from tracekit.components import ComponentSet
-from tracekit.components.masks import Mask, complement_of, from_indices, members_of_mask
+from tracekit.components.masks import BinaryMask, Mask, complement_of, from_indices, members_of_mask
 from tracekit.components.members import ComponentsLike
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import gradients
@@ -396,7 +396,7 @@ class Target(DataView):
         if self._record is not None and self._constraint is None and sets:
             self._record(sets, self._combined(sides))
 
-    def overshoots(self, mask: Mask) -> bool:
+    def overshoots(self, mask: BinaryMask) -> bool:
         """Whether a measured set is to be faithful, and its faithfulness is above 1."""
         if not isinstance(self._objective, Faithful):
             return False
