@@ -116,3 +116,21 @@ def test_the_scope_all_continues_the_counterfactual_too(packed, tokens, sources)
 def test_bad_positions(positions, text, unchecked):
     with pytest.raises(PairsError, match=text):
         layout([{**PROMPT, "x_ids": [5]}], positions)
+
+
+def test_a_filled_batch_stays_on_its_side_of_a_long_rope_limit():
+    rows = [
+        {"prompt_ids": ids, "counterfactual_ids": ids, "x_ids": [5], "y_ids": [6]}
+        for ids in (list(range(n)) for n in (4, 5, 6, 7, 13))
+    ]
+    built = Layout.build(tk.PromptPairs.from_ids(rows), long_rope_limit=6)
+
+    def widths(numbers):
+        for filled in (False, True):
+            one = built.batch(torch.tensor(numbers), filled=filled)
+            yield tuple(one.sequences.tokens.shape)
+
+    # Of the short rows the longest has 6 tokens; the others are filled up to multiples of 8.
+    assert list(widths([0, 1])) == [(2, 5), (4, 6)]
+    assert list(widths([3])) == [(1, 7), (2, 8)]
+    assert list(widths([4])) == [(1, 13), (2, 13)]

@@ -100,6 +100,24 @@ def test_filled_batches_give_the_same_numbers(played, any_model, positions):
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
+def test_sets_that_are_played_keep_within_the_rows_of_a_pass(played, monkeypatch):
+    engine = tiny.engine(tk.load_model(tiny.hf_model("gpt2")), tiny.pairs(4), max_batch_size=13)
+    sets = [(number,) for number in range(7)]
+    expected, shapes = engine.set_effects(sets), []
+    way = engine.data.forward_pass.log_probs
+
+    def watched(batch, hooks, **options):
+        shapes.append(len(batch.examples))
+        return way(batch, hooks, **options)
+
+    monkeypatch.setattr(engine.data.forward_pass, "log_probs", watched)
+    with engine.data.recorder.recording():
+        for _ in range(3):
+            torch.testing.assert_close(engine.set_effects(sets), expected)
+    # Three sets of four examples at once; the last one alone.
+    assert set(shapes) == {12, 4}
+
+
 def test_a_recording_that_plays_something_else_is_not_used(played, monkeypatch):
     def off(work, recorder):
         return lambda: None

@@ -84,3 +84,10 @@ def test_layers_below_a_candidate_are_not_run_again(any_model, monkeypatch):
         handle.remove()
     # Four heads in each of three layers, and the clean stream carried on by a block twice.
     assert [ran.count(layer) for layer in range(3)] == [4 + 1, 8 + 1, 12]
+
+
+def test_sets_on_no_example_have_no_effects(model):
+    # The part of a process when more of them share the examples than there are.
+    engine = tiny.engine(model, tiny.pairs(3))
+    nothing = torch.tensor([], dtype=torch.long)
+    assert engine.set_effects([(0,), (1, 2)], examples=nothing).shape == (2, 0)

@@ -189,7 +189,9 @@ class Layout:
         # `local` numbers the rows within the batch.
         rows, local = self.rows[examples].unique(return_inverse=True)
         rows = _filled(rows, size(len(rows), 2 * len(examples)))
-        longest = size(int(self.lengths[rows].max()), self.positions.shape[1])
+        # No longer than another row on the same side of the limit.
+        alike = self.lengths[self.beyond_limit == self.beyond_limit[rows[0]]]
+        longest = size(int(self.lengths[rows].max()), int(alike.max()))
         positions = self.positions[rows, :longest]
         used = positions.any(0).nonzero()
         first = int(used.min())
@@ -209,7 +211,6 @@ class Layout:
         readouts, scored_readout = (row * longest + pos).unique(return_inverse=True)
         most = size(len(row), valid.numel(), 4 * _STEP)
         readouts = _filled(readouts, size(len(readouts), most, 4 * _STEP))
-        scored_token = self.targets[examples][example, side, step]
         return Batch(
             examples=examples,
             sequences=self.sequences.rows(rows, longest),
@@ -221,7 +222,7 @@ class Layout:
             source_index=None if self.source_index is None else self.source_index[rows, :longest],
             readout_positions=(readouts // longest, readouts % longest),
             scored_readout=_filled(scored_readout, most),
-            scored_token=_filled(scored_token, most),
+            scored_token=_filled(self.targets[examples][example, side, step], most),
             slot=_filled(valid.flatten().nonzero()[:, 0], most, -1),
             valid=valid,
             first_readout=scored_readout[(side == 0) & (step == 0)],

@@ -51,7 +51,7 @@ def set_effects(
     own_sets = [sets[number] for number in own]
     # A component that acts in several layers belongs to no single node of the tree. A few sets are
     # one pass that is played, where their tree would be many that are not.
-    widest = max(batch.sequences.tokens.numel() for batch in batches)
+    widest = max((batch.sequences.tokens.numel() for batch in batches), default=0)
     is_small = data.recorder.is_on and len(sets) * widest <= _MOST_TOKENS
     if is_small or data.capabilities.block_skipper is None or data.registry.has_windows:
         tree = PrefixNode(0, leaves=list(range(len(own))))
@@ -158,10 +158,9 @@ class _Descent:
             masks = self._masks(sets)
             if self.data.recorder.is_on and not start:
                 # What is recorded has all hooks and one of few sizes, so that it serves other sets.
-                layers = None
-                masks = masks[
-                    torch.arange(1 << (len(sets) - 1).bit_length()).clamp(max=len(sets) - 1)
-                ]
+                layers, room = None, self.data.rows // len(self.batch.examples)
+                size = max(len(sets), min(room, 1 << (len(sets) - 1).bit_length()))
+                masks = torch.cat([masks, masks[-1:].expand(size - len(sets), -1)])
             log_probs = self.data.log_probs(
                 self.batch,
                 self.source,
