@@ -17,6 +17,7 @@ import tracekit as tk
 from tracekit import figures
 from tracekit.components import ComponentRegistry
 from tracekit.errors import ConfigError, FigureExportError
+from tracekit.figures.paths import Arrow, path_network
 from tracekit.results.panels import panels_of, scale_of
 
 BROWSER = any(shutil.which(name) for name in ("chromium", "google-chrome", "chrome"))
@@ -247,3 +248,24 @@ def test_titles_of_panels_do_not_touch(tracer):
     assert len(starts) == 4
     for note, (start, end) in zip(notes, pairwise([*starts, 1]), strict=True):
         assert max(map(len, note.text.split("<br>"))) * 0.5 * note.font.size < plot * (end - start)
+
+
+@pytest.mark.parametrize("width", [None, "3.25in", "6.75in"])
+def test_heads_of_arrows_are_not_behind_the_frames_of_nodes(width):
+    names = [*(f"L0H{n}" for n in range(6)), "embedding", "logits"]
+    arrows = [
+        Arrow(start=6, end=n, value=0.5, letter="q", hover="", is_sure=True) for n in range(6)
+    ]
+    layers = [*[0.0] * 6, None, None]
+    drawn = figures.for_print(
+        path_network(names, layers, arrows, title="t", subtitle="s"), width=width
+    )
+    layout, axis = drawn.layout, drawn.layout.yaxis
+    pixels = layout.height - layout.margin.t - layout.margin.b
+    per_unit = pixels / (axis.range[1] - axis.range[0])
+    frame = next(note for note in layout.annotations if note.text == "L0H0")
+    half = 0.6 * frame.font.size + frame.borderpad + frame.borderwidth
+    heads = [trace for trace in drawn.data if trace.mode == "markers"]
+    assert len(heads) == 6
+    for head in heads:
+        assert (frame.y - head.y[0]) * per_unit > half

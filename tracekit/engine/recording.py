@@ -22,8 +22,6 @@ from tracekit._util.warn import warn
 from tracekit.errors import ModelWarning
 from tracekit.models.hooked import HookedModel, device_of, is_exact
 
-Run = Callable[..., Any]
-"""What is recorded: from masks and further inputs to tensors, alone or in a dataclass."""
 _MOST = 32
 """Shapes that are recorded in a search; more of them would seldom come again."""
 _ON = {"cuda"}
@@ -67,7 +65,7 @@ class Recorder:
         finally:
             self._kept = self.stream = self.pool = None
 
-    def run(self, run: Run, name: Hashable, masks: Tensor, *inputs: Any) -> Any:
+    def run(self, run: Callable[..., Any], name: Hashable, masks: Tensor, *inputs: Any) -> Any:
         """What `run(masks, *inputs)` gives, played where it can be.
 
         `name` tells runs apart that do something else with inputs of the same shapes.
@@ -103,7 +101,7 @@ class _Recording:
     """One shape of a pass, and of its gradient with respect to the masks."""
 
     recorder: Recorder
-    run: Run
+    run: Callable[..., Any]
     masks: Tensor
     inputs: Any
     has_gradient: bool

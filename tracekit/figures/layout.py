@@ -406,7 +406,9 @@ def _scale(part: Any, factor: float, inside: str = "") -> None:
 
 
 def _scale_marks(figure: go.Figure, factor: float) -> None:
-    """Multiplies the widths of lines and the sizes of markers."""
+    """Multiplies the widths of lines, the sizes of markers and the room in frames."""
+    for note in figure.select_annotations(lambda each: each.borderpad):
+        note.borderpad *= factor
     traces: list[Any] = list(figure.data)
     for trace in traces:
         if trace.type == "heatmap":

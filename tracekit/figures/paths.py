@@ -15,7 +15,7 @@ from tracekit.figures.style import ABOVE, BELOW, finish, plain
 _PLOT = 400.0
 """Width of the plot, in pixels."""
 _ROW = 62.0
-"""Between rows, in pixels."""
+"""Between rows of a plot that is no wider, in pixels; in print all become equally wide."""
 _BOX = (58.0, 24.0)
 """Least width, and height of a node, in pixels."""
 _ASIDE = (-0.4, 0.3, -0.1, 0.5, -0.25, 0.1)
@@ -60,8 +60,9 @@ def path_network(
     """
     rows = sorted({layer for layer in layers if layer is not None}) or [0.0]
     width = max(_BOX[0], 10 + 8.0 * max(map(len, names)))
-    spots = _spots(layers, rows, width)
-    right = max(_PLOT, *(x + width / 2 for x, _ in spots))
+    spots, right = _spots(layers, rows, width)
+    row = _ROW * right / _PLOT
+    spots = [(x, row * y) for x, y in spots]
     lines = _lines(arrows, spots)
     figure = go.Figure()
     strongest = max((abs(arrow.value) for arrow in arrows), default=1.0)
@@ -80,21 +81,20 @@ def path_network(
         frame = {"bordercolor": "black", "borderwidth": 1, "borderpad": 3}
         write_at(figure, plain(name), spot, bgcolor=_GROUND, **frame)
     ticks: dict[int, float] = {}
-    for number, row in enumerate(rows):
+    for number, layer in enumerate(rows):
         # MLPs stand half a layer above, without a tick of their own.
-        ticks.setdefault(int(row), _ROW * number)
+        ticks.setdefault(int(layer), row * number)
     bottom, top = (end(y for _, y in spots) for end in (min, max))
     figure.update_xaxes(visible=False, range=[0, right])
     figure.update_yaxes(layer_axis([*ticks.values()], [*ticks]), range=[bottom - 16, top + 16])
-    plot = right, top - bottom + 32
     figure.update_layout(showlegend=bool(arrows))
-    return finish(figure, title, subtitle, plot=plot)
+    return finish(figure, title, subtitle, plot=(right, top - bottom + 32))
 
 
 def _spots(
     layers: Sequence[float | None], rows: Sequence[float], width: float
-) -> list[tuple[float, float]]:
-    """Places of nodes in pixels: even rows of even columns."""
+) -> tuple[list[tuple[float, float]], float]:
+    """Places of nodes, in pixels from the left and in rows from below, and the width of all."""
     by_row = [[n for n, layer in enumerate(layers) if layer == row] for row in rows]
     right = max(_PLOT, 1.15 * width * max(map(len, by_row)))
     places: dict[int, tuple[float, float]] = {}
@@ -103,9 +103,9 @@ def _spots(
         # One node above another would hide arrows between others.
         aside = _ASIDE[number % len(_ASIDE)] * (cell - width)
         for rank, node in enumerate(nodes):
-            places[node] = (rank + 0.5) * cell + aside, _ROW * number
-    ends = {n: -_ROW if n < len(layers) - 1 else _ROW * len(rows) for n in range(len(layers))}
-    return [places.get(node, (right / 2, ends[node])) for node in range(len(layers))]
+            places[node] = (rank + 0.5) * cell + aside, number
+    ends = {n: -1.0 if n < len(layers) - 1 else float(len(rows)) for n in range(len(layers))}
+    return [places.get(node, (right / 2, ends[node])) for node in range(len(layers))], right
 
 
 def _lines(arrows: Sequence[Arrow], spots: Sequence[tuple[float, float]]) -> list[_Line]:
@@ -115,7 +115,7 @@ def _lines(arrows: Sequence[Arrow], spots: Sequence[tuple[float, float]]) -> lis
         (x0, y0), (x1, y1) = spots[arrow.start], spots[arrow.end]
         beside = sorted(spots[each.start][0] for each in arrows if each.end == arrow.end)
         share = (beside.index(x0) + 0.5) / len(beside) - 0.5
-        x1, y0, y1 = x1 + 0.9 * _BOX[0] * share, y0 + _BOX[1] / 2, y1 - _BOX[1] / 2 - 5
+        x1, y0, y1 = x1 + 0.9 * _BOX[0] * share, y0 + _BOX[1] / 2, y1 - _BOX[1] / 2 - 8
         # Bent, the further the longer it is, so that it passes by nodes in between.
         middle = (x0 + x1) / 2 + 0.12 * (y1 - y0) * (1 if x0 <= x1 else -1), (y0 + y1) / 2
         lines.append(bent((x0, y0), middle, (x1, y1), 24))
