@@ -51,6 +51,7 @@ MethodName = Literal[
     "random",
     "exhaustive",
     "mask-ig",
+    "eap-ig",
     "attribution",
 ]
 """Names of search methods, for completion; a test holds them against `METHODS`."""

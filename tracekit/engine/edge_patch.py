@@ -53,6 +53,8 @@ class EdgePatch:
     """Number of the span of each position, -1 for none; needed if the registry has spans."""
     first_position: int = 0
     """Position of the run that the first one of the counterfactual activations belongs to."""
+    origin: Activations | None = None
+    """What changes of senders are counted from, whole; None: from the run at hand."""
 
     def hooks(
         self,
@@ -71,6 +73,18 @@ class EdgePatch:
                     entries = full.index_copy(1, numbers_on(site.indices, entries.device), entries)
                 weights[site.layer] = entries
         return _Run(self, weights).hooks() if weights else []
+
+    def moved_input(self, level: float) -> Hook:
+        """A hook that moves the input of the first block towards its counterfactual values."""
+
+        def move(stream: Tensor, hook: Any = None) -> Tensor:
+            source = self.counterfactual[stream_hook(0)].to(stream)
+            covered = slice(self.first_position, self.first_position + source.shape[1])
+            moved, is_patched = stream.clone(), self.patched(1).any(-1)[:, :, None]
+            moved[:, covered] += level * is_patched * (source - stream[:, covered])
+            return moved
+
+        return stream_hook(0), move
 
     def patched(self, copies: int) -> Bool[Tensor, "row pos span"]:
         """Where each span is patched, of the positions that the counterfactual run covers."""
@@ -334,7 +348,9 @@ class _Run:
 
     def _change(self, name: str, run: Tensor) -> Tensor:
         """Counterfactual values less those of the run: of each mask one after the other."""
-        source, now = self.patch.counterfactual[name].to(run.device, run.dtype), self._covered(run)
+        source = self.patch.counterfactual[name].to(run.device, run.dtype)
+        origin = run if self.patch.origin is None else self.patch.origin[name].to(run.device)
+        now = self._covered(origin)
         now = now.unflatten(0, (-1, len(source)))
         return (source[:, : now.shape[2]] - now).flatten(0, 1)
 

@@ -13,7 +13,7 @@ there: it is taken halfway to the full mask instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -105,6 +105,31 @@ def gradient(
     effects, total = data.ranks.add(effects, total)
     picked = effects[to_device(examples, data.device)]
     return picked.to(mask.device), total.to(mask.device)
+
+
+def slopes_along_inputs(data: PreparedData, levels: Mapping[float, float]) -> Mask:
+    """Weighted sum of gradients for each edge, along the input: EAP-IG (Hanna et al., 2024).
+
+    At each level, by its weight, the clean run's input moves so far towards the counterfactual
+    one. The gradient is that of what a receiver reads, times the change of the sender's output
+    from the clean to the counterfactual run.
+    """
+    leaf = torch.zeros(data.n_components, device=data.device, requires_grad=True)
+    total = torch.zeros_like(leaf)
+    with frozen(data.model), torch.enable_grad():
+        for batch in data.batches_of(None):
+            source, clean = data.counterfactual_cache.activations_for(batch), data.clean_of(batch)
+            with torch.no_grad():
+                origin = data.forward_pass.activations(batch, [], source)
+            patch = data.edge_patch(batch, source, origin)
+            for level, weight in levels.items():
+                hooks = [patch.moved_input(level), *patch.hooks(leaf)]
+                moved = data.forward_pass.log_probs(batch, hooks, reads=data.metric.reads)
+                effects = data.effects_from(batch, moved, clean=clean)
+                total += weight * data.slopes(effects, leaf)
+    data.account.count(len(levels) * data.n_examples, backward=True)
+    (total,) = data.ranks.add(total.detach())
+    return total.cpu()
 
 
 def predict_changes(

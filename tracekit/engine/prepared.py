@@ -365,14 +365,7 @@ class PreparedData:
     ) -> list[Hook]:
         """Hooks that apply masks to a batch, in `layers` or in all; see `MaskedPatch.hooks`."""
         if self.registry.edges is not None:
-            return EdgePatch(
-                model=self.model,
-                registry=self.registry,
-                counterfactual=source,
-                positions=batch.positions,
-                span_numbers=batch.span_numbers,
-                first_position=batch.first_position,
-            ).hooks(mask, layers)
+            return self.edge_patch(batch, source).hooks(mask, layers)
         sites = [s for s in self.registry.sites if layers is None or s.layer in layers]
         names = dict.fromkeys(name for site in sites for name in site.hook_names)
         patch = MaskedPatch(
@@ -384,6 +377,20 @@ class PreparedData:
             constants=self.counterfactual_cache.constants,
         )
         return patch.hooks(mask)
+
+    def edge_patch(
+        self, batch: Batch, source: Activations, origin: Activations | None = None
+    ) -> EdgePatch:
+        """Interventions on edges in a batch."""
+        return EdgePatch(
+            model=self.model,
+            registry=self.registry,
+            counterfactual=source,
+            positions=batch.positions,
+            span_numbers=batch.span_numbers,
+            first_position=batch.first_position,
+            origin=origin,
+        )
 
     def effects_from(
         self,

@@ -71,6 +71,7 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "local-search": ("#CC79A7", "triangle-up", "solid"),
     "dcm": ("#E69F00", "triangle-down", "dash"),
     "mask-ig": ("#56B4E9", "cross", "dot"),
+    "eap-ig": ("#117733", "triangle-left", "longdash"),
     "attribution": ("#882255", "pentagon", "dashdot"),
     "shrunken-top-k": ("#999933", "diamond-tall", "longdash"),
 }

@@ -16,7 +16,7 @@ from tracekit._util.names import MethodName
 from tracekit._util.options import check_known, check_numbers, convert, guided
 from tracekit.errors import UnknownNameError, UnknownOptionError
 from tracekit.search.base import Goal, Planned, Search, Selection
-from tracekit.search.baselines.attribution import Attribution, MaskIG
+from tracekit.search.baselines.attribution import EAPIG, Attribution, MaskIG
 from tracekit.search.baselines.exhaustive import Exhaustive
 from tracekit.search.baselines.greedy import Greedy
 from tracekit.search.baselines.random import Random
@@ -44,6 +44,7 @@ METHODS: Mapping[str, type[Search]] = {
         Random,
         Exhaustive,
         MaskIG,
+        EAPIG,
         Attribution,
     )
 }
@@ -51,6 +52,7 @@ METHODS: Mapping[str, type[Search]] = {
 __all__ = [
     "DCM",
     "DEFAULT_METHOD",
+    "EAPIG",
     "METHODS",
     "PGBCT",
     "Attribution",

@@ -432,6 +432,21 @@ class Target(DataView):
         gradient = gradients.gradient(self.data, mask, torch.ones_like)[1]
         return self.towards * gradient / self.n_examples
 
+    def slopes_along_inputs(self, levels: Mapping[float, float]) -> Mask:
+        """Sum of gradients of the mean effect at moved inputs, to rank edges by.
+
+        Raises:
+            ConfigError: Components are not edges, or the score is not a mean of effects.
+        """
+        is_mean = (self.is_plain or self.has_complement) and self._bound is None
+        if self.registry.edges is None or not is_mean:
+            given = f"{self.metric.name} of {self.n_components} components"
+            raise ConfigError(
+                f"eap-ig ranks edges, by their mean effect, and is asked for {given}. Use mask-ig."
+            )
+        slopes = gradients.slopes_along_inputs(self.data, levels)
+        return self.towards * slopes / self.n_examples
+
     def gradient(
         self,
         mask: Mask,

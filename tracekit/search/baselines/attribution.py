@@ -4,7 +4,8 @@
 its entry for a component is (counterfactual - clean activation) . d effect / d activation, summed
 over positions and averaged over examples: first-order attribution patching, for every kind of
 component at once. *Integrated gradients* over masks take the mean gradient along the line from
-the empty to the full mask instead, which sees some of what components do together.
+the empty to the full mask instead, which sees some of what components do together. *EAP-IG* moves
+the input of the model along the line, for edges alone.
 """
 
 from __future__ import annotations
@@ -91,6 +92,38 @@ class MaskIG:
                 "more, where components of near scores are to be told apart.",
                 UnreliableResultWarning,
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EAPIG:
+    """EAP-IG (Hanna et al., 2024): gradients of what receivers read rank edges, along the input.
+
+    A step moves the input of the clean run by as much towards the counterfactual one, up to it.
+    The field ranks by size: `tracer.faithfulness(result, ranking="absolute")`.
+    """
+
+    name: ClassVar[str] = "eap-ig"
+    title: ClassVar[str] = "EAP-IG"
+    records_every_size: ClassVar[bool] = True
+    steps: int = 10
+    """Gradients."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_at_least(self, 1, "steps")
+
+    def planned(self, n_components: int, goal: Goal) -> Planned:
+        """Two passes a step, and one for each budget."""
+        return planned_prefixes(n_components, goal, Cost(self.steps, self.steps), is_exact=True)
+
+    def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
+        """Ranks once and measures the best at each budget."""
+        goal.require(self.name)
+        require_gradient(target.metric, self.name)
+        levels = {step / self.steps: 1 / self.steps for step in range(1, self.steps + 1)}
+        scores = target.slopes_along_inputs(levels)
+        require_finite_gradient(scores, target.metric)
+        return best_prefixes(target, goal, scores, by_slopes=True)
 
 
 def weights_along_line(steps: int) -> dict[float, float]:
