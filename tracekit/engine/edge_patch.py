@@ -31,7 +31,7 @@ from tracekit.components.edges import EdgeGraph, Receivers
 from tracekit.engine.patching import Activations, numbers_on
 from tracekit.errors import HookPointError
 from tracekit.models.architectures import BlockParts, block_parts, residual_multiplier, stream_hook
-from tracekit.models.hooked import Hook, HookedModel, dtype_of, model_name
+from tracekit.models.hooked import Hook, HookedModel, device_of, dtype_of, model_name
 
 _MEMORY = 2**29
 """Bytes that they take where no bound is given; more would be no faster."""
@@ -62,6 +62,7 @@ class EdgePatch:
         layers: Container[int] | None = None,
     ) -> list[Hook]:
         """Hooks that apply a mask, or several, to the receivers of `layers`; as `MaskedPatch`."""
+        mask = mask.to(device_of(self.model))
         rows = mask if mask.ndim == 3 else mask.reshape(-1, 1, mask.shape[-1])
         rows = rows.expand(-1, len(self.positions), -1).flatten(0, 1)
         weights: dict[int, Tensor] = {}

@@ -70,7 +70,9 @@ class Loader:
         _check_complete(model, info, self._name)
         self.model = model
         refuse_installation(model, path, self._name)
-        if self._device is not None and not getattr(model, "is_quantized", False):
+        # Weights of a GGUF file are no longer quantized, though the model says so.
+        stays = getattr(model, "is_quantized", False) and "gguf_file" not in kwargs
+        if self._device is not None and not stays:
             # Where it will be wrapped, so that both are computed by the same kernels; but those of
             # mps are to be trusted only where they agree with the CPU's.
             if self._device.type == "mps":

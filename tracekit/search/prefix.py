@@ -21,7 +21,7 @@ from tracekit.search.base import (
 from tracekit.search.targets import Target
 
 HALVINGS = 6
-"""Sets that are measured at most besides a prefix that overshoots."""
+"""Sets that are measured at most to bring one near all components, besides the first two."""
 _SCANNED = 512
 """Up to this many components every prefix is measured if no doubled size reaches a target."""
 
@@ -40,7 +40,7 @@ def best_prefixes(
     selections: list[Selection] = []
     history: tuple[Record, ...] = ()
     for budget in goal.budgets:
-        prefix = _balanced(target, order, budget)
+        prefix = _balanced(target, order, scores, budget)
         _progress.current().note(size=budget, effect=prefix.effect)
         history += ({"n_selected": budget, "effect": prefix.effect},)
         ranked = replace(prefix, component_scores=component_scores, history=history, budget=budget)
@@ -48,24 +48,33 @@ def best_prefixes(
     return selections
 
 
-def _balanced(target: Target, order: Sequence[int], size: int) -> Selection:
-    """The first components of a ranking; where faithful ones overshoot, some of the last too.
+def _balanced(target: Target, order: Sequence[int], scores: Mask, size: int) -> Selection:
+    """The first components of a ranking; of faithful ones perhaps some of the last too.
 
-    The last push back. Halving finds how many take the places of as many of the first, and the set
-    with the best score is taken: none is worse than the first components alone.
+    The last push back. Some of them are in the set of the largest scores by size, which is measured
+    too. Where the first alone overshoot and it does not, or the other way round, halving finds how
+    many of the last bring the set near all components; where both do, more of them. The set with
+    the best score is taken.
     """
 
     def measured(n_last: int) -> Selection:
         return Selection.measured(target, [*order[: size - n_last], *order[len(order) - n_last :]])
 
-    best, low, high = measured(0), 0, min(size, len(order) - size)
-    for _ in range(HALVINGS if target.overshoots(best.mask) else 0):
+    tried = {0: measured(0)}
+    if not target.is_faithful or size == len(order):
+        return tried[0]
+    by_size = int((scores[ranking(scores.abs())[:size]] < 0).sum())
+    if by_size:
+        tried[by_size] = measured(by_size)
+    overshoots, of_largest = (target.overshoots(tried[n].mask) for n in (0, by_size))
+    low, high = (0, by_size) if overshoots != of_largest else (by_size, size * overshoots)
+    for _ in range(HALVINGS):
         if high - low > 1:
             middle = (low + high) // 2
-            tried = measured(middle)
-            low, high = (middle, high) if target.overshoots(tried.mask) else (low, middle)
-            best = max(best, tried, key=lambda each: each.effect)
-    return best
+            tried[middle] = measured(middle)
+            is_like_first = target.overshoots(tried[middle].mask) == overshoots
+            low, high = (middle, high) if is_like_first else (low, middle)
+    return max(tried.values(), key=lambda each: each.effect)
 
 
 def planned_prefixes(
@@ -74,7 +83,7 @@ def planned_prefixes(
     """Passes of ranking components, exact or not, and of `best_prefixes`."""
     if goal.target is None:
         n = len(goal.budgets)
-        cost, more = ranking_cost + Cost(n), Cost(HALVINGS * n)
+        cost, more = ranking_cost + Cost(n), Cost((HALVINGS + 1) * n)
         return Planned(cost=cost, is_exact=is_exact, if_faithful=more)
     return Planned(cost=ranking_cost + Cost(most_prefixes(n_components)))
 

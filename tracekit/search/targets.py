@@ -396,10 +396,14 @@ class Target(DataView):
         if self._record is not None and self._constraint is None and sets:
             self._record(sets, self._combined(sides))
 
+    @property
+    def is_faithful(self) -> bool:
+        """Whether sets are sought that do what all components do."""
+        return isinstance(self._objective, Faithful)
+
     def overshoots(self, mask: BinaryMask) -> bool:
-        """Whether a measured set is to be faithful, and its faithfulness is above 1."""
-        if not isinstance(self._objective, Faithful):
-            return False
+        """Whether the faithfulness of a measured set, which is to be faithful, is above 1."""
+        assert isinstance(self._objective, Faithful)
         own, others = self.measured[members_of_mask(mask)]
         w, full = self._objective.complement, self._given.full_effects.mean().item()
         # A weight that leaves out the set or its complement decides for the other.
