@@ -425,6 +425,9 @@ def test_the_set_can_be_changed_from_python(demo):
     assert (result.method, result.components) == ("by-hand", view.components)
     assert torch.equal(result.per_example, view.per_example)
     assert view.figure().to_dict() == result.heatmap().to_dict()
+    edges = tk.Tracer(demo.model, demo.pairs[:2], "edges-by-block").explore()
+    edges.components = ["E>logits"]
+    assert edges.figure().to_dict() == edges.result().circuit().to_dict()
     with pytest.raises(tk.errors.ComponentError):
         view.select([tk.Component("attention-patterns", 3, 0)])
     assert len(view.components) == 14

@@ -254,3 +254,9 @@ def test_pages_escape_every_text(tmp_path):
     after = text[text.rindex("</script></head>") :]
     assert "<script>alert" not in after
     assert after.count("&lt;script&gt;alert(1)&lt;/script&gt; &amp; &quot;quotes&quot;") == 8
+
+
+def test_a_report_on_edges_draws_their_circuit(tmp_path, any_model):
+    tracer = tk.Tracer(any_model, tiny.pairs(6), "edges", "logit-difference")
+    text = body(tk.report(tracer.run("attribution", budget=9, sign="full"), tmp_path / "e.html"))
+    assert "9 strongest of 9 edges by score" in text

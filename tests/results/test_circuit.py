@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
+import networkx
 import pytest
+import torch
 
 import tracekit as tk
 from tests import tiny
@@ -16,6 +18,10 @@ def result(request):
     model = tk.load_model(tiny.hf_model(request.param))
     tracer = tk.Tracer(model, tiny.pairs(8), "edges", "logit-difference")
     return tracer.run("mask-ig", budget=25, sign="full")
+
+
+def subtitle(figure):
+    return figure.layout.title.subtitle.text.replace("<br>", " ")
 
 
 def test_nodes_are_the_ends_of_the_edges(result):
@@ -45,11 +51,56 @@ def test_the_figure_has_the_strongest_edges(result):
     shown = {line.split(":")[0].replace("&gt;", ">") for line in hovers.split("<br>")}
     assert shown == set(strongest)
     rest = sum(scores.values()) - sum(scores[label] for label in strongest)
-    assert f"10 strongest of 25 edges by score; the others sum to {rest:+.3g}" in str(
-        figure.layout.title
-    ) + str(figure.layout.annotations)
+    said = subtitle(figure)
+    assert f"10 strongest of 25 edges by score; the others sum to {rest:+.3g}" in said
     names = {each.text for each in figure.layout.annotations}
     assert {"E"} <= names or not any(label.startswith("E>") for label in strongest)
+
+
+def test_the_graph_has_all_edges_and_is_written(result, tmp_path):
+    graph, n_heads = result.graph(), 4 // result.registry.edges.n_key_value_heads
+    facts = [each for *_, each in graph.edges(data=True)]
+    assert {each["label"] for each in facts} == set(result.labels)
+    for _, end, each in graph.edges(data=True):
+        assert each["score"] == result.component_scores[result.registry.index(each["label"])]
+        receiver = each["label"].split(">")[1]
+        assert receiver == end or each["reads"].upper() == receiver.strip("L0123456789")
+        shared = [other for other in facts if other["label"] == each["label"]]
+        assert len(shared) == (n_heads if each["reads"] in ("k", "v") else 1)
+    networkx.write_graphml(graph, tmp_path / "circuit.graphml")
+    read = networkx.read_graphml(tmp_path / "circuit.graphml")
+    found = [{name: each[name] for name in facts[0]} for *_, each in read.edges(data=True)]
+    assert sorted(facts, key=str) == sorted(found, key=str)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_edges_that_carry_nothing_change_no_faithfulness(architecture):
+    """They lie on no way from the embedding to the logits, so all else patched, both ends are."""
+    tracer = tk.Tracer(
+        tk.load_model(tiny.hf_model(architecture)),
+        tiny.pairs(4, longest=1),
+        "edges",
+        "logit-difference",
+    )
+    n, n_idle = len(tracer.registry), 0
+    for seed in range(3):
+        drawn = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: n // 9]
+        result = tracer.as_result([str(tracer.registry[i]) for i in drawn.tolist()])
+        facts = [each for *_, each in result.graph().edges(data=True)]
+        carrying = {each["label"] for each in facts if each["carries"]}
+        idle = set(result.labels) - carrying
+        n_idle += len(idle)
+
+        def done(labels):
+            mask = torch.ones(n)
+            mask[[tracer.registry.index(label) for label in labels]] = 0
+            return tracer.engine.effects(mask)
+
+        torch.testing.assert_close(done(carrying), done(result.labels), rtol=1e-5, atol=1e-6)
+        assert not carrying or (done(idle) - done(result.labels)).abs().max() > 1e-4
+        said = subtitle(result.circuit())
+        assert (f"{len(idle)} lie on no way from E to the logits" in said) == bool(idle)
+    assert n_idle > 5
 
 
 @pytest.mark.parametrize("n", [0, 1.5, None])
@@ -60,7 +111,7 @@ def test_a_number_of_edges(result, n, unchecked):
 
 def test_other_components_have_no_circuit(any_model):
     result = tk.Tracer(any_model, tiny.pairs(4), "mlp-blocks").run("top-k", budget=1)
-    for ask in (lambda: result.circuit(), lambda: result.nodes):
+    for ask in (lambda: result.circuit(), lambda: result.nodes, result.graph):
         with pytest.raises(ComponentError, match=r"only edges make a circuit.*tracer\.paths"):
             ask()
 

@@ -27,6 +27,8 @@ import tracekit as tk
 from tracekit.data.registry import describe
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness
 
+RANKINGS = {"attribution": "EAP", "eap-ig": "EAP-IG", "mask-ig": "mask-ig"}
+
 app = typer.Typer(add_completion=False)
 
 
@@ -37,7 +39,7 @@ def measure(
     model: Annotated[str, typer.Option(help="As in load_model.")] = "smollm2-135m",
     examples: Annotated[int, typer.Option(help="Pairs that select.")] = 48,
     fresh: Annotated[int, typer.Option(help="Further pairs that are measured.")] = 32,
-    searches: Annotated[str, typer.Option(help="Joint ones, separated by commas.")] = "",
+    methods: Annotated[str, typer.Option(help="By commas.")] = "attribution,eap-ig,mask-ig",
     device: Annotated[str, typer.Option(help="As in load_model.")] = "cpu",
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
 ) -> None:
@@ -67,13 +69,12 @@ def measure(
         values = " ".join(f"{value:.3f}" for value in measured.faithfulness)
         typer.echo(f"{task}, {name}: {values}; CMD {row['cmd']:.3f}; {passes:.0f} passes")
 
-    rankings = {"EAP": "attribution", "EAP-IG": "eap-ig", "mask-ig": "mask-ig"}
-    joint = [name for name in searches.split(",") if name]
-    for title, method in (rankings | dict(zip(joint, joint, strict=True))).items():
-        start, is_front = perf_counter(), method in ("mask-ig", *joint)
-        shares = MIB_SHARES if is_front else MIB_SHARES[:1]
-        if method in joint:
-            shares = MIB_SHARES[3:6]
+    for method in methods.split(","):
+        start, title = perf_counter(), RANKINGS.get(method, method)
+        is_front = method not in ("attribution", "eap-ig")
+        shares = MIB_SHARES[:1]
+        if is_front:
+            shares = MIB_SHARES if method in RANKINGS else MIB_SHARES[3:6]
         options: dict[str, Any] = {"trials": 4} if method == "pgb-ct" else {}
         curve = own.run(method, budgets=shares, **options)
         passes = curve[0].cost.forward_equivalents
@@ -81,7 +82,7 @@ def measure(
             name = f"{title}, {curve[0].run.objective}"
             tell(name, judge.faithfulness(curve), passes, start)
         for ranking, said in (("signed", "by sign"), ("absolute", "by size")):
-            if title in rankings:
+            if method in RANKINGS:
                 measured = judge.faithfulness(curve[-1], ranking=ranking)
                 tell(f"{title}, {said}", measured, passes, start)
 

@@ -196,8 +196,9 @@ class Explorer(_Widget):
         return self._to_result(measured.members, measured.effects)
 
     def figure(self) -> go.Figure:
-        """The heatmap of the set on screen, for a paper."""
-        return self.result().heatmap()
+        """The heatmap of the set on screen, for a paper; of edges the circuit."""
+        result = self.result()
+        return result.heatmap() if result.registry.edges is None else result.circuit()
 
     def save(self, path: str | Path) -> Path:
         """Writes one HTML file with everything measured so far; returns its path.

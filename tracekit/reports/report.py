@@ -196,6 +196,7 @@ def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:
         largest[result.series] = result
     drawn = list(largest.values())[-_MOST_PANELS:]
     figures = [compare(group.results).curve(), compare(drawn).heatmap()]
+    figures += [each.circuit() for each in drawn if each.registry.edges is not None]
     for front in group.fronts:
         figures += [front.curve(), front.heatmap()]
     return figures

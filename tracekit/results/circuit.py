@@ -10,12 +10,14 @@ import plotly.graph_objects as go
 
 from tracekit._util.options import check_whole
 from tracekit.components.edges import EMBEDDING, LOGITS, EdgeGraph
-from tracekit.components.masks import members_of_mask
+from tracekit.components.masks import Mask, members_of_mask
 from tracekit.errors import ComponentError
 from tracekit.figures.paths import Arrow, path_network
 from tracekit.figures.style import data_and_model, plain
 
 if TYPE_CHECKING:
+    import networkx
+
     from tracekit.results.result import TraceResult
 
 
@@ -37,6 +39,35 @@ def nodes_of(result: TraceResult) -> tuple[str, ...]:
     return tuple(label for label in graph.senders if label in named - {EMBEDDING})
 
 
+def graph_of(result: TraceResult) -> networkx.MultiDiGraph:
+    """The selected edges as a graph: `networkx.write_graphml(result.graph(), path)` writes it.
+
+    Nodes are the embedding `E`, heads, MLPs and `logits`. An edge has its `label`, `score`, `reads`
+    (q, k, v or nothing) and whether it `carries` anything: whether it lies on a way from `E` to the
+    logits. Where all but the selected edges are patched, at every position, the others change
+    nothing. One into a key that heads share enters each of them.
+
+    Raises:
+        ComponentError: The components are no edges.
+    """
+    import networkx
+
+    graph, drawn = _graph(result), networkx.MultiDiGraph()
+    drawn.add_nodes_from([EMBEDDING, LOGITS])
+    for flat in members_of_mask(result.binary_mask):
+        label = result.registry[flat].ends
+        sender, receiver = label.split(">")
+        reads = "".join(each.lower() for each in "QKV" if each in receiver)
+        for node in graph.nodes_of(receiver):
+            score = _scores(result)[flat].item()
+            drawn.add_edge(sender, node, label=label, score=score, reads=reads)
+    within = {EMBEDDING, *networkx.descendants(drawn, EMBEDDING)}
+    within &= {LOGITS, *networkx.ancestors(drawn, LOGITS)}
+    for start, end, facts in drawn.edges(data=True):
+        facts["carries"] = start in within and end in within
+    return drawn
+
+
 def circuit_figure(result: TraceResult, n: int = 30) -> go.Figure:
     """The strongest edges as a circuit: nodes by layer, arrows from senders to receivers.
 
@@ -45,15 +76,15 @@ def circuit_figure(result: TraceResult, n: int = 30) -> go.Figure:
 
     Args:
         result: Selected edges.
-        n: Edges to draw; what the scores of the others sum to stands below the title.
+        n: Edges to draw; what the scores of the others sum to stands below the title, and how many
+            of all carry nothing (`graph`).
 
     Raises:
         ComponentError: The components are no edges.
     """
     graph = _graph(result)
     check_whole("n", n)
-    scores = result.soft_mask if result.component_scores is None else result.component_scores
-    members = members_of_mask(result.binary_mask)
+    members, scores = members_of_mask(result.binary_mask), _scores(result)
     values = [(float(scores[flat]), result.registry[flat]) for flat in members]
     values.sort(key=lambda each: -abs(each[0]))
     shown, rest = values[:n], values[n:]
@@ -79,6 +110,11 @@ def circuit_figure(result: TraceResult, n: int = 30) -> go.Figure:
     if rest:
         total, others = (sum(value for value, _ in part) for part in (values, rest))
         said += f"; the others sum to {others:+.3g} of {total:+.3g}"
+    carrying = {
+        facts["label"] for *_, facts in graph_of(result).edges(data=True) if facts["carries"]
+    }
+    if len(carrying) < len(values):
+        said += f"; {len(values) - len(carrying)} lie on no way from {EMBEDDING} to the logits"
     return path_network(
         names,
         [places[name] if isfinite(places[name]) else None for name in names],
@@ -87,6 +123,10 @@ def circuit_figure(result: TraceResult, n: int = 30) -> go.Figure:
         subtitle=said,
         quantity="score",
     )
+
+
+def _scores(result: TraceResult) -> Mask:
+    return result.soft_mask if result.component_scores is None else result.component_scores
 
 
 def _node(graph: EdgeGraph, receiver: str) -> str:

@@ -30,7 +30,7 @@ from tracekit.errors import ConfigError
 from tracekit.figures.cells import SelectionPanel, draw_panels
 from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.metrics import Effects
-from tracekit.results.circuit import circuit_figure, nodes_of
+from tracekit.results.circuit import circuit_figure, graph_of, nodes_of
 from tracekit.results.display import card, line, model_text
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.known import Against, against, outlined
@@ -476,7 +476,7 @@ class TraceResult:
         return self.axis_label if self.method == "top-k" else "score"
 
     nodes = property(nodes_of)
-    circuit = guided(circuit_figure)
+    circuit, graph = guided(circuit_figure), graph_of
 
     def panels(
         self, color: Color = "selected", *, title: str = "", framed: BinaryMask | None = None
