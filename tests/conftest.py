@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
+import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
@@ -10,11 +14,15 @@ from zlib import crc32
 
 import pytest
 import torch
+from filelock import FileLock
 
 import tracekit as tk
 from tests import tiny
+from tracekit.models.hooked import foreign_hooks, weights_digest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# jsonschema would build grammars for seconds as it is imported; no format is checked here.
+sys.modules.setdefault("rfc3987_syntax", None)
 
 _LONGEST = ("test_golden.py", "test_demo_traces.py")
 """Files whose tests take minutes each: they start first, so that no process waits for them."""
@@ -30,12 +38,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow if cell == 1 else pytest.mark.soak)
 
 
+def pytest_collection_finish() -> None:
+    # What is there by now stays: the garbage collector need not look through it again and again.
+    gc.freeze()
+
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_models_stay_as_they_are() -> Iterator[None]:
+    yield
+    for model, digest in tiny.DIGESTS.items():
+        assert weights_digest(model) == digest, "a test changed the weights of a shared model"
+        assert foreign_hooks(model) == [], "a test left hooks on a shared model"
 
 
 @pytest.fixture
@@ -70,18 +91,20 @@ def gpt2_tokenizer(shared: Path):
 @pytest.fixture(scope="session", params=["gpt2", "llama", "qwen3"])
 def any_model(request):
     """A tiny random model of each architecture."""
-    return tk.load_model(tiny.hf_model(request.param))
+    return tiny.shared_model(request.param)
 
 
 @pytest.fixture(scope="session")
 def model():
     """A tiny random GPT-2."""
-    return tk.load_model(tiny.hf_model("gpt2"))
+    return tiny.shared_model("gpt2")
 
 
 @pytest.fixture(scope="session")
 def demo_model():
-    return tk.load_model("demo")
+    model = tk.load_model("demo")
+    tiny.DIGESTS[model] = weights_digest(model)
+    return model
 
 
 @pytest.fixture(scope="session")
@@ -110,11 +133,22 @@ def tracer(model):
 
 
 @pytest.fixture(scope="session")
-def plain_effects(tracer):
+def plain_effects(tracer, tmp_path_factory, worker_id):
     """Mean effect of every set of the twelve heads, measured the plain way.
 
-    No packing, no block skipping, no prefix tree: a stack of masks through all layers.
+    No packing, no block skipping, no prefix tree: a stack of masks through all layers. The first
+    process that asks for them measures them for all.
     """
+    folder = tmp_path_factory.getbasetemp()
+    path = (folder if worker_id == "master" else folder.parent) / "plain_effects.json"
+    sets = [s for size in range(1, 13) for s in combinations(range(12), size)]
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            path.write_text(json.dumps(_measured_plainly(tracer, sets)))
+    return dict(zip(sets, json.loads(path.read_text()), strict=True))
+
+
+def _measured_plainly(tracer, sets):
     engine = tiny.engine(
         tracer.model,
         tracer.pairs,
@@ -122,11 +156,10 @@ def plain_effects(tracer):
         max_batch_size=600,
         capabilities=tk.Capabilities.none(),
     )
-    sets = [s for size in range(1, 13) for s in combinations(range(12), size)]
     masks = torch.zeros(len(sets), 12)
     for row, members in enumerate(sets):
         masks[row, list(members)] = 1
-    return dict(zip(sets, engine.effects(masks).mean(1).tolist(), strict=True))
+    return engine.effects(masks).mean(1).tolist()
 
 
 FRONT_PASSES = 100

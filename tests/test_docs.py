@@ -95,6 +95,7 @@ def _page_id(page: Path) -> str:
 
 _LONG = (
     "README.md",
+    "circuits.md",
     "gallery.md",
     "index.md",
     "interactions.md",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 import tracekit as tk
 from tests.architectures import D_MODEL, N_HEADS, N_LAYERS, VOCABULARY, random_model
+from tracekit.models.hooked import HookedModel, weights_digest
 
 __all__ = [
+    "DIGESTS",
     "D_MODEL",
     "METHOD_OPTIONS",
     "N_HEADS",
@@ -20,9 +24,22 @@ __all__ = [
     "members_of",
     "pairs",
     "rows",
+    "shared_model",
 ]
 
 hf_model = random_model
+
+DIGESTS: dict[HookedModel, str] = {}
+"""Shared models, with what tells their weights from others."""
+
+
+@cache
+def shared_model(architecture: str) -> HookedModel:
+    """A loaded model for all tests that leave it as it is, which is checked at the end."""
+    model = tk.load_model(hf_model(architecture))
+    DIGESTS[model] = weights_digest(model)
+    return model
+
 
 WRITING_KINDS = (
     "attention-patterns",

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
-import shapiq
 
 MEMBERS = (1, 4, 6, 8, 11)
 
 
 @pytest.fixture(scope="module")
-def exact(tracer):
+def shapiq():
+    """Imported by who tests it: it takes seconds."""
+    return importlib.import_module("shapiq")
+
+
+@pytest.fixture(scope="module")
+def exact(tracer, shapiq):
     """What shapiq computes of the game that a tracer gives, from all coalitions."""
     game = tracer.as_game([tracer.registry[i] for i in MEMBERS])
     return shapiq.ExactComputer(game, game.n_players)
@@ -49,7 +56,7 @@ def test_interactions_of_pairs_with_nothing_else(exact, why):
         assert row["alone"] == pytest.approx(theirs[pair], abs=1e-6)
 
 
-def test_an_approximation_takes_the_game(tracer, why):
+def test_an_approximation_takes_the_game(tracer, why, shapiq):
     game = tracer.as_game(why.components)
     approximator = shapiq.KernelSHAPIQ(n=game.n_players, max_order=2, random_state=0)
     theirs = approximator.approximate(budget=32, game=game).dict_values

@@ -12,7 +12,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from docs.schemas.command_documents import schemas
-from tracekit import cli
+from tracekit import cli, figures, models
 from tracekit.cli.output import CommandOutput, console, error_console
 
 
@@ -60,6 +60,36 @@ def run(monkeypatch, capsys, *arguments):
     if "--json" in arguments:
         check_document(str(arguments[0]), code, out.out)
     return code, out.out, out.err
+
+
+@pytest.fixture
+def pictures():
+    """Asked for by tests of pictures, which are drawn in a browser."""
+
+
+@pytest.fixture(autouse=True)
+def _without_browser(request, monkeypatch):
+    """Figures are HTML only, which takes no browser, unless a test asks for pictures."""
+    if "pictures" in request.fixturenames:
+        return
+    write_all = figures.write_all
+
+    def html_only(named):
+        return write_all({path: each for path, each in named.items() if path.suffix == ".html"})
+
+    monkeypatch.setattr(figures, "write_all", html_only)
+
+
+@pytest.fixture(autouse=True)
+def _one_embedded_model(request, monkeypatch):
+    """Commands share the embedded model, which they leave as it is."""
+    load = models.load_model
+
+    def shared(source, **options):
+        is_plain = source == "demo" and all(value is None for value in options.values())
+        return request.getfixturevalue("demo_model") if is_plain else load(source, **options)
+
+    monkeypatch.setattr(models, "load_model", shared)
 
 
 @pytest.fixture

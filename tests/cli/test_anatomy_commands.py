@@ -10,7 +10,6 @@ import pytest
 from pydantic import TypeAdapter
 
 import tracekit as tk
-from tracekit import figures
 from tracekit.cli.output import Row
 
 QUICK = ("--quiet",)
@@ -25,17 +24,6 @@ def tracer(demo_model):
 @pytest.fixture(scope="module")
 def result(tracer):
     return tracer.run("top-k", budget=3)
-
-
-@pytest.fixture(autouse=True)
-def _without_browser(monkeypatch):
-    """Figures are written as HTML only, which takes no browser."""
-    write_all = figures.write_all
-
-    def html_only(named):
-        return write_all({path: each for path, each in named.items() if path.suffix == ".html"})
-
-    monkeypatch.setattr(figures, "write_all", html_only)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 import tracekit as tk
 from tests.cli.test_app import COMMANDS
-from tracekit import cli, figures
+from tracekit import cli
 from tracekit.cli.output import console, error_console
 from tracekit.demo import rows
 
@@ -47,17 +47,6 @@ CELLS = [
     for name in ARGUMENTS
     for encoding in ("ascii", "cp1252", "utf-8")
 ]
-
-
-@pytest.fixture(autouse=True)
-def _without_browser(monkeypatch):
-    """Figures are written as HTML only, which takes no browser."""
-    write_all = figures.write_all
-
-    def html_only(named):
-        return write_all({path: each for path, each in named.items() if path.suffix == ".html"})
-
-    monkeypatch.setattr(figures, "write_all", html_only)
 
 
 def with_streams(monkeypatch, encoding, *arguments):

@@ -181,8 +181,8 @@ class TestNumbers:
 
     def test_of_a_front(self, document, tmp_path, monkeypatch):
         monkeypatch.setattr("tracekit.figures.write_all", lambda figures: None)
-        limits = ("--max-budget", 4, "--max-passes", 60, "--output", tmp_path)
-        rows = document("pareto", *QUICK_TRACE[:4], *limits)["tables"]["front"]
+        limits = ("--max-budget", 3, "--max-passes", 40, "--output", tmp_path)
+        rows = document("pareto", *QUICK, *limits)["tables"]["front"]
         front = tk.ParetoFront.load(tmp_path / "pareto")
         assert [row["size"] for row in rows] == [*front.sizes]
         assert [row["effect"] for row in rows] == [result.effect for result in front]
@@ -219,8 +219,9 @@ class TestNumbers:
 
     def test_of_a_sweep(self, document, tmp_path):
         (tmp_path / "sweep.toml").write_text(
-            'models = ["demo"]\ndatasets = ["demo-bias"]\nmethods = ["top-k", "random"]\n'
-            'budgets = [2, 4]\nlimit = 6\nmetrics = ["odds-ratio", "kl"]'
+            'models = ["demo"]\ndatasets = ["demo-bias"]\n'
+            'methods = ["top-k", {name = "random", draws = 3}]\nbudgets = [2, 4]\n'
+            'limit = 6\nmetrics = ["odds-ratio", "kl"]'
         )
         parsed = document("sweep", tmp_path / "sweep.toml", "--output", tmp_path / "out", "--quiet")
         frame = tk.load_runs(tmp_path / "out").to_frame()
@@ -267,8 +268,8 @@ def test_three_runs_are_one_table_in_pandas(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tracekit.figures.write_all", lambda figures: None)
     for seed in (1, 2, 3):
-        options = ("--method", "random", "--budget", 2, "--seed", seed, "--output", f"of-{seed}")
-        printed = document("trace", *QUICK, *options)
+        method = ("--method", "random", "--option", "draws=5", "--seed", seed)
+        printed = document("trace", *QUICK, *method, "--budget", 2, "--output", f"of-{seed}")
         Path(f"run-{seed}.json").write_text(json.dumps(printed), encoding="utf-8")
     page = Path(__file__).parents[2] / "docs" / "cli.md"
     (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)

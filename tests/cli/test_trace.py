@@ -9,12 +9,13 @@ from itertools import count
 import pytest
 
 import tracekit as tk
+from tests.explore.bridge import CHROMIUM
 from tracekit.cli.parsing import parse_layers
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
 
 
-def test_trace_writes_figures_and_results(command, tmp_path):
+def test_trace_writes_figures_and_results(command, tmp_path, pictures):
     code, out, err = command(
         *("trace", "--dataset", "demo-bias", "--limit", 8, "--budget", 2, "--budget", "0.2"),
         *("--method", "top-k", "--method", "random", "--option", "random:draws=5"),
@@ -24,6 +25,8 @@ def test_trace_writes_figures_and_results(command, tmp_path):
     assert "24 attention-patterns in layers 0-1, 3 of demo, 8 examples of demo-bias" in out
     for name in ("heatmap.html", "curve.html", "plotly.min.js"):
         assert (tmp_path / name).exists()
+    if CHROMIUM is not None:
+        assert (tmp_path / "heatmap.png").read_bytes().startswith(b"\x89PNG")
     result = tk.TraceResult.load(tmp_path / "random-4")
     assert (result.budget, result.config) == (4, {"draws": 5})
     assert f"{result.effect:.4g}" in out

@@ -55,7 +55,7 @@ def test_the_table_of_the_command_has_every_architecture():
 @pytest.mark.parametrize("architecture", sorted(set(FIRST) - {"mixtral"}))
 def test_searches_run_on_it(architecture):
     kinds = "attention-patterns+mlp-outputs"
-    tracer = tk.Tracer(tk.load_model(random_model(architecture)), tiny.pairs(), kinds)
+    tracer = tk.Tracer(tiny.shared_model(architecture), tiny.pairs(), kinds)
     result = tracer.run(budget=3, epochs=2)
     assert 0 < result.n_selected <= 3
     assert result.effect == pytest.approx(tracer.evaluate(result.binary_mask), rel=1e-4)
@@ -66,7 +66,7 @@ def test_interventions_are_those_of_plain_forward_hooks(architecture):
     """The same replacement, made with hooks on the modules of the Hugging Face model."""
     rows = [{**row, "x_ids": row["x_ids"][:1], "y_ids": row["y_ids"][:1]} for row in tiny.rows(4)]
     tracer = tk.Tracer(
-        tk.load_model(random_model(architecture)),
+        tiny.shared_model(architecture),
         tk.PromptPairs.from_ids(rows),
         "head-outputs+mlp-blocks",
         "logit-difference",

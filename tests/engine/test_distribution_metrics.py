@@ -76,7 +76,7 @@ def test_effects_equal_plain_hooks(architecture, soft, direction):
     plain = Plain(architecture, "head-outputs")
     rows = rows_with_sets()
     tracer = tk.Tracer(
-        tk.load_model(tiny.hf_model(architecture)),
+        tiny.shared_model(architecture),
         tk.PromptPairs.from_ids(rows),
         "head-outputs",
         metric="logit-difference",

@@ -20,7 +20,7 @@ IN_SHORT = ("gpt2", "llama", "gemma2", "gpt_neox")
 
 
 def bridged(architecture):
-    return tk.load_model(tiny.hf_model(architecture))
+    return tiny.shared_model(architecture)
 
 
 @pytest.mark.parametrize("kind", EDGE_KINDS)

@@ -225,7 +225,7 @@ def test_all_head_outputs_and_blocks_leave_the_difference_of_the_embeddings(any_
     torch.testing.assert_close(seen["patched"], expected, rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     batch_size=st.integers(1, 9),
     order=st.permutations(range(8)),

@@ -91,6 +91,6 @@ def check(architecture, hf, data, heads=HEADS):
 @pytest.mark.parametrize("skips", [True, False])
 def test_heads_equal_plain_models(architecture, skips):
     options = {} if skips else {"capabilities": tk.Capabilities.none()}
-    model = tk.load_model(tiny.hf_model(architecture))
+    model = tiny.shared_model(architecture)
     engine = tiny.engine(model, tiny.pairs(5), "head-outputs", max_batch_size=3, **options)
     check(architecture, tiny.hf_model(architecture), engine.data)

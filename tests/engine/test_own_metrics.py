@@ -12,7 +12,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.errors import MetricError, NonFiniteMetricError, NotDifferentiableError
 
-MODEL = tk.load_model(tiny.hf_model("gpt2"))
+MODEL = tiny.shared_model("gpt2")
 PAIRS = tiny.pairs(4, seed=3)
 SEARCHES = ("attribution", "mask-ig", "pgb-ct", "dcm", "local-search")
 _own = torch.nn.Parameter(torch.tensor(2.0))

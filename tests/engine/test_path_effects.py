@@ -189,7 +189,7 @@ def plainly(tracer, plain, rows):
 
 
 def traced(architecture, kinds="head-outputs+mlp-blocks", n=2, **options):
-    model = tk.load_model(tiny.hf_model(architecture))
+    model = tiny.shared_model(architecture)
     data = tiny.pairs(n, seed=5, longest=1)
     return tk.Tracer(model, data, kinds, "logit-difference", **options)
 

@@ -57,7 +57,7 @@ def searched(engine, method, seed=0):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kinds", KINDS)
 def test_a_search_of_played_passes_finds_the_same(played, monkeypatch, kinds, method):
-    model = tk.load_model(tiny.hf_model("llama"))
+    model = tiny.shared_model("llama")
     pairs = tiny.pairs(8, longest=KINDS[kinds])
     ours = searched(tiny.engine(model, pairs, kinds, "logit-difference"), method)
     n_played = played()

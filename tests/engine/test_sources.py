@@ -63,7 +63,7 @@ def architecture(request):
 
 @pytest.fixture(scope="module")
 def bridge(architecture):
-    return tk.load_model(tiny.hf_model(architecture))
+    return tiny.shared_model(architecture)
 
 
 @pytest.fixture(scope="module", params=["mlp-outputs", "head-outputs"])

@@ -46,7 +46,7 @@ def skip_what_is_not_there(architecture, kind):
     """Where attention and MLP run in parallel, there is no stream between them; it is refused."""
     if (architecture, kind) == ("gpt_neox", "residual-between"):
         with pytest.raises(HookPointError, match="hook_resid_mid does not exist. Use residual"):
-            tk.Tracer(tk.load_model(tiny.hf_model(architecture)), tiny.pairs(2), kind)
+            tk.Tracer(tiny.shared_model(architecture), tiny.pairs(2), kind)
         pytest.skip("There is nothing between attention and MLP.")
 
 
@@ -94,7 +94,7 @@ def test_spans_of_every_kind_equal_plain_hooks(architecture, kind, soft, other_l
     plain = Plain(architecture, kind)
     rows = rows_with_spans(4, other_length=other_length)
     tracer = tk.Tracer(
-        tk.load_model(tiny.hf_model(architecture)),
+        tiny.shared_model(architecture),
         tk.PromptPairs.from_ids(rows),
         kind,
         "logit-difference",
@@ -131,7 +131,7 @@ def test_spans_under_every_source_equal_plain_hooks(architecture, kind, source, 
     plain, rows = Plain(architecture, kind), rows_with_spans(4)
     options = {"source": source, "direction": direction}
     tracer = tk.Tracer(
-        tk.load_model(tiny.hf_model(architecture)),
+        tiny.shared_model(architecture),
         tk.PromptPairs.from_ids(rows),
         kind,
         "logit-difference",
@@ -154,7 +154,7 @@ def test_kinds_at_all_positions_equal_plain_hooks(architecture, kind):
     plain = Plain(architecture, kind)
     rows = tiny.rows(4)
     tracer = tk.Tracer(
-        tk.load_model(tiny.hf_model(architecture)),
+        tiny.shared_model(architecture),
         tk.PromptPairs.from_ids(rows),
         kind,
         "logit-difference",
@@ -243,7 +243,7 @@ def test_positions_equal_plain_hooks(architecture, kind):
     plain = Plain(architecture, kind)
     rows = [row for row in tiny.rows(40) if len(row["prompt_ids"]) == 5][:3]
     tracer = tk.Tracer(
-        tk.load_model(tiny.hf_model(architecture)),
+        tiny.shared_model(architecture),
         tk.PromptPairs.from_ids(rows),
         kind,
         "logit-difference",
@@ -563,7 +563,7 @@ def feature_kind(name="features", layers=(0, 2)):
 def test_features_are_mixed_and_the_error_is_kept(architecture, soft):
     plain, rows, kind = Plain(architecture, "residual"), tiny.rows(5), feature_kind()
     pairs = tk.PromptPairs.from_ids(rows)
-    model = tk.load_model(tiny.hf_model(architecture))
+    model = tiny.shared_model(architecture)
     tracer = tk.Tracer(model, pairs, kind, "logit-difference")
     assert len(tracer.registry) == 20
     assert tracer.registry.layers == (0, 2)

@@ -245,18 +245,32 @@ def test_singles_are_those_of_the_engine(engine):
 # ---- the widget, without a browser ------------------------------------------------------------
 
 
-@pytest.fixture
-def demo(demo_model):
+def demo_of(demo_model):
     pairs = tk.load_dataset("demo-facts", demo_model)[:8]
     return tk.Tracer(demo_model, pairs, metric="probability-drop", layers=[0, 1])
 
 
+@pytest.fixture
+def demo(demo_model):
+    return demo_of(demo_model)
+
+
+@pytest.fixture(scope="module")
+def searched(demo_model):
+    """A tracer, with a result, a curve and a front of it."""
+    tracer = demo_of(demo_model)
+    return (
+        tracer,
+        tracer.run("top-k", budget=3),
+        tracer.run("greedy", budgets=[1, 2]),
+        tracer.pareto(max_budget=2, statistics=False, max_passes=20),
+    )
+
+
 @pytest.mark.parametrize("start", ["nothing", "components", "result", "mask", "curve", "front"])
-def test_where_an_explorer_starts(demo, start):
+def test_where_an_explorer_starts(searched, start):
     pytest.importorskip("anywidget")
-    result = demo.run("top-k", budget=3)
-    curve = demo.run("greedy", budgets=[1, 2])
-    front = demo.pareto(max_budget=2, statistics=False, max_passes=20)
+    demo, result, curve, front = searched
     given, expected = {
         "nothing": (None, []),
         "components": (result.components, result.components),

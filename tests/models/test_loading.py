@@ -305,26 +305,29 @@ def test_something_else(unchecked):
 SCRIPT = """
 import sys, tracekit as tk
 from tracekit.models.hooked import revision_of
-try:
-    model = tk.load_model(sys.argv[1], **dict(given.split("=") for given in sys.argv[2:]))
-    print("loaded", model.cfg.n_layers, next(model.parameters()).dtype, revision_of(model))
-except tk.errors.TracekitError as error:
-    print(type(error).__name__, error)
+for name in sys.argv[1:]:
+    name, *options = name.split()
+    try:
+        model = tk.load_model(name, **dict(given.split("=") for given in options))
+        print("loaded", model.cfg.n_layers, next(model.parameters()).dtype, revision_of(model))
+    except tk.errors.TracekitError as error:
+        print(type(error).__name__, error)
 """
 
 
-def ask(name, endpoint, cache, *options):
-    """Loads a model in a fresh process."""
+def ask(endpoint, cache, *names):
+    """Loads models in a fresh process; a name may be followed by options."""
     start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT, name, *options],
+        [sys.executable, "-W", "ignore", "-c", SCRIPT, *names],
         env={**os.environ, **on_hub(endpoint, cache)},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.stdout, done.stderr[-2000:]
-    return done.stdout.strip().splitlines()[-1], time.perf_counter() - start
+    found = re.findall(r"^(?:loaded|\w+Error) .*", done.stdout, re.MULTILINE)
+    assert len(found) == len(names), done.stderr[-2000:]
+    return found, time.perf_counter() - start
 
 
 @pytest.fixture
@@ -345,28 +348,30 @@ NOWHERE = "http://127.0.0.1:9"
 @pytest.mark.slow
 def test_models_come_from_the_hub_and_then_from_its_cache(hub, tmp_path):
     expected = f"loaded 4 torch.float32 {commit_of('main')}"
-    found, _ = ask("someone/small", hub, tmp_path)
-    assert found == expected
-    cached, seconds = ask("someone/small", NOWHERE, tmp_path)
-    assert cached == expected
+    assert ask(hub, tmp_path, "someone/small")[0] == [expected]
+    cached, seconds = ask(NOWHERE, tmp_path, "someone/small")
+    assert cached == [expected]
     assert seconds < 40
 
 
 def test_revision_is_loaded_from_the_hub_and_from_its_cache_or_is_an_error(hub, tmp_path):
     expected = f"loaded 3 torch.float32 {commit_of('step1')}"
     # Only this revision is in the cache afterwards.
-    assert ask("someone/steps", hub, tmp_path, "revision=step1")[0] == expected
-    assert ask("someone/steps", NOWHERE, tmp_path, "revision=step1")[0] == expected
-    assert ask("someone/steps", NOWHERE, tmp_path)[0].startswith(
-        "HubUnreachableError The model 'someone/steps' is not on this machine"
-    )
-    assert ask("someone/steps", NOWHERE, tmp_path, "revision=step2")[0].startswith(
-        "HubUnreachableError The revision 'step2' of model 'someone/steps' is not on this machine"
-    )
-    assert ask("someone/steps", hub, tmp_path, "revision=step2")[0] == (
+    first, second = (f"someone/steps revision={name}" for name in ("step1", "step2"))
+    found, _ = ask(hub, tmp_path, first, second)
+    assert found == [
+        expected,
         "UnknownModelError The hub has no revision 'step2' of the model 'someone/steps'. "
-        "Give one of its branches, tags or commits."
-    )
+        "Give one of its branches, tags or commits.",
+    ]
+    cached, *refused = ask(NOWHERE, tmp_path, first, "someone/steps", second)[0]
+    assert cached == expected
+    for text, of_what in zip(
+        refused,
+        ("model 'someone/steps'", "revision 'step2' of model 'someone/steps'"),
+        strict=True,
+    ):
+        assert text.startswith(f"HubUnreachableError The {of_what} is not on this machine")
 
 
 def test_revision_of_a_directory_or_of_a_model_in_memory_is_refused(directory):
@@ -484,15 +489,14 @@ def test_compiled_model_is_traced_as_it_was():
 
 
 def test_unknown_and_gated_models(hub, tmp_path):
-    found, _ = ask("someone/else", hub, tmp_path)
+    (found, gated), _ = ask(hub, tmp_path, "someone/else", "someone/secret")
     assert found.startswith("UnknownModelError The hub has no model 'someone/else' that you may")
     assert "There is no folder ./someone/else: check the name, pass a directory" in found
-    found, _ = ask("someone/secret", hub, tmp_path)
-    assert found.startswith("UnknownModelError The hub asks for permission to read someone/secret.")
+    assert gated.startswith("UnknownModelError The hub asks for permission to read someone/secret.")
 
 
 def test_an_unreachable_hub_fails_fast(tmp_path):
-    found, seconds = ask("someone/small", NOWHERE, tmp_path)
+    (found,), seconds = ask(NOWHERE, tmp_path, "someone/small")
     assert found == (
         "HubUnreachableError The model 'someone/small' is not on this machine and the hub cannot "
         "be reached. There is no folder ./someone/small: pass one that holds the model, or use "

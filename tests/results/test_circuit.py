@@ -15,7 +15,7 @@ from tracekit.errors import ComponentError, ConfigError, DataFormatError
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
 def result(request):
-    model = tk.load_model(tiny.hf_model(request.param))
+    model = tiny.shared_model(request.param)
     tracer = tk.Tracer(model, tiny.pairs(8), "edges", "logit-difference")
     return tracer.run("mask-ig", budget=25, sign="full")
 
@@ -130,7 +130,7 @@ def test_mib_files_come_back(result, tmp_path):
     )
     inside = {name for name, edge in edges.items() if edge["in_graph"]}
     assert len(inside) >= result.n_selected
-    model = tk.load_model(tiny.hf_model("gpt2" if len(result.registry) == 262 else "llama"))
+    model = tiny.shared_model("gpt2" if len(result.registry) == 262 else "llama")
     tracer = tk.Tracer(model, tiny.pairs(8), "edges", "logit-difference")
     scores = tracer.from_mib(path)
     assert scores.tolist() == pytest.approx(result.component_scores.tolist(), abs=1e-6)

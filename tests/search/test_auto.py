@@ -225,14 +225,14 @@ def test_single_effects_that_hold_better_have_a_set_of_every_size(tracer, monkey
     patched(monkeypatch, Ranked())
     # The joint search found sets of one and of seven components.
     monkeypatch.setattr(BestSets, "improving", [1, 7])
-    front = tracer.pareto(max_budget=9, max_passes=200)
+    front = tracer.pareto(max_budget=9, max_passes=60)
     assert front.sizes == (1, 2, 3, 4, 5, 7)
     assert {result.method for result in front} == {"ranked"}
     assert [front.at(size).n_selected for size in (3, 6, 9)] == [3, 5, 7]
     assert front.at(4).effect == 0.25
     # Where they do not hold better there are none between.
     monkeypatch.setattr(CrossFit, "choice_near", lambda self, size: int(size > 3))
-    front = tracer.pareto(max_budget=9, max_passes=200, statistics=False, objective="auto")
+    front = tracer.pareto(max_budget=9, max_passes=60, statistics=False, objective="auto")
     assert front.sizes == (1, 4, 5, 7)
     assert [result.method for result in front] == ["local-search", *["ranked"] * 3]
 
@@ -288,7 +288,7 @@ def test_many_components_ranked_alone_have_sets_of_some_sizes(tracer, monkeypatc
         monkeypatch.setattr(CrossFit, "choice_near", lambda self, size, choice=choice: choice)
         patched(monkeypatch, Fixed(order=tuple(range(12))))
         monkeypatch.setattr("tracekit.search.auto._is_taken", lambda alone, joint: True)
-        front = tracer.pareto(max_budget=9, max_passes=200, statistics=False, objective="auto")
+        front = tracer.pareto(max_budget=9, max_passes=60, statistics=False, objective="auto")
         assert front.sizes == expected
         assert {result.method for result in front} == {"fixed" if choice else "local-search"}
 

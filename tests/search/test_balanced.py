@@ -107,11 +107,12 @@ def test_a_set_that_overshoots_is_balanced_and_another_is_the_plain_prefix(
     full, goal = engine.full_effects.mean().item(), Goal(budgets=tuple(range(1, 13)))
     assert full * sign > 0
     slopes = sum(target.slopes(torch.full((12,), level)) for level in (0.0, 0.5, 1.0))
-    for scores in (slopes, *torch.randn(3, 12, generator=torch.Generator().manual_seed(5))):
+    for scores in (slopes, torch.randn(12, generator=torch.Generator().manual_seed(5))):
         order = ranking(scores)
         for found in best_prefixes(target, goal, scores, by_slopes=True):
             plain, size = Selection.measured(target, order[: found.budget]), found.budget
-            own, others = (engine.effects(abs(side - plain.mask.float())).mean() for side in (0, 1))
+            sides = torch.stack([plain.mask, ~plain.mask]).float()
+            own, others = engine.effects(sides).mean(1)
             faithful = {0.0: own / full, 1.0: 1 - others / full}
             looked_at = weight if weight != 0.5 else float(direction == "noising")
             does_too_much = faithful[looked_at].item() > 1 + 1e-6

@@ -29,8 +29,8 @@ def test_its_effect_is_zero(tracer, given):
     assert tracer.evaluate(given) == tracer.evaluate(given, held_out=True) == 0
     assert tracer.evaluate(given, per_example=True).tolist() == [0] * 4
     assert (tracer.evaluate(given, metrics=["kl", "odds-ratio"]).loc["effect"] == 0).all()
-    assert tracer.as_result(given).effect == 0
-    assert tracer.as_result(given).labels == []
+    result = tracer.as_result(given)
+    assert (result.effect, result.labels) == (0, [])
 
 
 @pytest.mark.parametrize("given", [[], {}], ids=repr)

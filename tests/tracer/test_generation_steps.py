@@ -87,13 +87,14 @@ def test_generate_acts_on_the_positions_of_the_prompt(demo_model, pairs, kind, s
         tracer = tk.Tracer(demo_model, pairs, kind, source=source, positions=positions)
         for prompt, other in zip(PROMPTS, CHANGED, strict=True):
             ids = encode(prompt, add_special_tokens=False)
-            if positions == [0, 1] and len(ids) == 1:
+            # Prompts of one token and of four; where the first two are patched, of two and of four.
+            if len(ids) == (1 if positions == [0, 1] else 2):
                 continue
             other = other if source == "counterfactual" else None
-            row = tracer.generate("all", prompt, other, max_new_tokens=5).table.iloc[0]
+            row = tracer.generate("all", prompt, other, max_new_tokens=3).table.iloc[0]
             others = None if other is None else encode(other, add_special_tokens=False)
             hooks = own_hooks(demo_model, tracer, kind, positions, ids, others)
-            expected = continued(demo_model, prompt, 5, lambda _, hooks=hooks: hooks)
+            expected = continued(demo_model, prompt, 3, lambda _, hooks=hooks: hooks)
             assert row["intervened"] == expected, (positions, prompt)
             changed += row["intervened"] != row["clean"]
     assert changed
@@ -106,7 +107,8 @@ HOW = {
     "chunks": {"prefill_chunk_size": 2},
 }
 
-
+NEW = 5
+"""New tokens: more than a window has keys, so that even a short prompt leaves it."""
 LACKING = {("static cache", "gpt_neo")}
 """Ways of generating that give other texts in transformers itself."""
 
@@ -117,8 +119,8 @@ def greedy(model, ids, **options):
     whole = model.original_model.generate(
         ids.clamp(min=0),
         attention_mask=mask,
-        max_new_tokens=7,
-        min_new_tokens=7,
+        max_new_tokens=NEW,
+        min_new_tokens=NEW,
         do_sample=False,
         pad_token_id=0,
         **options,
@@ -159,7 +161,7 @@ def test_a_patch_by_hand_acts_on_the_prompt(small, kind, length, positions):
     patch, mask = patch_of(small, kind, ids, list(positions))
     tokens = torch.tensor([ids])
     expected = tokens
-    for _ in range(7):
+    for _ in range(NEW):
         logits = small.run_with_hooks(expected, fwd_hooks=patch.hooks(mask))
         expected = torch.cat([expected, logits[:, -1:].argmax(-1)], 1)
     expected = expected[:, length:].tolist()
@@ -169,7 +171,7 @@ def test_a_patch_by_hand_acts_on_the_prompt(small, kind, length, positions):
         for cached in (True, False):
             whole = small.generate(
                 tokens,
-                max_new_tokens=7,
+                max_new_tokens=NEW,
                 do_sample=False,
                 use_past_kv_cache=cached,
                 verbose=False,
@@ -256,17 +258,21 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_settings_of_the_checkpoint_act_if_asked_for(
-    demo_model, pairs, monkeypatch, name, temperature
-):
+@pytest.fixture(scope="module", params=[0.0, 1.0])
+def written(request, demo_model, pairs):
+    """Who writes, what it is asked, and what it writes without settings of the checkpoint."""
     tracer = tk.Tracer(demo_model, pairs, "head-outputs", source="mean", positions="all")
     prompts = ["she forgot the key . she forgot the", "the pilot"]
-    options = {"max_new_tokens": 8, "temperature": temperature}
+    options = {"max_new_tokens": 8, "temperature": request.param}
     expected = tracer.generate("L1H4", prompts, **options)
     assert "settings" not in expected.how
-    assert temperature or expected.clean == tuple(continued(demo_model, p) for p in prompts)
+    assert request.param or expected.clean == tuple(continued(demo_model, p) for p in prompts)
+    return tracer, prompts, options, expected
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_the_checkpoint_act_if_asked_for(demo_model, written, monkeypatch, name):
+    tracer, prompts, options, expected = written
     config = demo_model.original_model.generation_config
     monkeypatch.setattr(config, name, SETTINGS[name])
     found = tracer.generate("L1H4", prompts, **options)

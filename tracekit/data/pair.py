@@ -216,14 +216,15 @@ def check_keys(
     Without `is_strict` only keys like known ones are refused; others may be notes on the example.
     """
     allowed = sorted(allowed)
+    known_keys = {*allowed, *OWN_KEYS}
     hints = {**dict.fromkeys(id_keys(), "Give rows of token ids to from_ids."), **_HINTS}
-    for key in row:
-        hint = hints.get(key) or near_miss(key, [*allowed, *OWN_KEYS])
-        if key not in (*allowed, *OWN_KEYS) and (is_strict or hint):
+    for key in [key for key in row if key not in known_keys]:
+        hint = hints.get(key) or near_miss(key, known_keys)
+        if is_strict or hint:
             raise PairsError(
                 f"Example {number} has the key {shortened(key)}, which nobody reads. "
                 f"{hint}".rstrip()
-                + f" Keys: {', '.join(sorted({*allowed, *OWN_KEYS}))}."
+                + f" Keys: {', '.join(sorted(known_keys))}."
             )
     missing = set(required) - set(row)
     if missing:

@@ -126,30 +126,29 @@ def foreign_hooks(model: HookedModel) -> list[str]:
     # Of several names of a hook point the last one is the usual.
     names = {id(point): name for name, point in model.hook_dict.items()}
     owners: dict[Any, None] = dict.fromkeys(model.hook_dict.values())
+    seen: set[Any] = set()
     for whole in reversed(_wholes(model)):
-        for name, module in getattr(whole, "named_modules", dict)():
-            plain = re.sub(r"\._?original_component", "", name) or type(module).__name__
+        for name, module in getattr(whole, "named_modules", lambda seen: ())(seen):
+            plain = name or type(module).__name__
             names.setdefault(id(module), plain)
             owners[module] = None
             for of_module, parameter in module._parameters.items():
-                if parameter is None:
-                    continue
-                names.setdefault(id(parameter), f"{plain}.{of_module}")
-                owners[parameter] = None
+                if parameter is not None:
+                    names.setdefault(id(parameter), f"{plain}.{of_module}")
+                    owners[parameter] = None
     everywhere = torch.nn.modules.module
     names[id(everywhere)] = "all modules"
     owners[everywhere] = None
-    return [names[id(owner)] for owner in owners if any(map(_is_foreign, _hooks_of(owner)))]
+    left = [names[id(owner)] for owner in owners if any(map(_is_foreign, _hooks_of(owner)))]
+    return [re.sub(r"\._?original_component", "", name) for name in left]
 
 
-def _hooks_of(owner: Any) -> Iterator[Any]:
+def _hooks_of(owner: Any) -> list[Any]:
     """Hooks of a module, of a parameter, or of torch's module about modules: those of all."""
-    for name in _HOOKS:
-        # Not getattr of a module: a bridge would ask the one that it wraps.
-        hooks_left = (
-            getattr(owner, name, None) if isinstance(owner, Tensor) else vars(owner).get(name)
-        )
-        yield from (hooks_left or {}).values()
+    # Not getattr of a module: a bridge would ask the one that it wraps.
+    is_module = not isinstance(owner, Tensor)
+    held = vars(owner) if is_module else {name: getattr(owner, name, None) for name in _HOOKS}
+    return [hook for name in _HOOKS if (left := held.get(name)) for hook in left.values()]
 
 
 def _is_foreign(hook: Any) -> bool:
