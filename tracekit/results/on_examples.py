@@ -14,6 +14,7 @@ from torch import Tensor
 from tracekit._util.clusters import Over, independent, n_text
 from tracekit._util.markup import with_ends
 from tracekit.data.prompts import DataOrigin, PromptPairs
+from tracekit.engine.choices import said_of
 from tracekit.engine.engine import Engine
 from tracekit.errors import NoResultError
 from tracekit.metrics import Effects, bounds_of
@@ -84,6 +85,8 @@ class OnExamples(OverExamples):
     """By which metric the effects are."""
     direction: str
     """`noising` or `denoising`."""
+    choices: Float[Tensor, "run 4"] | None = None
+    """What the model says by itself and with the set (`choices_in`); None: not measured."""
 
     @classmethod
     def of(
@@ -92,6 +95,7 @@ class OnExamples(OverExamples):
         effects: Effects,
         complement: Effects | None = None,
         full: Effects | None = None,
+        choices: Float[Tensor, "run 4"] | None = None,
     ) -> OnExamples:
         """Measured effects on the examples of an engine; `full` by another metric than its own."""
         pairs = engine.pairs
@@ -107,6 +111,7 @@ class OnExamples(OverExamples):
             chat=pairs.chat,
             metric=engine.metric.name,
             direction=engine.metric.direction,
+            choices=choices,
         )
 
     @property
@@ -145,6 +150,11 @@ class OnExamples(OverExamples):
         confidence interval where the set was not selected on these examples, else a spread.
         """
         return effect_interval(self.effects, bounds=bounds_of(self.metric), **self.over)
+
+    @property
+    def said(self) -> str:
+        """Whether the behaviour flips, in words; empty where that was not measured."""
+        return said_of(self.choices, self.n_examples)
 
     def row(self) -> dict[str, float]:
         """Entries of a table: `effect` and its ends, `full_effect` and `share` of it."""

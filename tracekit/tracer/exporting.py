@@ -31,6 +31,7 @@ from tracekit.components import ComponentRegistry
 from tracekit.components.masks import Mask, from_indices
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.counterfactuals import Constants, constants_of
+from tracekit.engine.choices import said_of
 from tracekit.engine.engine import Engine
 from tracekit.engine.forward import ForwardPass
 from tracekit.engine.patching import shares_of
@@ -133,7 +134,10 @@ def export(
                 f"{export.largest_difference:.3g} on an example. This architecture puts something "
                 "between the component and its projection. Nothing was written."
             )
-        card = _card(engine, setup, mask, export, result, side_effects)
+        on, chosen = ("held_out" if n_fresh else "own"), members_of(members, traced.registry)
+        said = f"{'held out' if n_fresh else 'searched'}: "
+        said += said_of(traced.choices([chosen], on), n_fresh or n)
+        card = _card(engine, setup, mask, export, result, side_effects, said)
         write_beside(Path(made) / "README.md", card)
         if result is not None:
             result.save(Path(made) / "trace")
@@ -335,6 +339,7 @@ def _card(
     export: Export,
     result: TraceResult | None,
     side_effects: SideEffects | None,
+    said: str,
 ) -> str:
     """The README of the written model."""
     name = model_name(engine.model)
@@ -352,6 +357,7 @@ def _card(
         f"{export.effects.mean():.6g}; largest difference on an example: "
         f"{export.largest_difference:.2g}",
         *([] if held is None else [f"- On {len(held)} held-out examples: {held.mean():.6g}"]),
+        f"- First choices, {said}",
         f"- Tokenizer: {export.tokenizer}",
         f"- Setup: `{setup}`",
         *([] if result is None else [f"- Found by {result.title}, seed {result.seed}; `trace/`"]),
