@@ -339,12 +339,6 @@ class TraceResult:
         """Name of the model, and the type of its weights where that is not float32."""
         return model_text(self.model, self.model_facts.dtype)
 
-    @property
-    def choices_said(self) -> list[str]:
-        """Whether the behaviour flips, on the searched and the held-out examples, in words."""
-        on = {"searched": self.own, "held out": self.held_out}
-        return [f"{where}: {each.said}" for where, each in on.items() if each and each.said]
-
     def __repr__(self) -> str:
         names = ", ".join(self.labels[:12]) + (", ..." if self.n_selected > 12 else "")
         return printable(
@@ -373,7 +367,8 @@ class TraceResult:
         for name, score in zip(("faithfulness", "completeness"), self.circuit_scores, strict=True):
             facts.append(f"{name}, {where}, {value_text(score, '.2f')}")
         facts += [f"{name} {effect:.4g}" for name, effect in self.extra_effects.items()]
-        facts += self.choices_said
+        said = (self.held_out or self.own).said
+        facts += [f"{where}: {said}"] if said else []
         facts.append(f"{self.cost.forward_equivalents:.0f} passes, {self.run.seconds:.1f} s")
         facts += [f"noise floor {self.noise_floor:.2g}"] if self.noise_floor else []
         facts += [f"stopped by {self.stopped}"] if self.stopped else []

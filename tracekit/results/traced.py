@@ -17,8 +17,7 @@ from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.masks import complement_of, from_indices
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.prompts import PromptPairs
-from tracekit.engine.choices import choices_in
-from tracekit.engine.effects import noise_floor
+from tracekit.engine.effects import choices_in, noise_floor
 from tracekit.engine.engine import Engine
 from tracekit.engine.setup import BoundSetup, Setup
 from tracekit.engine.sources import name_of
@@ -201,10 +200,8 @@ class Traced:
         fresh = measured("held_out", self.held_out, list(map(self.held_out.effects, masks)))
         return list(zip(own, fresh, strict=True))
 
-    def choices(
-        self, sets: Sequence[ComponentSet] = (), part: str = "own"
-    ) -> Float[Tensor, "run 4"]:
-        """What the model says by itself and with each of some sets, on `own` or `held_out`."""
+    def choices(self, sets: Sequence[ComponentSet] = (), part: str = "own") -> Tensor:
+        """What is said without and with each of some sets, on `own` or `held_out`; `choices_in`."""
         other = None
         with suppress(PairsError):  # The source is no run.
             other = getattr(self.opposite, part).data

@@ -31,7 +31,6 @@ from tracekit.components import ComponentRegistry
 from tracekit.components.masks import Mask, from_indices
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.counterfactuals import Constants, constants_of
-from tracekit.engine.choices import said_of
 from tracekit.engine.engine import Engine
 from tracekit.engine.forward import ForwardPass
 from tracekit.engine.patching import shares_of
@@ -134,10 +133,9 @@ def export(
                 f"{export.largest_difference:.3g} on an example. This architecture puts something "
                 "between the component and its projection. Nothing was written."
             )
-        on, chosen = ("held_out" if n_fresh else "own"), members_of(members, traced.registry)
-        said = f"{'held out' if n_fresh else 'searched'}: "
-        said += said_of(traced.choices([chosen], on), n_fresh or n)
-        card = _card(engine, setup, mask, export, result, side_effects, said)
+        chosen = members_of(members, traced.registry)
+        ((own, fresh),) = traced.on_examples([chosen], [export.effects])
+        card = _card(engine, setup, mask, export, result, side_effects, (fresh or own).said)
         write_beside(Path(made) / "README.md", card)
         if result is not None:
             result.save(Path(made) / "trace")
@@ -200,8 +198,9 @@ def _folded(engine: Engine, constants: Constants, mask: Mask) -> Any:
     for hook_name, replaced in _replaced(engine.registry, constants, mask).items():
         layer, hook = hook_name.split(".", 2)[1:]
         part, is_input, setting = PROJECTIONS[hook]
-        block = engine.model.blocks[int(layer)]  # type: ignore[attr-defined]
-        module = _original(block, part)
+        module: Any = engine.model.blocks[int(layer)]  # type: ignore[attr-defined]
+        for each in (*part.split("."), "original_component"):
+            module = getattr(module, each, None)
         name = names.get(id(module))
         if name is None or type(module).__name__ not in ("Linear", "Conv1D"):
             raise UnsupportedModelError(
@@ -227,13 +226,6 @@ def _folded(engine: Engine, constants: Constants, mask: Mask) -> Any:
         if f"{name}.bias" in changed and f"{name}.bias" not in state:
             settings.add(setting)
     return _rebuilt(original, state, changed, settings)
-
-
-def _original(block: Any, part: str) -> Any:
-    """The Hugging Face module behind a part of a bridge's block; None if there is none."""
-    for name in (*part.split("."), "original_component"):
-        block = getattr(block, name, None)
-    return block
 
 
 def _rebuilt(
@@ -357,7 +349,7 @@ def _card(
         f"{export.effects.mean():.6g}; largest difference on an example: "
         f"{export.largest_difference:.2g}",
         *([] if held is None else [f"- On {len(held)} held-out examples: {held.mean():.6g}"]),
-        f"- First choices, {said}",
+        f"- First choices, {'searched' if held is None else 'held out'}: {said}",
         f"- Tokenizer: {export.tokenizer}",
         f"- Setup: `{setup}`",
         *([] if result is None else [f"- Found by {result.title}, seed {result.seed}; `trace/`"]),

@@ -18,9 +18,9 @@ from tracekit.anatomy.look import Look, LookPart, Row
 from tracekit.components.members import members_of
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import checks
-from tracekit.engine.choices import rows_of
 from tracekit.engine.engine import Engine
 from tracekit.errors import NotDifferentiableError, TracekitError
+from tracekit.results.on_examples import rows_of
 from tracekit.results.pareto_statistics import control_sets
 from tracekit.results.result import TraceResult
 from tracekit.results.single_effects import SingleEffects, single_effects

@@ -269,7 +269,6 @@ class SearchRun:
         share = n_held_out / traced.own.n_examples
         # The effects of sets that were chosen by scores; one pass of these is in their cost.
         again = 0 if self._by_effect else n_results - 1
-        # Complements, first choices and, held out, the set itself.
         passes = again + n_results * (2 + has_also + share * (3 + has_also))
         if statistics is None:
             return passes

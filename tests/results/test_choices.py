@@ -10,7 +10,7 @@ import torch
 import tests.files as files
 import tests.tiny as tiny
 import tracekit as tk
-from tracekit.engine.choices import rows_of, said_of
+from tracekit.results.on_examples import OnExamples, rows_of
 
 
 @pytest.mark.parametrize("direction", ["noising", "denoising"])
@@ -87,7 +87,9 @@ CASES = {
 def test_words_say_whether_the_behaviour_flips(text):
     runs = [[nan if each is None else each for each in run] for run in CASES[text]]
     choices = torch.tensor([[x, y, 0.0, kl] for x, y, kl in runs]) if runs else None
-    assert said_of(choices, 16) == text
+    names = {"dataset": "", "fingerprint": "", "metric": "", "direction": "noising"}
+    on = OnExamples(effects=torch.zeros(16), full=torch.zeros(16), choices=choices, **names)
+    assert on.said == text
 
 
 def test_results_pages_and_models_say_it(demo_model, tmp_path):
@@ -98,14 +100,13 @@ def test_results_pages_and_models_say_it(demo_model, tmp_path):
     result = tracer.run("attribution", budget=4)
     said = result.held_out.said
     assert said.startswith(f"x first on {result.held_out.choices[2, 0]:.0f} of 4 (clean ")
-    assert result.choices_said == [f"searched: {result.own.said}", f"held out: {said}"]
     assert f"held out: {said}" in result._repr_html_()
     assert f" There {said}." in tk.report(result, tmp_path / "report.html").read_text()
     tracer.export(result, tmp_path / "edited")
     assert f"- First choices, held out: {said}\n" in (tmp_path / "edited/README.md").read_text()
     result.save(tmp_path / "run")
-    assert tk.TraceResult.load(tmp_path / "run").choices_said == result.choices_said
+    assert tk.TraceResult.load(tmp_path / "run").own.said == result.own.said != ""
     # Results that were saved before choices were say nothing of them.
     files.rewrite(tmp_path / "run/result.json", lambda _, tensors: tensors.pop("own.choices"))
     earlier = tk.TraceResult.load(tmp_path / "run")
-    assert earlier.choices_said == [f"held out: {said}"]
+    assert (earlier.own.said, earlier.held_out.said) == ("", said)
