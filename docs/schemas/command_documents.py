@@ -15,11 +15,14 @@ _RESULTS = (
     "passes, seconds, components, n_examples, n_independent, n_held_out, n_held_out_independent, "
     "model, dataset, kind, metric, source, direction, positions, seed, *"
 )
+_CHOICES = {
+    "choices": "method, n_selected, examples, run, n, first_x, first_y, neither, log_odds, kl",
+}
 _ESTIMATES = {"estimates": "method, passes, further, is_exact, example_passes, seconds, memory"}
 _CHECKS = {"checks": "color, check, finding"}
 _TABLES: dict[str, dict[str, str]] = {
     "datasets": {"datasets": "dataset, components, metric, about"},
-    "demo": {"methods": "method, passes, seconds, *", "results": _RESULTS},
+    "demo": {"methods": "method, passes, seconds, *", "results": _RESULTS, **_CHOICES},
     "evaluate": {
         "masks": "mask, sum, effect, effect_low, effect_high, n_examples, "
         "n_independent, n_searched, *"
@@ -35,7 +38,7 @@ _TABLES: dict[str, dict[str, str]] = {
         **_ESTIMATES,
     },
     "look": {
-        "task": "run, n, first_x, first_y, log_odds",
+        "task": "run, n, first_x, first_y, neither, log_odds, kl",
         "where": "layer, *",
         "who": "component, score",
         "sets": "n_selected, effect, effect_low, effect_high, held_out, held_out_low, "
@@ -58,6 +61,7 @@ _TABLES: dict[str, dict[str, str]] = {
     "reproduce": {"experiments": "name, about", "*": "*"},
     "show": {
         "results": _RESULTS,
+        **_CHOICES,
         "setting": "model, data, metric, positions, source, seed, options, versions",
     },
     "side-effects": {
@@ -73,7 +77,7 @@ _TABLES: dict[str, dict[str, str]] = {
         "n_independent, n_held_out, n_held_out_independent, passes, seconds, device, tracekit, "
         "components, folder, *"
     },
-    "trace": {"results": _RESULTS, **_CHECKS, **_ESTIMATES},
+    "trace": {"results": _RESULTS, **_CHOICES, **_CHECKS, **_ESTIMATES},
     "verify": {"measured": "measured, saved, now, agrees"},
 }
 """Tables of each command by name, with their columns; `*`: there may be others."""

@@ -30,6 +30,7 @@ def test_trace_writes_figures_and_results(command, tmp_path, pictures):
     result = tk.TraceResult.load(tmp_path / "random-4")
     assert (result.budget, result.config) == (4, {"draws": 5})
     assert f"{result.effect:.4g}" in out
+    assert f"random, 4 selected, searched: {result.own.said}." in " ".join(out.split())
     assert tk.TraceResult.load(tmp_path / "top-k-2").n_selected == 2
 
 
@@ -41,7 +42,7 @@ class TestDryRun:
             *("--method", "top-k", "--method", "pgb-ct+local", "--save-config", "run.toml"),
         )
         assert code == 0, err
-        assert "top-k: 9 passes and 1 besides, about " in out
+        assert "top-k: 9 passes and 2 besides, about " in out
         assert "pgb-ct+local: up to 250 passes, at most about " in out
         assert re.search(
             r"In all at most about .*; \d+ MiB of memory. Nothing was run or written.", out
@@ -70,8 +71,8 @@ class TestDryRun:
             *("--max-passes", 30, "--dry-run"),
         )
         assert code == 0, err
-        # The limit is one of local search; eight heads alone and two sets of them come besides.
-        assert "local-search: up to 40 passes and 104 besides, at most about " in out
+        # The limit is one of local search; eight heads alone and four sets of them come besides.
+        assert "local-search: up to 40 passes and 106 besides, at most about " in out
         assert not any(tmp_path.iterdir())
 
 

@@ -125,7 +125,8 @@ def _corrected(
     """Values with additive models as control variates, and their sampling variance."""
     n_pairs = len(orders) // 2
     fold = torch.arange(len(orders)) // 2 % _FOLDS
-    coalitions = _joined(orders)
+    # Who has joined, with 0 to all members, in every order.
+    coalitions = orders.argsort(1)[:, None] < torch.arange(orders.shape[1] + 1)[:, None]
     total = torch.zeros(orders.shape[1], effects.shape[2], dtype=torch.float64)
     residuals = torch.zeros(n_pairs, orders.shape[1], dtype=torch.float64)
     modelled = torch.zeros(len(many) // 2, orders.shape[1], dtype=torch.float64)
@@ -148,12 +149,6 @@ def _with_reverses(n: int, n_pairs: int, generator: torch.Generator) -> Int[Tens
     """Drawn orders, each followed by its reverse."""
     drawn = [torch.randperm(n, generator=generator) for _ in range(n_pairs)]
     return torch.stack([each for order in drawn for each in (order, order.flip(0))])
-
-
-def _joined(orders: Int[Tensor, "order member"]) -> Bool[Tensor, "order size member"]:
-    """Who has joined, with 0 to all members, in every order."""
-    places = orders.argsort(1)
-    return places[:, None] < torch.arange(orders.shape[1] + 1)[:, None]
 
 
 def _by_member(

@@ -391,6 +391,7 @@ def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = True) ->
     Results of several setups have a table each. Above it stands what all of its rows share. If not
     `is_full`, times are left out.
     """
+    from tracekit.results.on_examples import rows_of
     from tracekit.results.tables import examples_text, legend, result_table
 
     by_setup: dict[str, list[tk.TraceResult]] = {}
@@ -408,6 +409,14 @@ def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = True) ->
         rows.sort(key=lambda result: (order.index(result.series), result.budget or 0))
         table = result_table(rows, most_labels=_MOST_LABELS)
         print_table("results", table, _shown(rows, table, is_full), n_names=2)
+    for result in results:
+        for on in filter(None, (result.own, result.held_out)):
+            where = "searched" if on is result.own else "held out"
+            of = {"method": result.series, "n_selected": result.n_selected, "examples": where}
+            runs = [of | run for run in rows_of(on.choices, on.n_examples)]
+            if runs and not recorded("choices", Table.of_rows(runs)):
+                said = f"{result.series}, {result.n_selected} selected, {where}: {on.said}."
+                console.print(said, highlight=False)
     console.print(
         f"{legend(results)} Passes: forward and backward, over all data; budgets of a run share "
         "them.",

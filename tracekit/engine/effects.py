@@ -6,6 +6,7 @@ Many binary sets are measured faster by `set_effects.py`, with equal results.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import nan
 from typing import Any, NamedTuple
 
 import torch
@@ -13,12 +14,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.devices import to_device
+from tracekit._util.ranks import Ranks
+from tracekit.components import ComponentSet
 from tracekit.components import masks as masks_module
 from tracekit.components.members import ComponentsLike
-from tracekit.engine.clean_run import assemble
+from tracekit.engine.batch import Batch
+from tracekit.engine.clean_run import assemble, repeated
 from tracekit.engine.pair_checks import check_continuations
 from tracekit.engine.prepared import Masks, PreparedData
-from tracekit.metrics import ContinuationLogProbs, Effects, Metric, Reading
+from tracekit.metrics import ContinuationLogProbs, Effects, Metric, Reading, kl
 from tracekit.models.architectures import residual_hook
 from tracekit.models.hooked import is_exact
 
@@ -123,6 +127,58 @@ def empty_mask_effect(data: PreparedData) -> float:
         effect = data.metric(clean, now).abs().max()
         # A metric may hide a change, or read a distribution that is computed again.
         return torch.maximum(effect, (now.x - clean.x).abs().max()).item()
+
+
+def choices_in(
+    data: PreparedData, other: PreparedData | None, sets: Sequence[ComponentSet]
+) -> Float[Tensor, "run 4"]:
+    """What is said in the clean run, the counterfactual one, and with each of some sets replaced.
+
+    On how many pairs x is the first choice, and on how many y; the means of log P(x) / P(y) and of
+    the KL from the clean run. Every token of x is the first choice or, by a metric of token sets,
+    one that counts as x. NaN: there is no y, or no counterfactual run (`other` begins from it).
+    """
+    reads: tuple[Reading, ...] = ("argmax", "distribution", "rank", "token-sets")
+    reads = reads if "token-sets" in data.metric.reads else reads[:2]
+    masks = torch.zeros(len(sets), data.n_components, device=data.device)
+    for mask, members in zip(masks, sets, strict=True):
+        mask[list(members)] = 1
+    sums = torch.zeros(2 + len(sets), 4, device=data.device)
+    with data.measuring():
+        for batch in data.batches:
+            runs = [data.forward_pass.log_probs(batch, [], reads=reads)]
+            if other is not None:
+                again = [*other.batches_of(batch.examples.cpu(), of_all_ranks=True)]
+                said = [other.forward_pass.log_probs(each, [], reads=reads) for each in again]
+                at = [(e.examples[:, None] == batch.examples).nonzero()[:, 1] for e in again]
+                parts = [*zip(at, said, strict=True)]
+                runs.append(assemble(parts, len(batch.examples), Ranks()))
+            runs = runs[::-1] if data.metric.direction == "denoising" else runs
+            for row, run in zip(sums, runs, strict=False):
+                row += _summed(batch, runs[0], run)[0]
+            # Without a set, `passes` would run the counterfactual prompts all the same.
+            for _, some, run in data.passes(masks, [batch] if sets else [], reads=reads):
+                sums[2:][some] += _summed(batch, runs[0], run)
+    data.account.count(len(sets) * data.n_examples)
+    (sums,) = data.ranks.add(sums.cpu())
+    sums[:, 2:] /= data.n_examples
+    sums[1] = nan if other is None else sums[1]
+    return sums
+
+
+def _summed(
+    batch: Batch, clean: ContinuationLogProbs, run: ContinuationLogProbs
+) -> Float[Tensor, "run 4"]:
+    """Sums over a batch, of one run or of several after each other."""
+    n, x, y = len(batch.examples), run.require("x_is_argmax"), run.y_is_argmax
+    if run.x_set is not None:
+        chosen = run.require("first_choice").reshape(-1, n, 1, 1)
+        x, y = (batch.token_sets == chosen).any(-1).unbind(-1)
+        y = None if run.y_set is None else y
+    far, lacking = kl(repeated(clean, len(run.x) // n), run), torch.full_like(run.x, nan)
+    parts = (x, y, None if run.y is None else run.x - run.y, far)
+    rows = [(lacking if each is None else each).to(run.x).reshape(-1, n).sum(1) for each in parts]
+    return torch.stack(rows, 1)
 
 
 def noise_floor(data: PreparedData) -> float:

@@ -140,20 +140,23 @@ def predict_changes(
     examples: Int[Tensor, " some"] | None = None,
 ) -> FirstOrderPrediction:
     """The prediction at a set; see `Engine.predict_changes`. Example weights are 1 by default."""
+    n_examples = data.n_examples if examples is None else len(examples)
     if data.metric.is_flat_at_clean and not members:
-        return _halfway(data, examples)
-    gains, gradient = torch.zeros(2, data.n_components, device=data.device)
+        # Halfway to the full mask: a distance has no gradient of its own at the clean run.
+        half = torch.full((data.n_components,), 0.5, device=data.device)
+        slopes = gradient(data, half, torch.ones_like, examples)[1].cpu() / n_examples
+        return FirstOrderPrediction(slopes, slopes)
+    gains, total = torch.zeros(2, data.n_components, device=data.device)
     for batch in changes_of(data, members, data.own(examples)):
         gains_of_batch, slopes = batch.gains, batch.slopes
         if example_weights is not None:
             weights = to_device(example_weights, data.device)[batch.examples, None]
             gains_of_batch, slopes = gains_of_batch * weights, slopes * weights
         gains += gains_of_batch.sum(0)
-        gradient += slopes.sum(0)
-    n_examples = data.n_examples if examples is None else len(examples)
+        total += slopes.sum(0)
     data.account.count(n_examples, backward=True)
-    gains, gradient = data.ranks.add(gains, gradient)
-    return FirstOrderPrediction((gains / n_examples).cpu(), (gradient / n_examples).cpu())
+    gains, total = data.ranks.add(gains, total)
+    return FirstOrderPrediction((gains / n_examples).cpu(), (total / n_examples).cpu())
 
 
 def expand(
@@ -223,14 +226,6 @@ def _expanded(
         slopes = data.slopes(values, leaf)
     # By row; an example's gradient is the sum over the rows that its log-probabilities come from.
     return Expansion(values.detach(), of_rows @ slopes[0])
-
-
-def _halfway(data: PreparedData, examples: Int[Tensor, " example"] | None) -> FirstOrderPrediction:
-    """The gradient halfway to the full mask, for a distance, whose own at the clean run is 0."""
-    half = torch.full((data.n_components,), 0.5, device=data.device)
-    n_examples = data.n_examples if examples is None else len(examples)
-    slopes = gradient(data, half, torch.ones_like, examples)[1].cpu() / n_examples
-    return FirstOrderPrediction(slopes, slopes)
 
 
 def _batch_prediction(

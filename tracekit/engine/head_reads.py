@@ -84,7 +84,8 @@ def contributions(
             examples = batch.examples.cpu()
             own, written = streams[examples], outputs[:, examples]
             nothing = torch.zeros_like(own)
-            weights = data.forward_pass.unembedding(batch, _tokens_of_y(data, batch)).cpu()
+            of_y = data.layout.targets[examples, 1, 0].to(data.device) if batch.all_have_y else None
+            weights = data.forward_pass.unembedding(batch, of_y).cpu()
             normed = _normed(data, batch, torch.stack([nothing, own, own + own.std()]))
             # Layer norm takes the mean away, RMS norm does not.
             is_centred = bool((normed[2] - normed[1]).abs().max() < 1e-3 * normed[1].abs().max())
@@ -113,12 +114,6 @@ def _normed(
         got = data.forward_pass.activations(batch, [], [name], start=n_layers, residual=stream)
         parts.append(_last(got[name], batch))
     return torch.stack(parts)
-
-
-def _tokens_of_y(data: PreparedData, batch: Batch) -> Tensor | None:
-    if not batch.all_have_y:
-        return None
-    return data.layout.targets[batch.examples.cpu(), 1, 0].to(data.device)
 
 
 def _last_positions(batch: Batch) -> tuple[Tensor, Tensor]:

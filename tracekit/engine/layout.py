@@ -122,7 +122,8 @@ class Layout:
                 source = sources.setdefault(source_key, len(sources))
                 noise_key = 0 if noise is None else id(noise)
                 own_number = 0 if shared else number
-                spans_key = _spans_key(pair) if spans else 0
+                of_pair = (pair.spans, pair.counterfactual_spans) if spans else ()
+                spans_key = tuple(None if each is None else (*each.items(),) for each in of_pair)
                 row_key = (pair.prompt_ids, branches, source, own_number, noise_key, spans_key)
                 if row_key not in rows:
                     row_noise.append(noise)
@@ -349,13 +350,6 @@ def _check_spans(pairs: PromptPairs, spans: Sequence[str]) -> None:
                 f"{len(pair.counterfactual_ids)} tokens, its prompt {len(pair.prompt_ids)}. Only "
                 "spans of them can be exchanged: use split_by='span'."
             )
-
-
-def _spans_key(pair: PromptPair) -> Hashable:
-    return tuple(
-        None if spans is None else tuple(spans.items())
-        for spans in (pair.spans, pair.counterfactual_spans)
-    )
 
 
 def _by_span(

@@ -86,7 +86,8 @@ class MaskedPatch:
         covered = slice(first, first + source.shape[kind.position_dim])
         numbers = None if self.span_numbers is None else self.span_numbers[:, covered]
         weights = [shares_of(site, mask, source.ndim, numbers) for site in sites]
-        is_patched = _along_positions(self.positions[:, covered], kind, source.ndim)
+        is_patched, shape = self.positions[:, covered], [1] * source.ndim
+        shape[0], shape[kind.position_dim] = is_patched.shape
         features = [site.kind.features_in(layer) for site in sites]
         parts = list(zip(weights, features, strict=True))
         rows = SeenRows.of(self.constants, name, kind)
@@ -95,7 +96,7 @@ class MaskedPatch:
             source=source,
             kind=kind,
             first=first,
-            is_patched=is_patched,
+            is_patched=is_patched.reshape(shape),
             parts=parts,
             rows=rows,
         )
@@ -336,13 +337,6 @@ def _weight_by_span(
         return rearrange(picked[:, :, 0], f"set row pos -> {' '.join(axes)}")
     axes[kind.component_dim + 1] = "index"
     return rearrange(picked, f"set row index pos -> {' '.join(axes)}")
-
-
-def _along_positions(positions: Tensor, kind: Kind, ndim: int) -> Tensor:
-    """A mask over rows and positions, shaped to broadcast against an activation."""
-    shape = [1] * ndim
-    shape[0], shape[kind.position_dim] = positions.shape
-    return positions.reshape(shape)
 
 
 def _replaced(activation: Tensor, covered: Tensor, kind: Kind, part: slice) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,9 @@ def save_runs(results: Sequence[TraceResult], folder: Path) -> str:
 
     Runs that an earlier list in the folder names, and this one does not, are removed.
     """
-    earlier = _listed(folder)
+    earlier = set[str]()
+    with suppress(TracekitError):
+        earlier |= {*load(CurveRuns, folder / CURVE).runs}
     digests: dict[str, str] = {}
     for result in results:
         size = result.n_selected if result.budget is None else result.budget
@@ -111,11 +114,3 @@ def load_runs(folder: Path, digest: str | None = None) -> tuple[TraceResult, ...
     """Reads what `save_runs` wrote; `digest` is what it returned, where that is known."""
     runs = load(CurveRuns, folder / CURVE, digest).runs
     return tuple(load_run(folder / name, run) for name, run in runs.items())
-
-
-def _listed(folder: Path) -> set[str]:
-    """Names of the runs in a folder that an earlier `save_runs` wrote; none if it wrote none."""
-    try:
-        return set(load(CurveRuns, folder / CURVE).runs)
-    except TracekitError:
-        return set()

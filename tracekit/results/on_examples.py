@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import nan
+from math import isfinite, nan
 from typing import Any
 
 from jaxtyping import Float, Int
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tracekit._util.clusters import Over, independent, n_text
 from tracekit._util.markup import with_ends
+from tracekit._util.table import value_text
 from tracekit.data.prompts import DataOrigin, PromptPairs
 from tracekit.engine.engine import Engine
 from tracekit.errors import NoResultError
@@ -28,6 +29,20 @@ def examples_said(selected_on: str | None, measured_on: str, n: str) -> str:
     if selected_on == measured_on:
         return f"on the examples that the set was selected on, n = {n}"
     return f"on held-out examples, n = {n}"
+
+
+def rows_of(choices: Float[Tensor, "run 4"] | None, n: int) -> list[dict[str, Any]]:
+    """A row for each run of n pairs, the set last; None for what there is not."""
+    rows, measured = [], [] if choices is None else choices.tolist()
+    for run, sums in zip(("clean", "counterfactual", "set"), measured, strict=False):
+        x, y, odds, far = (each if isfinite(each) else None for each in sums)
+        if x is not None:
+            firsts = {"first_x": int(x), "first_y": None if y is None else int(y)}
+            neither = None if y is None else int(n - x - y)
+            rows.append(
+                {"run": run, "n": n, **firsts, "neither": neither, "log_odds": odds, "kl": far}
+            )
+    return rows
 
 
 class OverExamples:
@@ -84,6 +99,8 @@ class OnExamples(OverExamples):
     """By which metric the effects are."""
     direction: str
     """`noising` or `denoising`."""
+    choices: Float[Tensor, "run 4"] | None = None
+    """What the model says by itself and with the set (`choices_in`); None: not measured."""
 
     @classmethod
     def of(
@@ -92,6 +109,7 @@ class OnExamples(OverExamples):
         effects: Effects,
         complement: Effects | None = None,
         full: Effects | None = None,
+        choices: Float[Tensor, "run 4"] | None = None,
     ) -> OnExamples:
         """Measured effects on the examples of an engine; `full` by another metric than its own."""
         pairs = engine.pairs
@@ -107,6 +125,7 @@ class OnExamples(OverExamples):
             chat=pairs.chat,
             metric=engine.metric.name,
             direction=engine.metric.direction,
+            choices=choices,
         )
 
     @property
@@ -145,6 +164,26 @@ class OnExamples(OverExamples):
         confidence interval where the set was not selected on these examples, else a spread.
         """
         return effect_interval(self.effects, bounds=bounds_of(self.metric), **self.over)
+
+    @property
+    def said(self) -> str:
+        """Whether the set flips the behaviour, in words; empty where that was not measured."""
+        if not (rows := rows_of(self.choices, self.n_examples)):
+            return ""
+
+        def told(name: str, unit: str = "", first: int = 0) -> str:
+            values = [value_text(row[name], ".2g") for row in rows]
+            beside = [f"{row['run']} {value}" for row, value in zip(rows, values, strict=True)]
+            brackets = f" ({', '.join(beside[first:-1])})" if beside[first:-1] else ""
+            return f"{values[-1]}{unit}{brackets}"
+
+        n, none = self.n_examples, [row["neither"] for row in rows]
+        said = f"x first on {told('first_x', f' of {n}')}"
+        said += "" if none[-1] is None else f", y on {told('first_y')}"
+        if none[-1] is not None and 2 * none[-1] > n >= 2 * none[0]:
+            broken = ": the set breaks the model" * (2 * max(none[:-1]) <= n)
+            said += f", neither on {told('neither')}{broken}"
+        return f"{said}; KL from clean {told('kl', ' nats', 1)}"
 
     def row(self) -> dict[str, float]:
         """Entries of a table: `effect` and its ends, `full_effect` and `share` of it."""

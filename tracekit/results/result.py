@@ -367,6 +367,8 @@ class TraceResult:
         for name, score in zip(("faithfulness", "completeness"), self.circuit_scores, strict=True):
             facts.append(f"{name}, {where}, {value_text(score, '.2f')}")
         facts += [f"{name} {effect:.4g}" for name, effect in self.extra_effects.items()]
+        said = (self.held_out or self.own).said
+        facts += [f"{where}: {said}"] if said else []
         facts.append(f"{self.cost.forward_equivalents:.0f} passes, {self.run.seconds:.1f} s")
         facts += [f"noise floor {self.noise_floor:.2g}"] if self.noise_floor else []
         facts += [f"stopped by {self.stopped}"] if self.stopped else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +17,11 @@ from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.masks import complement_of, from_indices
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.prompts import PromptPairs
-from tracekit.engine.effects import noise_floor
+from tracekit.engine.effects import choices_in, noise_floor
 from tracekit.engine.engine import Engine
 from tracekit.engine.setup import BoundSetup, Setup
 from tracekit.engine.sources import name_of
+from tracekit.errors import PairsError
 from tracekit.metrics import Direction, Effects, Metric
 from tracekit.models import HookedModel, foreign_hooks, model_name, revision_of, weights_digest
 from tracekit.results.mib import model_sizes
@@ -184,17 +186,26 @@ class Traced:
         on both.
         """
         others = [complement_of(members, len(self.registry)) for members in sets]
-        without = self.own.set_effects(others, "complements")
-        own = [OnExamples.of(self.own, *both) for both in zip(effects, without, strict=True)]
+
+        def measured(part: str, engine: Engine, effects: Sequence[Effects]) -> list[OnExamples]:
+            without = engine.set_effects(others, f"complements, {part}")
+            said = self.choices(sets, part)
+            rows = zip(effects, without, range(2, len(said)), strict=True)
+            return [OnExamples.of(engine, *r, choices=said[[0, 1, n]]) for *r, n in rows]
+
+        own = measured("own", self.own, effects)
         if self.held_out is None:
             return [(each, None) for each in own]
-        without = self.held_out.set_effects(others, "complements, held out")
         masks = [from_indices(members, len(self.registry)).float() for members in sets]
-        held_out = [
-            OnExamples.of(self.held_out, self.held_out.effects(mask), row)
-            for mask, row in zip(masks, without, strict=True)
-        ]
-        return list(zip(own, held_out, strict=True))
+        fresh = measured("held_out", self.held_out, list(map(self.held_out.effects, masks)))
+        return list(zip(own, fresh, strict=True))
+
+    def choices(self, sets: Sequence[ComponentSet] = (), part: str = "own") -> Tensor:
+        """What is said without and with each of some sets, on `own` or `held_out`; `choices_in`."""
+        other = None
+        with suppress(PairsError):  # The source is no run.
+            other = getattr(self.opposite, part).data
+        return choices_in(getattr(self, part).data, other, sets)
 
     def found_on(self, given: ComponentsLike) -> str | None:
         """Fingerprint of the examples that a set was selected on; None for one of somebody's own.

@@ -133,7 +133,9 @@ def export(
                 f"{export.largest_difference:.3g} on an example. This architecture puts something "
                 "between the component and its projection. Nothing was written."
             )
-        card = _card(engine, setup, mask, export, result, side_effects)
+        chosen = members_of(members, traced.registry)
+        ((own, fresh),) = traced.on_examples([chosen], [export.effects])
+        card = _card(engine, setup, mask, export, result, side_effects, (fresh or own).said)
         write_beside(Path(made) / "README.md", card)
         if result is not None:
             result.save(Path(made) / "trace")
@@ -196,8 +198,9 @@ def _folded(engine: Engine, constants: Constants, mask: Mask) -> Any:
     for hook_name, replaced in _replaced(engine.registry, constants, mask).items():
         layer, hook = hook_name.split(".", 2)[1:]
         part, is_input, setting = PROJECTIONS[hook]
-        block = engine.model.blocks[int(layer)]  # type: ignore[attr-defined]
-        module = _original(block, part)
+        module: Any = engine.model.blocks[int(layer)]  # type: ignore[attr-defined]
+        for each in (*part.split("."), "original_component"):
+            module = getattr(module, each, None)
         name = names.get(id(module))
         if name is None or type(module).__name__ not in ("Linear", "Conv1D"):
             raise UnsupportedModelError(
@@ -223,13 +226,6 @@ def _folded(engine: Engine, constants: Constants, mask: Mask) -> Any:
         if f"{name}.bias" in changed and f"{name}.bias" not in state:
             settings.add(setting)
     return _rebuilt(original, state, changed, settings)
-
-
-def _original(block: Any, part: str) -> Any:
-    """The Hugging Face module behind a part of a bridge's block; None if there is none."""
-    for name in (*part.split("."), "original_component"):
-        block = getattr(block, name, None)
-    return block
 
 
 def _rebuilt(
@@ -335,6 +331,7 @@ def _card(
     export: Export,
     result: TraceResult | None,
     side_effects: SideEffects | None,
+    said: str,
 ) -> str:
     """The README of the written model."""
     name = model_name(engine.model)
@@ -352,6 +349,7 @@ def _card(
         f"{export.effects.mean():.6g}; largest difference on an example: "
         f"{export.largest_difference:.2g}",
         *([] if held is None else [f"- On {len(held)} held-out examples: {held.mean():.6g}"]),
+        f"- First choices, {'searched' if held is None else 'held out'}: {said}",
         f"- Tokenizer: {export.tokenizer}",
         f"- Setup: `{setup}`",
         *([] if result is None else [f"- Found by {result.title}, seed {result.seed}; `trace/`"]),

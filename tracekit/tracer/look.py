@@ -7,7 +7,6 @@ pairs, of the residual stream and of heads and MLP blocks, whatever the tracer's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from math import nan
 from typing import Any
@@ -20,8 +19,8 @@ from tracekit.components.members import members_of
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import checks
 from tracekit.engine.engine import Engine
-from tracekit.errors import NotDifferentiableError, PairsError, TracekitError
-from tracekit.metrics import METRICS
+from tracekit.errors import NotDifferentiableError, TracekitError
+from tracekit.results.on_examples import rows_of
 from tracekit.results.pareto_statistics import control_sets
 from tracekit.results.result import TraceResult
 from tracekit.results.single_effects import SingleEffects, single_effects
@@ -86,8 +85,8 @@ def look(
     title = tracer_text(asked).removeprefix("Tracer(").removesuffix(")")
     odd = [each for each in checked.lines[1:] if each.color != "green"]
     tell("pairs", title, *(f"{each.color:<6} {each.text}" for each in (checked.lines[0], *odd)))
-    said = "Task: where x, or y, is the first choice; mean log-odds of x against y, in nats"
-    tell("task", said, rows=_runs(replace(asked, pairs=few)))
+    said = "Task: where x, or y, is the first choice; mean log-odds of x against y, KL from clean"
+    tell("task", said, rows=rows_of(replace(asked, pairs=few).choices(), len(few)))
     where, sets = None, list[TraceResult]()
     try:
         where = single_effects(_residual(traced, own))
@@ -125,21 +124,6 @@ def _asked(
     asked = Traced(bound=bound, pairs=own, held_out_pairs=fresh)
     checks.check_engine(asked.own)
     return asked
-
-
-def _runs(asked: Traced) -> Iterator[Row]:
-    """What the clean run says, and the counterfactual one where the source is a run."""
-    for question in sorted((asked, asked.opposite), key=lambda each: each.direction != "noising"):
-        with suppress(PairsError):
-            said = question.own.data.with_metric(METRICS["accuracy"]).clean
-            y_first = None if said.y_is_argmax is None else int(said.y_is_argmax.sum())
-            yield {
-                "run": "clean" if question.direction == "noising" else "counterfactual",
-                "n": len(said.x),
-                "first_x": int(said.require("x_is_argmax").sum()),
-                "first_y": y_first,
-                "log_odds": None if said.y is None else (said.x - said.y).mean().item(),
-            }
 
 
 def _residual(traced: Traced, own: PromptPairs) -> Traced:

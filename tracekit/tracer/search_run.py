@@ -269,7 +269,7 @@ class SearchRun:
         share = n_held_out / traced.own.n_examples
         # The effects of sets that were chosen by scores; one pass of these is in their cost.
         again = 0 if self._by_effect else n_results - 1
-        passes = again + n_results * (1 + has_also + share * (2 + has_also))
+        passes = again + n_results * (2 + has_also + share * (3 + has_also))
         if statistics is None:
             return passes
         sizes = sizes_of_statistics(range(1, budgets[-1] + 1))
