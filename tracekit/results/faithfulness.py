@@ -34,7 +34,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import interval_text, number_text, printable
+from tracekit._util.markup import interval_text, number_text, printable, with_ends
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.figures.size_axis import Line, size_lines
 from tracekit.figures.style import STYLES, plain
@@ -207,9 +207,7 @@ class Faithfulness(Tabular):
             ("faithfulness", self.faithfulness, self.faithfulness_intervals),
             ("completeness", self.completeness, self.completeness_intervals),
         ):
-            columns[name] = values
-            columns[f"{name}_low"] = [low for low, _ in intervals]
-            columns[f"{name}_high"] = [high for _, high in intervals]
+            columns |= with_ends(name, values, zip(*intervals, strict=True))
         return pd.DataFrame(columns)
 
     def curve(self) -> go.Figure:

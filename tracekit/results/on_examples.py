@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -30,12 +30,22 @@ def examples_said(selected_on: str | None, measured_on: str, n: str) -> str:
     return f"on held-out examples, n = {n}"
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class OverExamples:
     """What has values on examples."""
 
-    n_examples: Any
-    weights: Any
-    clusters: Any
+    weights: Float[Tensor, " example"] | None = None
+    """Weights of the examples, whose mean is 1; None if all count alike."""
+    clusters: Int[Tensor, " example"] | None = None
+    """Number of the independent example that each is part of; None if each stands for itself."""
+
+    MEASURED: ClassVar[str] = "effects"
+    """Name of the field with what was measured on each example."""
+
+    @property
+    def n_examples(self) -> int:
+        """How many examples there are."""
+        return getattr(self, self.MEASURED).shape[-1]
 
     @property
     def n_independent(self) -> int:
@@ -67,10 +77,6 @@ class OnExamples(OverExamples):
     """Effects of all components together."""
     complement: Effects | None = None
     """Effects of all components but those of the set; None if it was not measured."""
-    weights: Float[Tensor, " example"] | None = None
-    """Weights of the examples, whose mean is 1; None if all count alike."""
-    clusters: Int[Tensor, " example"] | None = None
-    """Number of the independent example that each is part of; None if each stands for itself."""
     dataset: str
     """Name of the data set."""
     fingerprint: str
@@ -99,8 +105,7 @@ class OnExamples(OverExamples):
             effects=effects,
             full=engine.full_effects if full is None else full,
             complement=complement,
-            weights=pairs.weights,
-            clusters=pairs.clusters,
+            **pairs.over,
             dataset=pairs.name,
             fingerprint=pairs.fingerprint,
             origin=pairs.origin,
@@ -108,11 +113,6 @@ class OnExamples(OverExamples):
             metric=engine.metric.name,
             direction=engine.metric.direction,
         )
-
-    @property
-    def n_examples(self) -> int:
-        """How many examples there are."""
-        return len(self.effects)
 
     def n_among(self, pairs: PromptPairs) -> int:
         """How many of some pairs are among these examples, as far as it is known."""

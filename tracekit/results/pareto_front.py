@@ -216,17 +216,12 @@ class ParetoFront(Results):
         Columns: `size`, `effect`, `faithfulness`, `completeness`, `components` (labels).
         """
         registry = self.results[0].registry
-        rows = [
-            {
-                "size": len(each.members),
-                "effect": each.effect,
-                "faithfulness": each.faithfulness,
-                "completeness": each.completeness,
-                "components": " ".join(registry.label(index) for index in each.members),
-            }
-            for each in self.trade_offs
-        ]
-        return pd.DataFrame(rows)
+        names = ("size", "effect", "faithfulness", "completeness", "components")
+        rows = []
+        for each in self.trade_offs:
+            labels = " ".join(map(registry.label, each.members))
+            rows.append({**asdict(each), "size": len(each.members), "components": labels})
+        return pd.DataFrame(rows, columns=names)
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per size; statistics where they were taken.
