@@ -26,8 +26,8 @@ _ASKED = {"model", "dataset", "components", "layers", "split_by", "layer_window"
 )
 def look(
     given: Given,
-    model: Annotated[str, typer.Argument(help=OPTIONS["model"].text)],
-    data: Annotated[str, typer.Argument(help=OPTIONS["dataset"].text)],
+    model: Annotated[str, typer.Argument(help=OPTIONS["model"].shown.help)],
+    data: Annotated[str, typer.Argument(help=OPTIONS["dataset"].shown.help)],
 ) -> None:
     """Takes a first look: does the model do the task, where, by which components, what next."""
     check_folder(given["output"])

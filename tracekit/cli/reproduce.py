@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
+from tqdm.auto import tqdm
 
 import tracekit as tk
 from tracekit import paper
@@ -88,21 +88,12 @@ def reproduce(
     check_data(*setting.datasets, data_dir=given["data_dir"])
     total = len(part_of(paper.plan(paper.select_experiments(names), setting), part))
     is_shown = progress_is_shown(given["quiet"])
-    progress = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not is_shown,
-        transient=True,
-    )
     tally = Tally(given["quiet"])
-    with progress:
-        task = progress.add_task("runs", total=total)
+    with tqdm(total=total, disable=not is_shown, unit="run", desc="reproduce", leave=False) as bar:
 
         def on_done(outcome: paper.Run | paper.Failure) -> None:
-            progress.update(task, advance=1, description=tally(outcome))
+            bar.set_postfix_str(tally(outcome))
+            bar.update()
 
         reproductions = paper.reproduce(
             names,

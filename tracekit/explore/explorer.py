@@ -205,7 +205,6 @@ class Explorer(_Widget):
         It opens without a network and without a kernel; sets that were not measured say so.
         """
         path = as_path("path", path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.exploration.measured_now(complete=True)
         self.faithfulness()
         self.exploration.know_circuits()

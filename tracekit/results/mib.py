@@ -69,7 +69,6 @@ def write_mib(
     are_edges = registry.edges is not None
     document = {"cfg": dict(sizes), "nodes": nodes if are_edges else nodes | entries}
     document["edges"] = entries if are_edges else {}
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_beside(path, json.dumps(document, indent=1) + "\n")
 
 

@@ -127,7 +127,6 @@ class SavedTable(Tabular):
         if path.suffix == ".json":
             save(self, path, inline=True)
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_csv(self.to_frame(), path)
         return path
 
