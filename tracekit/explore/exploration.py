@@ -158,24 +158,20 @@ class Exploration:
         self.example: int | None = None
         """The example whose predictions are shown; None: their mean."""
         self._history: list[ComponentSet] = [self._checked(members)]
-        self._position = 0
+        self.position = 0
+        """Where in the history the set is."""
 
     # ---- the set --------------------------------------------------------------------------
 
     @property
     def members(self) -> ComponentSet:
         """The set, as ascending flat indices."""
-        return self._history[self._position]
+        return self._history[self.position]
 
     @property
     def history(self) -> tuple[ComponentSet, ...]:
         """Sets that the set was, and those that `redo` leads to."""
         return tuple(self._history)
-
-    @property
-    def position(self) -> int:
-        """Where in the history the set is."""
-        return self._position
 
     def select(self, members: Iterable[int]) -> None:
         """Makes it another set; what was undone is forgotten.
@@ -186,8 +182,8 @@ class Exploration:
         chosen = self._checked(members)
         if chosen == self.members:
             return
-        self._history = [*self._history[: self._position + 1], chosen][-_MOST_UNDONE:]
-        self._position = len(self._history) - 1
+        self._history = [*self._history[: self.position + 1], chosen][-_MOST_UNDONE:]
+        self.position = len(self._history) - 1
 
     def complement(self) -> None:
         """Makes it the set of all other components."""
@@ -195,11 +191,11 @@ class Exploration:
 
     def undo(self) -> None:
         """Goes back to the set before, if there is one."""
-        self._position = max(0, self._position - 1)
+        self.position = max(0, self.position - 1)
 
     def redo(self) -> None:
         """Goes forward to the set that was undone, if there is one."""
-        self._position = min(len(self._history) - 1, self._position + 1)
+        self.position = min(len(self._history) - 1, self.position + 1)
 
     def pin(self, name: Pin) -> None:
         """Keeps the set as `A` or `B`, to compare others with."""
@@ -378,7 +374,7 @@ class Exploration:
         """Set, history, pins and pinned example as plain values, which `restore` reads."""
         return {
             "history": [set_key(members) for members in self._history],
-            "position": self._position,
+            "position": self.position,
             "pins": {name: set_key(members) for name, members in self.pins.items()},
             "example": self.example,
         }
@@ -403,8 +399,8 @@ class Exploration:
                 f"The state {shortened(state)} of an exploration cannot be read, or has a "
                 "position, a pin or an example that there is not. Give what state() gave."
             ) from error
-        self._history, self._position = history[-_MOST_UNDONE:], position
-        self._position -= len(history) - len(self._history)
+        self._history, self.position = history[-_MOST_UNDONE:], position
+        self.position -= len(history) - len(self._history)
         self.pins, self.example = pins, example
 
 

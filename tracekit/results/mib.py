@@ -44,11 +44,10 @@ def write_mib(
     selected: BinaryMask,
     sizes: Mapping[str, int | bool],
 ) -> None:
-    """Writes importances; `sizes` are as from `model_sizes`.
+    """Writes importances of a registry that was checked; `sizes` are as from `model_sizes`.
 
     Nodes that are not under study have no score and stay in the circuit.
     """
-    check_registry(registry)
     if not sizes:
         raise DataFormatError(
             "The result does not hold the sizes of its model, which a MIB file needs; an earlier "

@@ -4,10 +4,8 @@ A document holds every field but tensors, whose file lies beside it; a grid of p
 read, holds its tensors as lists. Nothing is pickled, so opening a run from elsewhere executes
 nothing. A pydantic model that is made from the annotations of the fields holds the entries to
 their types, before they are written and after they are read.
-
-Every document carries a digest of its entries and that of its tensors; `curve.json` holds those of
-its runs, `pareto.json` that of `curve.json`. So files of two saves, or a file that was changed by
-accident, are refused when they are read, and the parts of what is read belong together.
+`docs/files.md` says what the digests are for; `curve.json` holds those of its runs, `pareto.json`
+that of `curve.json`.
 """
 
 from __future__ import annotations

@@ -89,8 +89,13 @@ class Grid:
             if not getattr(self, name):
                 raise ConfigError(f"A sweep needs {name}, and none are given. Name at least one.")
         self.sources()
-        for budget in self.budgets:
-            _check_budget(budget)
+        for each in self.budgets:
+            is_share = isinstance(each, float) and isfinite(each) and 0 < each <= 1
+            if not is_share and not (is_whole(each) and each >= 1):
+                raise BudgetError(
+                    f"A budget of {shortened(each)} is no number of components. Give a count such "
+                    "as 6, or a share (float) that is above 0 and at most 1."
+                )
         for seed in self.seeds:
             check_seed(seed)
         for kinds in self.components:
@@ -214,16 +219,6 @@ def _converted(name: str, value: Any, hint: Any) -> Any:
             f"The option {name} is {shortened(value)}. Give a list, even of one entry."
         )
     return convert(name, value, hint)
-
-
-def _check_budget(budget: Any) -> None:
-    """Refuses what is no budget of any model."""
-    is_share = isinstance(budget, float) and isfinite(budget) and 0 < budget <= 1
-    if not is_share and not (is_whole(budget) and budget >= 1):
-        raise BudgetError(
-            f"A budget of {shortened(budget)} is no number of components. Give a count such as 6, "
-            "or a share (float) that is above 0 and at most 1."
-        )
 
 
 def _method(entry: Any) -> tuple[str, dict[str, Any]]:
