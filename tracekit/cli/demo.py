@@ -149,11 +149,11 @@ def demo(given: Given) -> None:
         page = _trace_real(output, seed, progress)
     else:
         findings = _trace(output, seed, progress)
-        console.print(findings.story, style="bold", highlight=False)
+        console.print(findings.story, style="bold")
         # Two lines: a table of 80 columns has no room for both beside each other.
         print_table("methods", findings.table("{:.3f}\n{:.0f} %"))
         whole = f"All {len(findings.tracer.registry)} heads: {findings.tracer.full_effect:.3f}."
-        console.print(f"{_ABOUT} {whole}", style="dim", highlight=False)
+        console.print(f"{_ABOUT} {whole}", style="dim")
         page = _write_page(findings, output)
     console.print(f"All of it, with figures: {page.resolve().as_uri()}", soft_wrap=True)
 
@@ -180,7 +180,6 @@ def _trace_real(output: Path, seed: int, progress: bool | None) -> Path:
         f"{', '.join(ranked.labels)}: {ranked.effect:.2f} and {ranked.held_out_effect:.2f}. On "
         f"these examples joint search has more by {gain}, a 95 % interval.",
         style="bold",
-        highlight=False,
     )
     print_results(tracer.results)
     return tk.report([*tracer.results, tracer.pairs], output / "index.html")

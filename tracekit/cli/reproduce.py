@@ -110,9 +110,9 @@ def reproduce(
         _print_report(reproduction)
     if part is not None:
         for reason in reasons(tally.failures):
-            console.print(f"Skipped: {reason}", highlight=False)
+            console.print(f"Skipped: {reason}")
     kept = "Tables, figures and runs are" if part is None else "Runs are"
-    console.print(f"{tally} {kept} in {output}/.", highlight=False)
+    console.print(f"{tally} {kept} in {output}/.")
     if tally.failures and setting.models:
         raise typer.Exit(1)
 
@@ -144,9 +144,9 @@ def _print_report(reproduction: paper.Reproduction) -> None:
 
     experiment, report = reproduction.experiment, reproduction.report
     heading = Text.assemble("\n", (experiment.name, "bold"), f": {experiment.about}")
-    console.print(heading, highlight=False)
+    console.print(heading)
     for reason in reproduction.reasons:
-        console.print(f"Skipped: {reason}", highlight=False)
+        console.print(f"Skipped: {reason}")
     if report is None:
         return
     for name, entry in report.tables.items():
@@ -157,4 +157,4 @@ def _print_report(reproduction: paper.Reproduction) -> None:
             continue
         print_table(f"{experiment.name}/{name}", table, heading=name)
     for note in report.notes:
-        console.print(note, style="dim", highlight=False)
+        console.print(note, style="dim")

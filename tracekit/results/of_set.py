@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.engine.cost import Cost
@@ -12,26 +11,7 @@ from tracekit.engine.engine import Engine
 from tracekit.results.display import text_html
 from tracekit.results.on_examples import OverExamples, examples_said
 from tracekit.results.significance import said_of_few
-from tracekit.results.storage import load, save
-
-_T = TypeVar("_T")
-
-
-class InFolder:
-    """What is a document in a folder, such as that of a run."""
-
-    FILE: ClassVar[str]
-    """Name of the document."""
-
-    def save(self, folder: str | Path) -> Path:
-        """Writes it to a folder, such as that of its run; returns the folder."""
-        save(self, Path(folder) / self.FILE)
-        return Path(folder)
-
-    @classmethod
-    def load(cls: type[_T], folder: str | Path) -> _T:
-        """Reads what `save` wrote; errors as of `TraceResult.load`."""
-        return load(cls, Path(folder) / cls.FILE)  # type: ignore[attr-defined]
+from tracekit.results.storage import InFolder
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -19,7 +19,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 from jaxtyping import AbstractArray
@@ -114,6 +114,29 @@ def load(cls: type[_T], path: Path, digest: str | None = None, *, inline: bool =
     except (ValueError, TypeError, KeyError, TracekitError) as error:
         raise _unreadable(path, str(error)) from error
     return value
+
+
+class InFolder:
+    """What is a document in a folder, such as that of a run."""
+
+    FILE: ClassVar[str]
+    """Name of the document."""
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes it to a folder, which is made if need be; returns the folder."""
+        save(self, Path(folder) / self.FILE)
+        return Path(folder)
+
+    @classmethod
+    def load(cls: type[_T], folder: str | Path) -> _T:
+        """Reads what `save` wrote.
+
+        Raises:
+            ResultNotFoundError: The folder holds no such document.
+            ResultFormatError: A file is damaged, was changed, is of another run or format version,
+                or holds an entry of another type.
+        """
+        return load(cls, Path(folder) / cls.FILE)  # type: ignore[attr-defined]
 
 
 class SavedTable(Tabular):
