@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from typing_extensions import NotRequired, TypedDict
@@ -167,14 +168,12 @@ class ComponentRegistry(Sequence[Component]):
     """
 
     sites: tuple[Site, ...]
-    _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # The sites are laid end to end.
         *starts, _ = accumulate((s.stop - s.start for s in self.sites), initial=0)
         laid_out = (replace(s, start=n) for s, n in zip(self.sites, starts, strict=True))
         object.__setattr__(self, "sites", tuple(laid_out))
-        object.__setattr__(self, "_starts", tuple(starts))
 
     @classmethod
     def build(
@@ -372,7 +371,7 @@ class ComponentRegistry(Sequence[Component]):
 
     def site_of(self, flat: int) -> Site:
         """The site of the component of a flat index."""
-        return self.sites[bisect_right(self._starts, flat) - 1]
+        return self.sites[bisect_right(self.sites, flat, key=attrgetter("start")) - 1]
 
     def whole_sites(self) -> ComponentRegistry:
         """The same hook points with all of their components, at all positions."""

@@ -93,8 +93,10 @@ def spans_from_places(
 
 def _edges(tokenizer: Any, prompt: str, ids: Sequence[int], number: int) -> list[tuple[int, int]]:
     """First character and one past the last of every token of a prompt."""
+    special = set(getattr(tokenizer, "all_special_ids", ()) or ())
+    n_special = next((n for n, token in enumerate(ids) if token not in special), len(ids))
     # A beginning-of-sequence token is no part of the text, unless the text has it, as of a chat.
-    for n_extra in (_n_special(tokenizer, ids), 0):
+    for n_extra in (n_special, 0):
         own = list(ids[n_extra:])
         edges = _edges_of_fast(tokenizer, prompt, own) or _edges_by_decoding(tokenizer, prompt, own)
         if edges is not None:
@@ -130,12 +132,6 @@ def _edges_by_decoding(
         edges.append((before, len(text)))
         before = len(text)
     return edges if before == len(prompt) else None
-
-
-def _n_special(tokenizer: Any, ids: Sequence[int]) -> int:
-    """Number of special tokens at the beginning of a sequence."""
-    special = set(getattr(tokenizer, "all_special_ids", ()) or ())
-    return next((n for n, token in enumerate(ids) if token not in special), len(ids))
 
 
 def checked_spans(given: Any, n_tokens: int, number: int, of: str = "prompt") -> Spans:

@@ -16,7 +16,6 @@ import plotly.graph_objects as go
 import traitlets
 from torch import Tensor
 
-from tracekit._util.clusters import by_cluster
 from tracekit._util.files import write_beside
 from tracekit._util.markup import html_text, printable, script_json
 from tracekit._util.options import as_path
@@ -374,9 +373,11 @@ def setup_of(
             "examples; no confidence interval where a set was chosen on them."
         ),
         "held_out": {
-            set_key(members): [*counts, *map(json_value, (each.mean, *each.interval))]
+            set_key(members): [
+                *(each.n_examples, each.n_independent),
+                *map(json_value, (each.mean, *each.interval)),
+            ]
             for members, each in exploration.held_out.items()
-            for counts in [(each.n_examples, by_cluster(each.effects, each.clusters).numel())]
         },
         "colors": EXPLORER_COLORS,
         "needs_other": source == "counterfactual",

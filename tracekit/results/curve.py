@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,9 @@ def save_runs(results: Sequence[TraceResult], folder: Path) -> str:
 
     Runs that an earlier list in the folder names, and this one does not, are removed.
     """
-    earlier = _listed(folder)
+    earlier: set[str] = set()
+    with suppress(TracekitError):
+        earlier |= {*load(CurveRuns, folder / CURVE).runs}
     digests: dict[str, str] = {}
     for result in results:
         size = result.n_selected if result.budget is None else result.budget
@@ -112,11 +115,3 @@ def load_runs(folder: Path, digest: str | None = None) -> tuple[TraceResult, ...
     runs = load(CurveRuns, folder / CURVE, digest).runs
     file = TraceResult.FILE
     return tuple(load(TraceResult, folder / name / file, run) for name, run in runs.items())
-
-
-def _listed(folder: Path) -> set[str]:
-    """Names of the runs in a folder that an earlier `save_runs` wrote; none if it wrote none."""
-    try:
-        return set(load(CurveRuns, folder / CURVE).runs)
-    except TracekitError:
-        return set()

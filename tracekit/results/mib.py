@@ -105,25 +105,20 @@ def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | 
                 f"{path} has the node {name}, and the traced model has {sizes['n_layers']} layers "
                 f"of {sizes['n_heads']} heads. Trace the model that the file is of."
             )
-    scores = []
+    scores, largest = [], torch.finfo(torch.float32).max
     for component in registry:
-        parts = []
+        scores.append(0.0)
         for name in _names(component, registry):
             entry = entries.get(name)
-            parts.append(_score(entry.get("score")) if isinstance(entry, dict) else None)
-            if parts[-1] is None:
+            score = entry.get("score") if isinstance(entry, dict) else None
+            is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
+            if not is_number or not abs(score) <= largest:
                 raise DataFormatError(
                     f"{path} has no score of {name} ({component}). Score every node or edge, or "
                     "trace only those that have one."
                 )
-        scores.append(sum(part for part in parts if part is not None))
+            scores[-1] += float(score)
     return torch.tensor(scores)
-
-
-def _score(value: Any) -> float | None:
-    """A number that float32 holds; None for anything else."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) <= torch.finfo(torch.float32).max else None
 
 
 def check_registry(registry: ComponentRegistry) -> None:

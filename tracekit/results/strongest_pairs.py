@@ -5,13 +5,10 @@ N components have N (N - 1) / 2 pairs. Two cheaper questions find the few that m
 1. *Which components interact with anything?* Let H be the matrix of second derivatives of the mean
    effect at the clean run. Its product with a vector of random signs r is the difference of two
    gradients at soft masks near 0, and the mean of (H r)_i^2 over random r is the sum of H_ij^2 over
-   all j (Hutchinson, 1990). So a few dozen gradients rank all components by the size of their
-   interactions.
+   all j (Hutchinson, 1990), by which all components are ranked.
 2. *With which?* For the first of them, one look-ahead each: what the other components would add
    once component i is patched, less what they would add to the clean run. For every j at once that
    is l({i, j}) - l({i}) - l({j}) to first order in j. The patch of i is a real one.
-
-The pairs with the largest predictions are then measured, as `InteractionGrid` measures them.
 """
 
 from __future__ import annotations

@@ -84,7 +84,12 @@ class Grid:
             ConfigError: An empty list, a value of another type, two models of one name.
         """
         for name, hint in get_type_hints(type(self)).items():
-            object.__setattr__(self, name, _converted(name, getattr(self, name), hint))
+            value, is_list = getattr(self, name), str(hint).startswith("collections.abc.Sequence")
+            if is_list and (isinstance(value, (str, bytes)) or not isinstance(value, Sequence)):
+                raise ConfigError(
+                    f"The option {name} is {shortened(value)}. Give a list, even of one entry."
+                )
+            object.__setattr__(self, name, convert(name, value, hint))
         for name in ("models", "datasets", "methods", "seeds"):
             if not getattr(self, name):
                 raise ConfigError(f"A sweep needs {name}, and none are given. Name at least one.")
@@ -209,16 +214,6 @@ def part_of(jobs: Sequence[Job], part: str | None) -> list[Job]:
             "number from 1 to the count."
         )
     return list(jobs[number - 1 :: count])
-
-
-def _converted(name: str, value: Any, hint: Any) -> Any:
-    """A value as the type of its field; lists of texts are no texts."""
-    is_list = str(hint).startswith("collections.abc.Sequence")
-    if is_list and (isinstance(value, (str, bytes)) or not isinstance(value, Sequence)):
-        raise ConfigError(
-            f"The option {name} is {shortened(value)}. Give a list, even of one entry."
-        )
-    return convert(name, value, hint)
 
 
 def _method(entry: Any) -> tuple[str, dict[str, Any]]:
