@@ -137,8 +137,8 @@ class Site:
         return len(self.indices) == self.width
 
 
-_WIDEST_WHOLE = 64
-"""Components of a layer up to which a grid has a column for each, studied or not."""
+MOST_COLUMNS = 64
+"""Components of a layer up to which a grid has a column for each, and a figure a cell."""
 
 
 @dataclass(frozen=True)
@@ -552,7 +552,7 @@ def _grid(kind: str, span: str, sites: Sequence[Site], number: int) -> Component
     """The components of sites of one kind, at the span of a number."""
     width = max(site.width for site in sites)
     studied = sorted({index for site in sites for index in site.indices})
-    columns = tuple(range(width)) if width <= _WIDEST_WHOLE else tuple(studied)
+    columns = tuple(range(width)) if width <= MOST_COLUMNS else tuple(studied)
     flat = [
         {
             index: site.start + rank * site.n_spans + number

@@ -6,10 +6,7 @@ few examples carry the mean, as with odds ratios, a resample without them has bo
 small standard error, and the interval reaches further up. Percentiles of resampled means do not:
 of 16 log-normal effects (sigma 1.5) their 95 % interval holds the true mean in 70 % of draws, a
 studentised one in 86 % (`pytest tests/results/test_intervals.py`; `docs/statistics.md` has more).
-
-Pairs that repeat an example, and those of a group, are drawn together, as one of a larger weight:
-they are no independent evidence. Their numbers (`clusters`) are those of `PromptPairs.clusters`.
-Below three independent examples there is no interval: both ends are NaN.
+Pairs that repeat an example, and those of a group, are drawn together, as one of a larger weight.
 """
 
 from __future__ import annotations
