@@ -104,7 +104,8 @@ class PlainConsole(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """A text without markup or emoji codes, and with control characters shown as �."""
-        return super().render_str(printable(text), **options | {"markup": False, "emoji": False})
+        plain = {"markup": False, "emoji": False}
+        return super().render_str(printable(text), **{**options, **plain})
 
     def on_broken_pipe(self) -> NoReturn:
         """Leaves it to the program, which ends."""

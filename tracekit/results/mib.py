@@ -110,7 +110,7 @@ def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | 
         scores.append(0.0)
         for name in _names(component, registry):
             entry = entries.get(name)
-            score = entry.get("score") if isinstance(entry, dict) else None
+            score: Any = entry.get("score") if isinstance(entry, dict) else None
             is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
             if not is_number or not abs(score) <= largest:
                 raise DataFormatError(
