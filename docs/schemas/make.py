@@ -14,7 +14,7 @@ from tracekit.anatomy import Attention, Explanation, Look, Paths, SideEffects
 from tracekit.cli.output import CommandOutput, Row
 from tracekit.results import Generations, InteractionGrid, StrongestPairs, TraceResult
 from tracekit.results.curve import CurveRuns
-from tracekit.results.pareto_front import FrontFacts
+from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.storage import (
     FORMAT_VERSION,
     document_model,
@@ -61,7 +61,7 @@ def _tensor_axes(cls: type, prefix: str) -> list[tuple[str, str]]:
 SCHEMAS = {
     "result": schema(TraceResult),
     "curve": schema(CurveRuns),
-    "pareto": schema(FrontFacts),
+    "pareto": schema(ParetoFront),
     "explanation": schema(Explanation),
     "paths": schema(Paths),
     "attention": schema(Attention),

@@ -34,5 +34,5 @@ def test_every_field_of_a_setup_is_an_option_of_commands_that_trace():
     ],
 )
 def test_help_names_all_that_there_is(option, names):
-    words = OPTIONS[option].text.replace(",", " ").replace(".", " ").replace(";", " ").split()
+    words = OPTIONS[option].shown.help.replace(",", " ").replace(".", " ").replace(";", " ").split()
     assert {*names} <= {*words}

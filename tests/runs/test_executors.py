@@ -225,7 +225,7 @@ class TestWorkersThatDoNotFit:
         class Elsewhere(ThreadPoolExecutor):
             def submit(self, function, versions, packed):
                 task = replace(pickle.loads(packed), root=other)
-                return super().submit(function, versions, task.packed())
+                return super().submit(function, versions, pickle.dumps(task))
 
         text = rf"does not see the output folder {other}\. Give a folder that all workers share"
         with Elsewhere(1) as executor, pytest.raises(WorkerError, match=text):

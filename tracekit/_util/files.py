@@ -141,7 +141,10 @@ def locked(path: Path, *, wait: bool | float = True) -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            _release(lock)
+            # Removed while it is held: whoever waits for it sees that it is gone and makes another.
+            with suppress(OSError):
+                os.unlink(lock.lock_file)
+            lock.release()
 
 
 def remove_abandoned_locks(folder: Path) -> None:
@@ -152,13 +155,6 @@ def remove_abandoned_locks(folder: Path) -> None:
             locked(path.with_name(path.name[1 : -len(_LOCK)]), wait=False),
         ):
             pass
-
-
-def _release(lock: FileLock) -> None:
-    # Removed while it is held: whoever waits for it sees that it is gone and makes another.
-    with suppress(OSError):
-        os.unlink(lock.lock_file)
-    lock.release()
 
 
 def _umask() -> int:

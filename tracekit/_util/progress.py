@@ -87,11 +87,7 @@ class Progress:
         n_examples: int,
         on_note: Callable[..., None] | None = None,
     ) -> None:
-        """Starts at nothing.
-
-        `bar` shows it, if there is one. `passes` over the data are the most that the run takes, if
-        known. `on_note` is told what each step reached.
-        """
+        """Starts at nothing; `bar` shows it, if there is one, and the rest is as in `run`."""
         self._on_note = on_note
         self._bar, self._passes, self._n_examples = bar, passes, n_examples
         self.done = 0.0

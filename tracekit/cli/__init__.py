@@ -1,8 +1,6 @@
 """The command line, one file per command. The only package that prints.
 
-`app.py` is the program, `options.py` holds the options that commands share, `parsing.py` reads
-values from text, `output.py` prints and writes. Commands import heavy libraries when they run;
-`tracekit --help` needs none of them.
+Commands import heavy libraries when they run; `tracekit --help` needs none of them.
 """
 
 # The order of the imports is that of `tracekit --help`.

@@ -62,16 +62,6 @@ class _Findings:
     """The strongest pair of the grid, on facts that had no part in choosing it."""
 
     @property
-    def tested(self) -> str:
-        """The strongest pair on the other facts, with its interval and p."""
-        row, n = self.fresh.table.iloc[0], self.fresh.n_independent
-        ends = interval_text(row["interaction_low"], row["interaction_high"])
-        return (
-            f"{row['first']} and {row['second']}, the interaction is {row['interaction']:+.3f} "
-            f"({ends}, p = {row['p']:.2g}) on {n} facts that had no part in choosing it"
-        )
-
-    @property
     def story(self) -> str:
         """Findings of the demo, in one or two sentences with its numbers."""
         best, top_k, random = (self.curves[name] for name in ("pgb-ct+local", "top-k", "random"))
@@ -149,11 +139,11 @@ def demo(given: Given) -> None:
         page = _trace_real(output, seed, progress)
     else:
         findings = _trace(output, seed, progress)
-        console.print(findings.story, style="bold", highlight=False)
+        console.print(findings.story, style="bold")
         # Two lines: a table of 80 columns has no room for both beside each other.
         print_table("methods", findings.table("{:.3f}\n{:.0f} %"))
         whole = f"All {len(findings.tracer.registry)} heads: {findings.tracer.full_effect:.3f}."
-        console.print(f"{_ABOUT} {whole}", style="dim", highlight=False)
+        console.print(f"{_ABOUT} {whole}", style="dim")
         page = _write_page(findings, output)
     console.print(f"All of it, with figures: {page.resolve().as_uri()}", soft_wrap=True)
 
@@ -180,7 +170,6 @@ def _trace_real(output: Path, seed: int, progress: bool | None) -> Path:
         f"{', '.join(ranked.labels)}: {ranked.effect:.2f} and {ranked.held_out_effect:.2f}. On "
         f"these examples joint search has more by {gain}, a 95 % interval.",
         style="bold",
-        highlight=False,
     )
     print_results(tracer.results)
     return tk.report([*tracer.results, tracer.pairs], output / "index.html")
@@ -214,7 +203,13 @@ def _write_page(findings: _Findings, output: Path) -> Path:
     tracer, front, grid = findings.tracer, findings.front, findings.grid
     shown = [findings.curves[name].at(k) for k in _SHOWN for name in ("pgb-ct+local", "top-k")]
     texts: Any = tracer.pairs[0].texts
-    facts = {"prompt": texts["prompt"], "answer": texts["x"].strip(), "tested": findings.tested}
+    row, n = findings.fresh.table.iloc[0], findings.fresh.n_independent
+    ends = interval_text(row["interaction_low"], row["interaction_high"])
+    tested = (
+        f"{row['first']} and {row['second']}, the interaction is {row['interaction']:+.3f} "
+        f"({ends}, p = {row['p']:.2g}) on {n} facts that had no part in choosing it"
+    )
+    facts = {"prompt": texts["prompt"], "answer": texts["x"].strip(), "tested": tested}
     facts |= {"n": _EXAMPLES, "heads": len(tracer.registry), "full": f"{tracer.full_effect:.3f}"}
     page = _PAGE.read_text(encoding="utf-8").format(**facts, chosen=findings.chosen.n_selected)
     beside: list[dict[str, Any]] = [

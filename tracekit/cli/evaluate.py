@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit._util.deferred import pd
+from tracekit._util.markup import with_ends
 from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.options import (
@@ -65,11 +66,11 @@ def evaluate(given: Given) -> None:
         )
         total = mask_of(entries, tracer.registry).sum().item()
         bounds = tracer.engine.metric.bounds
-        low, high = effect_interval(effects, bounds=bounds, **pairs.over)
+        ends = effect_interval(effects, bounds=bounds, **pairs.over)
         n_searched = entries.own.n_among(pairs) if isinstance(entries, TraceResult) else 0
         if n_searched:
             print_problem("Warning", _SEARCHED.format(name, n_searched, len(pairs)), "yellow")
-        means = {"effect": effects.mean().item(), "effect_low": low, "effect_high": high}
+        means = with_ends("effect", effects.mean().item(), ends)
         means |= {column: further[column].mean() for column in names}
         n = {"n_examples": len(pairs), "n_independent": pairs.n_distinct, "n_searched": n_searched}
         measured.append({"mask": name, "sum": total, **means, **n})

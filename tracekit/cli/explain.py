@@ -47,7 +47,7 @@ def explain(given: Given, run: Run) -> None:
 def _print(why: tk.anatomy.Explanation, run: Path) -> None:
     from tracekit.reports.report import member_table
 
-    console.print(f"{why}", highlight=False, soft_wrap=True)
+    console.print(f"{why}", soft_wrap=True)
     tables = _tables(why)
     print_table("members", tables.pop("members"), member_table(why))
     for name, table in tables.items():
@@ -58,7 +58,7 @@ def _print(why: tk.anatomy.Explanation, run: Path) -> None:
         style="dim",
     )
     passes = f"{why.cost.forward_equivalents:.0f} passes."
-    console.print(f"{passes} The explanation is saved in {run}/.", highlight=False, soft_wrap=True)
+    console.print(f"{passes} The explanation is saved in {run}/.", soft_wrap=True)
 
 
 def _tables(why: tk.anatomy.Explanation) -> dict[str, Table]:

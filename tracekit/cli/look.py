@@ -26,8 +26,8 @@ _ASKED = {"model", "dataset", "components", "layers", "split_by", "layer_window"
 )
 def look(
     given: Given,
-    model: Annotated[str, typer.Argument(help=OPTIONS["model"].text)],
-    data: Annotated[str, typer.Argument(help=OPTIONS["dataset"].text)],
+    model: Annotated[str, typer.Argument(help=OPTIONS["model"].shown.help)],
+    data: Annotated[str, typer.Argument(help=OPTIONS["dataset"].shown.help)],
 ) -> None:
     """Takes a first look: does the model do the task, where, by which components, what next."""
     check_folder(given["output"])
@@ -35,17 +35,15 @@ def look(
     given = {name: OPTIONS[name].default for name in TRACED} | given | named
     loaded = options.load_data(given)
     some = loaded[1][:: -(-len(loaded[1]) // given["examples"])]
-    console.print(
-        some.check(loaded[0], progress=False).lines[0].text, highlight=False, soft_wrap=True
-    )
+    console.print(some.check(loaded[0], progress=False).lines[0].text, soft_wrap=True)
 
     def say(part: LookPart) -> None:
         is_kept = bool(part.rows) and recorded(part.name, part.table)
         shown = "\n".join(part.lines) if is_kept else str(part)
-        console.print(shown, highlight=False, soft_wrap=True)
+        console.print(shown, soft_wrap=True)
 
     tracer = options.build_tracer(given, loaded=loaded)
     seen = tracer.look(examples=given["examples"], seed=given["seed"], say=say)
     if given["output"] is not None:
         seen.save(given["output"])
-        console.print(f"Saved in {given['output']}/.", highlight=False, soft_wrap=True)
+        console.print(f"Saved in {given['output']}/.", soft_wrap=True)

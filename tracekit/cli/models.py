@@ -37,4 +37,4 @@ def models() -> None:
     ]
     print_table("architectures", Table.of_rows(rows, {"kinds": "can be traced by"}))
     for reason in _REASONS:
-        console.print(reason, style="dim", highlight=False)
+        console.print(reason, style="dim")

@@ -9,12 +9,14 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import partialmethod, wraps
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.models import OptionInfo
 
 import tracekit as tk
 from tracekit._util.names import KindName, MetricName, ObjectiveName, SignName, SourceName, listed
@@ -49,31 +51,20 @@ class Option(NamedTuple):
     """An option of commands."""
 
     kind: Any
-    metavar: str
-    """Name of its value in the help; empty for a flag."""
-    panel: str
-    text: str
-    flags: tuple[str, ...]
-    """Its names, where they are not that of the parameter."""
     default: Any
-    more: Mapping[str, Any]
-    """Settings of `typer.Option`."""
+    shown: OptionInfo
+    """Its names, help text and panel."""
 
     def saying(self, text: str, **changes: Any) -> Option:
         """The same option with another help text, and other fields if they are given."""
-        return self._replace(text=text, **changes)
+        shown = copy(self.shown)
+        shown.help = text
+        return self._replace(shown=shown, **changes)
 
     @property
     def annotation(self) -> Any:
         """Its type, as typer reads it."""
-        shown = typer.Option(
-            *self.flags,
-            metavar=self.metavar or None,
-            help=self.text,
-            rich_help_panel=self.panel,
-            **self.more,
-        )
-        return Annotated[self.kind | None if self.default is None else self.kind, shown]
+        return Annotated[self.kind | None if self.default is None else self.kind, self.shown]
 
 
 @dataclass(frozen=True)
@@ -83,10 +74,14 @@ class Panel:
     title: str
 
     def option(
-        self, kind: Any, metavar: str, text: str, *flags: str, default: Any = None, **more: Any
+        self, kind: Any, metavar: str, text: str, *names: str, default: Any = None, **more: Any
     ) -> Option:
-        """An option: without a default it may be left out, with `REQUIRED` it must be given."""
-        return Option(kind, metavar, self.title, text, flags, default, more)
+        """An option: without a default it may be left out, with `REQUIRED` it must be given.
+
+        `names` are those that differ from the parameter's; a flag has an empty `metavar`.
+        """
+        more = {"metavar": metavar or None, "help": text, "rich_help_panel": self.title, **more}
+        return Option(kind, default, typer.Option(*names, **more))
 
     flag = partialmethod(option, bool, "", default=False)
     count, number = partialmethod(option, int, "N"), partialmethod(option, float, "X")

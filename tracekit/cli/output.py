@@ -118,8 +118,8 @@ _LIST_WIDTH = 12
 """Width below which a column of components is not narrowed."""
 
 
-console: PlainConsole = PlainConsole()
-error_console: PlainConsole = PlainConsole(stderr=True)
+console: PlainConsole = PlainConsole(highlight=False)
+error_console: PlainConsole = PlainConsole(stderr=True, highlight=False)
 
 
 def print_problem(word: str, text: object, style: str) -> None:
@@ -134,7 +134,7 @@ def print_problem(word: str, text: object, style: str) -> None:
         from tracekit._util.ranks import Ranks
 
         message = Text.assemble((f"Rank {Ranks.joined().rank}: ", style), message)
-    error_console.print(message, highlight=False, soft_wrap=True)
+    error_console.print(message, soft_wrap=True)
 
 
 def join_ranks() -> None:
@@ -203,20 +203,20 @@ def _not_writable(output: Path, error: OSError, noun: str) -> OutputError:
 def print_step(text: str) -> None:
     """Says in a terminal what the command does before its first result."""
     if error_console.is_terminal and not console.quiet:
-        error_console.print(text, style="dim", highlight=False, soft_wrap=True)
+        error_console.print(text, style="dim", soft_wrap=True)
 
 
 def print_skipped(pairs: tk.PromptPairs) -> None:
     """Prints the examples that were dropped, one per line."""
     for line in pairs.skipped:
-        console.print(f"Skipped {line}.", highlight=False)
+        console.print(f"Skipped {line}.")
 
 
 def print_tracer(tracer: tk.Tracer) -> None:
     """Prints what is traced, and the effect of all components together."""
     from tracekit._util.clusters import n_text
 
-    console.print(f"{tracer}", highlight=False, soft_wrap=True)
+    console.print(f"{tracer}", soft_wrap=True)
     of = "" if tracer.held_out is None else " searched"
     n = f"{n_text(len(tracer.pairs), tracer.pairs.clusters)}{of} examples"
     console.print(
@@ -343,7 +343,7 @@ class Tally:
         self._counts[state] += 1
         described = printable(outcome.job.description)
         if self._prints:
-            console.print(f"{state}: {described}", style="dim", highlight=False)
+            console.print(f"{state}: {described}", style="dim")
         return described
 
     def __str__(self) -> str:
@@ -366,7 +366,7 @@ def print_checks(checked: tk.data.PairsCheck, *, is_short: bool = False) -> None
         print_table("checks", Table(columns), n_names=2)
     if is_short:
         n = len(checked.lines)
-        console.print(f"{n - len(lines)} of {n} checks of the pairs are green.", highlight=False)
+        console.print(f"{n - len(lines)} of {n} checks of the pairs are green.")
 
 
 def print_estimates(estimates: Iterable[Estimate]) -> None:
@@ -376,13 +376,13 @@ def print_estimates(estimates: Iterable[Estimate]) -> None:
     listed = list(estimates)
     recorded("estimates", Table.of_rows([asdict(each) for each in listed]))
     for each in listed:
-        console.print(f"{each.method}: {each.total}", highlight=False)
+        console.print(f"{each.method}: {each.total}")
     memory = max((each.memory for each in listed if each.memory is not None), default=None)
     held = "" if memory is None else f"; {memory / 2**20:.0f} MiB of memory"
     most = "" if all(each.is_exact for each in listed) else "at most "
     seconds = duration(sum(each.seconds for each in listed))
     said = f"In all {most}about {seconds}{held}. Nothing was run or written."
-    console.print(said, highlight=False)
+    console.print(said)
 
 
 def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = True) -> None:
@@ -404,7 +404,7 @@ def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = True) ->
         parts += [] if setup.direction == "noising" else [setup.direction]
         by_setup.setdefault("; ".join(parts) + result.dataset_fingerprint, []).append(result)
     for text, rows in by_setup.items():
-        console.print(text.removesuffix(rows[0].dataset_fingerprint), highlight=False)
+        console.print(text.removesuffix(rows[0].dataset_fingerprint))
         order = list(dict.fromkeys(result.series for result in rows))
         rows.sort(key=lambda result: (order.index(result.series), result.budget or 0))
         table = result_table(rows, most_labels=_MOST_LABELS)
@@ -467,5 +467,5 @@ def write_figures(figures_by_name: dict[str, Any], output: Path) -> None:
     try:
         tk.figures.write_all(at_paths(".png"))
     except FigureExportError as error:
-        console.print(f"No PNG figures: {error}", style="dim", highlight=False)
-    console.print(f"Figures and results are in {output}/.", highlight=False)
+        console.print(f"No PNG figures: {error}", style="dim")
+    console.print(f"Figures and results are in {output}/.")

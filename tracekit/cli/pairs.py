@@ -38,7 +38,7 @@ def pairs(
     share = given["held_out"]
     parts = () if share is None else loaded.split(1 - share, seed=given["seed"])
     checked = loaded.check(model, parts=parts, progress=False if given["quiet"] else None)
-    console.print(f"{loaded}", highlight=False, soft_wrap=True)
+    console.print(f"{loaded}", soft_wrap=True)
     print_checks(checked)
     recorded("examples", Table.of_rows(checked.table))
     if output is not None:

@@ -67,7 +67,7 @@ def _print_front(front: tk.ParetoFront) -> None:
 
     with_statistics = {row.size for row in front.statistics} or {*front.sizes}
     kept = [n for n, size in enumerate(front.sizes) if size in with_statistics]
-    console.print(f"{examples_text(front[0])}; {front[0].axis_label}", highlight=False)
+    console.print(f"{examples_text(front[0])}; {front[0].axis_label}")
     print_table("front", front.table(), front.shown().rows(kept))
     console.print(
         f"{front.legend} Method: whose set it is; shrunken top-k where components ranked alone do "
@@ -76,7 +76,7 @@ def _print_front(front: tk.ParetoFront) -> None:
     )
     passes = front[0].cost.forward_equivalents
     extra = front.statistics_cost.forward_equivalents
-    console.print(f"{passes:.0f} passes, and {extra:.0f} for the statistics.", highlight=False)
+    console.print(f"{passes:.0f} passes, and {extra:.0f} for the statistics.")
     if front.stopped:
         by = "Ctrl-C" if front.stopped == "interrupted" else f"--{front.stopped}".replace("_", "-")
         console.print(f"Stopped by {by}: these are the best sets found so far.")

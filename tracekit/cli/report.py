@@ -41,7 +41,7 @@ def report(
     check_file(output)
     results = [result for path in runs for result in _read(path)]
     page = tk.report([*results, *_examples(results)], output)
-    console.print(f"The report: {page.resolve().as_uri()}", soft_wrap=True, highlight=False)
+    console.print(f"The report: {page.resolve().as_uri()}", soft_wrap=True)
 
 
 def _examples(results: list[Any]) -> list[tk.PromptPairs]:

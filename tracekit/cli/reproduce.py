@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
+from tqdm.auto import tqdm
 
 import tracekit as tk
 from tracekit import paper
@@ -88,21 +88,12 @@ def reproduce(
     check_data(*setting.datasets, data_dir=given["data_dir"])
     total = len(part_of(paper.plan(paper.select_experiments(names), setting), part))
     is_shown = progress_is_shown(given["quiet"])
-    progress = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not is_shown,
-        transient=True,
-    )
     tally = Tally(given["quiet"])
-    with progress:
-        task = progress.add_task("runs", total=total)
+    with tqdm(total=total, disable=not is_shown, unit="run", desc="reproduce", leave=False) as bar:
 
         def on_done(outcome: paper.Run | paper.Failure) -> None:
-            progress.update(task, advance=1, description=tally(outcome))
+            bar.set_postfix_str(tally(outcome))
+            bar.update()
 
         reproductions = paper.reproduce(
             names,
@@ -119,9 +110,9 @@ def reproduce(
         _print_report(reproduction)
     if part is not None:
         for reason in reasons(tally.failures):
-            console.print(f"Skipped: {reason}", highlight=False)
+            console.print(f"Skipped: {reason}")
     kept = "Tables, figures and runs are" if part is None else "Runs are"
-    console.print(f"{tally} {kept} in {output}/.", highlight=False)
+    console.print(f"{tally} {kept} in {output}/.")
     if tally.failures and setting.models:
         raise typer.Exit(1)
 
@@ -153,9 +144,9 @@ def _print_report(reproduction: paper.Reproduction) -> None:
 
     experiment, report = reproduction.experiment, reproduction.report
     heading = Text.assemble("\n", (experiment.name, "bold"), f": {experiment.about}")
-    console.print(heading, highlight=False)
+    console.print(heading)
     for reason in reproduction.reasons:
-        console.print(f"Skipped: {reason}", highlight=False)
+        console.print(f"Skipped: {reason}")
     if report is None:
         return
     for name, entry in report.tables.items():
@@ -166,4 +157,4 @@ def _print_report(reproduction: paper.Reproduction) -> None:
             continue
         print_table(f"{experiment.name}/{name}", table, heading=name)
     for note in report.notes:
-        console.print(note, style="dim", highlight=False)
+        console.print(note, style="dim")

@@ -41,4 +41,4 @@ def _print_details(result: tk.TraceResult, all_components: bool) -> None:
     print_facts("setting", Table.of_rows([facts]))
     labels = result.labels if all_components else result.labels[:_MOST_LABELS]
     more = "" if len(labels) == result.n_selected else ", ... (--all lists the rest)"
-    console.print(f"Selected: {', '.join(labels)}{more}", highlight=False)
+    console.print(f"Selected: {', '.join(labels)}{more}")

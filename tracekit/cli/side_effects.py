@@ -57,9 +57,9 @@ def side_effects(given: Given, run: Run) -> None:
         return
     side = tracer.side_effects(result, others, draws=given["draws"], seed=given["seed"])
     side.save(run)
-    console.print(f"{side}", highlight=False, soft_wrap=True)
+    console.print(f"{side}", soft_wrap=True)
     recorded("side_effects", Table.of_rows(side.table))
-    console.print(f"Saved in {run}/.", highlight=False, soft_wrap=True)
+    console.print(f"Saved in {run}/.", soft_wrap=True)
     if output is not None:
         write_csv(side.table, output / "side_effects.csv")
         write_figures({"side_effects": side.figure()}, output)

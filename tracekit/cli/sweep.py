@@ -62,15 +62,11 @@ def _print(swept: runs.Runs, folder: Path, tally: Tally, *, has_table: bool) -> 
     from tracekit.runs.worker import reasons
 
     for reason in reasons(swept.failures):
-        console.print(f"Failed: {reason}", highlight=False)
+        console.print(f"Failed: {reason}")
     table = swept.table()
     if has_table and len(table) > 0 and (console.document is not None or len(table) <= _MOST_ROWS):
         shown = swept.shown()
         n_names = shown.titles.index(table["effect"].title)
         print_table("runs", table, shown, n_names=n_names)
     written = f"The table of all runs is {folder / 'runs.csv'}." if has_table else ""
-    console.print(
-        f"{tally} Runs are in {folder / 'runs'}/. {written}".rstrip(),
-        highlight=False,
-        soft_wrap=True,
-    )
+    console.print(f"{tally} Runs are in {folder / 'runs'}/. {written}".rstrip(), soft_wrap=True)

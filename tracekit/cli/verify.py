@@ -54,7 +54,7 @@ def verify(given: Given, run: Run) -> None:
         )
     if held_out is not None and tracer.held_out is None:
         console.print("Its held-out examples were not measured. Give --dataset and --held-out.")
-    console.print(f"{run} agrees.", style="bold", highlight=False)
+    console.print(f"{run} agrees.", style="bold")
 
 
 def _rows(

@@ -274,11 +274,19 @@ class Kind:
 
 _whole = partial(Kind, axes=("batch", "pos", "d_model"), width=None, learning_rate=0.01)
 """A kind with one component a layer: the whole activation."""
+_stream = partial(_whole, noun="residual stream", instead="residual")
 _head = partial(
-    Kind, axes=("batch", "pos", "component", "d_head"), width="n_heads", instead="head-outputs"
+    Kind,
+    axes=("batch", "pos", "component", "d_head"),
+    width="n_heads",
+    noun="head",
+    instead="head-outputs",
 )
+_shared_head = partial(_head, width="n_key_value_heads", noun="key/value head")
 _unit = partial(Kind, axes=("batch", "pos", "component"), learning_rate=0.5)
-_edge = partial(_whole, hook="hook_resid_pre", label="{index}>{layer}", noun="edge")
+_edge = partial(
+    _whole, hook="hook_resid_pre", label="{index}>{layer}", noun="edge", instead="edges-by-block"
+)
 """Into a layer; `tracekit.components.edges` numbers and names them."""
 
 KINDS: dict[str, Kind] = {
@@ -298,7 +306,6 @@ KINDS: dict[str, Kind] = {
             name="head-outputs",
             hook="attn.hook_z",
             label="L{layer}H{index}",
-            noun="head",
             meaning="a head's output before the output projection",
             instead="mlp-blocks",
         ),
@@ -343,58 +350,45 @@ KINDS: dict[str, Kind] = {
             name="queries",
             hook="attn.hook_q",
             label="L{layer}Q{index}",
-            noun="head",
             meaning="a head's queries",
         ),
-        _head(
+        _shared_head(
             name="keys",
             hook="attn.hook_k",
-            width="n_key_value_heads",
             label="L{layer}K{index}",
-            noun="key/value head",
             meaning="the keys of a key/value head, which several heads may share",
         ),
-        _head(
+        _shared_head(
             name="values",
             hook="attn.hook_v",
-            width="n_key_value_heads",
             label="L{layer}V{index}",
-            noun="key/value head",
             meaning="the values of a key/value head, which several heads may share",
         ),
-        _whole(
+        _stream(
             name="residual",
             hook="hook_resid_post",
             label="R{layer}",
-            noun="residual stream",
             meaning="the residual stream after a block",
             instead="residual-before",
         ),
-        _whole(
+        _stream(
             name="residual-before",
             hook="hook_resid_pre",
             label="RB{layer}",
-            noun="residual stream",
             meaning="the residual stream before a block",
-            instead="residual",
         ),
-        _whole(
+        _stream(
             name="residual-between",
             hook="hook_resid_mid",
             label="RM{layer}",
-            noun="residual stream",
             meaning="the residual stream between attention and MLP",
-            instead="residual",
         ),
         _edge(
             name="edges",
             meaning="what a head or MLP hands to one query, key, value or MLP behind it",
-            instead="edges-by-block",
         ),
         _edge(
-            name="edges-by-head",
-            meaning="what a head or MLP hands to one head or MLP behind it",
-            instead="edges-by-block",
+            name="edges-by-head", meaning="what a head or MLP hands to one head or MLP behind it"
         ),
         _edge(
             name="edges-by-block",

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from typing_extensions import NotRequired, TypedDict
@@ -79,14 +81,14 @@ class Site:
     """Components of this kind that the layer has."""
     indices: Sequence[int]
     """Those that the registry contains, ascending."""
-    start: int
-    """Flat index of the first."""
     spans: tuple[str, ...] = ()
     """Spans of the prompt that are components of their own; empty: none."""
     acts_in: tuple[int, ...] = ()
     """Layers of the window in which the components act; empty: `layer` only."""
     edges: EdgeGraph | None = None
     """Senders and receivers, if the components are the edges into the layer."""
+    start: int = 0
+    """Flat index of the first; its registry sets it."""
 
     def __post_init__(self) -> None:
         if len(self.indices) == self.width:
@@ -135,8 +137,8 @@ class Site:
         return len(self.indices) == self.width
 
 
-_WIDEST_WHOLE = 64
-"""Components of a layer up to which a grid has a column for each, studied or not."""
+MOST_COLUMNS = 64
+"""Components of a layer up to which a grid has a column for each, and a figure a cell."""
 
 
 @dataclass(frozen=True)
@@ -166,10 +168,12 @@ class ComponentRegistry(Sequence[Component]):
     """
 
     sites: tuple[Site, ...]
-    _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_starts", tuple(site.start for site in self.sites))
+        # The sites are laid end to end.
+        *starts, _ = accumulate((s.stop - s.start for s in self.sites), initial=0)
+        laid_out = (replace(s, start=n) for s, n in zip(self.sites, starts, strict=True))
+        object.__setattr__(self, "sites", tuple(laid_out))
 
     @classmethod
     def build(
@@ -217,15 +221,13 @@ class ComponentRegistry(Sequence[Component]):
         if isinstance(indices, Mapping):
             indices = _check_keys(indices, in_layers, shape.n_layers)
         sites: list[Site] = []
-        start = 0
         for kind in chosen:
             width = kind.width_in(shape)
             for layer in _check_features(kind, in_layers, layers, layer_window, shape.n_layers):
                 picked = _check_indices(kind, layer, width, indices)
                 if picked:
                     window = _window(layer, layer_window, shape.n_layers)
-                    sites.append(Site(kind, layer, width, picked, start, tuple(spans), window))
-                    start = sites[-1].stop
+                    sites.append(Site(kind, layer, width, picked, tuple(spans), window))
         if not sites:
             raise ComponentError(
                 "The selection contains no component. Name at least one layer and index."
@@ -264,8 +266,8 @@ class ComponentRegistry(Sequence[Component]):
         for layer in range(graph.n_layers + 1):
             picked = graph.chosen(layer, in_layers, senders, receivers)
             if picked:
-                start, width = sites[-1].stop if sites else 0, graph.receivers[layer][-1].stop
-                sites.append(Site(kind, layer, width, picked, start, tuple(spans), edges=graph))
+                width = graph.receivers[layer][-1].stop
+                sites.append(Site(kind, layer, width, picked, tuple(spans), edges=graph))
         if not sites:
             raise ComponentError(
                 "No sender lies before a receiver in this selection. Name senders of earlier "
@@ -369,22 +371,18 @@ class ComponentRegistry(Sequence[Component]):
 
     def site_of(self, flat: int) -> Site:
         """The site of the component of a flat index."""
-        return self.sites[bisect_right(self._starts, flat) - 1]
+        return self.sites[bisect_right(self.sites, flat, key=attrgetter("start")) - 1]
 
     def whole_sites(self) -> ComponentRegistry:
         """The same hook points with all of their components, at all positions."""
         if self.edges is not None:
             return self.of_edges(self.edges, self.edges.by)
         # Windows overlap: every layer once.
-        layers = dict.fromkeys(
-            (site.kind, layer, site.width)
+        sites = dict.fromkeys(
+            Site(site.kind, layer, site.width, range(site.width))
             for site in self.sites
             for layer in site.acts_in or (site.layer,)
         )
-        sites: list[Site] = []
-        for kind, layer, width in layers:
-            start = sites[-1].stop if sites else 0
-            sites.append(Site(kind, layer, width, tuple(range(width)), start))
         return ComponentRegistry(tuple(sites))
 
     @cached_property
@@ -514,11 +512,10 @@ class ComponentRegistry(Sequence[Component]):
                 )
             if entry["definition"] is not None:
                 register_kind(Kind.from_definition(entry["definition"]))
-            start = sites[-1].stop if sites else 0
             kind = kind_of(entry["kind"])
             edges = EdgeGraph(**entry["edges"]) if "edges" in entry else None
             _check_edges(kind, layer, width, edges, sites)
-            sites.append(Site(kind, layer, width, indices, start, spans, acts_in, edges))
+            sites.append(Site(kind, layer, width, indices, spans, acts_in, edges))
         if not sites or len({(s.kind.name, s.layer) for s in sites}) < len(sites):
             raise ComponentError(
                 "The description names no components, or a layer of a kind twice. Name each once."
@@ -555,7 +552,7 @@ def _grid(kind: str, span: str, sites: Sequence[Site], number: int) -> Component
     """The components of sites of one kind, at the span of a number."""
     width = max(site.width for site in sites)
     studied = sorted({index for site in sites for index in site.indices})
-    columns = tuple(range(width)) if width <= _WIDEST_WHOLE else tuple(studied)
+    columns = tuple(range(width)) if width <= MOST_COLUMNS else tuple(studied)
     flat = [
         {
             index: site.start + rank * site.n_spans + number

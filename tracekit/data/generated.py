@@ -135,8 +135,8 @@ def load_gendered_pronouns(
         prompt, other = (
             template.format(name=each, noun=noun) for each in (name, rng.choice(others))
         )
-        spans = {"name": name}
-        rows.append({"prompt": prompt, "counterfactual": other, "x": x, "y": y, "spans": spans})
+        row = {"prompt": prompt, "counterfactual": other, "x": x, "y": y}
+        rows.append({**row, "spans": {"name": name}})
     return published(rows, model, "gendered-pronouns", prepend_bos, on_mismatch)
 
 

@@ -93,9 +93,9 @@ def spans_from_places(
 
 def _edges(tokenizer: Any, prompt: str, ids: Sequence[int], number: int) -> list[tuple[int, int]]:
     """First character and one past the last of every token of a prompt."""
+    special = set(getattr(tokenizer, "all_special_ids", ()) or ())
+    n_special = next((n for n, token in enumerate(ids) if token not in special), len(ids))
     # A beginning-of-sequence token is no part of the text, unless the text has it, as of a chat.
-    special = {*(getattr(tokenizer, "all_special_ids", ()) or ())}
-    n_special = next((n for n, each in enumerate(ids) if each not in special), len(ids))
     for n_extra in (n_special, 0):
         own = list(ids[n_extra:])
         edges = _edges_of_fast(tokenizer, prompt, own) or _edges_by_decoding(tokenizer, prompt, own)

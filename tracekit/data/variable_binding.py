@@ -12,11 +12,9 @@ continuation x and a foil y, both of them answers.
   answer. x is the answer under the other operation, y the clean one. The effect falls as the
   components carry the operation.
 
-With `desideratum="both"` they are one objective: the effects are weighted 5 to 1, as the published
-code weights its two losses. Operations are + and -, values 10 to 99, answers are not negative, and
-their first digits (of the counterfactual answers for values, the clean ones for operations) are
-balanced. Only the first token of an answer is scored. Unlike in the published code, examples whose
-two answers begin with the same token are not drawn, since they can show nothing.
+With `desideratum="both"` they are one objective (`docs/paper.md`). Operations are + and -, values
+10 to 99, answers are not negative, and the first digits of y are balanced. Only the first token of
+an answer is scored; examples whose two answers begin with the same token are not drawn.
 """
 
 from __future__ import annotations

@@ -17,10 +17,9 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.clusters import Over
 from tracekit._util.options import is_whole, shortened
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, complement_of, from_indices
@@ -33,7 +32,7 @@ from tracekit.errors import ComponentError, TracekitError
 from tracekit.metrics import Bounds, Effects
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.intervals import UNBOUNDED, effect_interval
-from tracekit.results.on_examples import OnExamples
+from tracekit.results.on_examples import OnExamples, OverExamples
 
 Pin = Literal["A", "B"]
 """Name of a pinned set."""
@@ -44,7 +43,7 @@ _MOST_ALONE = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Measurement:
+class Measurement(OverExamples):
     """Measured effects of a set on every example."""
 
     members: ComponentSet
@@ -56,10 +55,6 @@ class Measurement:
     """Log-probability of each y, if every example has one."""
     seconds: float | None = None
     """Its cost; None if it was measured elsewhere."""
-    weights: Float[Tensor, " example"] | None = None
-    """Weights of the examples, whose mean is 1; None if all count alike."""
-    clusters: Int[Tensor, " example"] | None = None
-    """Number of the independent example that each is part of; None if each stands for itself."""
     bounds: Bounds = UNBOUNDED
     """What an effect can be."""
 
@@ -74,8 +69,7 @@ class Measurement:
 
         No confidence interval of a set that was chosen by its effect on these examples.
         """
-        over = Over(weights=self.weights, clusters=self.clusters)
-        return effect_interval(self.effects, bounds=self.bounds, **over)
+        return effect_interval(self.effects, bounds=self.bounds, **self.over)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,24 +158,20 @@ class Exploration:
         self.example: int | None = None
         """The example whose predictions are shown; None: their mean."""
         self._history: list[ComponentSet] = [self._checked(members)]
-        self._position = 0
+        self.position = 0
+        """Where in the history the set is."""
 
     # ---- the set --------------------------------------------------------------------------
 
     @property
     def members(self) -> ComponentSet:
         """The set, as ascending flat indices."""
-        return self._history[self._position]
+        return self._history[self.position]
 
     @property
     def history(self) -> tuple[ComponentSet, ...]:
         """Sets that the set was, and those that `redo` leads to."""
         return tuple(self._history)
-
-    @property
-    def position(self) -> int:
-        """Where in the history the set is."""
-        return self._position
 
     def select(self, members: Iterable[int]) -> None:
         """Makes it another set; what was undone is forgotten.
@@ -192,8 +182,8 @@ class Exploration:
         chosen = self._checked(members)
         if chosen == self.members:
             return
-        self._history = [*self._history[: self._position + 1], chosen][-_MOST_UNDONE:]
-        self._position = len(self._history) - 1
+        self._history = [*self._history[: self.position + 1], chosen][-_MOST_UNDONE:]
+        self.position = len(self._history) - 1
 
     def complement(self) -> None:
         """Makes it the set of all other components."""
@@ -201,11 +191,11 @@ class Exploration:
 
     def undo(self) -> None:
         """Goes back to the set before, if there is one."""
-        self._position = max(0, self._position - 1)
+        self.position = max(0, self.position - 1)
 
     def redo(self) -> None:
         """Goes forward to the set that was undone, if there is one."""
-        self._position = min(len(self._history) - 1, self._position + 1)
+        self.position = min(len(self._history) - 1, self.position + 1)
 
     def pin(self, name: Pin) -> None:
         """Keeps the set as `A` or `B`, to compare others with."""
@@ -249,16 +239,14 @@ class Exploration:
         members = self.members
         measurement = self.measurements.get(members)
         if measurement is None or (complete and measurement.x is None):
-            for _ in self._measure(members):
-                pass
+            list(self._measure(members))
         return self.measurements[members]
 
     def predicted_now(self) -> Prediction | None:
         """The prediction at the set, made if need be; None if the metric has none."""
         members = self.members
         if members not in self.predictions:
-            for _ in self._predict(members):
-                pass
+            list(self._predict(members))
         return self.predictions.get(members)
 
     def measure_singles(self) -> None:
@@ -310,17 +298,8 @@ class Exploration:
         for each in both:
             if each not in self.measurements:
                 yield from self._measure(each)
-        own, others = (self.measurements[each].effects[None] for each in both)
-        scores = Faithfulness.of(
-            own,
-            others,
-            full,
-            sizes=[len(members)],
-            n_components=self.n_components,
-            metric=engine.metric.name,
-            direction=engine.metric.direction,
-            **engine.pairs.over,
-        )
+        measured = OnExamples.of(engine, *(self.measurements[each].effects for each in both))
+        scores = measured.faithfulness(sizes=[len(members)], n_components=self.n_components)
         self.circuits[members] = Circuit(members, scores)
         yield self.circuits[members]
 
@@ -328,8 +307,7 @@ class Exploration:
         """Works out the faithfulness of all sets whose complements were measured too."""
         for members in list(self.measurements):
             if complement_of(members, self.n_components) in self.measurements:
-                for _ in self.circuit_steps(members):
-                    pass
+                list(self.circuit_steps(members))
 
     def _measure(self, members: ComponentSet) -> Iterator[Event]:
         engine = self.engine
@@ -396,7 +374,7 @@ class Exploration:
         """Set, history, pins and pinned example as plain values, which `restore` reads."""
         return {
             "history": [set_key(members) for members in self._history],
-            "position": self._position,
+            "position": self.position,
             "pins": {name: set_key(members) for name, members in self.pins.items()},
             "example": self.example,
         }
@@ -421,8 +399,8 @@ class Exploration:
                 f"The state {shortened(state)} of an exploration cannot be read, or has a "
                 "position, a pin or an example that there is not. Give what state() gave."
             ) from error
-        self._history, self._position = history[-_MOST_UNDONE:], position
-        self._position -= len(history) - len(self._history)
+        self._history, self.position = history[-_MOST_UNDONE:], position
+        self.position -= len(history) - len(self._history)
         self.pins, self.example = pins, example
 
 

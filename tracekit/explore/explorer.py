@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import anywidget
 import plotly.graph_objects as go
-import torch
 import traitlets
 from torch import Tensor
 
-from tracekit._util.clusters import by_cluster
 from tracekit._util.files import write_beside
 from tracekit._util.markup import html_text, printable, script_json
 from tracekit._util.options import as_path
+from tracekit._util.table import json_value
 from tracekit.components import Component, ComponentGrid, ComponentSet
 from tracekit.components.kinds import kind_of
 from tracekit.components.members import ComponentsLike
@@ -206,7 +205,6 @@ class Explorer(_Widget):
         It opens without a network and without a kernel; sets that were not measured say so.
         """
         path = as_path("path", path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.exploration.measured_now(complete=True)
         self.faithfulness()
         self.exploration.know_circuits()
@@ -376,9 +374,11 @@ def setup_of(
             "examples; no confidence interval where a set was chosen on them."
         ),
         "held_out": {
-            set_key(members): [*counts, *map(_finite, (each.mean, *each.interval))]
+            set_key(members): [
+                *(each.n_examples, each.n_independent),
+                *map(json_value, (each.mean, *each.interval)),
+            ]
             for members, each in exploration.held_out.items()
-            for counts in [(each.n_examples, by_cluster(each.effects, each.clusters).numel())]
         },
         "colors": EXPLORER_COLORS,
         "needs_other": source == "counterfactual",
@@ -386,7 +386,7 @@ def setup_of(
         "noun": printable(registry.kinds[0]) if len(registry.kinds) == 1 else "components",
         "axis": printable(engine.metric.axis_label),
         "weighted": pairs.weights is not None,
-        "full": _finite(engine.full_effects.mean().item()),
+        "full": json_value(engine.full_effects.mean().item()),
         "labels": [printable(registry.label(index)) for index in range(n)],
         "parts": [[c.kind, c.layer, c.index, c.span] for c in registry],
         "grids": [_grid(grid) for grid in registry.grids],
@@ -432,8 +432,8 @@ def entry_of(measurement: Measurement) -> dict[str, Any]:
     return {
         "key": set_key(measurement.members),
         "effect": measurement.effect,
-        "low": _finite(low),
-        "high": _finite(high),
+        "low": json_value(low),
+        "high": json_value(high),
         "seconds": measurement.seconds,
         "x": measurement.x is not None,
         "y": measurement.y is not None,
@@ -452,7 +452,7 @@ def circuit_of(circuit: Circuit) -> dict[str, Any]:
         warning = "overshoots: it leaves out components that push back"
     elif scores.incomplete[0]:
         warning = "not complete: all others without it still do the task"
-    numbers = {name: _finite(value) for name, value in scores.to_frame().iloc[0].items()}
+    numbers = {name: json_value(value) for name, value in scores.to_frame().iloc[0].items()}
     return {"key": set_key(circuit.members), "warning": warning, **numbers}
 
 
@@ -504,7 +504,3 @@ def page(exploration: Exploration, setup: dict[str, Any]) -> str:
         table[name] = base64.b64encode(table[name]).decode()
     data = {"parts": parts, "setup": setup, "state": exploration.state(), "table": table}
     return f"{parts[0]}{script_json(data)}{parts[1]}{SCRIPT}{parts[2]}"
-
-
-def _finite(value: float) -> float | None:
-    return value if torch.isfinite(torch.tensor(value)) else None

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 from tracekit._util.deferred import transformers
+from tracekit._util.table import named
 from tracekit._util.warn import warn
 from tracekit.errors import MissingExtraError, ModelWarning, UnsupportedModelError
 from tracekit.models.checkpoint import Checkpoint
-from tracekit.models.verification import Loader, listed
+from tracekit.models.verification import Loader
 
 Settings = dict[str, Any]
 
@@ -142,7 +143,7 @@ def _unplaced(reader: Any, model: Any) -> list[str]:
     places = loading.get_gguf_hf_weights_map(model, made_for(config=model.config.to_dict()))
     names = [each.name for each in reader.tensors if not _is_rotary(each.name)]
     left = [n for n in names if n not in places and n.removesuffix(".weight") not in places]
-    return [f"the tensors {listed(left)}"] if left else []
+    return [f"the tensors {named(left, most=5)}"] if left else []
 
 
 def completed(config: Any, settings: Settings, tensors: Mapping[str, Any]) -> tuple[Any, list[str]]:

@@ -317,7 +317,11 @@ def _bridged(
     name: str, path: str, tokenizer: Any, options: Mapping[str, Any], loader: Loader
 ) -> HookedModel:
     """A bridge with the given tokenizer or none, whose numbers are those of what it wraps."""
-    placeholder = _placeholder_tokenizer()
+    from tokenizers import Tokenizer, models
+
+    # For a bridge that would otherwise make a broken one up, or fail.
+    words = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    placeholder = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
     try:
         bridge = _bridge().boot_transformers(
             path, tokenizer=placeholder, model_class=loader, **options
@@ -335,14 +339,6 @@ def _bridged(
     if loader.reference is not None:
         warn_of_poor_text(bridge, tokenizer, name)
     return bridge
-
-
-def _placeholder_tokenizer() -> Any:
-    """A tokenizer for a bridge that would otherwise make a broken one up, or fail."""
-    from tokenizers import Tokenizer, models
-
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
 def _tokenizer(directory: Path, options: Mapping[str, Any]) -> Any:

@@ -26,6 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.deferred import transformers
+from tracekit._util.table import named
 from tracekit._util.warn import warn
 from tracekit.errors import ModelWarning, UnsupportedModelError
 from tracekit.models.hooked import HookedModel, device_of, is_exact
@@ -96,30 +97,20 @@ class Loader:
 
 def _check_complete(model: Any, info: Mapping[str, Any], name: object) -> None:
     """Refuses a checkpoint that lacks weights, or holds them in other shapes."""
-    # Releases of transformers list names, or tuples of a name and both shapes.
-    mismatched = (
-        entry if isinstance(entry, str) else entry[0] for entry in info["mismatched_keys"]
-    )
-    reshaped = sorted(set(mismatched))
+    reshaped = sorted({name for name, *_ in info["mismatched_keys"]})
     # Buffers are computed; tied parameters are listed under one of their names.
     parameters = {name for name, _ in model.named_parameters()}
     missing = sorted(set(info["missing_keys"]) & parameters - set(reshaped))
     if missing:
         raise UnsupportedModelError(
-            f"The weights of {name} lack {listed(missing)}, which transformers would fill in "
-            "at random. Give a directory with all weights under the names of its architecture."
+            f"The weights of {name} lack {named(missing, _LISTED)}, which transformers would fill "
+            "in at random. Give a directory with all weights under the names of its architecture."
         )
     if reshaped:
         raise UnsupportedModelError(
             f"The weights of {name} do not have the shapes that its config.json says: "
-            f"{listed(reshaped)}. Give weights and configuration of the same model."
+            f"{named(reshaped, _LISTED)}. Give weights and configuration of the same model."
         )
-
-
-def listed(names: list[str]) -> str:
-    """The first of some names, and how many more there are."""
-    n_more = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {n_more} more" if n_more > 0 else "")
 
 
 def reference_of(model: Any, name: object) -> Reference | None:
@@ -177,7 +168,7 @@ def _unusual(model: Any) -> str:
         if isinstance(value, (bool, float)) and value != usual.get(key)
         if not any(word in key for word in common)
     ]
-    return f" (not the default: {listed(unusual)})" if unusual else ""
+    return f" (not the default: {named(unusual, _LISTED)})" if unusual else ""
 
 
 def first_line(error: Exception) -> str:

@@ -146,15 +146,15 @@ def _fig_heads(setting: Setting, runs: list[Run]) -> Report:
         results = {run.job.label: _result_at(run, 0.2) for run in case_runs}
         comparison = compare(results.values(), [title_of(method) for method in results])
         figures_by_name[f"selected-{case}"] = comparison.heatmap()
-        matrix = comparison.jaccard.set_axis(list(results)).set_axis(list(results), axis="columns")
+        matrix = comparison.jaccard
         job = case_runs[0].job
         figures_by_name[f"similarity-{case}"] = figures.similarities(
-            matrix.rename(index=title_of, columns=title_of),
+            matrix,
             title=f"{job.dataset} data, {job.model} model",
             subtitle="20 % of the heads",
         )
         tables[f"similarity-{case}"] = PaperTable(
-            frame=_similarity_rows(setting, job, matrix),
+            frame=_similarity_rows(setting, job, matrix.to_numpy(), list(results)),
             caption="Jaccard similarity of the heads selected at 20 per cent.",
         )
     return Report(
@@ -164,7 +164,7 @@ def _fig_heads(setting: Setting, runs: list[Run]) -> Report:
     )
 
 
-def _similarity_rows(setting: Setting, job: Job, matrix: Any) -> Any:
+def _similarity_rows(setting: Setting, job: Job, matrix: Any, methods: list[str]) -> Any:
     """A DataFrame with a row per pair of methods, and the published similarity beside ours."""
     published = paper_similarity()
     same_case = (published["model"] == job.model) & (published["dataset"] == job.dataset)
@@ -174,11 +174,10 @@ def _similarity_rows(setting: Setting, job: Job, matrix: Any) -> Any:
         for row in published[same_case & comparable].itertuples()
     }
     rows = []
-    for first, second in combinations(matrix.columns, 2):
-        similarity = matrix.loc[first, second]
+    for (i, first), (j, second) in combinations(enumerate(methods), 2):
         paper = jaccard_of.get(frozenset((first, second)))
-        difference = None if paper is None else similarity - paper
-        rows.append((first, second, similarity, paper, difference))
+        difference = None if paper is None else matrix[i, j] - paper
+        rows.append((first, second, matrix[i, j], paper, difference))
     columns = ["first", "second", "jaccard", "published", "difference"]
     return pd.DataFrame(rows, columns=columns)
 

@@ -62,12 +62,10 @@ def paper_effects() -> Any:
     Columns: `table` (heads, neurons or facts), `dataset`, `model`, `method`, `share`,
     `effect`, `minutes` (on one A6000).
     """
-    rows = []
-    for entry in _read("paper.json")["tables"]:
-        for share, effect in zip(entry["shares"], entry["effects"], strict=True):
-            fixed = {key: entry[key] for key in ("table", "dataset", "model", "method", "minutes")}
-            rows.append({**fixed, "share": share, "effect": effect})
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame(_read("paper.json")["tables"])
+    frame = frame.set_index(["table", "dataset", "model", "method", "minutes"])
+    frame = frame.explode(["shares", "effects"]).astype(float).reset_index()
+    return frame.rename(columns={"shares": "share", "effects": "effect"})
 
 
 def paper_singles() -> Any:

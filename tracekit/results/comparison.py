@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -149,8 +150,6 @@ class Comparison(Results):
 
     def _differences(self, pairs: Sequence[tuple[int, int]]) -> Any:
         """The rows of `differences` of some pairs of results, corrected for these."""
-        import pandas as pd
-
         held_out = [result.held_out for result in self.results if result.held_out is not None]
         effects = [each.effects for each in held_out]
         rows = torch.stack([effects[i].double() - effects[j].double() for i, j in pairs])
@@ -272,10 +271,8 @@ def _labels(results: Sequence[TraceResult]) -> list[str]:
             titles = names if is_one else [f"{n}, {t}" for n, t in zip(names, titles, strict=True)]
     if len(set(titles)) < len(titles):
         titles = [f"{t}, {r.n_selected}" for t, r in zip(titles, results, strict=True)]
-    counts = {title: titles.count(title) for title in titles}
-    seen: dict[str, int] = {}
-    labels = []
-    for title in titles:
-        seen[title] = seen.get(title, 0) + 1
-        labels.append(title if counts[title] == 1 else f"{title} ({seen[title]})")
-    return labels
+    counts = Counter(titles)
+    return [
+        title if counts[title] == 1 else f"{title} ({titles[: n + 1].count(title)})"
+        for n, title in enumerate(titles)
+    ]

@@ -16,7 +16,7 @@ from tracekit._util.options import shortened
 from tracekit.errors import BudgetError, TracekitError
 from tracekit.results.curve_figures import effect_curve
 from tracekit.results.display import card, line, table_html
-from tracekit.results.result import Results, TraceResult, load_run, save_run
+from tracekit.results.result import Results, TraceResult
 from tracekit.results.storage import load, save
 from tracekit.results.tables import effect_columns, legend, result_table
 
@@ -94,7 +94,7 @@ def save_runs(results: Sequence[TraceResult], folder: Path) -> str:
 
     Runs that an earlier list in the folder names, and this one does not, are removed.
     """
-    earlier = set[str]()
+    earlier: set[str] = set()
     with suppress(TracekitError):
         earlier |= {*load(CurveRuns, folder / CURVE).runs}
     digests: dict[str, str] = {}
@@ -103,7 +103,7 @@ def save_runs(results: Sequence[TraceResult], folder: Path) -> str:
         name = f"{_RUN}{size}"
         while name in digests:
             name += "b"
-        digests[name] = save_run(result, folder / name)
+        digests[name] = save(result, folder / name / result.FILE)
     digest = save(CurveRuns(runs=digests), folder / CURVE)
     for name in earlier - set(digests):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -113,4 +113,5 @@ def save_runs(results: Sequence[TraceResult], folder: Path) -> str:
 def load_runs(folder: Path, digest: str | None = None) -> tuple[TraceResult, ...]:
     """Reads what `save_runs` wrote; `digest` is what it returned, where that is known."""
     runs = load(CurveRuns, folder / CURVE, digest).runs
-    return tuple(load_run(folder / name, run) for name, run in runs.items())
+    file = TraceResult.FILE
+    return tuple(load(TraceResult, folder / name / file, run) for name, run in runs.items())

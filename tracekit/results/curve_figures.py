@@ -86,6 +86,14 @@ def _of_results(
 def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: int) -> go.Figure:
     """Effect of the best sets against their size; see `ParetoFront.curve`, of which `frame` is."""
     lines, first = [], results[0]
+    label = plain(first.axis_label)
+
+    def add(
+        name: str, rows: pd.DataFrame, column: str, style: Any, hover: list[str], **how: Any
+    ) -> None:
+        sizes, values = list(rows["size"]), list(rows[column])
+        lines.append(Line(name=name, sizes=sizes, values=values, style=style, hover=hover, **how))
+
     for name, column, style in (
         ("best set, searched", "effect", STYLES["local-search"]),
         ("held out", "held_out", SPARE_STYLES[0]),
@@ -95,10 +103,10 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
         rows = frame.dropna(subset=[column])
         if rows.empty:
             continue
+        low, high = (list(rows[f"{column}_{end}"]) for end in ("low", "high"))
         hover = [
-            f"{plain(first.axis_label)}: {row[column]:.4g} "
-            f"({row[f'{column}_low']:.4g} to {row[f'{column}_high']:.4g})"
-            for row in rows.to_dict("records")
+            f"{label}: {effect:.4g} ({least:.4g} to {most:.4g})"
+            for effect, least, most in zip(rows[column], low, high, strict=True)
         ]
         notes = [""] * len(rows)
         if column == "effect":
@@ -107,47 +115,26 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
             notes = [
                 f"<br>Jaccard similarity of the halves: {each:.2f}" for each in rows["stability"]
             ]
-        line = Line(
-            name=name,
-            sizes=list(rows["size"]),
-            values=list(rows[column]),
-            style=style,
-            low=list(rows[f"{column}_low"]),
-            high=list(rows[f"{column}_high"]),
-            hover=[text + note for text, note in zip(hover, notes, strict=True)],
-            is_band=column == "effect",
-        )
-        lines.append(line)
+        hover = [text + note for text, note in zip(hover, notes, strict=True)]
+        add(name, rows, column, style, hover, low=low, high=high, is_band=column == "effect")
     if "faithfulness" in frame and first.full_effect:
         columns = [frame[f"faithfulness{end}"] for end in ("", "_low", "_high")]
-        line = Line(
-            name="alone" if first.held_out is None else "alone, held out",
-            sizes=list(frame["size"]),
-            values=list(columns[0] * first.full_effect),
-            style=STYLES["top-k"],
-            # Its intervals would lie on those of held-out effects.
-            hover=[
-                f"faithfulness {value:.3g} ({interval_text(low, high)})"
-                for value, low, high in zip(*columns, strict=True)
-            ],
-        )
-        lines.append(line)
+        hover = [
+            f"faithfulness {value:.3g} ({interval_text(low, high)})"
+            for value, low, high in zip(*columns, strict=True)
+        ]
+        # Its intervals would lie on those of held-out effects.
+        alone = frame.assign(alone=columns[0] * first.full_effect)
+        name = "alone" if first.held_out is None else "alone, held out"
+        add(name, alone, "alone", STYLES["top-k"], hover)
     others = frame.dropna(subset=["from_all"])
     if len(others):
-        texts = [
-            f"{plain(first.axis_label)}: {effect:.4g}<br>"
-            f"Jaccard similarity to the best set: {same:.2f}"
+        hover = [
+            f"{label}: {effect:.4g}<br>Jaccard similarity to the best set: {same:.2f}"
             for effect, same in zip(others["from_all"], others["from_all_similarity"], strict=True)
         ]
-        line = Line(
-            name="from all downwards",
-            sizes=list(others["size"]),
-            values=list(others["from_all"]),
-            style=(*OTHER_SETS, "solid"),
-            hover=texts,
-            mode="markers",
-        )
-        lines.append(line)
+        style = (*OTHER_SETS, "solid")
+        add("from all downwards", others, "from_all", style, hover, mode="markers")
     bars = "; bars: 95 % interval (random: range)" * (len(lines) > 1)
     fresh = "" if first.held_out is None else f" (held out: {first.held_out.n_text})"
     return _of_results(lines, first, largest, f"{fresh}; band: 95 % spread{bars}")

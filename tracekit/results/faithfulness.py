@@ -6,18 +6,10 @@ The effect of all components together, F, is the whole behaviour. With C the set
     faithfulness(C) = 1 - effect(C') / F    what is left when everything but the set is patched
     completeness(C) = 1 - effect(C) / F     what is left when the set is patched; 0 is complete
 
-A set may have more effect than all components (a share above 1), if it leaves out those that push
-back: it is strong, and less faithful than its effect says.
-
-For metrics that are linear in a score, such as `logit-difference`, faithfulness is that of the MIB
-benchmark, (score of the set - score of nothing) / (score of the model - score of nothing), as means
-over examples. Its areas are taken by the trapezoid rule over the shares of components of
-`MIB_SHARES`: CPR under the curve, CMD between the curve and 1. Completeness is that of Marks et al.
-2024: the faithfulness of the complement.
-
-When clean values are put back (`denoising`), the set's own effect over F is its faithfulness. The
-set is then copied in and not computed anew, so that the areas are not MIB's: they are `area` and
-`distance`, and no CPR and CMD.
+Faithfulness is that of the MIB benchmark (`docs/circuits.md` says when), completeness that of Marks
+et al. 2024: the faithfulness of the complement. When clean values are put back (`denoising`), the
+set's own effect over F is its faithfulness. The set is then copied in and not computed anew, so
+that the areas are not MIB's: they are `area` and `distance`, and no CPR and CMD.
 """
 
 from __future__ import annotations
@@ -34,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import interval_text, number_text, printable
+from tracekit._util.markup import interval_text, number_text, printable, with_ends
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.figures.size_axis import Line, size_lines
 from tracekit.figures.style import STYLES, plain
@@ -207,9 +199,7 @@ class Faithfulness(Tabular):
             ("faithfulness", self.faithfulness, self.faithfulness_intervals),
             ("completeness", self.completeness, self.completeness_intervals),
         ):
-            columns[name] = values
-            columns[f"{name}_low"] = [low for low, _ in intervals]
-            columns[f"{name}_high"] = [high for _, high in intervals]
+            columns |= with_ends(name, values, zip(*intervals, strict=True))
         return pd.DataFrame(columns)
 
     def curve(self) -> go.Figure:

@@ -63,8 +63,7 @@ class Generations(OfSet):
             chosen += ", with the settings of the checkpoint"
         return (
             f"Source {self.setup.source} of {self.dataset}, positions {self.setup.positions}, "
-            f"strength {self.strength:g}; at most {self.max_new_tokens} tokens, "
-            f"{chosen}."
+            f"strength {self.strength:g}; at most {self.max_new_tokens} tokens, {chosen}."
         )
 
     def __repr__(self) -> str:

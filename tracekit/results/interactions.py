@@ -5,12 +5,8 @@ they add up, positive if together they do more than the sum of what each does al
 quantity of the paper's pairwise non-linearity maps. With components that are patched besides, l is
 what a set adds to them.
 
-Patched in one direction, a pair shows one half of how the behaviour depends on it. *Noising* puts
-counterfactual values into the clean run: what breaks without i, without j, without both?
-*Denoising* puts clean values into the counterfactual run: what do i, j, or both bring back? An AND
-of two components (the behaviour needs both) has noising effects 1, 1, 1 and denoising effects 0, 0,
-1; an OR (either is enough) has 0, 0, 1 and 1, 1, 1 (Heimersheim and Nanda, How to use and interpret
-activation patching, 2024). `kinds_of_pairs` says which of these a pair looks like.
+Patched in one direction, a pair shows one half of how the behaviour depends on it. `kinds_of_pairs`
+says by both whether it looks like an AND, an OR or another (`docs/interactions.md` tells why).
 """
 
 from __future__ import annotations

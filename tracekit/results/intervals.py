@@ -6,10 +6,7 @@ few examples carry the mean, as with odds ratios, a resample without them has bo
 small standard error, and the interval reaches further up. Percentiles of resampled means do not:
 of 16 log-normal effects (sigma 1.5) their 95 % interval holds the true mean in 70 % of draws, a
 studentised one in 86 % (`pytest tests/results/test_intervals.py`; `docs/statistics.md` has more).
-
-Pairs that repeat an example, and those of a group, are drawn together, as one of a larger weight:
-they are no independent evidence. Their numbers (`clusters`) are those of `PromptPairs.clusters`.
-Below three independent examples there is no interval: both ends are NaN.
+Pairs that repeat an example, and those of a group, are drawn together, as one of a larger weight.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tracekit._util.clusters import FEWEST, by_cluster, ratio_and_error
+from tracekit._util.clusters import FEWEST, Over, by_cluster, ratio_and_error
 from tracekit.metrics import Bounds
 
 N_RESAMPLES = 2000
@@ -54,9 +51,9 @@ def effect_interval(
         confidence: How often such an interval is to hold the true mean.
         seed: Of the resamples.
     """
-    rows = _intervals(per_example[None], weights, clusters, bounds, (1 - confidence) / 2, seed)
-    low, high = rows[0].tolist()
-    return low, high
+    over, tail = Over(weights=weights, clusters=clusters), (1 - confidence) / 2
+    low, high = row_intervals(per_example[None], bounds=bounds, tail=tail, seed=seed, **over)[0]
+    return low.item(), high.item()
 
 
 def row_intervals(
@@ -65,22 +62,15 @@ def row_intervals(
     weights: Float[Tensor, " example"] | None = None,
     clusters: Int[Tensor, " example"] | None = None,
     bounds: Bounds = UNBOUNDED,
+    tail: float = 0.025,
+    seed: int = 0,
 ) -> Float[Tensor, "row 2"]:
-    """Low and high end of the `effect_interval` of each row, from the same resamples."""
-    return _intervals(per_example, weights, clusters, bounds, 0.025, 0)
+    """Low and high end of the `effect_interval` of each row, from the same resamples.
 
-
-def _intervals(
-    per_example: Float[Tensor, "row example"],
-    weights: Float[Tensor, " example"] | None,
-    clusters: Int[Tensor, " example"] | None,
-    bounds: Bounds,
-    tail: float,
-    seed: int,
-) -> Float[Tensor, "row 2"]:
+    `tail` is the share of them beyond either end.
+    """
     parts = []
-    rows_at_once = max(1, _AT_ONCE // N_RESAMPLES)
-    for rows in per_example.split(rows_at_once):
+    for rows in per_example.split(max(1, _AT_ONCE // N_RESAMPLES)):
         drawn = Resamples(rows, weights, clusters, seed)
         ends = drawn.centres[:, None] - drawn.quantiles(tail) * drawn.errors[:, None]
         if bounds.counts and bounds.low > -inf and bounds.high < inf:

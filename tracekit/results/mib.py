@@ -44,11 +44,10 @@ def write_mib(
     selected: BinaryMask,
     sizes: Mapping[str, int | bool],
 ) -> None:
-    """Writes importances; `sizes` are as from `model_sizes`.
+    """Writes importances of a registry that was checked; `sizes` are as from `model_sizes`.
 
     Nodes that are not under study have no score and stay in the circuit.
     """
-    check_registry(registry)
     if not sizes:
         raise DataFormatError(
             "The result does not hold the sizes of its model, which a MIB file needs; an earlier "
@@ -69,7 +68,6 @@ def write_mib(
     are_edges = registry.edges is not None
     document = {"cfg": dict(sizes), "nodes": nodes if are_edges else nodes | entries}
     document["edges"] = entries if are_edges else {}
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_beside(path, json.dumps(document, indent=1) + "\n")
 
 
@@ -107,20 +105,19 @@ def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | 
                 f"{path} has the node {name}, and the traced model has {sizes['n_layers']} layers "
                 f"of {sizes['n_heads']} heads. Trace the model that the file is of."
             )
-    scores = []
+    scores, largest = [], torch.finfo(torch.float32).max
     for component in registry:
-        parts = []
+        scores.append(0.0)
         for name in _names(component, registry):
             entry = entries.get(name)
-            score = entry.get("score") if isinstance(entry, dict) else None
-            is_number = isinstance(score, int | float) and not isinstance(score, bool)
-            if score is None or not is_number or not abs(score) <= torch.finfo(torch.float32).max:
+            score: Any = entry.get("score") if isinstance(entry, dict) else None
+            is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
+            if not is_number or not abs(score) <= largest:
                 raise DataFormatError(
                     f"{path} has no score of {name} ({component}). Score every node or edge, or "
                     "trace only those that have one."
                 )
-            parts.append(float(score))
-        scores.append(sum(parts))
+            scores[-1] += float(score)
     return torch.tensor(scores)
 
 

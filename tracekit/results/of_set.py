@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, TypeVar
-
-from jaxtyping import Float, Int
-from torch import Tensor
+from typing import Any
 
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.engine.cost import Cost
@@ -15,26 +11,7 @@ from tracekit.engine.engine import Engine
 from tracekit.results.display import text_html
 from tracekit.results.on_examples import OverExamples, examples_said
 from tracekit.results.significance import said_of_few
-from tracekit.results.storage import load, save
-
-_T = TypeVar("_T")
-
-
-class InFolder:
-    """What is a document in a folder, such as that of a run."""
-
-    FILE: ClassVar[str]
-    """Name of the document."""
-
-    def save(self, folder: str | Path) -> Path:
-        """Writes it to a folder, such as that of its run; returns the folder."""
-        save(self, Path(folder) / self.FILE)
-        return Path(folder)
-
-    @classmethod
-    def load(cls: type[_T], folder: str | Path) -> _T:
-        """Reads what `save` wrote; errors as of `TraceResult.load`."""
-        return load(cls, Path(folder) / cls.FILE)  # type: ignore[attr-defined]
+from tracekit.results.storage import InFolder
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,13 +40,6 @@ class OfSet(InFolder):
 class OfMembers(OfSet, OverExamples):
     """A set, the examples and the metric that it was measured by, and what that took."""
 
-    MEASURED: ClassVar[str] = "effects"
-    """Name of the field with what was measured on each example."""
-
-    weights: Float[Tensor, " example"] | None
-    """Weights of the examples, whose mean is 1; None if all count alike."""
-    clusters: Int[Tensor, " example"] | None
-    """Number of the independent example that each is part of; None if each stands for itself."""
     selected_on: str | None
     """Fingerprint of the examples that the set was selected on; None where nobody says. If they are
     those of the effects, no p value is given: a search makes some pair look significant by chance
@@ -103,11 +73,6 @@ class OfMembers(OfSet, OverExamples):
         return [f"{said}: give the tracer held_out examples."]
 
     @property
-    def n_examples(self) -> int:
-        """How many examples it was measured on."""
-        return getattr(self, self.MEASURED).shape[-1]
-
-    @property
     def examples(self) -> str:
         """On which examples it was measured, and on how many, in words."""
         return examples_said(self.selected_on, self.dataset_fingerprint, self.n_text)
@@ -117,8 +82,7 @@ def facts_of(engine: Engine, before: Cost) -> dict[str, Any]:
     """Fields of an `OfMembers` that an engine knows; `before` is its cost before the work."""
     return {
         "registry": engine.registry,
-        "weights": engine.pairs.weights,
-        "clusters": engine.pairs.clusters,
+        **engine.pairs.over,
         "axis_label": engine.metric.axis_label,
         "dataset": engine.pairs.name,
         "dataset_fingerprint": engine.pairs.fingerprint,

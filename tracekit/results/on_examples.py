@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, nan
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -45,12 +45,22 @@ def rows_of(choices: Float[Tensor, "run 4"] | None, n: int) -> list[dict[str, An
     return rows
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class OverExamples:
     """What has values on examples."""
 
-    n_examples: Any
-    weights: Any
-    clusters: Any
+    weights: Float[Tensor, " example"] | None = None
+    """Weights of the examples, whose mean is 1; None if all count alike."""
+    clusters: Int[Tensor, " example"] | None = None
+    """Number of the independent example that each is part of; None if each stands for itself."""
+
+    MEASURED: ClassVar[str] = "effects"
+    """Name of the field with what was measured on each example."""
+
+    @property
+    def n_examples(self) -> int:
+        """How many examples there are."""
+        return getattr(self, self.MEASURED).shape[-1]
 
     @property
     def n_independent(self) -> int:
@@ -82,10 +92,6 @@ class OnExamples(OverExamples):
     """Effects of all components together."""
     complement: Effects | None = None
     """Effects of all components but those of the set; None if it was not measured."""
-    weights: Float[Tensor, " example"] | None = None
-    """Weights of the examples, whose mean is 1; None if all count alike."""
-    clusters: Int[Tensor, " example"] | None = None
-    """Number of the independent example that each is part of; None if each stands for itself."""
     dataset: str
     """Name of the data set."""
     fingerprint: str
@@ -117,8 +123,7 @@ class OnExamples(OverExamples):
             effects=effects,
             full=engine.full_effects if full is None else full,
             complement=complement,
-            weights=pairs.weights,
-            clusters=pairs.clusters,
+            **pairs.over,
             dataset=pairs.name,
             fingerprint=pairs.fingerprint,
             origin=pairs.origin,
@@ -127,11 +132,6 @@ class OnExamples(OverExamples):
             direction=engine.metric.direction,
             choices=choices,
         )
-
-    @property
-    def n_examples(self) -> int:
-        """How many examples there are."""
-        return len(self.effects)
 
     def n_among(self, pairs: PromptPairs) -> int:
         """How many of some pairs are among these examples, as far as it is known."""

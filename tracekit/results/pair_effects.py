@@ -15,6 +15,7 @@ from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.members import ComponentsLike, members_of, ordered_in
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
+from tracekit.metrics import Bounds
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.intervals import FEWEST, row_intervals
 from tracekit.results.on_examples import examples_said
@@ -134,8 +135,7 @@ def measure_pairs(
     """
     order = list(components)
     n = len(order)
-    sets: list[tuple[int, ...]] = [(i,) for i in order]
-    sets += list(combinations(order, 2))
+    sets: list[tuple[int, ...]] = [*((i,) for i in order), *combinations(order, 2)]
     check_size(len(sets), engine.n_examples)
     effects, context = added_effects(engine, sets, given, "pairs")
     means, rank = effects.mean(1), torch.triu_indices(n, n, offset=1)
@@ -146,6 +146,10 @@ def measure_pairs(
     bounds, is_few = engine.metric.bounds, engine.pairs.n_distinct < FEWEST
     interactions = effects[n:].double() - effects[rank[0]].double() - effects[rank[1]].double()
     scale = effects[n:].abs() + effects[rank[0]].abs() + effects[rank[1]].abs()
+
+    def intervals(rows: Tensor, bounds: Bounds) -> Tensor | None:
+        return None if is_few else row_intervals(rows, bounds=bounds, **over).float()
+
     return InteractionGrid(
         labels=tuple(engine.registry.label(i) for i in order),
         components=tuple(engine.registry[i] for i in order),
@@ -156,14 +160,8 @@ def measure_pairs(
         given=tuple(engine.registry.label(i) for i in given),
         given_effect=context,
         direction=engine.metric.direction,
-        singles_interval=None
-        if is_few
-        else row_intervals(
-            effects[:n], bounds=bounds.of_sum(1, 1) if given else bounds, **over
-        ).float(),
-        interaction_interval=None
-        if is_few
-        else row_intervals(interactions, bounds=bounds.of_sum(2, 2), **over).float(),
+        singles_interval=intervals(effects[:n], bounds.of_sum(1, 1) if given else bounds),
+        interaction_interval=intervals(interactions, bounds.of_sum(2, 2)),
         tests=None
         if selected_on == fingerprint
         else p_values(without_rounding(interactions, scale.double()), **over),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tracekit.components import ComponentGrid, ComponentRegistry, kind_of
 from tracekit.components.masks import BinaryMask, Mask, ranking
+from tracekit.components.registry import MOST_COLUMNS
 from tracekit.errors import ConfigError
 from tracekit.figures.cells import BLUES, ColorScale, SelectionPanel
 from tracekit.figures.style import plain
@@ -19,13 +20,10 @@ Color = Literal["selected", "soft", "score", "rank", "none"]
 """Meaning of a cell's colour: whether the component is selected, its entry of the soft mask,
 its score (what the method ranked it by; its single effect for top-k), its rank by that, nothing."""
 
-_MAX_COLUMNS = 64
-"""Components of a layer beyond which a panel shows shares."""
-
 
 def has_cells(registry: ComponentRegistry) -> bool:
     """Whether a panel shows single components, and not the shares of layers only."""
-    return any(len(grid.indices) <= _MAX_COLUMNS for grid in registry.grids)
+    return any(len(grid.indices) <= MOST_COLUMNS for grid in registry.grids)
 
 
 def values_of(
@@ -92,7 +90,7 @@ def _panel(
     title: str,
 ) -> SelectionPanel:
     """A panel of a grid; a row is a share where there are too many columns."""
-    rows, is_share = grid.cells, len(grid.indices) > _MAX_COLUMNS
+    rows, is_share = grid.cells, len(grid.indices) > MOST_COLUMNS
     studied = [[flat for flat in row if flat is not None] for row in rows]
     shares = [selected[flat].float().mean().item() for flat in studied]
     texts = [

@@ -24,7 +24,7 @@ from tracekit.results.display import card, line, table_html
 from tracekit.results.pareto_statistics import STATISTICS, SizeStatistics
 from tracekit.results.result import Results, TraceResult
 from tracekit.results.selection_figures import front_heatmap
-from tracekit.results.storage import load, save
+from tracekit.results.storage import NOT_SAVED, load, save
 from tracekit.results.tables import effect_columns, legend, result_table
 from tracekit.search.base import as_count, not_reached
 from tracekit.search.targets import EffectAndComplement
@@ -44,7 +44,7 @@ class ParetoFront(Results):
     questions.
     """
 
-    results: tuple[TraceResult, ...]
+    results: tuple[TraceResult, ...] = field(default=(), metadata=NOT_SAVED)
     largest: int = 0
     """Largest budget asked for."""
     ranking: tuple[int, ...] = ()
@@ -56,6 +56,8 @@ class ParetoFront(Results):
     trade_offs: tuple[TradeOff, ...] = ()
     """With `objective="faithful"`, at every size of the front the sets from the largest effect to
     the most faithful one that no other measured set beats in both."""
+    curve_sha256: str = ""
+    """Digest of the list of its runs, where it was saved."""
 
     @classmethod
     def of(
@@ -216,17 +218,12 @@ class ParetoFront(Results):
         Columns: `size`, `effect`, `faithfulness`, `completeness`, `components` (labels).
         """
         registry = self.results[0].registry
-        rows = [
-            {
-                "size": len(each.members),
-                "effect": each.effect,
-                "faithfulness": each.faithfulness,
-                "completeness": each.completeness,
-                "components": " ".join(registry.label(index) for index in each.members),
-            }
-            for each in self.trade_offs
-        ]
-        return pd.DataFrame(rows)
+        names = ("size", "effect", "faithfulness", "completeness", "components")
+        rows = []
+        for each in self.trade_offs:
+            labels = " ".join(map(registry.label, each.members))
+            rows.append({**asdict(each), "size": len(each.members), "components": labels})
+        return pd.DataFrame(rows, columns=names)
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per size; statistics where they were taken.
@@ -290,31 +287,15 @@ class ParetoFront(Results):
         """Writes one run folder per size, and what belongs to the front; returns the folder."""
         folder = Path(folder)
         digest = save_runs(self.results, folder)
-        beside = {name: value for name, value in vars(self).items() if name != "results"}
-        save(FrontFacts(curve_sha256=digest, **beside), folder / _FRONT)
+        save(replace(self, curve_sha256=digest), folder / _FRONT)
         return folder
 
     @classmethod
     def load(cls, folder: str | Path) -> ParetoFront:
         """Reads what `save` wrote; errors as of `TraceResult.load`."""
         folder = Path(folder)
-        facts = load(FrontFacts, folder / _FRONT)
-        results = load_runs(folder, facts.curve_sha256)
-        beside = {name: value for name, value in vars(facts).items() if name != "curve_sha256"}
-        return cls(results, **beside)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrontFacts:
-    """The entries of a front beside its runs."""
-
-    curve_sha256: str
-    """Digest of the list of its runs."""
-    largest: int
-    ranking: tuple[int, ...]
-    statistics: tuple[SizeStatistics, ...]
-    statistics_cost: Cost
-    trade_offs: tuple[TradeOff, ...] = ()
+        front = load(cls, folder / _FRONT)
+        return replace(front, results=load_runs(folder, front.curve_sha256))
 
     @staticmethod
     def renamed(entries: dict[str, Any]) -> dict[str, Any]:

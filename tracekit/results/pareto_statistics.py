@@ -1,16 +1,10 @@
 """Evidence for a Pareto front: cross-fitted effects, random controls, stability.
 
 A set that was selected for its effect on some examples does better on those than on others, and a
-search may find another set next time. So at some sizes a front is measured against
-
-- sets selected on one half of the examples, measured on the other (the *cross-fitted* effect), for
-  both halves, so that every example counts once (see `search/auto.py`);
-- random sets with as many components of every kind in every layer (the *control*);
-- the sets that the two halves selected: their Jaccard similarity is the *stability*. The seed draws
-  the halves;
-- a set found by a walk from all components downwards, which knows nothing of the front (see
-  `search/backward.py`): its effect, and its Jaccard similarity to the front's set. Where it
-  is as good and shares few components, the examples do not single out one set.
+search may find another set next time. So at some sizes a front is measured against what
+`SizeStatistics` has: sets of halves of the examples (`search/auto.py`), random ones, and one of a
+walk from all components downwards, which knows nothing of the front (`search/backward.py`). Where
+that is as good and shares few components, the examples do not single out one set.
 """
 
 from __future__ import annotations

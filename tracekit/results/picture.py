@@ -7,6 +7,7 @@ from itertools import accumulate
 
 from tracekit._util.markup import html_text
 from tracekit.components import ComponentGrid, ComponentRegistry
+from tracekit.components.registry import MOST_COLUMNS
 from tracekit.figures.style import SELECTED, UNSTUDIED
 
 _CELL = 15
@@ -16,7 +17,6 @@ _TOP = 34
 _GAP = 22
 _BARS = 110
 """Width of a grid that has too many columns to be drawn, whose layers are bars."""
-_MOST_COLUMNS = 64
 
 
 def selection_svg(registry: ComponentRegistry, members: Iterable[int], caption: str = "") -> str:
@@ -26,7 +26,7 @@ def selection_svg(registry: ComponentRegistry, members: Iterable[int], caption: 
     """
     inside = set(members)
     columns = [len(grid.indices) for grid in registry.grids]
-    cells = [_BARS if n > _MOST_COLUMNS else n * _CELL for n in columns]
+    cells = [_BARS if n > MOST_COLUMNS else n * _CELL for n in columns]
     names = [8 * len(_name(grid)) - _TICKS for grid in registry.grids]
     widths = [max(both) + _TICKS + _GAP for both in zip(cells, names, strict=True)]
     lefts = [0, *accumulate(widths)]
@@ -53,7 +53,7 @@ def _name(grid: ComponentGrid) -> str:
 
 def _grid(grid: ComponentGrid, inside: set[int], left: int) -> str:
     parts = [_text(left + 4, 12, _name(grid), size=12)]
-    is_share = len(grid.indices) > _MOST_COLUMNS
+    is_share = len(grid.indices) > MOST_COLUMNS
     if not is_share:
         step = 1 if len(grid.indices) < 20 else 4
         names = grid.span_names or tuple(map(str, grid.indices))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import plotly.graph_objects as go
 import torch
@@ -38,11 +38,9 @@ from tracekit.results.mib import check_registry, write_mib
 from tracekit.results.on_examples import OnExamples, examples_said
 from tracekit.results.panels import Color, has_cells, panels_of, scale_of, texts_of, values_of
 from tracekit.results.picture import selection_svg
-from tracekit.results.storage import load, save
+from tracekit.results.storage import InFolder
 from tracekit.search.base import Record, Stop
 from tracekit.search.targets import ConstraintEffect
-
-_DOCUMENT = "result.json"
 
 
 def _from_earlier(
@@ -135,8 +133,10 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TraceResult:
+class TraceResult(InFolder):
     """One set of components, how it was found, and its effect."""
+
+    FILE: ClassVar[str] = "result.json"
 
     setup: Setup
     """The components and their values, with metric and source by their names."""
@@ -503,22 +503,6 @@ class TraceResult:
         scores = self.component_scores
         return 1.0 if scores is None else scores.abs().max().item() or 1.0
 
-    def save(self, folder: str | Path) -> Path:
-        """Writes the run to a folder, which is made if need be; returns it."""
-        save_run(self, Path(folder))
-        return Path(folder)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> TraceResult:
-        """Reads a run that `save` wrote.
-
-        Raises:
-            ResultNotFoundError: The folder holds no run.
-            ResultFormatError: A file is damaged, was changed, is of another run or format version,
-                or holds an entry that is none of a result.
-        """
-        return load_run(Path(folder))
-
     from_earlier = staticmethod(_from_earlier)
 
 
@@ -532,13 +516,3 @@ class Results(Sequence[TraceResult]):
 
     def __getitem__(self, item: Any) -> Any:
         return self.results[item]
-
-
-def save_run(result: TraceResult, folder: Path) -> str:
-    """Writes a run to a folder, and returns its digest."""
-    return save(result, folder / _DOCUMENT)
-
-
-def load_run(folder: Path, digest: str | None = None) -> TraceResult:
-    """Reads a run, and with a digest only the one that has it; see `TraceResult.load`."""
-    return load(TraceResult, folder / _DOCUMENT, digest)

@@ -1,11 +1,8 @@
 """Whether mean effects differ from 0: p values over examples, alone and for many rows.
 
-A row of a table has three numbers: `p`, as if it were the only one; `q`, the share of false
-findings to expect among all rows with a q as low (Benjamini and Hochberg, Controlling the false
-discovery rate, 1995; it holds for rows that are independent or vary together); and `p_family`,
-corrected so that 5 % of tables without any effect have a finding at all. Three tests give them, of
-which `p` is the larger of the first and last, and `p_family` the largest. Each alone fails
-somewhere (`docs/statistics.md` has the table, `pytest -m soak tests/tools -k table` its numbers):
+A row of a table has the three numbers `p`, `q` and `p_family` of `docs/statistics.md`. Three tests
+give them, of which `p` is the larger of the first and last, and `p_family` the largest. Each alone
+fails somewhere (the page has the table, `pytest -m soak tests/tools -k table` its numbers):
 
 - *sign flips* are exact where effects are symmetric around 0, with few examples too. Where they are
   skewed, they call a mean of exactly 0 significant in up to nine of ten tables;

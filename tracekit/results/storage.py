@@ -4,10 +4,8 @@ A document holds every field but tensors, whose file lies beside it; a grid of p
 read, holds its tensors as lists. Nothing is pickled, so opening a run from elsewhere executes
 nothing. A pydantic model that is made from the annotations of the fields holds the entries to
 their types, before they are written and after they are read.
-
-Every document carries a digest of its entries and that of its tensors; `curve.json` holds those of
-its runs, `pareto.json` that of `curve.json`. So files of two saves, or a file that was changed by
-accident, are refused when they are read, and the parts of what is read belong together.
+`docs/files.md` says what the digests are for; `curve.json` holds those of its runs, `pareto.json`
+that of `curve.json`.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 from jaxtyping import AbstractArray
@@ -118,6 +116,29 @@ def load(cls: type[_T], path: Path, digest: str | None = None, *, inline: bool =
     return value
 
 
+class InFolder:
+    """What is a document in a folder, such as that of a run."""
+
+    FILE: ClassVar[str]
+    """Name of the document."""
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes it to a folder, which is made if need be; returns the folder."""
+        save(self, Path(folder) / self.FILE)
+        return Path(folder)
+
+    @classmethod
+    def load(cls: type[_T], folder: str | Path) -> _T:
+        """Reads what `save` wrote.
+
+        Raises:
+            ResultNotFoundError: The folder holds no such document.
+            ResultFormatError: A file is damaged, was changed, is of another run or format version,
+                or holds an entry of another type.
+        """
+        return load(cls, Path(folder) / cls.FILE)  # type: ignore[attr-defined]
+
+
 class SavedTable(Tabular):
     """A table that people read as numbers, in one file."""
 
@@ -127,7 +148,6 @@ class SavedTable(Tabular):
         if path.suffix == ".json":
             save(self, path, inline=True)
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_csv(self.to_frame(), path)
         return path
 

@@ -5,13 +5,10 @@ N components have N (N - 1) / 2 pairs. Two cheaper questions find the few that m
 1. *Which components interact with anything?* Let H be the matrix of second derivatives of the mean
    effect at the clean run. Its product with a vector of random signs r is the difference of two
    gradients at soft masks near 0, and the mean of (H r)_i^2 over random r is the sum of H_ij^2 over
-   all j (Hutchinson, 1990). So a few dozen gradients rank all components by the size of their
-   interactions.
+   all j (Hutchinson, 1990), by which all components are ranked.
 2. *With which?* For the first of them, one look-ahead each: what the other components would add
    once component i is patched, less what they would add to the clean run. For every j at once that
    is l({i, j}) - l({i}) - l({j}) to first order in j. The patch of i is a real one.
-
-The pairs with the largest predictions are then measured, as `InteractionGrid` measures them.
 """
 
 from __future__ import annotations
@@ -19,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -133,11 +131,8 @@ class StrongestPairs(SavedTable):
         return earlier_tests(entries), tensors
 
 
-class _Proposal(NamedTuple):
-    """A pair to measure."""
-
-    pair: tuple[int, int]
-    predicted: float
+_Proposal = tuple[tuple[int, int], float]
+"""A pair to measure, and its predicted interaction."""
 
 
 def strongest_pairs(
@@ -216,12 +211,12 @@ def strongest_pairs(
         tests = p_values(without_rounding(interactions[:n], scale[:n]), **over)
     label = engine.registry.label
     return StrongestPairs(
-        first=tuple(label(each.pair[0]) for each in chosen),
-        second=tuple(label(each.pair[1]) for each in chosen),
+        first=tuple(label(i) for (i, _), _ in chosen),
+        second=tuple(label(j) for (_, j), _ in chosen),
         effects=together.mean(1).float(),
         interactions=interactions.mean(1).float(),
         proposed=own[strongest].float(),
-        predicted=torch.tensor([each.predicted for each in chosen]),
+        predicted=torch.tensor([predicted for _, predicted in chosen]),
         intervals=intervals,
         tests=tests,
         examples=f"{examples}, n = {measured.n_distinct}",
@@ -285,24 +280,23 @@ def _proposals(
         for number, value in enumerate((there.gains, there.gradient)):
             rows[number].append((value - of_base[number]).nan_to_num())
     ranked = [_ranked(torch.stack(of_one), components, looked_at, most) for of_one in rows]
-    merged: dict[tuple[int, int], _Proposal] = {}
-    for proposals in zip(*ranked, strict=True):
-        for proposal in proposals:
-            merged.setdefault(proposal.pair, proposal)
-    return list(merged.values())[:most]
+    merged: dict[tuple[int, int], float] = {}
+    for pair, predicted in chain.from_iterable(zip(*ranked, strict=True)):
+        merged.setdefault(pair, predicted)
+    return list(merged.items())[:most]
 
 
 def _measured(
     engine: Engine, proposals: Sequence[_Proposal], given: ComponentSet
 ) -> tuple[Float[Tensor, "pair example"], Float[Tensor, "pair 2 example"]]:
     """Effects of both components of each pair together, and of each of them."""
-    members = sorted({member for proposal in proposals for member in proposal.pair})
-    sets: list[ComponentSet] = [(member,) for member in members]
-    sets += [proposal.pair for proposal in proposals]
+    pairs = [pair for pair, _ in proposals]
+    members = sorted({*chain.from_iterable(pairs)})
+    sets: list[ComponentSet] = [*((member,) for member in members), *pairs]
     check_size(len(sets), engine.n_examples)
     effects, _ = added_effects(engine, sets, given, "strongest pairs")
     row_of = {member: row for row, member in enumerate(members)}
-    rows = torch.tensor([[row_of[i], row_of[j]] for (i, j), _ in proposals])
+    rows = torch.tensor([[row_of[i], row_of[j]] for i, j in pairs])
     return effects[len(members) :].double(), effects[rows].double()
 
 
@@ -327,8 +321,6 @@ def _ranked(
     best = size.flatten().topk(min(int((size >= 0).sum()), most)).indices
     pairs = zip((best // rows.shape[1]).tolist(), (best % rows.shape[1]).tolist(), strict=True)
     return [
-        _Proposal(
-            (min(looked_at[row], other), max(looked_at[row], other)), predicted[row, other].item()
-        )
+        ((min(looked_at[row], other), max(looked_at[row], other)), predicted[row, other].item())
         for row, other in pairs
     ]

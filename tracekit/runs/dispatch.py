@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
@@ -145,7 +146,7 @@ class _Dispatch:
         if not tasks:
             return
         versions = decisive_versions()
-        packed = [(versions, self._task(numbers, capacity).packed()) for numbers in tasks]
+        packed = [(versions, pickle.dumps(self._task(each, capacity))) for each in tasks]
         try:
             futures = self.workers.submit(work, packed)
         except BrokenExecutor as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from contextlib import suppress
@@ -36,7 +35,6 @@ _CONNECT_SECONDS = 10
 _WORKER_SECONDS = 60
 """How long a scheduler may be without any worker."""
 _POLL_SECONDS = 0.5
-_NO_LIMIT = 10_000
 _GUARD = 'if __name__ == "__main__":'
 _TIMEOUTS = (TimeoutError, asyncio.TimeoutError)
 """Two classes until Python 3.11."""
@@ -49,9 +47,11 @@ Tasks = Sequence[tuple[Any, ...]]
 """Arguments of the function, for each task."""
 
 
-class Workers(ABC):
+class Workers:
     """Where tasks run, and how many at a time."""
 
+    usual = 1
+    """How many tasks can run at a time, where no number was asked for."""
     whole_groups = False
     """Whether every task starts a process, so that a task had better hold many jobs."""
     _also = ""
@@ -62,9 +62,9 @@ class Workers(ABC):
         self._executor = executor
         self.at_most = at_most
 
-    @abstractmethod
     def capacity(self) -> int:
         """How many tasks can run at a time, now; at least 1."""
+        return self.at_most or self.usual
 
     def submit(self, function: Function, tasks: Tasks) -> list[Future[WorkerReport]]:
         """Calls a function once for each of several tuples of arguments."""
@@ -92,7 +92,7 @@ class Workers(ABC):
         """Makes workers that live on let go of the models of a sweep."""
         forget(token)
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Ends what was started for the jobs; an executor that was given stays open."""
 
 
@@ -105,11 +105,7 @@ class GivenExecutor(Workers):
         """Takes an executor, which stays open; by default for as many tasks as it has workers."""
         super().__init__(executor, at_most)
         workers = getattr(executor, "_max_workers", None)
-        self._capacity = at_most or (workers if isinstance(workers, int) else 1)
-
-    def capacity(self) -> int:
-        """The number of tasks at a time."""
-        return self._capacity
+        self.usual = workers if isinstance(workers, int) else 1
 
     def submit(self, function: Function, tasks: Tasks) -> list[Future[WorkerReport]]:
         """Hands the tasks on, one by one."""
@@ -249,6 +245,7 @@ class SubmittedTask(partial[WorkerReport]):
 class SubmititWorkers(Workers):
     """Jobs of Slurm, or processes that submitit starts on this machine."""
 
+    usual = 10_000  # The cluster has a limit of its own.
     whole_groups = True
 
     def __init__(self, executor: Any, at_most: int | None) -> None:
@@ -286,10 +283,6 @@ class SubmititWorkers(Workers):
                 f"{' '.join(str(error).split())}"
             ) from error
         return cls(executor, at_most)
-
-    def capacity(self) -> int:
-        """The number of jobs of the cluster at a time; the cluster's own limit where none is."""
-        return self.at_most or _NO_LIMIT
 
     def submit(self, function: Function, tasks: Tasks) -> list[Future[WorkerReport]]:
         """Submits the tasks, several as one array."""

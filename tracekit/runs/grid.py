@@ -84,13 +84,23 @@ class Grid:
             ConfigError: An empty list, a value of another type, two models of one name.
         """
         for name, hint in get_type_hints(type(self)).items():
-            object.__setattr__(self, name, _converted(name, getattr(self, name), hint))
+            value, is_list = getattr(self, name), str(hint).startswith("collections.abc.Sequence")
+            if is_list and (isinstance(value, (str, bytes)) or not isinstance(value, Sequence)):
+                raise ConfigError(
+                    f"The option {name} is {shortened(value)}. Give a list, even of one entry."
+                )
+            object.__setattr__(self, name, convert(name, value, hint))
         for name in ("models", "datasets", "methods", "seeds"):
             if not getattr(self, name):
                 raise ConfigError(f"A sweep needs {name}, and none are given. Name at least one.")
         self.sources()
-        for budget in self.budgets:
-            _check_budget(budget)
+        for each in self.budgets:
+            is_share = isinstance(each, float) and isfinite(each) and 0 < each <= 1
+            if not is_share and not (is_whole(each) and each >= 1):
+                raise BudgetError(
+                    f"A budget of {shortened(each)} is no number of components. Give a count such "
+                    "as 6, or a share (float) that is above 0 and at most 1."
+                )
         for seed in self.seeds:
             check_seed(seed)
         for kinds in self.components:
@@ -204,26 +214,6 @@ def part_of(jobs: Sequence[Job], part: str | None) -> list[Job]:
             "number from 1 to the count."
         )
     return list(jobs[number - 1 :: count])
-
-
-def _converted(name: str, value: Any, hint: Any) -> Any:
-    """A value as the type of its field; lists of texts are no texts."""
-    is_list = str(hint).startswith("collections.abc.Sequence")
-    if is_list and (isinstance(value, (str, bytes)) or not isinstance(value, Sequence)):
-        raise ConfigError(
-            f"The option {name} is {shortened(value)}. Give a list, even of one entry."
-        )
-    return convert(name, value, hint)
-
-
-def _check_budget(budget: Any) -> None:
-    """Refuses what is no budget of any model."""
-    is_share = isinstance(budget, float) and isfinite(budget) and 0 < budget <= 1
-    if not is_share and not (is_whole(budget) and budget >= 1):
-        raise BudgetError(
-            f"A budget of {shortened(budget)} is no number of components. Give a count such as 6, "
-            "or a share (float) that is above 0 and at most 1."
-        )
 
 
 def _method(entry: Any) -> tuple[str, dict[str, Any]]:

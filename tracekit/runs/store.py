@@ -129,10 +129,7 @@ def folder_of(root: Path, config: Mapping[str, Any]) -> Path:
 def save(folder: Path, info: RunInfo, results: TraceCurve | InteractionGrid) -> None:
     """Writes a run, all or nothing."""
     with draft_folder(folder) as partial:
-        if isinstance(results, InteractionGrid):
-            results.save(partial / _GRID)
-        else:
-            results.save(partial)
+        results.save(partial / _GRID if isinstance(results, InteractionGrid) else partial)
         storage.save(info, partial / _INFO)
         while True:
             try:

@@ -99,7 +99,10 @@ class Worker:
         """Results of a job, and its accuracies on further examples: by set, and clean."""
         if job.work == "pairs":
             return tracer.interactions(), {}, {}
-        curve = _search(tracer, job)
+        asked: dict[str, Any] = {"budgets": list(job.budgets)} if job.budgets else {}
+        asked |= {"seed": job.seed, "objective": job.objective, "sign": job.sign}
+        results: Any = tracer.run(make(job.method, job.options), **asked)
+        curve = TraceCurve((results,)) if isinstance(results, TraceResult) else results
         if any(result.stopped == "interrupted" for result in curve):
             # The best sets so far are no finished run.
             raise KeyboardInterrupt
@@ -200,15 +203,6 @@ def _share(is_true: torch.Tensor | None) -> float:
     return is_true.float().mean().item()
 
 
-def _search(tracer: Tracer, job: Job) -> TraceCurve:
-    goal: dict[str, Any] = {"budgets": list(job.budgets)} if job.budgets else {}
-    objective: Any = job.objective
-    sign: Any = job.sign
-    search = make(job.method, job.options)
-    results: Any = tracer.run(search, seed=job.seed, objective=objective, sign=sign, **goal)
-    return TraceCurve((results,)) if isinstance(results, TraceResult) else results
-
-
 def try_job(
     worker: Worker, job: Job, missing: dict[str, str], *, in_worker: bool = False
 ) -> Run | Failure:
@@ -247,10 +241,6 @@ class Task:
     workers: int
     """Number of parallel workers, which is recorded beside wall times."""
 
-    def packed(self) -> bytes:
-        """The task in a form that any version of tracekit can take, look at, and refuse."""
-        return pickle.dumps(self)
-
 
 @dataclass(frozen=True)
 class WorkerReport:
@@ -262,10 +252,11 @@ class WorkerReport:
 
 
 def work(versions: Mapping[str, str], packed: bytes) -> WorkerReport:
-    """Runs the jobs of a packed `Task`; called by executors, in their workers.
+    """Runs the jobs of a pickled `Task`; called by executors, in their workers.
 
-    Every run is in the store as soon as it is finished. The worker must have the decisive versions
-    of the process that sends the task.
+    Any version of tracekit can take it, look at the versions, and refuse. The worker must have the
+    decisive ones of the process that sends the task. Every run is in the store as soon as it is
+    finished.
     """
     for package, version in decisive_versions().items():
         if versions[package] != version:
