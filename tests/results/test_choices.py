@@ -110,3 +110,25 @@ def test_results_pages_and_models_say_it(demo_model, tmp_path):
     files.rewrite(tmp_path / "run/result.json", lambda _, tensors: tensors.pop("own.choices"))
     earlier = tk.TraceResult.load(tmp_path / "run")
     assert (earlier.own.said, earlier.held_out.said) == ("", said)
+
+
+def test_counterfactual_runs_of_other_lengths_belong_to_their_pairs(model):
+    """Batches of prompts and of counterfactuals, each of about one length, hold other pairs."""
+    rows = tiny.rows(9, longest=1)
+    prompts = sorted((row["prompt_ids"] for row in rows), key=len)
+    for row in rows:
+        # The longest with the shortest.
+        row["counterfactual_ids"] = prompts[-1 - prompts.index(row["prompt_ids"])]
+        for name, ids in (("spans", "prompt_ids"), ("counterfactual_spans", "counterfactual_ids")):
+            row[name] = {"end": [len(row[ids]) - 1, len(row[ids])]}
+    assert sum(len(row["counterfactual_ids"]) != len(row["prompt_ids"]) for row in rows) > 5
+    pairs = tk.PromptPairs.from_ids(rows)
+    options = {"split_by": "span", "max_batch_size": 2}
+    tracer = tk.Tracer(model, pairs, "mlp-blocks", "logit-difference", **options)
+    with torch.no_grad():
+        clean, other = (
+            torch.stack([model(torch.tensor([row[key]]))[0, -1].log_softmax(-1) for row in rows])
+            for key in ("prompt_ids", "counterfactual_ids")
+        )
+    far = (clean.exp() * (clean - other)).sum(1).mean().item()
+    assert tracer.traced.choices()[1, 3].item() == pytest.approx(far, rel=1e-4)
