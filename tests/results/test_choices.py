@@ -101,7 +101,7 @@ def test_results_pages_and_models_say_it(demo_model, tmp_path):
     said = result.held_out.said
     assert said.startswith(f"x first on {result.held_out.choices[2, 0]:.0f} of 4 (clean ")
     assert f"held out: {said}" in result._repr_html_()
-    assert f" There {said}." in tk.report(result, tmp_path / "report.html").read_text()
+    assert f" First choices: {said}." in tk.report(result, tmp_path / "report.html").read_text()
     tracer.export(result, tmp_path / "edited")
     assert f"- First choices, held out: {said}\n" in (tmp_path / "edited/README.md").read_text()
     result.save(tmp_path / "run")

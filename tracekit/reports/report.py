@@ -150,7 +150,7 @@ def _sections(
             f" On the {where.n_text} {name} examples their effect is {where.mean:.4g} ({brackets} "
             f"{interval_text(*where.interval)}), {100 * where.share:.0f} % of that of all."
         )
-        lead += f" There {where.said}." if where.said else ""
+        lead += f" First choices: {where.said}." if where.said else ""
     name = f"{first.dataset} data, {first.model} model, {first.setup.metric}"
     return [
         Section(heading=name if is_one_of_several else "", lead=lead),
