@@ -111,7 +111,7 @@ class TestForeignTexts:
         renamed(first, method=self.NAME).save(tmp_path / "one")
         code, out, err = command("show", tmp_path / "one")
         assert code == 0, err
-        assert out.count(self.SHOWN) == 3
+        assert out.count(self.SHOWN) == 4
         assert "\x1b" not in out
 
     def test_in_skipped_examples_and_names_of_data(self, command, tmp_path):

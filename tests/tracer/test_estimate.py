@@ -147,9 +147,9 @@ class TestPasses:
             model, tiny.pairs(8), held_out=tiny.pairs(4, seed=5), extra_metrics=["probability-drop"]
         )
         estimate = tracer.estimate("top-k", budgets=[1, 2])
-        # For each of the two results: two further passes, one of them of its complement, and three
-        # over the held-out half.
-        assert estimate.example_passes == estimate.passes * 8 + 2 * 2 * 8 + 2 * 3 * 4
+        # For each of the two results: three further passes, one of them of its complement and one
+        # for first choices, and four over the held-out half.
+        assert estimate.example_passes == estimate.passes * 8 + 2 * 3 * 8 + 2 * 4 * 4
 
 
 class TestPassesOfExplanations:
@@ -283,8 +283,9 @@ class TestTime:
 
         monkeypatch.setattr(estimating, "_seconds_of_passes", seconds)
         first = tracer.estimate("top-k", budget=2)
-        # Eight of 40 examples: a pass over all takes five times as long. One is of the complement.
-        assert first.seconds == pytest.approx(5 * (first.passes + 1))
+        # Eight of 40 examples: a pass over all takes five times as long. One is of the complement,
+        # one for first choices.
+        assert first.seconds == pytest.approx(5 * (first.passes + 2))
         assert tracer.estimate("greedy", budget=2).seconds > first.seconds
         assert timed == [8]
         tracer.estimate("pgb-ct", budget=2)
@@ -302,7 +303,7 @@ class TestTime:
 
         monkeypatch.setattr(estimating, "_seconds_of_passes", seconds)
         estimate = tracer.estimate("top-k", budget=2)
-        assert estimate.seconds == pytest.approx(40e-3 * (estimate.passes + 1))
+        assert estimate.seconds == pytest.approx(40e-3 * (estimate.passes + 2))
         assert [count for count, _ in timed] == [8, 32]
         starts = [n // 8, 3 * n // 8, 5 * n // 8, 7 * n // 8]
         assert timed[1][1] == [start + k for start in starts for k in range(4)]
@@ -472,8 +473,8 @@ class TestBar:
         name = method.split()[0]
         watched.run(name, budgets=[1, 2], **options)
         (bar,) = bars.bars
-        # With the complements of both sets.
-        total = watched.estimate(name, budgets=[1, 2], **options).passes + 2
+        # With the complements of both sets, and their first choices.
+        total = watched.estimate(name, budgets=[1, 2], **options).passes + 4
         assert bar.options["total"] == total
         assert bar.options["desc"] == name
         assert not bar.is_open
@@ -551,7 +552,7 @@ class TestWhereItIsShown:
         capsys.readouterr()
         tracer.run("greedy", budget=3)
         said = capsys.readouterr().err.splitlines()
-        pattern = r"greedy: \d+ of 35 passes in \d+ (s|min)(, about \d+ (s|min) left)?"
+        pattern = r"greedy: \d+ of 36 passes in \d+ (s|min)(, about \d+ (s|min) left)?"
         assert all(re.fullmatch(pattern, line) or " run: 3 of 3 steps" in line for line in said)
         assert bool(said) == is_said
         assert not bars.bars

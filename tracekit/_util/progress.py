@@ -67,7 +67,7 @@ class _Lines:
         self._said, taken = now, now - self._start
         of_all = f" of {self._total:.0f}" if self._total else ""
         left = taken * (self._total / self.n - 1) if self._total and self.n else 0.0
-        more = f", about {duration(left)} left" if left > 0 else ""
+        more = f", about {duration(left)} left" if left > 0.5 else ""
         line = f"{self._label}: {self.n:.0f}{of_all} {self._unit} in {duration(taken)}{more}\n"
         sys.stderr.write(line)
         sys.stderr.flush()
