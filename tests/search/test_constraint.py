@@ -166,8 +166,8 @@ def test_a_limit_on_passes_counts_what_is_kept(tracer, neutral, max_passes):
         front = tracer.pareto(
             max_budget=6, statistics=False, max_passes=max_passes, constraint=keep
         )
-    # Beside the search, what answers do to what is kept, and what their complements do.
-    assert counted.done <= max_passes * n + len(front) * (2 * n_kept + n)
+    # Beside the search, what answers do to what is kept, their complements and first choices.
+    assert counted.done <= max_passes * n + len(front) * (2 * n_kept + 2 * n)
     # All of it is used, but for less than a gradient takes.
     assert front[0].cost.forward_equivalents > max_passes - (2 + 3 * n_kept / n)
     assert front.stopped == "max_passes"

@@ -188,7 +188,7 @@ class Traced:
         others = [complement_of(members, len(self.registry)) for members in sets]
 
         def measured(part: str, engine: Engine, effects: Sequence[Effects]) -> list[OnExamples]:
-            without = engine.set_effects(others, f"complements, {part}")
+            without = engine.set_effects(others, "complements" + ", held out" * (part != "own"))
             said = self.choices(sets, part)
             rows = zip(effects, without, range(2, len(said)), strict=True)
             return [OnExamples.of(engine, *r, choices=said[[0, 1, n]]) for *r, n in rows]
