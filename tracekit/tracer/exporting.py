@@ -41,6 +41,7 @@ from tracekit.models import HookedModel, load_model, model_name
 from tracekit.models.architectures import PROJECTIONS
 from tracekit.models.hooked import device_of, dtype_of
 from tracekit.models.tokenizers import as_given, differences, tokenizer_in
+from tracekit.results.on_examples import OnExamples
 from tracekit.results.result import TraceResult
 from tracekit.results.storage import versions
 from tracekit.results.traced import Traced
@@ -134,8 +135,11 @@ def export(
                 "between the component and its projection. Nothing was written."
             )
         chosen = members_of(members, traced.registry)
-        ((own, fresh),) = traced.on_examples([chosen], [export.effects])
-        card = _card(engine, setup, mask, export, result, side_effects, (fresh or own).said)
+        part, of, effects = "own", engine, export.effects
+        if held_out is not None and export.held_out_effects is not None:
+            part, of, effects = "held_out", held_out, export.held_out_effects
+        said = OnExamples.of(of, effects, choices=traced.choices([chosen], part)).said
+        card = _card(engine, setup, mask, export, result, side_effects, said)
         write_beside(Path(made) / "README.md", card)
         if result is not None:
             result.save(Path(made) / "trace")

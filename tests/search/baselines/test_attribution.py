@@ -9,7 +9,6 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tests.conftest import SHARED
 from tracekit.errors import (
     BudgetError,
     ConfigError,
@@ -61,12 +60,9 @@ class TestGradientBaselines:
         with pytest.raises(NonFiniteMetricError, match=text):
             tk.Tracer(model, tiny.pairs(6), metric=rooted).run(method, budget=2, **options)
 
-    def test_eap_ig_agrees_with_plain_pytorch(self, tmp_path):
+    def test_eap_ig_agrees_with_plain_pytorch(self, shared, tmp_path):
         """Another implementation, of Llama alone; with queries that share keys, in any batches."""
-        path = SHARED / "prototypes/edges.py"
-        if not path.exists():
-            pytest.skip("needs ../shared")
-        plain = runpy.run_path(str(path))
+        plain = runpy.run_path(str(shared / "prototypes/edges.py"))
         rows = [
             {**row, "x_ids": row["x_ids"][:1], "y_ids": [(row["x_ids"][0] + 7) % tiny.VOCABULARY]}
             for row in tiny.rows(5)
