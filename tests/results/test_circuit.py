@@ -38,6 +38,19 @@ def test_nodes_are_the_ends_of_the_edges(result):
     assert all(others[node] for node in result.nodes)
 
 
+def test_edges_among_the_nodes_of_a_result(result):
+    """A result of edges stands for its nodes, one of nodes for its labels."""
+    graph, of_edges = result.registry.edges, tk.components.ComponentRegistry.of_edges
+    among = of_edges(graph, among=result)
+    assert set(result.labels) <= set(map(str, among))
+    assert among == of_edges(graph, among=result.nodes)
+    tracer = tk.Tracer(tiny.shared_model("gpt2"), tiny.pairs(4), "head-outputs+mlp-blocks")
+    of_nodes = tracer.as_result(["L0H1", "MLP1"])
+    shape = tracer.model.cfg
+    expected = of_edges(shape, senders=["E", "L0H1", "MLP1"], receivers=["L0H1", "MLP1", "logits"])
+    assert of_edges(shape, among=of_nodes) == expected
+
+
 def test_the_figure_has_the_strongest_edges(result):
     figure = result.circuit(n=10)
     scores = {

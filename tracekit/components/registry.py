@@ -25,7 +25,15 @@ from typing_extensions import NotRequired, TypedDict
 
 from tracekit._util.markup import printable
 from tracekit._util.options import is_whole, shortened, whole_numbers
-from tracekit.components.edges import EDGE_KINDS, EdgeGraph, EdgesBy, EdgeSpec, activations_read
+from tracekit.components.edges import (
+    EDGE_KINDS,
+    EMBEDDING,
+    LOGITS,
+    EdgeGraph,
+    EdgesBy,
+    EdgeSpec,
+    activations_read,
+)
 from tracekit.components.kinds import KINDS, Kind, KindSpec, kind_of, register_kind
 from tracekit.errors import ComponentError, near_miss
 
@@ -243,6 +251,7 @@ class ComponentRegistry(Sequence[Component]):
         layers: Sequence[int] | None = None,
         senders: Sequence[str] | None = None,
         receivers: Sequence[str] | None = None,
+        among: Any = None,
         spans: Sequence[str] = (),
     ) -> ComponentRegistry:
         """Lists the edges of a model, or those between some of its parts.
@@ -253,13 +262,19 @@ class ComponentRegistry(Sequence[Component]):
             layers: Layers that both ends lie in; the embedding and the logits are in all.
             senders: Labels of the senders, such as `E`, `L5H3`, `MLP2`. All by default.
             receivers: Labels of the receivers, such as `L7Q2`, `MLP5`, `logits`; `L7H2` stands for
-                all that the head reads. For the edges within a circuit, give its nodes twice.
+                all that the head reads.
+            among: A result, of edges or of nodes, or labels of nodes: the edges within this
+                circuit, from the embedding and to the logits. In place of senders and receivers.
             spans: Spans of the prompt; each edge is then one per span.
 
         Raises:
             ComponentError: A layer, sender or receiver that is not in the model, or nothing left.
         """
         graph = EdgeGraph.of(shape, by)
+        if among is not None:
+            is_of_edges = getattr(getattr(among, "registry", None), "edges", None) is not None
+            nodes = among.nodes if is_of_edges else getattr(among, "labels", among)
+            senders, receivers = [EMBEDDING, *nodes], [*nodes, LOGITS]
         in_layers = None if layers is None else _check_layers(layers, graph.n_layers)
         kind = kind_of(next(name for name, each in EDGE_KINDS.items() if each == by))
         sites: list[Site] = []

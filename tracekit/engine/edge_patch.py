@@ -30,12 +30,17 @@ from tracekit.components import ComponentRegistry
 from tracekit.components.edges import EdgeGraph, Receivers
 from tracekit.engine.patching import Activations, numbers_on
 from tracekit.errors import HookPointError
-from tracekit.models.architectures import BlockParts, block_parts, residual_multiplier, stream_hook
+from tracekit.models.architectures import (
+    INPUT_HOOKS,
+    BlockParts,
+    block_parts,
+    residual_multiplier,
+    stream_hook,
+)
 from tracekit.models.hooked import Hook, HookedModel, device_of, dtype_of, model_name
 
 _MEMORY = 2**29
 """Bytes that they take where no bound is given; more would be no faster."""
-_HOOKS = ("attn.hook_q", "attn.hook_k", "attn.hook_v")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -199,7 +204,7 @@ class _Run:
         for layer in range(min(last + 1, self.graph.n_layers)):
             parts, block, is_read = _parts(model, layer), f"blocks.{layer}.", layer in self.weights
             add(stream_hook(layer), self._begin, layer, parts)
-            for number, name in enumerate(_HOOKS if is_read else ()):
+            for number, name in enumerate(INPUT_HOOKS.values() if is_read else ()):
                 add(block + name, self._into_heads, layer, parts, number)
             add(block + "attn.hook_z", self._after_heads, layer, parts)
             if is_read and parts.between is not None:
@@ -276,7 +281,7 @@ class _Run:
         """Queries, keys or values, of what each of them reads."""
         assert self.normalised is not None
         into = self.graph.receivers[layer][:-1]
-        use = into[number if len(into) == len(_HOOKS) else 0]
+        use = into[number if len(into) == len(INPUT_HOOKS) else 0]
         at = sum(len(each.labels) for each in into[: into.index(use)])
         n_heads = self.graph.n_key_value_heads if number else self.graph.n_heads
         weight, bias = parts.projection(number, n_heads)
