@@ -382,6 +382,15 @@ def test_an_estimate_is_one_line(tracer):
     assert "\n" not in text
 
 
+def test_says_how_many_examples_go_through_the_model_at_once(tracer):
+    estimate = tracer.estimate("top-k", budget=3)
+    assert estimate.rows == 64
+    assert "examples are run, up to 64 at once" in repr(estimate)
+    few = tk.Tracer(tracer.model, tracer.pairs, "head-outputs", max_batch_size=4)
+    assert few.estimate("top-k", budget=3).rows == 4
+    assert few.estimate_minimality(["L0H0", "L1H1"]).rows == 4
+
+
 def test_an_estimate_refuses_what_a_run_refuses(tracer):
     with pytest.raises(UnknownNameError):
         tracer.estimate("top-q", budget=3)

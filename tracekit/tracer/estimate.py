@@ -74,6 +74,8 @@ class Estimate:
     example_passes: float
     """Examples that are run in all, each way counted; further metrics, held-out examples and
     statistics included."""
+    rows: int
+    """Examples that go through the model at once at most, each under one mask."""
     seconds: float
     """Wall time, from a timed probe; at most about that where `is_exact` is false."""
     memory: int | None
@@ -91,7 +93,7 @@ class Estimate:
         memory = "" if self.memory is None else f"; {self.memory / 2**20:.0f} MiB"
         return printable(
             f"Estimate({self.method}: {self.total}; {self.example_passes:.0f} examples are "
-            f"run{memory})"
+            f"run, up to {self.rows} at once{memory})"
         )
 
     _repr_html_ = text_html
@@ -240,6 +242,7 @@ def estimate_of(
             passes=sum(n_sets for _, n_sets, _ in parts),
             is_exact=is_exact,
             example_passes=sum(n * n_sets for n, n_sets, _ in parts),
+            rows=traced.fresh.data.rows,
             seconds=sum(n_sets * pace.forward for _, n_sets, pace in parts),
             memory=parts[-1][2].memory,
         )
@@ -299,6 +302,7 @@ def _of_passes(
         further=further,
         is_exact=planned.is_exact,
         example_passes=(passes + further) * engine.n_examples,
+        rows=engine.data.rows,
         seconds=seconds,
         memory=memory,
     )
