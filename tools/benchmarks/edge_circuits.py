@@ -8,7 +8,7 @@ examples of a task, and adds a line of JSON for each ranking: faithfulness on fr
 ten shares of MIB, with 95 % intervals, and its area CMD. Rankings are `attribution` (EAP),
 `eap-ig` and `mask-ig`, by sign and by size as MIB does, and what `tracer.run("mask-ig",
 budgets=MIB_SHARES)` selects where nothing else is said. Joint searches that are named select at 1,
-2 and 5 %.
+2 and 5 %, with `--option max_passes=300` and the like.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 import typer
 
 import tracekit as tk
+from tracekit.cli.parsing import parse_options
 from tracekit.data.registry import describe
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness
 
@@ -40,6 +41,7 @@ def measure(
     examples: Annotated[int, typer.Option(help="Pairs that select.")] = 48,
     fresh: Annotated[int, typer.Option(help="Further pairs that are measured.")] = 32,
     methods: Annotated[str, typer.Option(help="By commas.")] = "attribution,eap-ig,mask-ig",
+    option: Annotated[list[str] | None, typer.Option(help="name=value, of joint searches.")] = None,
     device: Annotated[str, typer.Option(help="As in load_model.")] = "cpu",
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
 ) -> None:
@@ -75,7 +77,7 @@ def measure(
         shares = MIB_SHARES[:1]
         if is_front:
             shares = MIB_SHARES if method in RANKINGS else MIB_SHARES[3:6]
-        options: dict[str, Any] = {"trials": 4} if method == "pgb-ct" else {}
+        options = {} if method in RANKINGS else parse_options(option or [], [method])[method]
         curve = own.run(method, budgets=shares, **options)
         passes = curve[0].cost.forward_equivalents
         if is_front:
