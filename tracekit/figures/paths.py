@@ -63,7 +63,7 @@ def path_network(
     spots, right = _spots(layers, rows, width)
     row = _ROW * right / _PLOT
     spots = [(x, row * y) for x, y in spots]
-    lines = _lines(arrows, spots)
+    lines = _lines(arrows, spots, right)
     figure = go.Figure()
     strongest = max((abs(arrow.value) for arrow in arrows), default=1.0)
     shown: set[str] = set()
@@ -108,7 +108,9 @@ def _spots(
     return [places.get(node, (right / 2, ends[node])) for node in range(len(layers))], right
 
 
-def _lines(arrows: Sequence[Arrow], spots: Sequence[tuple[float, float]]) -> list[_Line]:
+def _lines(
+    arrows: Sequence[Arrow], spots: Sequence[tuple[float, float]], right: float
+) -> list[_Line]:
     """Bent lines from the upper edge of one node to the lower of another, where heads spread."""
     lines = []
     for arrow in arrows:
@@ -116,8 +118,11 @@ def _lines(arrows: Sequence[Arrow], spots: Sequence[tuple[float, float]]) -> lis
         beside = sorted(spots[each.start][0] for each in arrows if each.end == arrow.end)
         share = (beside.index(x0) + 0.5) / len(beside) - 0.5
         x1, y0, y1 = x1 + 0.9 * _BOX[0] * share, y0 + _BOX[1] / 2, y1 - _BOX[1] / 2 - 8
-        # Bent, the further the longer it is, so that it passes by nodes in between.
-        middle = (x0 + x1) / 2 + 0.12 * (y1 - y0) * (1 if x0 <= x1 else -1), (y0 + y1) / 2
+        # Bent, the further the longer it is, so that it passes by nodes in between; to the inside
+        # where it would leave the plot.
+        bend = 0.12 * (y1 - y0) * (1 if x0 <= x1 else -1)
+        bend *= 1 if 0 <= (x0 + x1) / 2 + bend <= right else -1
+        middle = (x0 + x1) / 2 + bend, (y0 + y1) / 2
         lines.append(bent((x0, y0), middle, (x1, y1), 24))
     return lines
 
