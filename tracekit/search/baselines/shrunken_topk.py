@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.clusters import by_cluster
-from tracekit._util.options import check_at_least, check_types
+from tracekit._util.options import check_at_least
 from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
 from tracekit.engine.example_curves import ExampleCurves
@@ -46,7 +46,6 @@ class ShrunkenTopK:
     of them, the two ends counting half."""
 
     def __post_init__(self) -> None:
-        check_types(self)
         check_at_least(self, 1, "steps")
 
     def planned(self, n_components: int, goal: Goal) -> Planned:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tracekit._util import progress as _progress
-from tracekit._util.options import check_at_least, check_positive, check_types
+from tracekit._util.options import check_at_least, check_positive
 from tracekit.components import kind_of, masks
 from tracekit.components.masks import BinaryMask, Mask
 from tracekit.engine.cost import Cost
@@ -88,7 +88,6 @@ class MaskTraining(ABC):
     improves the sets."""
 
     def __post_init__(self) -> None:
-        check_types(self)
         check_at_least(self, 0, "lambda1")
         check_at_least(self, 1, "epochs", "batch_size", "trials")
         for name in ("init", "threshold"):

@@ -31,7 +31,7 @@ from typing import ClassVar
 
 import torch
 
-from tracekit._util.options import check_positive, check_types
+from tracekit._util.options import check_positive
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
 from tracekit.components.masks import from_indices, ranking
@@ -79,7 +79,6 @@ class LocalSearch:
     """File that holds all measurements; a search that finds it goes on where the last stopped."""
 
     def __post_init__(self) -> None:
-        check_types(self)
         check_positive(self, "max_passes", "max_seconds")
 
     def planned(self, n_components: int, goal: Goal) -> Planned:
