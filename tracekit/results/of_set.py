@@ -12,6 +12,7 @@ from tracekit.results.display import text_html
 from tracekit.results.on_examples import OverExamples, examples_said
 from tracekit.results.significance import said_of_few
 from tracekit.results.storage import InFolder
+from tracekit.results.traced import Traced
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,9 +79,11 @@ class OfMembers(OfSet, OverExamples):
         return examples_said(self.selected_on, self.dataset_fingerprint, self.n_text)
 
 
-def facts_of(engine: Engine, before: Cost) -> dict[str, Any]:
+def facts_of(traced: Traced, engine: Engine, before: Cost) -> dict[str, Any]:
     """Fields of an `OfMembers` that an engine knows; `before` is its cost before the work."""
     return {
+        "model": traced.model_name,
+        "source": traced.source,
         "registry": engine.registry,
         **engine.pairs.over,
         "axis_label": engine.metric.axis_label,
