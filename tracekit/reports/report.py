@@ -22,6 +22,7 @@ from tracekit.errors import ComparisonError, NoResultError
 from tracekit.metrics import METRICS
 from tracekit.reports.page import Section, write_page
 from tracekit.results.comparison import Comparison, compare
+from tracekit.results.display import facts_table
 from tracekit.results.generations import Generations
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.pareto_front import ParetoFront
@@ -186,8 +187,7 @@ def _setting(result: TraceResult) -> Table:
         ("effect of all components", f"{result.full_effect:.4g} on the searched examples"),
         *((f"version of {package}", number) for package, number in result.run.versions.items()),
     ]
-    names, values = zip(*rows, strict=True)
-    return Table([Column("fact", "", names), Column("value", "value", list(map(str, values)))])
+    return facts_table(rows, of="value")
 
 
 def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:

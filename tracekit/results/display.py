@@ -54,7 +54,7 @@ def model_text(name: str, dtype: str) -> str:
     return name if dtype in ("", "float32") else f"{name} ({dtype})"
 
 
-def facts_html(facts: Iterable[tuple[str, object]], title: str = "") -> str:
-    """A table of names and values."""
+def facts_table(facts: Iterable[tuple[str, object]], title: str = "", of: str = "") -> Table:
+    """A table of names and values, under two titles."""
     names, values = zip(*facts, strict=True)
-    return Table([Column("fact", title, names), Column("value", "", list(map(str, values)))]).html()
+    return Table([Column("fact", title, names), Column("value", of, list(map(str, values)))])
