@@ -49,7 +49,7 @@ from tracekit.metrics import Bounds, Effects, Metric, MetricFunction, bounds_of
 from tracekit.results.display import Tabular
 from tracekit.results.evaluation import PlannedSets
 from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval, resamples
-from tracekit.results.of_set import OfSet, positions_of
+from tracekit.results.of_set import PatchedSet, positions_of
 from tracekit.results.on_examples import OverExamples, examples_said
 from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
 from tracekit.results.significance import q_values
@@ -102,7 +102,7 @@ class EffectOn(OverExamples):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class SideEffects(OfSet, Tabular):
+class SideEffects(PatchedSet, Tabular):
     """Effects of a set on its own data and on other data, by one or several metrics."""
 
     FILE: ClassVar[str] = "side_effects.json"
@@ -111,20 +111,8 @@ class SideEffects(OfSet, Tabular):
     """Effect on the data of the tracer, by its metric."""
     others: tuple[EffectOn, ...]
     """Effects on the others, in the order given."""
-    model: str
-    source: str
-    """Where the values come from that are put in."""
-    direction: str
-    """`noising` or `denoising`."""
-    positions: str | tuple[int, ...]
-    """Where it was patched: `prompt`, `last`, `all`, or prompt positions."""
     seed: int
     """Drew the random sets, which are the same for all data."""
-    selected_on: str | None
-    """Fingerprint of the examples that the set was selected on; None where nobody says. On them the
-    table has no p: a set that was chosen for its effect does more than random ones by chance."""
-    cost: Cost
-    """Passes that it took, each over the data that it measured."""
 
     @property
     def n_controls(self) -> int:
