@@ -71,13 +71,10 @@ class Question(Traced):
 
     held_out = None
     registry = Planted.registry
+    model_name, source = "planted", "counterfactual"
 
     def __init__(self, engine):
         vars(self).update(own=engine, sets=KnownSets())
-
-    @property
-    def names(self):
-        return {"model": "planted", "source": "counterfactual"}
 
 
 def subsets(items):

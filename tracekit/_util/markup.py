@@ -15,6 +15,8 @@ from typing import Any
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that steer a terminal, but for tabs and line breaks; and halves of characters."""
+MOST_ROWS = 12
+"""Rows that a table in a notebook shows."""
 
 
 def printable(text: str) -> str:
@@ -25,6 +27,11 @@ def printable(text: str) -> str:
 def html_text(value: object) -> str:
     """A value as HTML shows it letter by letter, in texts and in quoted attributes."""
     return escape(printable(str(value)), quote=True)
+
+
+def card(title: str, *parts: str) -> str:
+    """A title and parts of HTML below it."""
+    return f'<div style="overflow-x:auto"><p><b>{html_text(title)}</b></p>{"".join(parts)}</div>'
 
 
 def script_json(value: Any) -> str:

@@ -148,7 +148,8 @@ def check_types(options: Any) -> None:
 
 
 def check_at_least(options: Any, least: float, *names: str) -> None:
-    """Refuses fields of a dataclass instance below a bound, and not-a-number; None passes."""
+    """Refuses fields of a dataclass below a bound, NaN and wrong types of any; None passes."""
+    check_types(options)
     for name in names:
         value = getattr(options, name)
         if value is not None and not value >= least:
@@ -156,7 +157,8 @@ def check_at_least(options: Any, least: float, *names: str) -> None:
 
 
 def check_positive(options: Any, *names: str) -> None:
-    """Refuses fields of a dataclass instance that are not above 0; None passes."""
+    """Refuses fields of a dataclass not above 0, and wrong types of any; None passes."""
+    check_types(options)
     for name in names:
         value = getattr(options, name)
         if value is not None and not value > 0:

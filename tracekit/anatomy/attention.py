@@ -209,8 +209,7 @@ def attention(traced: Traced, members: ComponentsLike, *, at: str = "last") -> A
         counterfactual_direct=direct[1] if counterfactual else None,
         left_out=tuple(member for member in chosen if not is_head[member]),
         selected_on=traced.selected_on(members),
-        **traced.names,
-        **facts_of(asked, before),
+        **facts_of(traced, asked, before),
     )
 
 

@@ -447,8 +447,7 @@ def explain(
         outsiders=outsiders,
         selected_on=traced.selected_on(members),
         proposed_on=None if outsiders is None else traced.own.pairs.fingerprint,
-        **traced.names,
-        **facts_of(engine, before),
+        **facts_of(traced, engine, before),
     )
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tracekit._util.clusters import n_text
 from tracekit._util.deferred import pd
 from tracekit.figures import paths as arrows
 from tracekit.figures.charts import HeadRow, attention_map
@@ -183,7 +182,7 @@ def attention_figure(attention: Any) -> go.Figure:
 def strengths_figure(side: Any) -> go.Figure:
     """Strengths on all data beside those of random sets; see `SideEffects.figure`."""
     measured = (side.target, *side.others)
-    counts = [n_text(len(each.effects), each.clusters) for each in measured]
+    counts = [each.n_text for each in measured]
     said = examples_said(side.selected_on, side.target.dataset_fingerprint, counts[0])
     rows = [
         Strength(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tracekit._util.markup import html_text, printable
+from tracekit._util.markup import card, html_text, printable
 from tracekit._util.table import Table
-from tracekit.results.display import card
 from tracekit.results.of_set import InFolder
 from tracekit.results.result import TraceResult
 from tracekit.results.single_effects import SingleEffects

@@ -185,6 +185,5 @@ def paths(traced: Traced, members: ComponentsLike, *, by_input: bool = True) -> 
         effects=runs.effects(),
         has_embedding=runs.has_embedding,
         selected_on=traced.selected_on(members),
-        **traced.names,
-        **facts_of(engine, before),
+        **facts_of(traced, engine, before),
     )

@@ -28,11 +28,11 @@ from typing import Any, ClassVar
 
 import plotly.graph_objects as go
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util import progress
-from tracekit._util.clusters import Over, by_cluster, n_text
+from tracekit._util.clusters import by_cluster
 from tracekit._util.deferred import pd
 from tracekit._util.markup import number_text, printable, with_ends
 from tracekit._util.names import MetricName
@@ -49,8 +49,8 @@ from tracekit.metrics import Bounds, Effects, Metric, MetricFunction, bounds_of
 from tracekit.results.display import Tabular
 from tracekit.results.evaluation import PlannedSets
 from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval, resamples
-from tracekit.results.of_set import OfSet, positions_of
-from tracekit.results.on_examples import examples_said
+from tracekit.results.of_set import PatchedSet, positions_of
+from tracekit.results.on_examples import OverExamples, examples_said
 from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
 from tracekit.results.significance import q_values
 from tracekit.results.traced import Traced
@@ -62,7 +62,7 @@ TARGET = "target"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class EffectOn:
+class EffectOn(OverExamples):
     """Effects of a set, all components and random sets on a data set, by a metric."""
 
     name: str
@@ -78,10 +78,6 @@ class EffectOn:
     """Of all components together."""
     controls: Float[Tensor, "draw example"]
     """Of random sets; no draw if there is no other set of as many components per kind and layer."""
-    weights: Float[Tensor, " example"] | None
-    """Weights of the examples, whose mean is 1; None if all count alike."""
-    clusters: Int[Tensor, " example"] | None
-    """Number of the independent example that each is part of; None if each stands for itself."""
 
     @property
     def strength(self) -> float:
@@ -106,7 +102,7 @@ class EffectOn:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class SideEffects(OfSet, Tabular):
+class SideEffects(PatchedSet, Tabular):
     """Effects of a set on its own data and on other data, by one or several metrics."""
 
     FILE: ClassVar[str] = "side_effects.json"
@@ -115,20 +111,8 @@ class SideEffects(OfSet, Tabular):
     """Effect on the data of the tracer, by its metric."""
     others: tuple[EffectOn, ...]
     """Effects on the others, in the order given."""
-    model: str
-    source: str
-    """Where the values come from that are put in."""
-    direction: str
-    """`noising` or `denoising`."""
-    positions: str | tuple[int, ...]
-    """Where it was patched: `prompt`, `last`, `all`, or prompt positions."""
     seed: int
     """Drew the random sets, which are the same for all data."""
-    selected_on: str | None
-    """Fingerprint of the examples that the set was selected on; None where nobody says. On them the
-    table has no p: a set that was chosen for its effect does more than random ones by chance."""
-    cost: Cost
-    """Passes that it took, each over the data that it measured."""
 
     @property
     def n_controls(self) -> int:
@@ -206,8 +190,7 @@ class SideEffects(OfSet, Tabular):
         return frame
 
     def _row(self, each: EffectOn) -> dict[str, Any]:
-        over = Over(weights=each.weights, clusters=each.clusters)
-        interval = effect_interval(each.effects, bounds=bounds_of(each.metric), **over)
+        interval = effect_interval(each.effects, bounds=bounds_of(each.metric), **each.over)
         sizes, bounds = (each.effects.abs(), each.full_effects.abs()), Bounds(low=0.0)
         of_strength = ratio_interval(*sizes, clusters=each.clusters, bounds=bounds)
         controls, nan = each.control_strengths.tolist(), float("nan")
@@ -223,7 +206,7 @@ class SideEffects(OfSet, Tabular):
             "name": each.name,
             "dataset": each.dataset,
             "metric": each.metric,
-            "examples": len(each.effects),
+            "examples": each.n_examples,
             **with_ends("effect", each.effects.mean().item(), interval),
             **with_ends("strength", each.strength, of_strength),
             **with_ends("control", mean, ends),
@@ -252,8 +235,8 @@ class SideEffects(OfSet, Tabular):
             if row["control"] == row["control"]:
                 line += f", random sets {number_text(row, 'control')}"
                 line += f", p = {row['p']:.2g}" if row["p"] == row["p"] else ""
-                n = n_text(len(each.effects), each.clusters)
-                line += f", {examples_said(self.selected_on, each.dataset_fingerprint, n)}"
+                measured = examples_said(self.selected_on, each.dataset_fingerprint, each.n_text)
+                line += f", {measured}"
             if row["selectivity"] == row["selectivity"]:
                 line += f"; selectivity {number_text(row, 'selectivity')}"
             if row["control_selectivity"] == row["control_selectivity"]:
@@ -344,7 +327,8 @@ def side_effects(
         seed=seed,
         selected_on=traced.selected_on(members),
         cost=sum(costs, Cost()),
-        **traced.names,
+        model=traced.model_name,
+        source=traced.source,
     )
 
 
@@ -402,6 +386,5 @@ def _measure(
         effects=effects[0].clone(),
         full_effects=full,
         controls=effects[1:].clone(),
-        weights=engine.pairs.weights,
-        clusters=engine.pairs.clusters,
+        **engine.pairs.over,
     )

@@ -21,14 +21,7 @@ from typer.models import OptionInfo
 import tracekit as tk
 from tracekit._util.names import KindName, MetricName, ObjectiveName, SignName, SourceName, listed
 from tracekit.cli.app import PANELS
-from tracekit.cli.output import (
-    check_file,
-    join_ranks,
-    load,
-    print_skipped,
-    print_step,
-    print_tracer,
-)
+from tracekit.cli.output import check_file, console, join_ranks, load, print_step, print_tracer
 from tracekit.cli.parsing import (
     as_arguments,
     parse_chat,
@@ -359,7 +352,8 @@ def load_data(given: Mapping[str, Any]) -> tuple[Any, tk.PromptPairs]:
         pairs = tk.load_dataset(dataset, model, **data_options)
     else:
         pairs = load_origin(origin, model)
-    print_skipped(pairs)
+    for line in pairs.skipped:
+        console.print(f"Skipped {line}.")
     return model, pairs[: given["limit"]]
 
 

@@ -206,12 +206,6 @@ def print_step(text: str) -> None:
         error_console.print(text, style="dim", soft_wrap=True)
 
 
-def print_skipped(pairs: tk.PromptPairs) -> None:
-    """Prints the examples that were dropped, one per line."""
-    for line in pairs.skipped:
-        console.print(f"Skipped {line}.")
-
-
 def print_tracer(tracer: tk.Tracer) -> None:
     """Prints what is traced, and the effect of all components together."""
     from tracekit._util.clusters import n_text

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from tracekit._util.markup import html_text
+from tracekit._util.markup import MOST_ROWS, card, html_text
 from tracekit.data.counterfactuals import (
     ConstantCounterfactual,
     Ids,
@@ -17,9 +17,6 @@ from tracekit.data.counterfactuals import (
 
 if TYPE_CHECKING:
     from tracekit.data.pair import PromptPair
-
-_MOST_ROWS = 12
-"""Examples that a table shows."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ def _changed(own: Sequence[int], other: Sequence[int]) -> tuple[tuple[bool, ...]
 def pairs_html(title: str, pairs: Sequence[PromptPair], token_texts: Mapping[int, str]) -> str:
     """The first examples as a table of HTML: all tokens visible, changed ones bold."""
     rows = []
-    for number, pair in enumerate(pairs[:_MOST_ROWS]):
+    for number, pair in enumerate(pairs[:MOST_ROWS]):
         shown = shown_pair(pair, token_texts)
         other = shown.counterfactual
         cells = [
@@ -108,11 +105,9 @@ def pairs_html(title: str, pairs: Sequence[PromptPair], token_texts: Mapping[int
     names = ("", "prompt", "counterfactual", "x", "y")
     head = "".join(f'<th style="text-align:left">{name}</th>' for name in names)
     body = "".join(f"<tr>{row}</tr>" for row in rows)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     more = f"<p>and {len(pairs) - len(rows)} more</p>" if len(pairs) > len(rows) else ""
-    return (
-        f'<div style="overflow-x:auto"><p><b>{html_text(title)}</b></p>'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}</div>"
-    )
+    return card(title, table, more)
 
 
 def _tokens_html(texts: Sequence[str], changed: Sequence[bool] = ()) -> str:

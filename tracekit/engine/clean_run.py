@@ -61,7 +61,9 @@ class CleanRun:
                     (batch.examples, self._forward_pass.log_probs(batch, [], reads=lacking))
                     for batch in self._progress_bar(batches, "clean run")
                 ]
-            self._kept = _merged(self._kept, assemble(parts, n_examples, self._ranks))
+            added = assemble(parts, n_examples, self._ranks)
+            earlier = {k: v for k, v in vars(self._kept or added).items() if v is not None}
+            self._kept = replace(added, **earlier)
             self._was_read.update(lacking)
         return self._kept
 
@@ -92,15 +94,6 @@ class CleanRun:
             return False  # Sending it to all ranks would take longer than running it again.
         needed = n_examples * int(self._model.cfg.d_vocab) * _FLOAT_BYTES
         return self._max_memory is None or needed <= self._max_memory
-
-
-def _merged(
-    earlier: ContinuationLogProbs | None, added: ContinuationLogProbs
-) -> ContinuationLogProbs:
-    if earlier is None:
-        return added
-    new = {name: value for name, value in vars(added).items() if getattr(earlier, name) is None}
-    return replace(earlier, **new)
 
 
 def repeated(log_probs: ContinuationLogProbs, copies: int) -> ContinuationLogProbs:

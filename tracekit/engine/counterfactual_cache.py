@@ -230,7 +230,7 @@ class CounterfactualCache:
         row = torch.arange(len(numbers))[:, None]
         kept: dict[str, Tensor] = {}
 
-        def keep(activation: Tensor, name: str) -> None:
+        def keep(activation: Tensor, hook: Any = None, *, name: str) -> Tensor:
             kind = self._kinds[name]
             values = activation.detach()
             rows = list(values)
@@ -244,9 +244,10 @@ class CounterfactualCache:
             kept[name] = values.contiguous()
             if len(kept) == len(self._kinds):
                 raise StopPassError(activation)
+            return activation
 
         hooks = noise_hooks(pad_noise([c.added_to_embeddings() for c in counterfactuals], width))
-        hooks += [(name, partial(_observe, keep=keep, name=name)) for name in self._kinds]
+        hooks += [(name, partial(keep, name=name)) for name in self._kinds]
         inputs = sequences.inputs(dtype_of(model))
         with frozen(model), torch.no_grad(), suppress(StopPassError):
             model.run_with_hooks(sequences.tokens, fwd_hooks=hooks, **inputs)
@@ -258,10 +259,3 @@ def _narrow_keys(values: Tensor, kind: Kind, n_positions: int) -> Tensor:
     if kind.key_dim is None:
         return values
     return values.narrow(kind.key_dim, 0, min(n_positions, values.shape[kind.key_dim]))
-
-
-def _observe(
-    activation: Tensor, hook: Any = None, *, keep: Callable[[Tensor, str], None], name: str
-) -> Tensor:
-    keep(activation, name)
-    return activation

@@ -16,7 +16,7 @@ from torch import Tensor
 from tracekit.metrics import ContinuationLogProbs, Linearization, Metric
 
 _HALVINGS = 60
-_WIDEST = 30.0
+WIDEST = 30.0
 """How far the quantity may lie from its values without intervention, in nats."""
 
 
@@ -56,7 +56,7 @@ class ExampleCurves:
     ) -> Float[Tensor, "example coalition"]:
         """Values of the quantity at which the curve has these effects, by bisection."""
         start = self.linearization.to_linear(self.clean).double()[:, None]
-        low, high = (start.expand_as(effects) + side for side in (-_WIDEST, _WIDEST))
+        low, high = (start.expand_as(effects) + side for side in (-WIDEST, WIDEST))
         rises = (self.effects(high) >= self.effects(low)).any(1, keepdim=True)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2

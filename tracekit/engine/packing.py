@@ -78,12 +78,9 @@ class PackedSequences:
         return self._map(lambda value: to_device(value, device))
 
     def _map(self, change: Any) -> PackedSequences:
-        return PackedSequences(
-            change(self.tokens),
-            change(self.position_ids),
-            change(self.branches),
-            self.needs_attention_mask,
-        )
+        parts = (self.tokens, self.position_ids, self.branches)
+        tokens, position_ids, branches = map(change, parts)
+        return PackedSequences(tokens, position_ids, branches, self.needs_attention_mask)
 
     def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Attention mask and position ids for a model of this type, on the device of the rows."""

@@ -280,7 +280,9 @@ def frozen(model: HookedModel) -> Iterator[None]:
 
 
 def _frozen(model: HookedModel) -> Iterator[None]:
-    modules = _modules(model)
+    wholes = [each for each in _wholes(model) if hasattr(each, "named_modules")]
+    seen: set[Any] = set()
+    modules = [module for whole in wholes for _, module in whole.named_modules(seen)]
     # Not model.parameters(): this happens at every pass, and would walk through them again.
     parameters = [parameter for module in modules for parameter in module._parameters.values()]
     thawed = [each for each in parameters if each is not None and each.requires_grad]
@@ -365,9 +367,3 @@ def use_of(model: HookedModel) -> ModelUse:
 def _wholes(model: HookedModel) -> list[Any]:
     """The model, and the one that a bridge wraps and keeps apart."""
     return [each for each in (model, getattr(model, "original_model", None)) if each is not None]
-
-
-def _modules(model: HookedModel) -> list[Any]:
-    seen: set[Any] = set()
-    wholes = [each for each in _wholes(model) if hasattr(each, "named_modules")]
-    return [module for whole in wholes for _, module in whole.named_modules(seen)]

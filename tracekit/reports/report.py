@@ -22,8 +22,10 @@ from tracekit.errors import ComparisonError, NoResultError
 from tracekit.metrics import METRICS
 from tracekit.reports.page import Section, write_page
 from tracekit.results.comparison import Comparison, compare
+from tracekit.results.display import facts_table
 from tracekit.results.generations import Generations
 from tracekit.results.interactions import InteractionGrid
+from tracekit.results.on_examples import largest_share
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import (
@@ -186,8 +188,7 @@ def _setting(result: TraceResult) -> Table:
         ("effect of all components", f"{result.full_effect:.4g} on the searched examples"),
         *((f"version of {package}", number) for package, number in result.run.versions.items()),
     ]
-    names, values = zip(*rows, strict=True)
-    return Table([Column("fact", "", names), Column("value", "value", list(map(str, values)))])
+    return facts_table(rows, of="value")
 
 
 def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:
@@ -204,10 +205,7 @@ def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:
 
 
 def _sets(comparison: Comparison) -> Table:
-    shares = []
-    for result in comparison.results:
-        absolute = result.per_example.abs()
-        shares.append((absolute.max() / absolute.sum().clamp(min=1e-12)).item())
+    shares = [largest_share(result.per_example)[1] for result in comparison.results]
     table = comparison.table(most_labels=comparison[0].n_components)
     table = Table([*table.columns, Column("largest_share", "largest share", shares, ".0%")])
     effects = (*effect_columns(comparison.results), "largest share")

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tracekit._util.markup import html_text
+from tracekit._util.markup import MOST_ROWS, card, html_text
 from tracekit._util.table import Column, Table, latex_text
-
-MOST_ROWS = 12
-"""Rows that a table shows."""
 
 
 class Tabular:
@@ -30,11 +27,6 @@ class Tabular:
         n, shown = len(self.table), Table.of_rows(self.table.head(MOST_ROWS), joined=True)
         rest = [line(f"{MOST_ROWS} of {n} rows; to_frame() has all")] if n > MOST_ROWS else []
         return card(str(self).splitlines()[0], shown.html(), *rest)
-
-
-def card(title: str, *parts: str) -> str:
-    """A title and parts of HTML below it."""
-    return f'<div style="overflow-x:auto"><p><b>{html_text(title)}</b></p>{"".join(parts)}</div>'
 
 
 def line(text: str) -> str:
@@ -62,7 +54,7 @@ def model_text(name: str, dtype: str) -> str:
     return name if dtype in ("", "float32") else f"{name} ({dtype})"
 
 
-def facts_html(facts: Iterable[tuple[str, object]], title: str = "") -> str:
-    """A table of names and values."""
+def facts_table(facts: Iterable[tuple[str, object]], title: str = "", of: str = "") -> Table:
+    """A table of names and values, under two titles."""
     names, values = zip(*facts, strict=True)
-    return Table([Column("fact", title, names), Column("value", "", list(map(str, values)))]).html()
+    return Table([Column("fact", title, names), Column("value", of, list(map(str, values)))])

@@ -12,6 +12,7 @@ from tracekit.results.display import text_html
 from tracekit.results.on_examples import OverExamples, examples_said
 from tracekit.results.significance import said_of_few
 from tracekit.results.storage import InFolder
+from tracekit.results.traced import Traced
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,27 +38,34 @@ class OfSet(InFolder):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OfMembers(OfSet, OverExamples):
-    """A set, the examples and the metric that it was measured by, and what that took."""
+class PatchedSet(OfSet):
+    """A set, how it was patched, and what that took."""
 
-    selected_on: str | None
-    """Fingerprint of the examples that the set was selected on; None where nobody says. If they are
-    those of the effects, no p value is given: a search makes some pair look significant by chance
-    in up to a third of data sets."""
-    axis_label: str
-    """Axis title for the effect, with its unit."""
-    dataset: str
-    dataset_fingerprint: str
-    metric: str
+    model: str
     source: str
     """Where the values come from that are put in."""
     direction: str
     """`noising` or `denoising`."""
     positions: str | tuple[int, ...]
     """Where it was patched: `prompt`, `last`, `all`, or prompt positions."""
-    model: str
+    selected_on: str | None
+    """Fingerprint of the examples that the set was selected on; None where nobody says. If they are
+    those of the effects, no p value is given: a search makes some pair look significant by chance
+    in up to a third of data sets, and a set that was chosen for its effect does more than random
+    ones."""
     cost: Cost
-    """Passes that it took."""
+    """Passes that it took, each over the data that it measured."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OfMembers(PatchedSet, OverExamples):
+    """A set, and the examples and the metric that it was measured by."""
+
+    axis_label: str
+    """Axis title for the effect, with its unit."""
+    dataset: str
+    dataset_fingerprint: str
+    metric: str
 
     @property
     def is_tested(self) -> bool:
@@ -78,9 +86,11 @@ class OfMembers(OfSet, OverExamples):
         return examples_said(self.selected_on, self.dataset_fingerprint, self.n_text)
 
 
-def facts_of(engine: Engine, before: Cost) -> dict[str, Any]:
+def facts_of(traced: Traced, engine: Engine, before: Cost) -> dict[str, Any]:
     """Fields of an `OfMembers` that an engine knows; `before` is its cost before the work."""
     return {
+        "model": traced.model_name,
+        "source": traced.source,
         "registry": engine.registry,
         **engine.pairs.over,
         "axis_label": engine.metric.axis_label,

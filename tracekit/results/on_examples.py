@@ -31,6 +31,12 @@ def examples_said(selected_on: str | None, measured_on: str, n: str) -> str:
     return f"on held-out examples, n = {n}"
 
 
+def largest_share(effects: Effects) -> tuple[int, float]:
+    """The example with the largest effect, and its share of the effects of all."""
+    largest = int(effects.abs().argmax())
+    return largest, effects[largest].abs().item() / effects.abs().sum().clamp(min=1e-12).item()
+
+
 def rows_of(choices: Float[Tensor, "run 4"] | None, n: int) -> list[dict[str, Any]]:
     """A row for each run of n pairs, the set last; None for what there is not."""
     rows, measured = [], [] if choices is None else choices.tolist()

@@ -170,6 +170,5 @@ def single_effects(traced: Traced, components: ComponentsLike | None = None) -> 
         full_effect=engine.full_effects.mean().item(),
         n_measured_on=engine.n_examples,
         selected_on=None,
-        **traced.names,
-        **facts_of(engine, before),
+        **facts_of(traced, engine, before),
     )

@@ -13,7 +13,7 @@ from tracekit._util.markup import printable
 from tracekit._util.table import Column, Table, named
 from tracekit.errors import ComparisonError
 from tracekit.metrics import METRICS
-from tracekit.results.display import MOST_ROWS, card, facts_html, line, model_text
+from tracekit.results.display import MOST_ROWS, card, facts_table, line, model_text
 from tracekit.results.result import TraceResult
 from tracekit.results.traced import Traced
 
@@ -253,4 +253,4 @@ def tracer_html(traced: Traced) -> str:
     columns = ("method", *effect_columns(shown), "components")
     table = result_table(shown).only(*columns).html() if shown else line("No results yet: run().")
     earlier = line(f"and {n_earlier} earlier results") if n_earlier > 0 else ""
-    return card("Tracer", facts_html(facts, "traced"), table, earlier)
+    return card("Tracer", facts_table(facts, "traced").html(), table, earlier)

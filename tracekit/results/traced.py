@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
@@ -146,11 +146,6 @@ class Traced:
         """Searched examples whose run finds x more probable than y; None if not all have a y."""
         clean = self.own.data.clean
         return None if clean.y is None else int((clean.x > clean.y).sum())
-
-    @property
-    def names(self) -> dict[str, Any]:
-        """Model and source, as what is said of a set has them."""
-        return {"model": self.model_name, "source": self.source}
 
     @cached_property
     def noise_floor(self) -> float:

@@ -21,10 +21,8 @@ from tracekit.errors import (
     TargetNotReachedError,
 )
 from tracekit.metrics import Effects, Metric
-from tracekit.search.targets import Target
+from tracekit.search.targets import Record, Target
 
-Record = Mapping[str, float | int | str]
-"""One line of a history, e.g. one epoch or one greedy step."""
 Stop = Literal["max_passes", "max_seconds", "interrupted"]
 """Limit that ended a search, or Ctrl-C."""
 

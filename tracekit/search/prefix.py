@@ -108,10 +108,7 @@ def smallest_prefix(
     def measure(size: int) -> Selection:
         return Selection.measured(target, order[:size])
 
-    def reaches(prefix: Selection) -> bool:
-        return prefix.effect >= wanted
-
-    prefix, tried = smallest_size(len(order), measure, reaches)
+    prefix, tried = smallest_size(len(order), measure, lambda prefix: prefix.effect >= wanted)
     if prefix is not None:
         return prefix
     best = max(largest_seen, *(prefix.effect for prefix in tried.values()))

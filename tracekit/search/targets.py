@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -61,8 +61,8 @@ from tracekit.search.objectives import (
     opposite_of,
 )
 
-Record = Mapping[str, Any]
-"""Record of one step of a search."""
+Record = Mapping[str, float | int | str]
+"""One line of a history, e.g. one epoch or one greedy step."""
 _OUTSIDE = -1e9
 """Score of a measured set that lies just outside the bounds: below that of any other."""
 
@@ -131,7 +131,7 @@ def nothing_within(constraint: Constraint, effect: float | None = None) -> Nothi
 
 def measured_history(history: tuple[Record, ...]) -> tuple[Record, ...]:
     """Records of a search, without sets outside the bounds: these have no effects."""
-    return tuple(record for record in history if record.get("effect", 0.0) > _OUTSIDE / 2)
+    return tuple(record for record in history if float(record.get("effect", 0.0)) > _OUTSIDE / 2)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,14 +8,13 @@ from math import copysign
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from torch import Tensor
-
 from tracekit._util.warn import warn
 from tracekit.data.pairs_report import report_on
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
 from tracekit.errors import SearchStoppedWarning, UnreliableResultWarning
 from tracekit.metrics import METRICS
+from tracekit.results.on_examples import largest_share
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.results.traced import Traced
@@ -235,9 +234,3 @@ def _warn_of_held_out(rows: Sequence[tuple[int, float, float | None]]) -> None:
             f"{held_out:.3g}, less than half of the {effect:.3g} on those that had. Give more "
             "examples, or search with objective='auto' or 'log-odds'."
         )
-
-
-def largest_share(effects: Tensor) -> tuple[int, float]:
-    """The example with the largest effect, and its share of the effects of all."""
-    largest = int(effects.abs().argmax())
-    return largest, effects[largest].abs().item() / effects.abs().sum().clamp(min=1e-12).item()

@@ -62,7 +62,7 @@ def test_the_best_proposal_wins_and_of_equals_the_later(tracer):
         mask = torch.full((12,), 0.1)
         mask[soft] = above
         trial.add(engine, mask, torch.zeros(12), mask > 0.5)
-    means = {size: [s.effect for s in trial.snapshots if s.n_selected == size] for size in (2, 3)}
+    means = {size: [s.effect for s in trial.snapshots if s.size == size] for size in (2, 3)}
     two, three = best_within_budgets(
         [trial], tk.search.Target(engine), [2, 3], measured_sets([trial])
     )
@@ -97,8 +97,8 @@ def test_an_earlier_epoch_that_reaches_the_target_answers_where_the_last_order_d
     soft, gradient = torch.linspace(1, 0, engine.n_components), torch.zeros(engine.n_components)
     none = from_indices([], engine.n_components)
     snapshots = [
-        Snapshot(soft, gradient, mask, torch.full((4,), 0.8)),
-        Snapshot(soft, gradient, none, torch.zeros(4)),
+        Snapshot(mask=each, effects=effects, soft_mask=soft, reward_gradient_sum=gradient)
+        for each, effects in ((mask, torch.full((4,), 0.8)), (none, torch.zeros(4)))
     ]
     run = TrainingRun(1.0, snapshots=snapshots)
     chosen = smallest_reaching([run], engine, 0.5)

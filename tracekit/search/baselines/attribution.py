@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import torch
 
-from tracekit._util.options import check_at_least, check_types
+from tracekit._util.options import check_at_least
 from tracekit._util.warn import warn
 from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
@@ -64,7 +64,6 @@ class MaskIG:
     effect of all components but for what the rule misses: beyond 2 % of it is a warning."""
 
     def __post_init__(self) -> None:
-        check_types(self)
         check_at_least(self, 1, "steps")
 
     def planned(self, n_components: int, goal: Goal) -> Planned:
@@ -109,7 +108,6 @@ class EAPIG:
     """Gradients."""
 
     def __post_init__(self) -> None:
-        check_types(self)
         check_at_least(self, 1, "steps")
 
     def planned(self, n_components: int, goal: Goal) -> Planned:

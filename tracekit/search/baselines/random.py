@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from tracekit._util import progress as _progress
-from tracekit._util.options import check_at_least, check_types
+from tracekit._util.options import check_at_least
 from tracekit.engine.cost import Cost
 from tracekit.search.base import (
     Goal,
@@ -31,7 +31,6 @@ class Random:
     """Sets drawn per budget."""
 
     def __post_init__(self) -> None:
-        check_types(self)
         check_at_least(self, 1, "draws")
 
     def planned(self, n_components: int, goal: Goal) -> Planned:

@@ -16,10 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.clusters import by_cluster
-from tracekit._util.options import check_at_least, check_types
+from tracekit._util.options import check_at_least
 from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
-from tracekit.engine.example_curves import ExampleCurves
+from tracekit.engine.example_curves import WIDEST, ExampleCurves
 from tracekit.engine.gradients import expand
 from tracekit.search.base import Goal, Planned, Selection, require_finite_gradient, require_gradient
 from tracekit.search.baselines.attribution import weights_along_line
@@ -46,7 +46,6 @@ class ShrunkenTopK:
     of them, the two ends counting half."""
 
     def __post_init__(self) -> None:
-        check_types(self)
         check_at_least(self, 1, "steps")
 
     def planned(self, n_components: int, goal: Goal) -> Planned:
@@ -87,8 +86,6 @@ _FEWEST = 3
 """Components from which on they tell something of each other."""
 _TOGETHER = 1024
 """Components whose effects are computed together; bounds memory."""
-_WIDEST = 30.0
-"""How far the quantity may be taken to move, in nats."""
 
 
 def shrunken_effects(target: Target, effects: Float[Tensor, "component example"]) -> Mask:
@@ -122,7 +119,7 @@ def shrunken_effects_by_slopes(target: Target, slopes: Float[Tensor, "component 
     start = curves.linearization.to_linear(curves.clean).double()
     moved = shrunken_means(slopes, weights, clusters) - _weighted_means(slopes, weights)
     effects = [
-        curves.effects((start + part + by[:, None]).clamp(start - _WIDEST, start + _WIDEST).T).T
+        curves.effects((start + part + by[:, None]).clamp(start - WIDEST, start + WIDEST).T).T
         for part, by in zip(slopes.split(_TOGETHER), moved.split(_TOGETHER), strict=True)
     ]
     return torch.cat([part.mean(1) for part in effects]).float()

@@ -23,28 +23,16 @@ from tracekit.search.prefix import smallest_prefix
 from tracekit.search.targets import Target
 
 
-@dataclass(frozen=True, eq=False)
-class Snapshot:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Snapshot(Selection):
     """The selection after one epoch."""
 
-    soft_mask: Mask
     reward_gradient_sum: Mask
     """Negative gradient of the objective, summed over the epoch: ranks entries that tie."""
-    selected: BinaryMask
-    effects: Effects
-
-    @property
-    def n_selected(self) -> int:
-        """Number of components selected."""
-        return int(self.selected.sum())
-
-    @property
-    def effect(self) -> float:
-        """Mean effect of the selection."""
-        return self.effects.mean().item()
 
     def order(self) -> list[int]:
         """Components by their soft mask; ties by how strongly the reward favours them."""
+        assert self.soft_mask is not None
         return ranking(self.soft_mask, self.reward_gradient_sum)
 
 
@@ -65,25 +53,24 @@ class TrainingRun:
         self, target: Target, soft_mask: Mask, reward_gradient_sum: Mask, selected: BinaryMask
     ) -> Snapshot:
         """Measures the selection, unless it is the previous one or empty."""
-        if self.snapshots and torch.equal(self.last.selected, selected):
+        if self.snapshots and torch.equal(self.last.mask, selected):
             effects = self.last.effects
         elif not selected.any():
             effects = torch.zeros(target.n_examples)
         else:
             effects = target.effects(selected)
-        snapshot = Snapshot(soft_mask.detach().clone(), reward_gradient_sum, selected, effects)
+        snapshot = Snapshot(
+            mask=selected,
+            effects=effects,
+            soft_mask=soft_mask.detach().clone(),
+            reward_gradient_sum=reward_gradient_sum,
+        )
         self.snapshots.append(snapshot)
         return snapshot
 
     def selection(self, snapshot: Snapshot, budget: int | None) -> Selection:
         """Selection of a snapshot of this run."""
-        return Selection(
-            mask=snapshot.selected,
-            effects=snapshot.effects,
-            soft_mask=snapshot.soft_mask,
-            history=tuple(self.history),
-            budget=budget,
-        )
+        return replace(snapshot, history=tuple(self.history), budget=budget)
 
 
 class LambdaBracket:
@@ -104,6 +91,19 @@ class LambdaBracket:
             self._low = max(self._low, value)
         else:
             self._high = min(self._high, value)
+
+    def runs(
+        self,
+        train: Callable[[float], TrainingRun],
+        is_too_weak: Callable[[Snapshot], bool],
+        most: int,
+    ) -> list[TrainingRun]:
+        """At most so many training runs, which halve it by where each of them ends."""
+        runs: list[TrainingRun] = []
+        while len(runs) < most and (lambda1 := self.guess()) is not None:
+            runs.append(train(lambda1))
+            self.record(lambda1, is_too_weak(runs[-1].last))
+        return runs
 
     def guess(self) -> float | None:
         """Next value to try; None once the ends meet."""
@@ -128,35 +128,16 @@ def runs_for_budgets(
     for budget in budgets:
         bracket = LambdaBracket(start if not runs else 0.0)
         for run in runs:
-            bracket.record(run.lambda1, run.last.n_selected > budget)
-        for _ in range(max_trials if not runs else (max_trials + 1) // 2):
-            lambda1 = bracket.guess()
-            if lambda1 is None:
-                break
-            runs.append(train(lambda1))
-            bracket.record(lambda1, runs[-1].last.n_selected > budget)
-    return runs
-
-
-def runs_for_target(
-    train: Callable[[float], TrainingRun], start: float, target: float, max_trials: int
-) -> list[TrainingRun]:
-    """Training runs that bracket the strongest penalty which still reaches a mean effect."""
-    runs: list[TrainingRun] = []
-    bracket = LambdaBracket(start)
-    for _ in range(max_trials):
-        lambda1 = bracket.guess()
-        if lambda1 is None:
-            break
-        runs.append(train(lambda1))
-        bracket.record(lambda1, runs[-1].last.effect >= target)
+            bracket.record(run.lambda1, run.last.size > budget)
+        most = max_trials if not runs else (max_trials + 1) // 2
+        runs += bracket.runs(train, lambda last, budget=budget: last.size > budget, most)
     return runs
 
 
 def measured_sets(runs: Sequence[TrainingRun]) -> dict[ComponentSet, Effects]:
     """The selections that the training runs measured."""
     return {
-        members_of_mask(snapshot.selected): snapshot.effects
+        members_of_mask(snapshot.mask): snapshot.effects
         for run in runs
         for snapshot in run.snapshots
     }
@@ -184,9 +165,9 @@ def best_within_budgets(
             mask = from_indices(largest, target.n_components)
             if largest not in measured:
                 measured[largest] = target.effects(mask)
-            projected = replace(snapshot, selected=mask, effects=measured[largest])
+            projected = replace(snapshot, mask=mask, effects=measured[largest])
             for candidate in (snapshot, projected):
-                fits = 0 < candidate.n_selected <= budget
+                fits = 0 < candidate.size <= budget
                 # Ties go to the later epoch, whose soft mask is closer to binary.
                 if fits and (best is None or candidate.effect >= best[1].effect):
                     best = (run, candidate)
@@ -201,10 +182,10 @@ def smallest_reaching(runs: Sequence[TrainingRun], target: Target, wanted: float
     These include prefixes of the ranking by the run that ends with the largest effect.
     """
     reaching = [
-        (snapshot.n_selected, -snapshot.effect, number, snapshot, run)
+        (snapshot.size, -snapshot.effect, number, snapshot, run)
         for number, run in enumerate(runs)
         for snapshot in run.snapshots
-        if snapshot.effect >= wanted and snapshot.n_selected > 0
+        if snapshot.effect >= wanted and snapshot.size > 0
     ]
     best = min(reaching, key=lambda entry: entry[:3]) if reaching else None
     run = best[4] if best else max(runs, key=lambda run: run.last.effect)
@@ -218,4 +199,4 @@ def smallest_reaching(runs: Sequence[TrainingRun], target: Target, wanted: float
         return run.selection(best[3], None)
     if best is not None and best[0] <= prefix.size:
         return run.selection(best[3], None)
-    return run.selection(replace(run.last, selected=prefix.mask, effects=prefix.effects), None)
+    return run.selection(replace(run.last, mask=prefix.mask, effects=prefix.effects), None)

@@ -20,18 +20,18 @@ import torch
 from torch import Tensor
 
 from tracekit._util import progress as _progress
-from tracekit._util.options import check_at_least, check_positive, check_types
+from tracekit._util.options import check_at_least, check_positive
 from tracekit.components import kind_of, masks
 from tracekit.components.masks import BinaryMask, Mask
 from tracekit.engine.cost import Cost
 from tracekit.errors import ConfigError
 from tracekit.search.base import Goal, Planned, Selection, require_gradient
 from tracekit.search.learned.lambda_search import (
+    LambdaBracket,
     TrainingRun,
     best_within_budgets,
     measured_sets,
     runs_for_budgets,
-    runs_for_target,
     smallest_reaching,
 )
 from tracekit.search.learned.reward import ObjectiveName, RewardGradient, make_objective
@@ -88,7 +88,6 @@ class MaskTraining(ABC):
     improves the sets."""
 
     def __post_init__(self) -> None:
-        check_types(self)
         check_at_least(self, 0, "lambda1")
         check_at_least(self, 1, "epochs", "batch_size", "trials")
         for name in ("init", "threshold"):
@@ -160,10 +159,11 @@ class MaskTraining(ABC):
         if self.lambda1 is not None:
             return [train(self.lambda1)]
         goal.require(self.name)
-        if goal.target is not None:
+        if (wanted := goal.target) is not None:
             start = self._first_lambda(target, max(1, target.n_components // 10))
-            most = max(self.max_trials, DEFAULT_TRIALS)
-            return runs_for_target(train, start, goal.target, most)
+            return LambdaBracket(start).runs(
+                train, lambda last: last.effect >= wanted, self._most_runs(goal)
+            )
         start = self._first_lambda(target, smallest)
         return runs_for_budgets(train, start, goal.budgets, self.max_trials)
 
@@ -203,12 +203,12 @@ class MaskTraining(ABC):
             record |= {
                 "reward": reward.value(),
                 "binary_violation": masks.binary_violation(soft_mask).item(),
-                "n_selected": snapshot.n_selected,
+                "n_selected": snapshot.size,
                 "effect": snapshot.effect,
             }
             run.history.append(record)
-            _progress.current().note(size=snapshot.n_selected, effect=snapshot.effect)
-            if snapshot.n_selected <= stop_at:
+            _progress.current().note(size=snapshot.size, effect=snapshot.effect)
+            if snapshot.size <= stop_at:
                 break
         return run
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Literal
 
-from tracekit._util.options import check_at_least, check_choice
+from tracekit._util.options import check_at_least, check_choice, check_positive
 from tracekit.components import masks
 from tracekit.components.masks import Mask
 from tracekit.errors import ConfigError
@@ -137,8 +137,7 @@ class Exponential:
     growth: float = 1.3
 
     def __post_init__(self) -> None:
-        if self.growth <= 0:
-            raise ConfigError(f"growth is {self.growth}. It must be positive.")
+        check_positive(self, "growth")
 
     def __call__(self, epoch: int) -> float:
         """Factor in `epoch` (from 0)."""

@@ -31,7 +31,7 @@ from typing import ClassVar
 
 import torch
 
-from tracekit._util.options import check_positive, check_types
+from tracekit._util.options import check_positive
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
 from tracekit.components.masks import from_indices, ranking
@@ -39,15 +39,7 @@ from tracekit.engine.cost import Cost
 from tracekit.errors import NothingFoundError, SearchStoppedWarning
 from tracekit.metrics import Effects
 from tracekit.search.backward import reduced
-from tracekit.search.base import (
-    Goal,
-    Planned,
-    Record,
-    Selection,
-    Stop,
-    not_reached,
-    require_gradient,
-)
+from tracekit.search.base import Goal, Planned, Selection, Stop, not_reached, require_gradient
 from tracekit.search.baselines.attribution import MaskIG, weights_along_line
 from tracekit.search.checkpoint import Checkpoint
 from tracekit.search.local.best_sets import BestSets
@@ -79,7 +71,6 @@ class LocalSearch:
     """File that holds all measurements; a search that finds it goes on where the last stopped."""
 
     def __post_init__(self) -> None:
-        check_types(self)
         check_positive(self, "max_passes", "max_seconds")
 
     def planned(self, n_components: int, goal: Goal) -> Planned:
@@ -166,18 +157,14 @@ class SearchState:
         """All components as the gradient at the empty set ranks them."""
         return _rankings_at_empty(self.best_sets.measurements)[0]
 
-    def history(self) -> tuple[Record, ...]:
-        """The best effect at every size that was measured."""
-        sizes = self.best_sets.sizes
-        return tuple({"n_selected": s, "effect": self.best_sets.effect(s)} for s in sizes)
-
     def selection(self, size: int, budget: int | None) -> Selection:
-        """The best set of at most a size."""
-        measurements, members = self.best_sets.measurements, self.best_sets.best_within(size)
+        """The best set of at most a size; its history has the best effect at every size."""
+        best = self.best_sets
+        measurements, members = best.measurements, best.best_within(size)
         return Selection(
             mask=from_indices(members, measurements.target.n_components),
             effects=measurements.effects(members),
-            history=self.history(),
+            history=tuple({"n_selected": s, "effect": best.effect(s)} for s in best.sizes),
             budget=budget,
             saved=measurements.saved,
             stopped=self.stopped,
