@@ -28,10 +28,10 @@ _ABSOLUTE = 2e-4
 
 
 def numbers(output: Path) -> dict[str, list[dict]]:
-    """All tables below a folder, but for wall times and the long lists of pairs."""
+    """All tables below a folder, but for wall times and the long lists of pairs and paths."""
     found = {}
     for path in sorted(output.glob("*/*.csv")):
-        if path.stem.startswith("pairs-"):
+        if path.stem.startswith(("pairs-", "paths-")):
             continue
         frame = pd.read_csv(path)
         frame = frame.drop(columns=[name for name in _LEFT_OUT if name in frame])
@@ -59,7 +59,7 @@ def differences(found: dict[str, list[dict]], path: Path = PINNED) -> list[str]:
 
 
 def _same(key: str, old: object, new: object) -> bool:
-    if key in ("selected", "optimum component", "pgb-ct component"):
+    if key in ("selected", "components", "optimum component", "pgb-ct component"):
         # Sets of nearly equal effect may change places with another processor.
         one, other = set(str(old).split()), set(str(new).split())
         return len(one & other) >= 0.5 * len(one | other)

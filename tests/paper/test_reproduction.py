@@ -85,6 +85,7 @@ def test_all_that_the_paper_shows_is_listed():
             "fig-time",
             "table-single",
             "fig-binding",
+            "ioi-circuit",
             "fig-ablation",
             "fig-dcm",
             "fig-mask",
@@ -95,7 +96,7 @@ def test_all_that_the_paper_shows_is_listed():
         assert set(one.models) <= set(PAPER_MODELS)
     with pytest.raises(UnknownNameError, match="Unknown experiment 'fig-head'. Did you mean"):
         paper.select_experiments(["fig-head"])
-    assert len(paper.select_experiments(["all"])) == 14
+    assert len(paper.select_experiments(["all"])) == 15
 
 
 class TestPlans:
@@ -566,6 +567,58 @@ class TestReports:
         assert row["accuracy"] == pytest.approx(chosen.float().mean().item())
         assert row["without"] == tracer.engine.data.clean.y_is_argmax.float().mean().item()
         assert "selected-demo-demo-binding-top-k-10" in written.report.figures
+
+    @pytest.mark.slow
+    def test_a_published_circuit_stands_beside_faithful_heads(self, tmp_path, gpt2_tokenizer):
+        """On a random model of GPT-2 small's shape."""
+        torch.manual_seed(0)
+        sizes = {"n_layer": 12, "n_head": 12, "n_embd": 48, "vocab_size": 50_257}
+        tiny.hf_model("gpt2", **sizes).save_pretrained(tmp_path / "standin")
+        gpt2_tokenizer.save_pretrained(tmp_path / "standin")
+        at = ModelAt.parse(str(tmp_path / "standin"))
+        done = []
+        for _ in range(2):
+            (written,) = paper.reproduce(
+                ["ioi-circuit"],
+                Setting(models=[at], limit=8),
+                tmp_path,
+                images=False,
+                on_done=lambda run: done.append(run.fresh),
+            )
+        assert done == [True] * 3 + [False] * 3
+        report = written.report
+        sets = report.tables["sets"].frame
+        assert sets["n_selected"].max() == 26
+        heads = report.tables["heads-standin-ioi-mask-ig"].frame
+        counts = heads["verdict"].value_counts()
+        assert counts["hit"] + counts["miss"] == 26
+        last = sets[sets["method"] == "mask-ig, faithful"].iloc[-1]
+        assert last["recall"] == counts["hit"] / 26
+        assert last["precision"] == counts["hit"] / last["n_selected"]
+        # What each published head does alone.
+        tracer = tk.Tracer(
+            tk.load_model(str(tmp_path / "standin")),
+            tk.load_dataset("ioi", gpt2_tokenizer)[:8].split(0.5, seed=0)[0],
+            "head-outputs",
+            "logit-difference",
+        )
+        alone = report.tables["heads-standin-ioi-top-k"].frame.set_index("component")["score"]
+        assert alone["L9H9"] == pytest.approx(tracer.evaluate(["L9H9"]), abs=1e-5)
+        notes = " ".join(report.notes)
+        assert f"L9H9 (name mover) {alone['L9H9']:+.3g}" in notes
+        assert f"recall {last['recall']:.2f}" in notes
+        assert "has the shape of GPT-2 small, and is not said to be it" in notes
+        assert "Paths among 12 components" in notes
+        assert {name.split("-")[0] for name in report.figures} == {"heads", "paths", "sizes"}
+        frames = [trace.name for trace in report.figures["heads-standin-ioi-mask-ig"].data]
+        assert "selected" in frames
+
+    def test_published_heads_are_of_another_model(self, tmp_path):
+        (written,) = paper.reproduce(["ioi-circuit"], SMALL, tmp_path, images=False)
+        (note,) = [note for note in written.report.notes if "published heads" in note]
+        assert "are not of demo. The circuit 'ioi' is of heads of a model of 12 layers of" in note
+        assert written.report.tables["sets"].frame["precision"].isna().all()
+        assert set(written.report.figures) >= {"paths-demo-demo-binding-mask-ig"}
 
     def test_findings_count_signs(self, tmp_path):
         (written,) = paper.reproduce(["findings"], SMALL, tmp_path, images=False)

@@ -1,4 +1,4 @@
-"""Experiments on interactions of pairs, variable binding, and signs of single effects."""
+"""Experiments on pairs, variable binding, signs of single effects, and a published circuit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pandas as pd
 from tracekit import figures
 from tracekit.data.registry import describe
 from tracekit.engine.setup import Setup
+from tracekit.errors import ConfigError
 from tracekit.paper.effect_tables import HEADS, NEURONS
 from tracekit.paper.experiment import (
     PaperTable,
@@ -36,6 +37,8 @@ _SIZES = (1, 2, 3, 5, 7, 10, 15, 20)
 """Budgets for variable binding."""
 _LISTED_SIZES = (10, 15)
 """Those whose sets are listed and drawn."""
+_CIRCUIT = (1 / 24, 1 / 12, 1 / 8, 13 / 72)
+"""Budgets for IOI: of 144 heads 6, 12, whose paths are measured, 18, and 26, as published."""
 
 
 def _plan_pairs(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
@@ -239,8 +242,54 @@ def _report_findings(setting: Setting, runs: list[Run]) -> Report:
     return Report(tables={"findings": table}, figures=figures_by_name)
 
 
+def _plan_circuit(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
+    held_out = 0.5 if setting.held_out else None
+    search = partial(trace_job, setting, model, dataset, "head-outputs", held_out=held_out)
+    return [
+        search("mask-ig", _CIRCUIT, objective="faithful"),
+        search("top-k", _CIRCUIT),
+        search("mask-ig", _CIRCUIT[1:2], objective="faithful", work="paths"),
+    ]
+
+
+def _report_circuit(setting: Setting, runs: list[Run]) -> Report:
+    tables, drawn, notes, sets = {}, {}, list[str](), []
+    for run in runs:
+        name, case = run.job.model, f"{run.job.model}-{run.job.dataset}-{run.job.method}"
+        if run.job.work == "paths":
+            frame, drawn[f"paths-{case}"] = run.paths.table, run.paths.network()
+            tables[f"paths-{case}"] = PaperTable(frame=frame, caption="Paths.", brief=False)
+            notes += str(run.paths).splitlines()
+            continue
+        result, outline = run.result, None
+        notes.append(repr(result))
+        sets.append(run.curve.to_frame().assign(precision=None, recall=None))
+        try:
+            beside = [each.against("ioi") for each in run.curve]
+        except ConfigError as error:
+            notes.append(f"The published heads are not of {name}. {error}")
+        else:
+            outline, frame = "ioi", beside[-1].table
+            sets[-1][["precision", "recall"]] = [(each.precision, each.recall) for each in beside]
+            tables[f"heads-{case}"] = PaperTable(frame=frame, caption=beside[-1].name)
+            heads = frame[frame["role"] != ""].itertuples()
+            said = ", ".join(f"{row.component} ({row.role}) {row.score:+.3g}" for row in heads)
+            notes += [*str(beside[-1]).splitlines(), f"Each, by {result.score_title}: {said}."]
+            if not setting.is_paper_model(name):
+                notes.append(f"{name} has the shape of GPT-2 small, and is not said to be it.")
+        drawn[f"heads-{case}"] = result.heatmap(outline=outline)
+        drawn[f"sizes-{case}"] = run.curve.curve()
+    tables["sets"] = PaperTable(
+        frame=pd.concat(sets).drop(columns="seconds"),
+        caption="Sets of heads beside the published circuit.",
+        columns=["model", "method", "n_selected", "share", "faithfulness", "precision", "recall"],
+    )
+    return Report(tables=tables, figures=drawn, notes=[*dict.fromkeys(notes)])
+
+
 EXPERIMENTS = declared(
     {
+        "ioi-circuit": (_plan_circuit, _report_circuit),
         "fig-nonadditivity": (_plan_pairs, _report_pairs),
         "fig-binding": (_plan_binding, _report_binding),
         "findings": (_plan_findings, _report_findings),

@@ -19,6 +19,7 @@ DEMO_DATASETS = {
     "professions": "demo-professions",
     "counterfact": "demo-facts",
     "variable-binding": "demo-binding",
+    "ioi": "demo-binding",
 }
 """Data set of the paper -> the one that takes its place with the embedded model."""
 

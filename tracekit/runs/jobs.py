@@ -28,8 +28,9 @@ def named(options: Mapping[str, Any]) -> str:
 class Job:
     """One run."""
 
-    work: Literal["trace", "pairs"] = "trace"
-    """`trace`: a search, whose sets are measured. `pairs`: a grid of pairs of components."""
+    work: Literal["trace", "pairs", "paths"] = "trace"
+    """`trace`: a search, whose sets are measured. `pairs`: a grid of pairs of components. `paths`:
+    a search, and how the members of its largest set connect."""
     model: str
     """Name in tables."""
     dtype: str = "float32"

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from tracekit._util.files import digest_of, draft_folder, tensors_digest
+from tracekit.anatomy.paths import Paths
 from tracekit.errors import TracekitError
 from tracekit.models.loading import HookedModel
 from tracekit.results import storage
@@ -94,6 +95,11 @@ class Run:
         """The grid of a run that measured pairs."""
         return InteractionGrid.load(self.folder / _GRID)
 
+    @cached_property
+    def paths(self) -> Paths:
+        """The paths of a run that measured these."""
+        return Paths.load(self.folder)
+
 
 def weights_hash(model: HookedModel) -> str:
     """SHA-256 over the configuration, and names, shapes and values of all parameters."""
@@ -126,7 +132,7 @@ def folder_of(root: Path, config: Mapping[str, Any]) -> Path:
     return root / digest_of(config)[:_NAME_LENGTH]
 
 
-def save(folder: Path, info: RunInfo, results: TraceCurve | InteractionGrid) -> None:
+def save(folder: Path, info: RunInfo, results: TraceCurve | InteractionGrid | Paths) -> None:
     """Writes a run, all or nothing."""
     with draft_folder(folder) as partial:
         results.save(partial / _GRID if isinstance(results, InteractionGrid) else partial)
@@ -152,7 +158,7 @@ def read_run_folder(folder: Path) -> Run:
     """Reads a finished run, and all of its results."""
     run = Run(load(RunInfo, folder / _INFO).job, folder)
     # Read once, and kept.
-    _ = run.grid if (folder / _GRID).exists() else run.curve
+    _ = getattr(run, {"trace": "curve", "pairs": "grid", "paths": "paths"}[run.job.work])
     return run
 
 

@@ -16,6 +16,7 @@ import torch
 
 from tracekit._util.files import locked
 from tracekit._util.warn import about
+from tracekit.anatomy.paths import Paths
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset
 from tracekit.engine.effects import log_probs
@@ -79,7 +80,8 @@ class Worker:
             if store.is_finished(folder):
                 return Run(job, folder)
             tracer = self._tracer_for(job, model, pairs)
-            results, accuracies, clean = self._measured(job, tracer)
+            results = self._measured(job, tracer)
+            accuracies, clean = self._accuracies(job, tracer, results)
             info = RunInfo(
                 **{**config, "job": job},
                 n_examples=len(pairs),
@@ -93,12 +95,10 @@ class Worker:
             store.save(folder, info, results)
             return Run(job, folder, fresh=True)
 
-    def _measured(
-        self, job: Job, tracer: Tracer
-    ) -> tuple[TraceCurve | InteractionGrid, dict[str, tuple[float, ...]], dict[str, float]]:
-        """Results of a job, and its accuracies on further examples: by set, and clean."""
+    def _measured(self, job: Job, tracer: Tracer) -> TraceCurve | InteractionGrid | Paths:
+        """Results of a job."""
         if job.work == "pairs":
-            return tracer.interactions(), {}, {}
+            return tracer.interactions()
         asked: dict[str, Any] = {"budgets": list(job.budgets)} if job.budgets else {}
         asked |= {"seed": job.seed, "objective": job.objective, "sign": job.sign}
         results: Any = tracer.run(make(job.method, job.options), **asked)
@@ -106,7 +106,7 @@ class Worker:
         if any(result.stopped == "interrupted" for result in curve):
             # The best sets so far are no finished run.
             raise KeyboardInterrupt
-        return curve, *self._accuracies(job, tracer, curve)
+        return curve if job.work == "trace" else tracer.paths(curve[-1])
 
     def load(self, job: Job) -> tuple[HookedModel, str]:
         """The model of a job and the hash of its weights."""
@@ -156,7 +156,7 @@ class Worker:
         return self._tracer[1]
 
     def _accuracies(
-        self, job: Job, tracer: Tracer, curve: TraceCurve
+        self, job: Job, tracer: Tracer, curve: Any
     ) -> tuple[dict[str, tuple[float, ...]], dict[str, float]]:
         """Share of the further examples whose foil y is the first choice, by set, and clean."""
         accuracies: dict[str, tuple[float, ...]] = {}
