@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html import unescape
 
 import pytest
@@ -119,6 +120,16 @@ def test_the_tables_have_intervals(attention):
         attention.counterfactual_direct.mean(1).tolist()
     )
     assert frame["clean_low"][1] == pytest.approx(effect_interval(attention.direct[1].double())[0])
+
+
+def test_no_interval_of_attention_leaves_what_weights_can_be(attention):
+    """Nearly all examples attend wholly, one by half: resampled means would go beyond 1."""
+    near = torch.full_like(attention.clean, 0.9999)
+    near[..., 0] = 0.5
+    frame = replace(attention, clean=near, counterfactual=1 - near).table
+    ends = frame[[name for name in frame if name.endswith(("_low", "_high"))]]
+    assert ends.to_numpy().min() >= 0
+    assert ends.to_numpy().max() <= 1
 
 
 def test_the_text_says_what_heads_see_and_what_was_left_out(tracer, attention, facts):

@@ -79,6 +79,9 @@ CASES = {
     "x first on 0 of 16 (clean 16, counterfactual 0), y on 0 (clean 0, counterfactual 1), neither "
     "on 16 (clean 0, counterfactual 15); KL from clean - nats (counterfactual 12)":
     ((16, 0, 0.0), (0, 1, 12.0), (0, 0, None)),
+    # Neither did the model do the task by itself.
+    "x first on 0 of 16 (clean 8), y on 4 (clean 0), neither on 12 (clean 8); KL from clean 1 nats":
+    ((8, 0, 0.0), NO_RUN, (0, 4, 1.0)),
     "x first on 0 of 16 (clean 3); KL from clean 2 nats": ((3, None, 0.0), NO_RUN, (0, None, 2.0)),
 }  # fmt: skip
 

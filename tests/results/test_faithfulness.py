@@ -349,6 +349,21 @@ class TestWarnings:
         assert "do 0.70: it is not complete" in text
         assert self.texts_of(tracer, own=0.3, others=0.9) == []
 
+    @pytest.mark.parametrize(
+        ("objective", "others", "is_said"),
+        [("faithful", 0.8, True), ("faithful", 0.3, False), ("mean", 0.8, False)],
+    )
+    def test_a_set_that_was_to_be_faithful_and_is_not(self, tracer, objective, others, is_said):
+        result = tracer.run("top-k", budget=2)
+        full = torch.linspace(1.0, 1.2, 12)
+        own = replace(result.own, effects=full, complement=others * full, full=full)
+        run = replace(result.run, objective=objective)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            warn_of_circuits([replace(result, own=own, run=run)])
+        said = "The set of 2 was sought to be faithful, and does 0.20 of the task alone"
+        assert any(str(each.message).startswith(said) for each in caught) == is_said
+
     @pytest.mark.parametrize(("kind", "is_said"), [("mlp-blocks", True), ("residual", False)])
     def test_a_map_of_the_residual_stream_is_never_complete(self, model, kind, is_said):
         tracer = tk.Tracer(model, tiny.pairs(12, seed=3), kind, "probability-ratio")

@@ -23,8 +23,9 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import LAST, REST, Spans, position_names, with_implied
 from tracekit.engine.head_reads import contributions, head_reads
 from tracekit.errors import ComponentError, PairsError
+from tracekit.metrics import Bounds
 from tracekit.results.display import Tabular
-from tracekit.results.intervals import row_intervals
+from tracekit.results.intervals import UNBOUNDED, row_intervals
 from tracekit.results.of_set import OfMembers, facts_of
 from tracekit.results.traced import Traced
 
@@ -79,7 +80,7 @@ class Attention(OfMembers, Tabular):
         Columns: `component`, `place`, and the mean attention `clean` and `counterfactual`, each
         with its 95 % studentised bootstrap interval over examples, `..._low` and `..._high`.
         """
-        frame = self._frame([self.clean, self.counterfactual])
+        frame = self._frame([self.clean, self.counterfactual], Bounds(0.0, 1.0))
         n_heads, n_places = len(self.labels), len(self.places)
         frame.insert(0, "component", [each for each in self.labels for _ in range(n_places)])
         frame.insert(1, "place", [*self.places] * n_heads)
@@ -95,12 +96,12 @@ class Attention(OfMembers, Tabular):
         frame.insert(0, "component", self.labels)
         return frame
 
-    def _frame(self, of_runs: Sequence[Tensor | None]) -> pd.DataFrame:
+    def _frame(self, of_runs: Sequence[Tensor | None], bounds: Bounds = UNBOUNDED) -> pd.DataFrame:
         columns: dict[str, Any] = {}
         for name, rows in zip(("clean", "counterfactual"), of_runs, strict=True):
             if rows is not None:
                 rows = rows.double().reshape(-1, rows.shape[-1])
-                ends = row_intervals(rows, **self.over).T.tolist()
+                ends = row_intervals(rows, bounds=bounds, **self.over).T.tolist()
                 columns |= with_ends(name, rows.mean(1).tolist(), ends)
         return pd.DataFrame(columns)
 

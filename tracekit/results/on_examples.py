@@ -187,7 +187,7 @@ class OnExamples(OverExamples):
         said = f"x first on {told('first_x', f' of {n}')}"
         said += "" if none[-1] is None else f", y on {told('first_y')}"
         if none[-1] is not None and 2 * none[-1] > n >= 2 * none[0]:
-            broken = ": the set breaks the model" * (2 * max(none[:-1]) <= n)
+            broken = ": the set breaks the model" * (4 * max(none[:-1]) <= n)
             said += f", neither on {told('neither')}{broken}"
         return f"{said}; KL from clean {told('kl', ' nats', 1)}"
 

@@ -31,6 +31,8 @@ FEWEST_TO_SHARE = 8
 """Examples below which one may well carry half of the mean."""
 _AS_GOOD = 0.05
 """Share of a value by which another set may be worse and still is as good; beyond it, better."""
+_HALF = 0.5
+"""Faithfulness below which a set that was sought to be faithful does not do the task."""
 _SIMILAR = 1 / 3
 """Jaccard similarity below which two sets of a size share less than half of their components."""
 
@@ -143,9 +145,10 @@ def warn_of_results(
 def warn_of_circuits(results: Sequence[TraceResult]) -> None:
     """Warns of the set that overshoots most, and of the one whose complement does most.
 
-    On the held-out examples, if there are some; only of what their intervals say too. A set whose
-    complement does the task is worth a word where it does most of the task itself: else it is just
-    small.
+    And of the largest of the sets that were sought to be faithful, if it does not do half of the
+    task. On the held-out examples, if there are some; only of what their intervals say too. A set
+    whose complement does the task is worth a word where it does most of the task itself: else it is
+    just small.
     """
     measured = [
         (result, result.faithfulness())
@@ -162,6 +165,15 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
             f"its faithfulness is {scores.faithfulness[0]:.2f}, where 1 is what the model does. "
             "Search with objective='faithful' for that."
         )
+    sought = [each for each in measured if each[0].run.objective.startswith("faithful")]
+    if sought:
+        result, scores = max(sought, key=lambda each: each[0].n_selected)
+        if scores.faithfulness_intervals[0][1] < _HALF:
+            _doubt(
+                f"The set of {result.n_selected} was sought to be faithful, and does "
+                f"{scores.faithfulness[0]:.2f} of the task alone, where 1 is what the model does: "
+                "it is no circuit yet. Give a larger budget, or several (budgets=...)."
+            )
     both = [each for each in measured if each[1].incomplete[0]]
     # Of the residual stream, any layer carries what all others do.
     both = [
