@@ -18,7 +18,9 @@ _RESULTS = (
 _CHOICES = {
     "choices": "method, n_selected, examples, run, n, first_x, first_y, neither, log_odds, kl",
 }
-_ESTIMATES = {"estimates": "method, passes, further, is_exact, example_passes, rows, seconds, memory"}
+_ESTIMATES = {
+    "estimates": "method, passes, further, is_exact, example_passes, rows, seconds, memory"
+}
 _CHECKS = {"checks": "color, check, finding"}
 _TABLES: dict[str, dict[str, str]] = {
     "datasets": {"datasets": "dataset, components, metric, about"},

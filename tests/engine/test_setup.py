@@ -99,8 +99,8 @@ def test_setup_refuses_options_that_contradict(model, unchecked):
     registry = ComponentRegistry.build(model.cfg, "head-outputs")
     with pytest.raises(ComponentError, match="were given along with a registry"):
         Setup(components=registry, layer_window=2)
-    with pytest.raises(ConfigError, match="Unknown split_by 'word'"):
-        replace(Setup(), split_by="word")
+    with pytest.raises(ConfigError, match="Unknown split_by 2"):
+        replace(Setup(), split_by=2)
 
 
 @pytest.mark.parametrize("source", get_args(SourceName))

@@ -499,6 +499,41 @@ def test_spans_that_are_none(model, change, message):
         tk.Tracer(model, tk.PromptPairs.from_ids(rows), "residual", split_by="span")
 
 
+@pytest.mark.parametrize("other_length", [False, True])
+@pytest.mark.parametrize(("name", "part"), [("second:last", 1), ("second:first", 0), ("first", 0)])
+def test_one_span_or_an_end_of_one(model, name, part, other_length):
+    """The same as a span that holds these tokens alone."""
+    rows = rows_with_spans(other_length=other_length)
+    by_hand = rows_with_spans(other_length=other_length)
+    for row in by_hand:
+        for key in {"spans", "counterfactual_spans"} & set(row):
+            first, _ = row[key][name.partition(":")[0]]
+            row[key] = {"token": [first + part, first + part + 1]}
+    of_one, of_hand = (
+        tk.Tracer(model, tk.PromptPairs.from_ids(given), "residual", split_by=split)
+        for given, split in ((rows, name), (by_hand, "token"))
+    )
+    assert str(of_one.registry[0]) == f"R0@{name}"
+    effects = [tracer.single_effects().effects for tracer in (of_one, of_hand)]
+    assert effects[0].abs().max() > 1e-3
+    torch.testing.assert_close(*effects)
+
+
+@pytest.mark.parametrize("source", [tk.Noise(spans=("second",)), "noise on second"])
+def test_noise_is_on_the_whole_span_where_components_act_on_its_end(model, source):
+    pairs = tk.PromptPairs.from_ids(rows_with_spans())
+    of_end, of_all = (
+        tk.Tracer(model, pairs, "residual", split_by=split, source=source)
+        for split in ("second:last", "span")
+    )
+    noises = [
+        [pair.counterfactual.noise for pair in tracer.engine.pairs] for tracer in (of_end, of_all)
+    ]
+    for one, other in zip(*noises, strict=True):
+        assert (one.abs().sum(1) > 0).sum() == 2
+        torch.testing.assert_close(one, other)
+
+
 def test_combinations_that_are_refused(model, unchecked):
     pairs = tk.PromptPairs.from_ids(rows_with_spans())
     unequal = tk.PromptPairs.from_ids(rows_with_spans(other_length=True))
@@ -508,8 +543,12 @@ def test_combinations_that_are_refused(model, unchecked):
         tk.Tracer(model, unequal, "residual")
     with pytest.raises(PairsError, match="are over the keys of one prompt. Use head-outputs"):
         tk.Tracer(model, unequal, "attention-patterns", split_by="span")
-    with pytest.raises(ConfigError, match="Unknown split_by 'spans'. Use 'span' or 'position'"):
-        tk.Tracer(model, pairs, "residual", split_by="spans")
+    for name in ("spans", "object:middle", "verb:last"):
+        text = (
+            f"act on '{name}', and example 0 has the spans .*, such as '[a-z]+:last'; or use split"
+        )
+        with pytest.raises(PairsError, match=text):
+            tk.Tracer(model, pairs, "residual", split_by=name)
     with pytest.raises(ConfigError, match="Both spans and positions='last' say where"):
         tk.Tracer(model, pairs, "residual", split_by="span", positions="last")
     for windows in (0, 4, 1.5):

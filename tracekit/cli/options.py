@@ -173,7 +173,8 @@ OPTIONS: Mapping[str, Option] = {
     "layers": WHAT.text("Layers to study, e.g. 0-5,8. Default: all."),
     "positions": WHAT.text("prompt, last, all, or prompt positions such as 0,3,-1."),
     "split_by": WHAT.text(
-        "Splits components further, by span (named parts of the prompts) or by position."
+        "Splits components further, by span (named parts of the prompts) or by position; or has "
+        "them act on one span, such as subject, or an end of it, subject:last."
     ),
     "layer_window": WHAT.count(
         "Consecutive layers in which a component acts at once.", default=1, min=1

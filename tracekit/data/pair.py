@@ -22,7 +22,7 @@ from tracekit.data.counterfactuals import (
     counterfactual_from_row,
 )
 from tracekit.data.display import ShownPair, shown_pair
-from tracekit.data.spans import LAST, REST, Spans, checked_spans, with_implied
+from tracekit.data.spans import LAST, REST, Spans, checked_spans, one_span, with_implied
 from tracekit.errors import DataWarning, PairsError, near_miss
 
 _TEXTS = ("prompt", "counterfactual", "x", "y")
@@ -346,8 +346,8 @@ def misaligned(pairs: Iterable[PromptPair]) -> tuple[str, ...]:
     )
 
 
-def split_by_span(pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
-    """The pairs with implied spans; refuses pairs that do not have the same spans."""
+def split_by_span(pairs: Iterable[PromptPair], only: str | None) -> tuple[PromptPair, ...]:
+    """The pairs with implied spans, or `only` one; refuses pairs without the same spans."""
     split: list[PromptPair] = []
     common: list[str] = []
     for number, pair in enumerate(pairs):
@@ -363,6 +363,9 @@ def split_by_span(pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
             # The last token may belong to a span in one of the two only.
             other = {name: other[name] for name in spans if name in other}
             spans = {name: spans[name] for name in other}
+        if only is not None:
+            spans = one_span(spans, only, number)
+            other = None if other is None else one_span(other, only, number)
         # A prompt whose every token has a name has no rest.
         names = [name for name in spans if name not in (LAST, REST)]
         common = common if split else names

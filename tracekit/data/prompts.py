@@ -203,9 +203,12 @@ class PromptPairs(Sequence[PromptPair]):
             first += equal if len(first) + len(equal) <= count else []
         return sorted(first), sorted(set(order) - set(first))
 
-    def by_span(self) -> PromptPairs:
-        """The pairs, all with the same spans, with the implied ones `last` and `rest` added."""
-        return replace(self, pairs=split_by_span(self.pairs), is_split=True)
+    def by_span(self, only: str | None = None) -> PromptPairs:
+        """The pairs, all with the same spans, with the implied ones `last` and `rest` added.
+
+        Or with `only` one: `subject`, or an end of it, `subject:first` or `subject:last`.
+        """
+        return replace(self, pairs=split_by_span(self.pairs, only), is_split=True)
 
     def by_position(self, names: Sequence[str] | None = None) -> PromptPairs:
         """The pairs with a span for every position.

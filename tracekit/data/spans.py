@@ -179,6 +179,19 @@ def with_implied(spans: Spans, n_tokens: int, *, rest: bool) -> dict[str, tuple[
     return complete
 
 
+def one_span(spans: Spans, name: str, number: int) -> Spans:
+    """One span of example `number` alone: `subject`, or an end, `subject:first`, `subject:last`."""
+    base, _, end = (name, "", "") if name in spans else name.partition(":")
+    parts = {"": slice(None), "first": slice(1), "last": slice(-1, None)}
+    if base not in spans or end not in parts:
+        raise PairsError(
+            f"Components are to act on {name!r}, and example {number} has the spans "
+            f"{', '.join(spans)}. Name one of these, or an end of one, such as "
+            f"'{next(iter(spans))}:last'; or use split_by='span' or 'position'."
+        )
+    return {name: spans[base][parts[end]]}
+
+
 def names_of_spans(of_pairs: Iterable[Spans]) -> tuple[str, ...]:
     """Spans that some example has, in order of their first token; `last` and `rest` last."""
     firsts: dict[str, int] = {}

@@ -54,7 +54,7 @@ class SetupOptions(TypedDict, total=False):
 
     layers: Sequence[int] | None
     indices: Indices | None
-    split_by: SplitBy | None
+    split_by: SplitBy | str | None
     layer_window: int
     positions: Positions
     source: Source | str
@@ -70,7 +70,7 @@ class SetupSpec(TypedDict):
     metric: str
     layers: list[int] | None
     indices: list[int] | dict[str, list[int]] | None
-    split_by: SplitBy | None
+    split_by: SplitBy | str | None
     layer_window: int
     positions: str | list[int]
     source: str
@@ -105,10 +105,10 @@ class Setup:
     """Layers to study, from the end if negative; None: all."""
     indices: Indices | None = None
     """Heads, coordinates or neurons to study in every layer, or by layer; None: all."""
-    split_by: SplitBy | None = None
+    split_by: SplitBy | str | None = None
     """Splits each component further: by `span` (named parts of the prompts, see
     `PromptPairs.from_text`; `last` and `rest` are implied) or `position` (for prompts of one
-    length)."""
+    length); or has it act on one span alone, `subject`, or an end of it, `subject:last`."""
     layer_window: int = 1
     """Consecutive layers in which a component acts at once, around its own."""
     positions: Positions = "prompt"
@@ -134,7 +134,7 @@ class Setup:
         """Checks what needs neither model nor data."""
         check_choice(self, "direction", *get_args(Direction))
         check_choice(self, "continuation_mean", *get_args(ContinuationMean))
-        if self.split_by is not None:
+        if not isinstance(self.split_by, str | None):
             check_choice(self, "split_by", *get_args(SplitBy))
         if not is_whole(self.layer_window) or self.layer_window < 1:
             raise ComponentError(
@@ -312,10 +312,9 @@ class Setup:
         """Splits prompts into spans; positions of all the given pairs have the same names."""
         if self.split_by is None:
             return lambda pairs: pairs
-        if self.split_by == "span":
-            return lambda pairs: pairs.by_span()
         if self.split_by != "position":
-            assert_never(self.split_by)
+            only = None if self.split_by == "span" else self.split_by
+            return lambda pairs: pairs.by_span(only)
         decode = getattr(getattr(model, "tokenizer", None), "decode", None)
         token_text = None if decode is None else lambda token: str(decode([token]))
         every = [pair for pairs in given for pair in pairs]
@@ -358,7 +357,7 @@ class BoundSetup:
         Metric and direction are by default those of the setup.
         """
         split = self._split(pairs)
-        is_on_spans = isinstance(self.setup.source, Noise) and self.setup.source.spans is not None
+        is_on_spans = name_of(self.setup.source).startswith("noise on ")
         # Noise is on the spans that prompts name, whatever is told apart.
         prepared = (
             with_counterfactuals(split, [each.counterfactual for each in self.with_values(pairs)])

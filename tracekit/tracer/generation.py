@@ -112,7 +112,7 @@ def generate(
     check_seed(seed)
     _refuse_edges(traced.registry)
     bound, chosen = traced.bound, members_of(members, traced.registry)
-    if bound.setup.split_by == "span":
+    if bound.setup.split_by not in (None, "position"):
         raise ConfigError(
             "The components are split by span, and a new prompt does not say where its spans are. "
             "Build a tracer without split_by, e.g. with positions='last', and generate with that."
