@@ -32,7 +32,7 @@ from tracekit.search import Goal, Target
 
 LAYERS, NEURONS = 12, 8334
 METHODS: dict[str, dict[str, Any]] = {
-    "local-search": {},
+    "local-search": {"max_passes": 100},
     "mask-ig": {},
     "pgb-ct": {"lambda1": 1e-6, "epochs": 3},
 }
