@@ -182,7 +182,7 @@ TYPES = {
     "setup.source": (5, None),
     "setup.direction": ("sideways",),
     "setup.positions": (4, [1.5], None),
-    "setup.split_by": ("letter",),
+    "setup.split_by": (3, ["span"]),
     "history": ([1], None, [{"epoch": [1]}]),
     "model": (5, None),
     "own.dataset": (None,),
