@@ -140,11 +140,11 @@ def figure(of: list[Point]) -> go.Figure:
                     marker_symbol=("circle", "square", "diamond")[number],
                 )
                 drawing.add_trace(line, row, column)
-                drawing.update_xaxes(type="log", row=row, col=column)
+                drawing.update_xaxes(type="log", dtick=1, row=row, col=column)
             drawing.update_xaxes(title_text=axis, row=2, col=column)
     drawing.update_yaxes(rangemode="tozero")
     drawing.update_yaxes(tickformat=".0%", row=2)
-    return drawing.update_layout(template="simple_white", width=800, height=560)
+    return drawing.update_layout(template="simple_white", width=800, height=520, margin={"t": 40})
 
 
 def main(
