@@ -204,7 +204,7 @@ class PromptPairs(Sequence[PromptPair]):
         return sorted(first), sorted(set(order) - set(first))
 
     def by_span(self, only: str | None = None) -> PromptPairs:
-        """The pairs with all spans, `last` and `rest` too, or `only` one, such as `subject:last`."""
+        """The pairs with all spans, `last` and `rest` too; or `only` one, as `subject:last`."""
         return replace(self, pairs=split_by_span(self.pairs, only), is_split=True)
 
     def by_position(self, names: Sequence[str] | None = None) -> PromptPairs:
