@@ -322,7 +322,7 @@ def test_every_picture_of_the_gallery_has_the_code_that_draws_it():
         assert (ROOT / "docs/images" / name).read_bytes().startswith(b"\x89PNG"), name
     named = re.findall(r"images/([\w-]+\.png)", "".join(p.read_text() for p in PAGES))
     # Speed, the explorer and experiments have pictures of their own commands.
-    others = {"scaling.png", "explorer.png"}
+    others = {"growth.png", "scaling.png", "explorer.png"}
     others |= {f"real-{name}.png" for name in ("heads", "lambda", "layers", "sparsity")}
     assert set(named) - set(drawn) == others
     assert {path.name for path in (ROOT / "docs/images").glob("*.png")} == set(named)

@@ -38,8 +38,11 @@ def tracer():
 def test_new_name_of_a_setup(tracer, monkeypatch, field, literal):
     names = (*get_args(getattr(setup, literal)), NEW)
     monkeypatch.setattr(setup, literal, Literal[names])
+    # What is no other way to split is the name of a span, which these prompts have not.
+    rows = [row | {"spans": {"first": [0, 1]}} for row in tiny.rows(2)]
+    pairs = tk.PromptPairs.from_ids(rows) if field == "split_by" else tracer.pairs
     with pytest.raises(Exception, match=NEW):  # checked annotations refuse it earlier
-        tk.Tracer(tracer.model, tracer.pairs, Setup(components="mlp-blocks", **{field: NEW}))
+        tk.Tracer(tracer.model, pairs, Setup(components="mlp-blocks", **{field: NEW}))
 
 
 def test_new_positions():
