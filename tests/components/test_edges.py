@@ -76,6 +76,7 @@ _INTO_L0H1 = ["E>L0Q1", "E>L0K1", "E>L0V1"]
             {"among": ["L0H1", "MLP1"]},
             ["L0H1>MLP1", "E>MLP1", "L0H1>logits", "E>logits", "MLP1>logits", *_INTO_L0H1],
         ),
+        ({"among": ["L0H1", "MLP1"], "receivers": ["MLP1"]}, ["L0H1>MLP1", "E>MLP1"]),
         ({"layers": [-1], "senders": ["E", "L0H0", "MLP1"]}, None),
     ],
 )

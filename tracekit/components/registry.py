@@ -264,7 +264,7 @@ class ComponentRegistry(Sequence[Component]):
             receivers: Labels of the receivers, such as `L7Q2`, `MLP5`, `logits`; `L7H2` stands for
                 all that the head reads.
             among: A result, of edges or of nodes, or labels of nodes: the edges within this
-                circuit, from the embedding and to the logits. In place of senders and receivers.
+                circuit, from the embedding and to the logits. Senders or receivers go before it.
             spans: Spans of the prompt; each edge is then one per span.
 
         Raises:
@@ -274,7 +274,8 @@ class ComponentRegistry(Sequence[Component]):
         if among is not None:
             is_of_edges = getattr(getattr(among, "registry", None), "edges", None) is not None
             nodes = among.nodes if is_of_edges else getattr(among, "labels", among)
-            senders, receivers = [EMBEDDING, *nodes], [*nodes, LOGITS]
+            senders = [EMBEDDING, *nodes] if senders is None else senders
+            receivers = [*nodes, LOGITS] if receivers is None else receivers
         in_layers = None if layers is None else _check_layers(layers, graph.n_layers)
         kind = kind_of(next(name for name, each in EDGE_KINDS.items() if each == by))
         sites: list[Site] = []

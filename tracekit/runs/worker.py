@@ -81,7 +81,8 @@ class Worker:
                 return Run(job, folder)
             tracer = self._tracer_for(job, model, pairs)
             results = self._measured(job, tracer)
-            accuracies, clean = self._accuracies(job, tracer, results)
+            curve = results if isinstance(results, TraceCurve) else ()
+            accuracies, clean = self._accuracies(job, tracer, curve)
             info = RunInfo(
                 **{**config, "job": job},
                 n_examples=len(pairs),
@@ -156,7 +157,7 @@ class Worker:
         return self._tracer[1]
 
     def _accuracies(
-        self, job: Job, tracer: Tracer, curve: Any
+        self, job: Job, tracer: Tracer, curve: Iterable[TraceResult]
     ) -> tuple[dict[str, tuple[float, ...]], dict[str, float]]:
         """Share of the further examples whose foil y is the first choice, by set, and clean."""
         accuracies: dict[str, tuple[float, ...]] = {}
