@@ -374,7 +374,8 @@ def accuracy(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> E
 
 def kl(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
     """Kullback-Leibler divergence of the intervened from the clean distribution, in nats."""
-    return _divergence(clean.require("distribution"), intervened.require("distribution"))
+    before, after = clean.require("distribution"), intervened.require("distribution")
+    return -(before.exp() * _log_ratio(before, after)).sum(-1).clamp(max=0.0)
 
 
 def jensen_shannon(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
@@ -413,11 +414,6 @@ def rank_change(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -
 def first_choice_change(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
     """1 where another first token is the most probable one, else 0; no gradient."""
     return (intervened.require("first_choice") != clean.require("first_choice")).float()
-
-
-def _divergence(first: Tensor, second: Tensor) -> Tensor:
-    """KL(first || second) of log-probabilities, at least 0."""
-    return -(first.exp() * _log_ratio(first, second)).sum(-1).clamp(max=0.0)
 
 
 def _divergence_from_mean(first: Tensor, second: Tensor) -> Tensor:

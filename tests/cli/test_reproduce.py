@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from tracekit.cli.app import app
 from tracekit.cli.output import console
 
 
 def test_the_list_of_experiments_fits_a_terminal(capsys, monkeypatch):
-    from tracekit.cli.reproduce import _print_experiments
     from tracekit.paper import EXPERIMENTS
 
     monkeypatch.setattr(console, "width", 80)
-    _print_experiments()
+    assert not app(["reproduce", "--list"], standalone_mode=False)
     out = capsys.readouterr().out
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80

@@ -27,7 +27,9 @@ TITLES = {"title": TITLE, "subtitle": SUBTITLE}
 TOKENS = ("0 When", "1 A", "2 and", "3 B1", "4 went", "5 to", "6 the", "7 place", "8 ,", "9 B2")
 
 
-def cells(n_layers: int, kinds: str, color: str, *, copies: int = 1, **options: Any) -> go.Figure:
+def cells(
+    n_layers: int, kinds: str, color: str, *, copies: int = 1, layers_on: Any = "y", **options: Any
+) -> go.Figure:
     """A map of scores, or several side by side."""
     shape = SimpleNamespace(n_layers=n_layers, n_heads=9, d_model=576, d_mlp=1536)
     registry = ComponentRegistry.build(shape, kinds, **options)
@@ -48,6 +50,7 @@ def cells(n_layers: int, kinds: str, color: str, *, copies: int = 1, **options: 
         else scale_of(color, n, 5.0, "effect (logit difference, nats)"),
         width=figures.WIDTH if copies == 1 else 648,
         outlines=True,
+        layers_on=layers_on,
         **TITLES,
     )
 
@@ -123,6 +126,11 @@ def gallery(n_layers: int) -> dict[str, go.Figure]:
         "front": cells(n_layers, "head-outputs", "front"),
         "spans": cells(n_layers, "residual-before", "score", **spans),
         "tokens": cells(n_layers, "residual-before", "score", spans=TOKENS),
+        "layers-on-x": cells(n_layers, "residual-before", "score", spans=TOKENS, layers_on="x"),
+        "kinds-on-x": cells(
+            n_layers, "attention-blocks+mlp-blocks+residual-before", "score", layers_on="x", **spans
+        ),
+        "shares-on-x": cells(n_layers, "head-outputs+mlp-neurons", "score", layers_on="x"),
         "spans-of-heads": cells(n_layers, "head-outputs", "score", spans=("IO", "rest")),
         "curve": figures.size_lines(
             lines, n_components=9 * n_layers, largest=8, full=6.0,

@@ -65,7 +65,7 @@ def test_maps_of_both_directions_have_one_above_the_other(tracer):
     assert not [trace for trace in by_family if trace.name == "dots" and len(trace.x)]
     with pytest.raises(ConfigError, match="mark is 'p'. Give 'q' or 'family'"):
         grid.heatmap(mark="p")
-    with pytest.raises(ConfigError, match="mark is 'p'. Give 'q' or 'family'"):
+    with pytest.raises(ConfigError, match="mark is 'p'. Give 'q', 'family' or None"):
         tracer.single_effects().heatmap(mark="p")
     figure = grid.heatmap()
     cells, signs, dots, *_rings = figure.data

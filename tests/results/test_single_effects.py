@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.errors import MetricError
+from tracekit.errors import ConfigError, MetricError
 from tracekit.figures import for_print
 from tracekit.results import effect_interval
 from tracekit.results.significance import p_values, without_rounding
@@ -79,6 +81,39 @@ def test_the_map_has_the_effects_and_frames_what_is_significant(tracer, found):
     assert "noising, n = 12; all together" in plain.layout.title.subtitle.text
     assert "frame: q &lt; .05" in plain.layout.title.subtitle.text
     assert "family-wise p" in found.heatmap(mark="family").layout.title.subtitle.text
+    unframed = found.heatmap(mark=None)
+    assert "frame" not in unframed.layout.title.subtitle.text
+    assert {trace.name for trace in plain.data} - {trace.name for trace in unframed.data} == {
+        "selected"
+    }
+
+
+def test_layers_on_x_turn_the_map(demo_model):
+    pairs = tk.load_dataset("demo-facts", demo_model)[:8]
+    singles = tk.Tracer(demo_model, pairs, "residual+head-outputs", split_by="span").single_effects(
+        ["R0@subject", "L1H4@last"]
+    )
+    kept, turned = singles.heatmap(), singles.heatmap(layers_on="x")
+    assert [trace.type for trace in turned.data] == [trace.type for trace in kept.data]
+    for old, new in zip(kept.data, turned.data, strict=True):
+        assert (new.xaxis, new.yaxis) == (old.xaxis, old.yaxis)
+        assert (list(new.x), list(new.y)) == (list(old.y), list(old.x))
+        if old.type == "heatmap":
+            assert [list(row) for row in new.z] == [list(row) for row in zip(*old.z, strict=True)]
+            assert new.text is None or new.text[0][1] == old.text[1][0]
+    layout, n = turned.layout, len(singles.registry.spans)
+    kinds = ["residual", *(f"head, {span}" for span in singles.registry.spans)]
+    assert [note.text for note in layout.annotations] == kinds
+    # A panel of spans, below it one of heads for each span; none lies on another.
+    axes = [layout.yaxis, *(layout[f"yaxis{k}"] for k in range(2, 2 + n))]
+    assert list(axes[0].ticktext) == list(singles.registry.spans)
+    assert list(axes[0].range) == [n - 0.5, -0.5]
+    assert all(below.domain[1] < above.domain[0] for above, below in pairwise(axes))
+    last = layout[f"xaxis{1 + n}"]
+    assert (last.title.text, list(last.ticktext)) == ("layer", ["0", "1", "2", "3"])
+    assert list(last.range) == [-0.5, 3.5]
+    with pytest.raises(ConfigError, match="^layers_on is 'z'. Give 'x' or 'y'.$"):
+        singles.heatmap(layers_on="z")
 
 
 def test_it_is_read_back_and_printed(tracer, found, tmp_path):

@@ -28,7 +28,7 @@ from tracekit.search.objectives import (
     log_odds_of,
     resolve_objective,
 )
-from tracekit.search.targets import scores_of, target_of
+from tracekit.search.targets import Target, scores_of
 
 OBJECTIVES = ["log-odds", "trimmed-mean", "lower-bound", "median"]
 METHODS = (
@@ -43,7 +43,7 @@ def tracer(model):
 
 
 def scoring(tracer, objective):
-    return target_of(tracer.engine, resolve_objective(objective))
+    return Target(tracer.engine, resolve_objective(objective))
 
 
 def by_hand(objective, effects):

@@ -35,7 +35,7 @@ from tracekit.results.evaluation import measure_faithfulness
 from tracekit.results.faithfulness import MIB_SHARES
 from tracekit.search import Goal, make
 from tracekit.search.objectives import Faithful
-from tracekit.search.targets import target_of
+from tracekit.search.targets import Target
 
 SHARES = (0.02, 0.05, 0.1, 0.2)
 STEPS = 10
@@ -63,7 +63,7 @@ def measure(
         sets, passes = [tuple(sorted(order[:size])) for size in budgets], 2.0 * (STEPS + 1)
     else:
         chosen = Faithful(complement=complement) if objective == "faithful" else None
-        target = target_of(own, chosen)
+        target = Target(own, chosen)
         options = parse_options(option or [], [method])[method]
         before, search = target.cost, make(method, options)
         found = search.search(target, Goal.make(n, budgets=budgets), 0)

@@ -154,14 +154,8 @@ def join_launched() -> Ranks:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         with _rank_errors():
             dist.init_process_group(backend, timeout=_PATIENCE)
-        atexit.register(_leave)
+        atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
     return Ranks.joined()
-
-
-def _leave() -> None:
-    """Ends the process group that `join_launched` has begun, unless it has ended."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def own_device() -> str | None:

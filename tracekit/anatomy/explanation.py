@@ -365,9 +365,7 @@ class Explanation(OfMembers):
 
 def _sorted(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     """The largest values first; a frame without rows has no columns."""
-    if frame.empty:
-        return frame
-    return frame.sort_values(column, ascending=False, ignore_index=True)
+    return frame if frame.empty else frame.sort_values(column, ascending=False, ignore_index=True)
 
 
 _CONTEXTS = {

@@ -22,9 +22,7 @@ def goal(
         raise ConfigError("Both --budget and --target-effect were given. Give one of them.")
     if target_effect is not None:
         return {"target_effect": target_effect}
-    if not values and "lambda1" in options:
-        return {}
-    return {"budgets": values or [0.1]}
+    return {} if not values and "lambda1" in options else {"budgets": values or [0.1]}
 
 
 def parse_budget(text: str) -> int | float:

@@ -81,7 +81,8 @@ def reproduce(
 
     part, output = given["part"], given["output"]
     if given["list_experiments"] or not names:
-        _print_experiments()
+        rows = [{"name": each.name, "about": each.about} for each in paper.EXPERIMENTS.values()]
+        print_table("experiments", Table.of_rows(rows))
         return
     setting = _setting(given)
     check_folder(output)
@@ -131,11 +132,6 @@ def _setting(given: Given) -> paper.Setting:
         method_options=parse_values(given["option"]),
         **{name: given[name] for name in ("seed", "limit", "draws", "held_out", "dtype")},
     )
-
-
-def _print_experiments() -> None:
-    rows = [{"name": each.name, "about": each.about} for each in paper.EXPERIMENTS.values()]
-    print_table("experiments", Table.of_rows(rows))
 
 
 def _print_report(reproduction: paper.Reproduction) -> None:

@@ -78,16 +78,13 @@ class CleanRun:
             if value is not None and (name != "distribution" or "distribution" in reads)
         }
         if "distribution" in reads and of_all.distribution is None:
-            kept["distribution"] = self._again(batch)
+            # Run again but for the batch before.
+            if self._latest is None or self._latest[0] is not batch:
+                with torch.no_grad(), torch.autocast(batch.positions.device.type, enabled=False):
+                    run = self._forward_pass.log_probs(batch, [], reads=("distribution",))
+                self._latest = (batch, run)
+            kept["distribution"] = self._latest[1].require("distribution")
         return ContinuationLogProbs(**kept)
-
-    def _again(self, batch: Batch) -> Tensor:
-        """The distributions of a batch, which are run again but for the batch before."""
-        if self._latest is None or self._latest[0] is not batch:
-            with torch.no_grad(), torch.autocast(batch.positions.device.type, enabled=False):
-                run = self._forward_pass.log_probs(batch, [], reads=("distribution",))
-            self._latest = (batch, run)
-        return self._latest[1].require("distribution")
 
     def _keeps_distribution(self, n_examples: int) -> bool:
         if self._ranks.count > 1:

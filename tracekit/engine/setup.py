@@ -434,9 +434,7 @@ def _components_code(components: Any) -> str:
 
 def _metric_code(metric: Any) -> str:
     name = resolve_metric(metric).name if not isinstance(metric, str) else metric
-    if name in METRICS:
-        return repr(name)
-    return name if name.isidentifier() else "..."
+    return repr(name) if name in METRICS else name if name.isidentifier() else "..."
 
 
 def _source_code(source: Any) -> str:

@@ -155,9 +155,7 @@ def name_of(source: Source | str) -> str:
         return f"{'mean-positional' if source.positional else 'mean'} of {source.pairs.name}"
     if isinstance(source, Noise):
         return source.describe()
-    if isinstance(source, OtherModel):
-        return f"model {model_name(source.model)}"
-    return _OWN_TENSORS
+    return f"model {model_name(source.model)}" if isinstance(source, OtherModel) else _OWN_TENSORS
 
 
 def source_of_name(name: str) -> Source:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
+from tracekit.figures.layout import CELL
 from tracekit.figures.style import (
     BOX,
     SELECTED,
@@ -32,6 +33,11 @@ _NEGATIVE = "\u2212: below 0"
 """Below the title of a colour bar of values with signs, which colours lose in grey."""
 _FAINT = 0.1
 """Share of the largest value below which the sign of a value is not written."""
+
+LayersOn = Literal["x", "y"]
+_FLATTEST, _TALLEST, _BAR_ROWS, _PANEL_GAP = 16.0, 640.0, 6, 26.0
+"""With layers on x, pixels on the screen: rows at least, all rows unless these are more; rows that
+bars take; pixels between panels."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,11 +97,13 @@ def draw_panels(
     outlines: bool,
     title: str,
     subtitle: str,
+    layers_on: LayersOn = "y",
 ) -> go.Figure:
     """Panels side by side, with square cells of one size and rows that line up.
 
     `scale` gives the colours of all values; without one, cells are white, and coloured where they
-    are selected. `width` is the largest, in pixels. `outlines` frames selected cells.
+    are selected. `width` is the largest, in pixels. `outlines` frames selected cells. With layers
+    on x, panels stand below each other.
     """
     layers = sorted({layer for panel in panels for layer in panel.layers})
     counts = [len(panel.indices) for panel in panels]
@@ -136,15 +144,50 @@ def draw_panels(
             }
         )
         if panel.title and (number == 1 or panels[number - 2].title != panel.title):
-            at = {"x": 0, "y": 1, "yshift": 3, "xanchor": "left", "yanchor": "bottom"}
-            at |= {f"{each}ref": f"{_axis(each, number)} domain" for each in "xy"}
-            font = {"size": SUBTITLE_SIZE}
-            figure.add_annotation(text=panel.title, name="panel", showarrow=False, font=font, **at)
+            figure.add_annotation(text=panel.title, **_above(number))
     _mark_skipped_layers(figure, layers, len(panels))
     figure.update_layout(plot_bgcolor=UNSTUDIED, showlegend=False)
+    if layers_on == "x":
+        figure, size = _turned(figure, panels, len(layers), width)
+        return finish(figure, title, subtitle, plot=size, grows="rows")
     size = (float(width), float(len(layers)))
     sizes = {"plot": size, "grows": "cells", "columns": counts, "widest": width}
     return finish(figure, title, subtitle, **sizes)
+
+
+def _turned(
+    figure: go.Figure, panels: Sequence[SelectionPanel], n_layers: int, width: int
+) -> tuple[go.Figure, tuple[float, float]]:
+    """The panels below each other, with layers from left to right, and the size of all."""
+    drawn, swapped = figure.to_dict(), str.maketrans("xy", "yx")
+    layout, n_rows = drawn["layout"], [len(panel.indices) or _BAR_ROWS for panel in panels]
+    for trace in drawn["data"]:
+        trace["x"], trace["y"] = trace["y"], trace["x"]
+        if trace["type"] == "heatmap":
+            arrays = {"z", "text"} & trace.keys()
+            trace |= {name: list(zip(*trace[name], strict=True)) for name in arrays}
+        elif trace["type"] == "bar":
+            trace["orientation"] = "v"
+    for shape in layout.get("shapes", ()):
+        turned = {name.translate(swapped): shape[name] for name in shape if name[0] in "xy"}
+        shape |= turned | {f"{a}ref": turned[f"{a}ref"].translate(swapped) for a in "xy"}
+    cell = max(_FLATTEST, min(CELL, _TALLEST / sum(n_rows)))
+    height = cell * sum(n_rows) + _PANEL_GAP * (len(panels) - 1)
+    layout["annotations"], top = [], height
+    for number, (panel, rows) in enumerate(zip(panels, n_rows, strict=True), start=1):
+        x, y, is_last = _axis("xaxis", number), _axis("yaxis", number), number == len(panels)
+        layers, indices = layout[y], layout[x]
+        kind = ", ".join(filter(None, (indices["title"]["text"], panel.title)))
+        layout["annotations"].append({"text": kind, **_above(number)})
+        layers |= {"anchor": _axis("y", number), "range": layers["range"][::-1]}
+        layers |= {"showticklabels": is_last, "ticks": "outside" if is_last else ""}
+        layers |= {"matches": None if number == 1 else "x", "title": {"text": "layer" * is_last}}
+        indices |= {"anchor": _axis("x", number), "tickangle": 0, "title": {"text": ""}}
+        indices |= {"range": indices["range"][::-1]} if panel.indices else {}
+        indices |= {"domain": [max(0.0, (top - cell * rows) / height), top / height]}
+        layout[x], layout[y] = layers, indices
+        top -= cell * rows + _PANEL_GAP
+    return go.Figure(drawn), (min(width - 90.0, max(200.0, CELL * n_layers)), height)
 
 
 def _add_cells(
@@ -268,6 +311,13 @@ def _mark_skipped_layers(figure: go.Figure, layers: Sequence[int], n_panels: int
             axes = {"xref": f"{_axis('x', number)} domain", "yref": _axis("y", number)}
             at = {"x0": 0, "x1": 1, "y0": row + 0.5, "y1": row + 0.5}
             figure.add_shape(type="line", line=line, **axes, **at)
+
+
+def _above(number: int) -> dict[str, Any]:
+    """Where the title of a panel stands."""
+    at = {"x": 0, "y": 1, "yshift": 3, "xanchor": "left", "yanchor": "bottom"}
+    at |= {f"{each}ref": f"{_axis(each, number)} domain" for each in "xy"}
+    return {"name": "panel", "showarrow": False, "font": {"size": SUBTITLE_SIZE}, **at}
 
 
 def _x_ticks(panel: SelectionPanel) -> tuple[list[int] | None, list[str] | None, str]:

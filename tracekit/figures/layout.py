@@ -224,7 +224,9 @@ def _beside(figure: go.Figure, **at: Any) -> Iterator[Any]:
 
 def _left(figure: go.Figure) -> float:
     axis: Any = figure.layout.yaxis  # type: ignore[attr-defined]
-    ticks = max((width_of(text, axis.tickfont.size) for text in _shown(axis)), default=0.0)
+    axes: list[Any] = list(figure.select_yaxes())
+    shown = [(text, each.tickfont.size) for each in axes for text in _shown(each)]
+    ticks = max((width_of(*each) for each in shown), default=0.0)
     notes = _beside(figure, xref="x domain", x=0, xanchor="right")
     groups = max((_height_of(note) - note.xshift for note in notes), default=0.0)
     return 8.0 + max(groups, ticks + 6.0 + (_height_of(axis.title) + 10 if axis.title.text else 0))
@@ -329,7 +331,8 @@ def _thin_ticks(figure: go.Figure, width: float, height: float) -> None:
                 axis.tickfont.size = font * min(1.0, least / need)
                 need = min(need, least)
             kept: list[int] = []
-            for rank in _by_colour(figure, axis.plotly_name, ticks):
+            is_counted, places = all(map(str.isdecimal, texts)), range(len(ticks))
+            for rank in places if is_counted else _by_colour(figure, axis.plotly_name, ticks):
                 apart = min((abs(ticks[rank] - ticks[i]) for i in kept), default=inf) * room
                 kept += [rank] if apart >= need - 1e-6 else []
             shown = [ticks[i] for i in sorted(kept)]
@@ -338,7 +341,7 @@ def _thin_ticks(figure: go.Figure, width: float, height: float) -> None:
 
 
 def _by_colour(figure: go.Figure, axis: str, ticks: Sequence[float]) -> list[int]:
-    """Numbers of ticks: first of columns with a value of over half of the largest, then in order.
+    """Numbers of ticks: first of lines with a value of over half of the largest, then in order.
 
     A label that has no room is not missed where nothing happens.
     """
@@ -348,8 +351,11 @@ def _by_colour(figure: go.Figure, axis: str, ticks: Sequence[float]) -> list[int
         # Arrays of a copy are packed.
         is_read = trace.type == "heatmap" and isinstance(trace.x, tuple | list)
         is_read = is_read and isinstance(trace.z, tuple | list)
-        if is_read and f"xaxis{(trace.xaxis or 'x')[1:]}" == axis:
-            for at, *values in zip(trace.x, *trace.z, strict=True):
+        letter = axis[0]
+        if is_read and f"{letter}axis{(trace[f'{letter}axis'] or letter)[1:]}" == axis:
+            lines = zip(*trace.z, strict=True) if letter == "x" else trace.z
+            # Rows may have edges, one more than rows.
+            for at, values in zip(trace[letter], lines, strict=False):
                 sizes[at] = max(sizes.get(at, 0.0), *(abs(value or 0.0) for value in values))
     bound = max(sizes.values(), default=0.0) / 2
     return sorted(range(len(ticks)), key=lambda i: -max(sizes.get(ticks[i], 0.0), bound))
@@ -366,7 +372,8 @@ def _fit_cell_texts(figure: go.Figure, width: float, height: float) -> None:
         x, y = (layout[f"{a}axis{(trace[f'{a}axis'] or a)[1:]}"] for a in "xy")
         low, high = x.domain or (0, 1)
         wide = width * (high - low) / abs(x.range[1] - x.range[0]) / (1.0 if is_sign else 2.5)
-        tall = height / abs(y.range[1] - y.range[0])
+        low, high = y.domain or (0, 1)
+        tall = height * (high - low) / abs(y.range[1] - y.range[0])
         trace.textfont.size = max(1.0, min(trace.textfont.size, 0.85 * min(wide, tall)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -59,7 +59,11 @@ def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
     """Draws a map: red above 0, blue below."""
     n, bound = len(pairs.labels), pairs.bound
     largest = max((abs(v) for row in pairs.values for v in row if v is not None), default=0.0)
-    ticks = _ticks_beyond(bound) if largest > bound * (1 + 1e-6) else {}
+    ticks = {}
+    if largest > bound * (1 + 1e-6):
+        ends = [-bound, -bound / 2, 0, bound / 2, bound]
+        least, *inner, most = map(two_digits, ends)
+        ticks = {"tickvals": ends, "ticktext": [f"\u25bc {least}", *inner, f"\u25b2 {most}"]}
     figure = go.Figure(
         go.Heatmap(
             z=pairs.values,
@@ -82,14 +86,6 @@ def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
     figure.update_yaxes(**BOX, range=[n - 0.5, -0.5], showgrid=False)
     figure.update_layout(plot_bgcolor=UNSTUDIED)
     return finish(figure, title, subtitle, plot=(_PLOT, _PLOT))
-
-
-def _ticks_beyond(bound: float) -> Mapping[str, Sequence[object]]:
-    """Ticks of a colour bar whose ends say that values lie beyond."""
-    ticks = [-bound, -bound / 2, 0, bound / 2, bound]
-    texts = list(map(two_digits, ticks))
-    shown = [f"\u25bc {texts[0]}", *texts[1:4], f"\u25b2 {texts[4]}"]
-    return {"tickvals": ticks, "ticktext": shown}
 
 
 def _mark(figure: go.Figure, pairs: PairMap) -> None:

@@ -126,8 +126,12 @@ def reproduce(
             `Reproduction.failures` lists them.
     """
     experiments = select_experiments(names)
-    _check_options(experiments, setting)
-    jobs = part_of(plan(experiments, setting), part)
+    jobs = plan(experiments, setting)
+    # An option that no data set or no method has would silently change nothing.
+    methods: list[Any] = [METHODS[job.method] for job in jobs if job.method]
+    check_known(setting.data_options, {o for job in jobs for o in describe(job.dataset).options})
+    check_known(setting.method_options, {o.name for method in methods for o in fields(method)})
+    jobs = part_of(jobs, part)
     is_one_of_many = part is not None and executor is None and (processes or 1) == 1
     models = [model for experiment in experiments for model in experiment.models_for(setting)]
     environment = RunEnvironment(
@@ -198,14 +202,6 @@ def _report(
     lines += ["", "Runs:", "", *(f"- {RUN_FOLDERS}/{run.folder.name}" for run in runs)]
     write_beside(folder / "notes.md", "\n".join(lines) + "\n")
     return Reproduction(experiment, folder, report, failures)
-
-
-def _check_options(experiments: Sequence[Experiment], setting: Setting) -> None:
-    """Refuses an option that no data set or no method has: it would silently change nothing."""
-    jobs = plan(experiments, setting)
-    methods: list[Any] = [METHODS[job.method] for job in jobs if job.method]
-    check_known(setting.data_options, {o for job in jobs for o in describe(job.dataset).options})
-    check_known(setting.method_options, {o.name for method in methods for o in fields(method)})
 
 
 def _left_out(runs: Sequence[Run]) -> list[str]:

@@ -16,7 +16,7 @@ from tracekit._util.options import guided, shortened
 from tracekit.components.members import ComponentsLike, ordered_in
 from tracekit.engine.example_curves import ExampleCurves
 from tracekit.errors import ConfigError, MetricError
-from tracekit.figures.cells import draw_panels
+from tracekit.figures.cells import LayersOn, draw_panels
 from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.results.intervals import row_intervals
 from tracekit.results.of_set import OfMembers, facts_of
@@ -72,20 +72,27 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         return frame.sort_values("effect", key=abs, ascending=False, ignore_index=True)
 
     @guided
-    def heatmap(self, *, normalised: bool = False, mark: Mark = "q") -> go.Figure:
+    def heatmap(
+        self, *, normalised: bool = False, mark: Mark | None = "q", layers_on: LayersOn = "y"
+    ) -> go.Figure:
         """The effects as cells, by layer and component; those with q below 0.05 are framed.
 
         Args:
             normalised: Colours are shares of the effect of all components: 0 does nothing, 1 does
                 what all do.
-            mark: `family` frames those with a family-wise p value below 0.05.
+            mark: `family` frames those with a family-wise p value below 0.05, None none.
+            layers_on: `x` has layers from left to right and kinds below each other; `y` has layers
+                from top to bottom and kinds side by side.
 
         Raises:
-            ConfigError: `mark` is another, or more components in a layer than can be cells.
+            ConfigError: `mark` or `layers_on` is another, or more components in a layer than can
+                be cells.
             MetricError: All components together have no effect to take shares of.
         """
-        if mark not in ("q", "family"):
-            raise ConfigError(f"mark is {shortened(mark)}. Give 'q' or 'family'.")
+        if mark not in ("q", "family", None):
+            raise ConfigError(f"mark is {shortened(mark)}. Give 'q', 'family' or None.")
+        if layers_on not in ("x", "y"):
+            raise ConfigError(f"layers_on is {shortened(layers_on)}. Give 'x' or 'y'.")
         if not has_cells(self.registry):
             raise ConfigError(
                 "Layers of so many components have no cells. Take the table, or trace fewer: "
@@ -100,7 +107,7 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         marked = torch.zeros(len(self.registry), dtype=torch.bool)
         values: list[float | None] = [None] * len(self.registry)
         texts = ["not measured"] * len(self.registry)
-        tests = self.tests.columns(mark)
+        tests = self.tests.columns(mark or "q")
         for number, member in enumerate(self.members):
             marked[member] = tests["significant"][number]
             values[member] = effects[number].item()
@@ -112,15 +119,16 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         share = "share<br>restored" if self.direction == "denoising" else "share of<br>full effect"
         unit = share if normalised else plain(self.axis_label).replace(" (", "<br>(")
         largest = effects.abs().max().item() or 1.0
-        test = "q" if mark == "q" else "family-wise p"
+        test = f"; frame: {'q' if mark == 'q' else 'family-wise p'} &lt; .05"
         return draw_panels(
             panels_of(self.registry, marked, values=values, texts=texts),
             scale=signed_scale(largest, unit),
             width=WIDTH,
-            outlines=True,
+            outlines=mark is not None,
             title=f"Single effects: {data_and_model(self.dataset, self.model)}",
-            subtitle=f"{self.direction}, n = {self.n_text}; all together "
-            f"{self.full_effect:.3g}; frame: {test} &lt; .05",
+            subtitle=f"{self.direction}, n = {self.n_text}; all together {self.full_effect:.3g}"
+            + test * (mark is not None),
+            layers_on=layers_on,
         )
 
     def __repr__(self) -> str:

@@ -27,9 +27,7 @@ def own_device(device: str | None, loading: Mapping[str, Any]) -> str | None:
     if device not in (None, "cuda") or {"device_map", "n_devices"} & set(loading):
         return device
     n_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if n_devices < 2:
-        return device
-    return f"cuda:{_own_number() % n_devices}"
+    return device if n_devices < 2 else f"cuda:{_own_number() % n_devices}"
 
 
 def _own_number() -> int:

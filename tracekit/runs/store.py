@@ -102,18 +102,17 @@ class Run:
 
 
 def weights_hash(model: HookedModel) -> str:
-    """SHA-256 over the configuration, and names, shapes and values of all parameters."""
-    state: Mapping[str, Any] = model.state_dict()  # type: ignore[attr-defined]
-    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    return digest_of({"config": _model_config(model), "weights": tensors_digest(tensors)})
+    """SHA-256 over the configuration, and names, shapes and values of all parameters.
 
-
-def _model_config(model: Any) -> dict[str, Any]:
-    """The settings that decide a model's outputs beside its parameters, e.g. its activation."""
+    Of the configuration what decides outputs, e.g. the activation.
+    """
     config = getattr(getattr(model, "original_model", None), "config", None)
     settings = dict(vars(model.cfg)) if config is None else config.to_dict()
-    not_decisive = ("_name_or_path", "model_name", "transformers_version", "device")
-    return {name: value for name, value in settings.items() if name not in not_decisive}
+    for name in ("_name_or_path", "model_name", "transformers_version", "device"):
+        settings.pop(name, None)
+    state: Mapping[str, Any] = model.state_dict()  # type: ignore[attr-defined]
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return digest_of({"config": settings, "weights": tensors_digest(tensors)})
 
 
 def configuration(job: Job, weights: str, data: str) -> dict[str, Any]:

@@ -301,6 +301,4 @@ def _plain(value: Any) -> Any:
         return {"name": getattr(value, "name", type(value).__name__), **asdict(value)}
     if callable(value):
         return getattr(value, "__name__", repr(value))
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    return value
+    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value

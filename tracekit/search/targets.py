@@ -45,7 +45,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine import gradients
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import DataView, Engine
-from tracekit.engine.gradients import BatchPrediction, FirstOrderPrediction, GradientWeight
+from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
 from tracekit.engine.prepared import PreparedData
 from tracekit.engine.set_effects import Recorder
 from tracekit.errors import ConfigError, MetricError, NothingFoundError
@@ -216,8 +216,13 @@ class _Bound:
 class Target(DataView):
     """Scores of sets and masks on the examples of an engine, and what changes them.
 
-    A plain target gives the effects of its engine. It has what an `Engine` has: `data`, `pairs`,
-    `registry`, `metric`, `ranks`, `device`, `cost`, `n_components`, `n_examples`.
+    A plain target gives the effects of its engine; with a sign of -1 they are taken times -1,
+    before anything else is made of them. It has what an `Engine` has: `data`, `pairs`, `registry`,
+    `metric`, `ranks`, `device`, `cost`, `n_components`, `n_examples`.
+
+    The engine of a constraint gives the effects by its metric, for the same components. `record` is
+    told of every set that was measured on all examples and is within the bounds, and of its scores,
+    after Ctrl-C too; `record_effects` of all measured effects, within them or not.
     """
 
     def __init__(
@@ -229,7 +234,7 @@ class Target(DataView):
         record_effects: Recorder | None = None,
         sign: int = 1,
     ) -> None:
-        """Measures all components if they are needed; see `target_of`."""
+        """Measures all components if they are needed."""
         # How faithful a set is does not depend on the sign.
         self.sign: int = 1 if isinstance(objective, Faithful) else sign
         """Factor of the measured effects: -1 where sets with effects below 0 are sought."""
@@ -517,33 +522,29 @@ class Target(DataView):
         self, members: ComponentSet, examples: Int[Tensor, " some"] | None
     ) -> FirstOrderPrediction:
         """From both predicted effects, example by example."""
+        assert self._scores is not None
         part, total = self.data.own(examples), torch.zeros(2, self.n_components, device=self.device)
         inside = to_device(from_indices(members, self.n_components), self.device)
         sides = [members, complement_of(members, self.n_components)]
         predictions = (gradients.changes_of(self.data, side, part) for side in sides)
+        # 1 for those that would join.
+        direction = 1 - 2 * inside.float()
         for own, others in zip(*predictions, strict=True):
-            total += self._predicted(own, others, 1 - 2 * inside.float())
+            effects, numbers = [own.effects, others.effects], own.examples
+            scores, (slope, opposite) = self._scores.slopes(effects, torch.ones_like, numbers)
+            # A component that joins the set leaves the complement.
+            changed = self._scores.combine(
+                (own.effects[:, None] + direction * own.gains).T,
+                (others.effects[:, None] - direction * others.gains).T,
+                numbers,
+            )
+            gains = direction * (changed.T.contiguous() - scores[:, None])
+            slopes = slope[:, None] * own.slopes - opposite[:, None] * others.slopes
+            total += torch.stack([gains.sum(0), slopes.sum(0)])
         n_examples = self.n_examples if examples is None else len(examples)
         self.data.account.count(2 * n_examples, backward=True)
         (total,) = self.ranks.add(total)
         return FirstOrderPrediction(*(total / n_examples).cpu())
-
-    def _predicted(
-        self, own: BatchPrediction, others: BatchPrediction, direction: Float[Tensor, " component"]
-    ) -> Float[Tensor, "2 component"]:
-        """Gains and gradient, summed over a batch; direction is 1 for those that would join."""
-        assert self._scores is not None
-        effects, numbers = [own.effects, others.effects], own.examples
-        scores, (slope, slope_of_others) = self._scores.slopes(effects, torch.ones_like, numbers)
-        # A component that joins the set leaves the complement.
-        changed = self._scores.combine(
-            (own.effects[:, None] + direction * own.gains).T,
-            (others.effects[:, None] - direction * others.gains).T,
-            numbers,
-        )
-        gains = direction * (changed.T.contiguous() - scores[:, None])
-        slopes = slope[:, None] * own.slopes - slope_of_others[:, None] * others.slopes
-        return torch.stack([gains.sum(0), slopes.sum(0)])
 
 
 def scores_of(engine: Engine, objective: Objective | None) -> Scores | None:
@@ -559,31 +560,6 @@ def scores_of(engine: Engine, objective: Objective | None) -> Scores | None:
         return objective.scores(own, others, of_all if numbers is None else of_all[numbers])
 
     return Scores(combine, of_complement=True)
-
-
-def target_of(
-    engine: Engine,
-    objective: Objective | None = None,
-    constraint: tuple[Constraint, Engine] | None = None,
-    record: Recorder | None = None,
-    record_effects: Recorder | None = None,
-    sign: int = 1,
-) -> Target:
-    """The target of a search on an engine: its mean effect where there is no objective.
-
-    With a sign of -1 effects are taken times -1, before anything else is made of them.
-
-    The engine of a constraint gives the effects by its metric, for the same components. `record` is
-    told of every set that was measured on all examples and is within the bounds, and of its scores,
-    after Ctrl-C too; `record_effects` of all measured effects, within them or not.
-
-    Raises:
-        MetricError: `objective` is faithful, and all components have no effect together, or one of
-            the wrong sign.
-    """
-    if isinstance(objective, Faithful) and objective.complement:
-        require_full_effect(engine, sign)
-    return Target(engine, objective, constraint, record, record_effects, sign)
 
 
 def require_full_effect(engine: Engine, sign: int = 1) -> None:

@@ -104,7 +104,7 @@ def look(
         rows = ranked[["component", "score"]].to_dict("records")
         head = f"Who: gradients along the line, n = {n_text} searched, {passes:.0f} passes"
         tell("who", head, rows=rows)
-        brackets = "effect: spread; held out: 95 % interval; random sets of the same layers: all"
+        brackets = "effect: spread; held out: 95 % interval; random sets of the same kinds: all"
         tell("sets", f"Sets ({brackets})", rows=_with_random(asked, sets, seed))
     except NotDifferentiableError as error:
         tell("who", f"Scores by gradients are left out. {error}")
@@ -164,13 +164,14 @@ def _map(where: SingleEffects) -> list[Row]:
 
 
 def _with_random(asked: Traced, sets: list[TraceResult], seed: int) -> Iterator[Row]:
-    """Sets beside random sets with as many components of every kind in every layer."""
+    """Sets beside random sets of the same kinds: a layer has but one MLP block."""
     drawn = torch.Generator().manual_seed(seed)
     share = "share, searched" if asked.held_out is None else "share, held out"
     effects = ("effect, searched", "95 % spread", "effect, held out", "95 % interval")
     table = result_table(sets).only("n_selected", *effects, share)
     for each, row in zip(sets, table.records(), strict=True):
-        others = control_sets(asked.registry, members_of(each, each.registry), _DRAWS, drawn)
+        members = members_of(each, each.registry)
+        others = control_sets(asked.registry, members, _DRAWS, drawn, "kinds")
         means = asked.fresh.set_effects(others, "random sets").mean(1).tolist() or [None]
         row |= {"random": sum(means) / len(means) if others else None}
         row |= {"random_low": min(means), "random_high": max(means)}

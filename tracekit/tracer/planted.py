@@ -231,7 +231,11 @@ def _build(name: str, n_examples: int) -> Any:
         _copy_signals(model.transformer.h)
         if name == "backup":
             _add_backup(model.transformer.h)
-        _compute(model.transformer.h[1].mlp, _GATES[name])
+        mlp: Any = model.transformer.h[1].mlp
+        for neuron, (weight, players, threshold) in enumerate(_GATES[name]):
+            mlp.c_fc.weight[:, neuron] = sum(_read(_BY_NEURON[player]) for player in players)
+            mlp.c_fc.bias[neuron] = -threshold
+            mlp.c_proj.weight[neuron] = _write(_ANSWER, weight)
         _answer(model, n_examples, _BIASES.get(name, 0.0))
     return model
 
@@ -284,13 +288,6 @@ def _add_backup(blocks: Any) -> None:
     attention.c_attn.weight[:, 0] = _read(_BY_NEURON[0], -2 * scale)
     attention.c_attn.bias[1] = scale / 2
     attention.c_attn.weight[:, _D_MODEL + 1] = _read(_POSITIONS[0])
-
-
-def _compute(mlp: Any, gate: Sequence[tuple[float, tuple[int, ...], float]]) -> None:
-    for neuron, (weight, players, threshold) in enumerate(gate):
-        mlp.c_fc.weight[:, neuron] = sum(_read(_BY_NEURON[player]) for player in players)
-        mlp.c_fc.bias[neuron] = -threshold
-        mlp.c_proj.weight[neuron] = _write(_ANSWER, weight)
 
 
 def _answer(model: Any, n_examples: int, bias: float) -> None:

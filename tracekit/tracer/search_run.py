@@ -72,7 +72,7 @@ from tracekit.search.targets import (
     Target,
     measured_history,
     nothing_within,
-    target_of,
+    require_full_effect,
 )
 from tracekit.tracer import diagnostics
 
@@ -218,8 +218,11 @@ class SearchRun:
     @cached_property
     def target(self) -> Target:
         """Target of the search."""
+        own, objective = self.traced.own, self._maximised
+        if isinstance(objective, Faithful) and objective.complement:
+            require_full_effect(own, self.sign)
         records = self._best.record, self.traced.sets.record
-        return target_of(self.traced.own, self._maximised, self.constraint, *records, self.sign)
+        return Target(own, objective, self.constraint, *records, self.sign)
 
     @property
     def _goal_of_search(self) -> Goal:
@@ -529,7 +532,7 @@ class SearchRun:
         sizes = sizes_of_statistics(front.sizes) if fit is None else fit.sizes
         cost = front.statistics_cost
         if fit is None and engine.pairs.n_distinct >= FEWEST_EXAMPLES:
-            fit = cross_fit(target_of(engine), self._searches, sizes, self.seed, searched=target)
+            fit = cross_fit(Target(engine), self._searches, sizes, self.seed, searched=target)
             cost += fit.on_halves
         sets = {size: members_of_mask(front.at(size).binary_mask) for size in sizes}
         names = [search.name for search in self._searches]

@@ -20,7 +20,6 @@ from tracekit._util.warn import warn
 from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
 from tracekit.errors import NotDifferentiableError, UnreliableResultWarning
-from tracekit.metrics import Effects
 from tracekit.search.base import Goal, Planned, Selection, require_finite_gradient, require_gradient
 from tracekit.search.prefix import best_prefixes, planned_prefixes
 from tracekit.search.targets import Target
@@ -76,21 +75,18 @@ class MaskIG:
         goal.require(self.name)
         scores = _mean_gradient(target, self.steps, self.name)
         # Not on the halves of `auto`, whose passes nobody planned.
-        if target.along_line is not None:
-            self._warn_of_gap(scores.sum().item(), target.along_line)
-        return best_prefixes(target, goal, scores, by_slopes=True)
-
-    def _warn_of_gap(self, total: float, full: Effects) -> None:
-        """Warns where the scores do not add up to the effect of all components."""
-        gap = abs(total - full.mean().item()) / full.abs().mean().clamp(min=1e-9).item()
-        if gap > _LARGEST_GAP:
-            warn(
+        if (full := target.along_line) is not None:
+            total = scores.sum().item()
+            gap = abs(total - full.mean().item()) / full.abs().mean().clamp(min=1e-9).item()
+            text = (
                 f"The scores of {self.name} sum to {total:.3g}, and all components together have "
                 f"an effect of {full.mean():.3g}: {100 * gap:.0f} % are missing or too many, as "
                 f"{self.steps} steps are too few for the line. Give steps={2 * self.steps}, or "
-                "more, where components of near scores are to be told apart.",
-                UnreliableResultWarning,
+                "more, where components of near scores are to be told apart."
             )
+            if gap > _LARGEST_GAP:
+                warn(text, UnreliableResultWarning)
+        return best_prefixes(target, goal, scores, by_slopes=True)
 
 
 @dataclass(frozen=True, kw_only=True)
