@@ -25,6 +25,8 @@ def test_trace_writes_figures_and_results(command, tmp_path, pictures):
     assert "24 attention-patterns in layers 0-1, 3 of demo, 8 examples of demo-bias" in out
     for name in ("heatmap.html", "curve.html", "plotly.min.js"):
         assert (tmp_path / name).exists()
+    # Not of the random control, which ran last.
+    assert "top-k: demo-bias data" in (tmp_path / "heatmap.html").read_text(encoding="utf-8")
     if CHROMIUM is not None:
         assert (tmp_path / "heatmap.png").read_bytes().startswith(b"\x89PNG")
     result = tk.TraceResult.load(tmp_path / "random-4")

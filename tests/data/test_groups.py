@@ -44,6 +44,35 @@ def test_equal_pairs_of_two_groups_make_them_one():
     assert pairs.clusters.tolist() == [0, 0, 0, 1, 2, 0]
 
 
+def test_a_pair_and_its_mirror_are_one_example(model):
+    """Prompts exchanged, and x and y: the two runs are the same, and so is what lies between."""
+    rows = tiny.rows(6, longest=1)
+    for row in rows:
+        row["counterfactual_ids"] = row["counterfactual_ids"][: len(row["prompt_ids"])]
+    mirrors = [
+        {
+            "prompt_ids": row["counterfactual_ids"],
+            "counterfactual_ids": row["prompt_ids"],
+            "x_ids": row["y_ids"],
+            "y_ids": row["x_ids"],
+        }
+        for row in rows
+    ]
+    pairs = tk.PromptPairs.from_ids([*rows, *mirrors])
+    assert pairs.clusters.tolist() == [*range(6), *range(6)]
+    assert pairs.fingerprint != pairs[[6, 7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 5]].fingerprint
+    # With the same x and y it asks another question.
+    answers = [{"x_ids": row["x_ids"], "y_ids": row["y_ids"]} for row in rows]
+    same = [mirror | own for mirror, own in zip(mirrors, answers, strict=True)]
+    assert tk.PromptPairs.from_ids([*rows, *same]).clusters is None
+    full = tk.Tracer(model, pairs, "residual", "logit-difference").engine.full_effects
+    torch.testing.assert_close(full[:6], full[6:], rtol=1e-4, atol=1e-6)
+    first, second = pairs.split(0.5)
+    first.refuse_shared(second)
+    with pytest.raises(PairsError, match="among those that are searched on, or mirrors of them"):
+        pairs[:6].refuse_shared(pairs[8:])
+
+
 def test_a_split_keeps_groups_whole():
     pairs = grouped([f"template {n % 6}" for n in range(30)])
     for seed in range(5):

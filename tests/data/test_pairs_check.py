@@ -218,7 +218,7 @@ class TestForms:
                 "green",
                 "0.5, and 1e-06 without its leading",
             ),
-            ("It is", "Paris", {}, "green", "x has probability 1e-06, and 1e-06 with one leadi"),
+            ("It is", "Paris", {}, "green", "x has a median probability of 1e-06, and 1e-06 with"),
         ],
     )
     def test_a_leading_space(self, monkeypatch, gpt2_tokenizer, prompt, x, planted, color, text):

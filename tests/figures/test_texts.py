@@ -88,7 +88,7 @@ def said_of(demo_model):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("interactions", ["l: effect (odds ratio \u2212 1); n = 8 (4 independent); +, "]),
+        ("interactions", ["l: effect (odds ratio \u2212 1); n = 8 (4 independent) searched; +, "]),
         ("both", ["l: effect (odds ratio \u2212 1); above: noising; below: denoising; n = 8 (4"]),
         ("given", ["l: effect (odds ratio \u2212 1); given L1H0; n = 8 (4 independent)"]),
         ("members", ["effect (odds ratio \u2212 1); above", "on held-out examples, n = 8 (4 ind"]),

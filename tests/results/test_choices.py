@@ -71,8 +71,9 @@ def test_a_token_that_counts_as_x_is_x_by_a_metric_of_sets(model):
 NO_RUN = (None, None, None)
 CASES = {
     "": (),
-    "x first on 2 of 16 (clean 16, counterfactual 1), y on 14 (clean 0, counterfactual 15); "
-    "KL from clean 0.82 nats (counterfactual 1.4)": ((16, 0, 0.0), (1, 15, 1.4), (2, 14, 0.82)),
+    "x first on 2 of 16 (clean 16, counterfactual 1), y on 14 (clean 0, counterfactual 15), "
+    "neither on 0 (clean 0, counterfactual 0); KL from clean 0.82 nats (counterfactual 1.4)":
+    ((16, 0, 0.0), (1, 15, 1.4), (2, 14, 0.82)),
     "x first on 2 of 16 (clean 16), y on 4 (clean 0), neither on 10 (clean 0): the set breaks the "
     "model; KL from clean 3.3 nats": ((16, 0, 0.0), NO_RUN, (2, 4, 3.3)),
     # Not the set: the other prompts do the same.

@@ -369,3 +369,19 @@ def test_intervals_of_rows_are_those_of_each(with_weights, monkeypatch):
     # In portions.
     monkeypatch.setattr("tracekit.results.intervals._AT_ONCE", 6000)
     assert torch.allclose(row_intervals(values, weights=weights), found, atol=1e-9)
+
+
+def test_a_set_is_paired_on_held_out_examples_and_all_components_on_searched_ones(demo_model):
+    own, fresh = tk.load_dataset("demo-facts", demo_model)[:24].split(0.5)
+    question = (demo_model, own, "head-outputs", "logit-difference")
+    tracer = tk.Tracer(*question, held_out=fresh)
+    heads = ["L0H0", "L1H4"]
+    for members in (heads, tracer.as_result(heads)):
+        grid = tracer.interactions(members)
+        assert grid.examples == "on held-out examples, n = 12"
+        assert grid.pairs[0, 1].item() == pytest.approx(tracer.evaluate(heads), rel=1e-5)
+    searched = tracer.interactions(layers=[0])
+    assert searched.examples == "n = 12 searched"
+    alone = tracer.evaluate(["L0H0"], held_out=False)
+    assert searched.singles[0].item() == pytest.approx(alone, rel=1e-5)
+    assert tk.Tracer(*question).interactions(heads).examples == "n = 12 searched"

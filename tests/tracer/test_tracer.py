@@ -445,6 +445,20 @@ class TestWeakEffects:
             tk.Tracer(model, pairs, metric=metric).run("top-k", budget=1)
         assert functools.__file__ not in {warning.filename for warning in caught}
 
+    def test_one_answer_whatever_the_prompt(self, model):
+        rows = tiny.rows(8, longest=1)
+        with torch.no_grad():
+            logits = [model(torch.tensor([row["prompt_ids"]]))[0, -1] for row in rows]
+        often, rare = torch.stack(logits).amin(0).argmax(), torch.stack(logits).amax(0).argmin()
+        assert all(each[often] > each[rare] for each in logits)
+        for n, row in enumerate(rows):
+            answers = [[int(often)], [int(rare)]]
+            row["x_ids"], row["y_ids"] = answers if n % 2 else answers[::-1]
+        texts = self.warnings_of(tk.Tracer(model, tk.PromptPairs.from_ids(rows), "head-outputs"))
+        bias = f"The model prefers '[{often}]' on 8 of 8, whatever the prompt: this is a bias"
+        assert [text for text in texts if text.startswith(bias)]
+        assert not any("keep the pairs that the model knows" in text for text in texts)
+
     def test_usual_effects_are_silent(self, demo_model):
         tracer = tk.Tracer(demo_model, tk.load_dataset("demo-bias", demo_model)[:16])
         assert self.warnings_of(tracer) == []

@@ -378,7 +378,7 @@ _VERDICTS = {
     "with others": "Bring more with all other members patched than alone",
     "overlaps": "Bring less with all other members patched than alone, as these do the same",
     "with some": "Bring more with some of the other members patched than alone or with all",
-    "by itself": "Bring about as much with the other members patched as alone",
+    "by itself": "Show no difference between alone and with the other members patched",
     _LEFT_OUT: "Can be left out together, as the set without them does as much",
     "works against": "Work against the others",
 }

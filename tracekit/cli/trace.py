@@ -62,4 +62,6 @@ def trace(given: Given) -> None:
     if console.quiet:
         return
     print_results(tracer.results)
-    write_figures({"heatmap": tracer.heatmap(), "curve": tracer.curve()}, output)
+    # A random control is drawn where nothing else was run.
+    shown = [each for each in tracer.results if each.method != "random"] or tracer.results
+    write_figures({"heatmap": tracer.heatmap(shown), "curve": tracer.curve()}, output)

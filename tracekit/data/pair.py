@@ -129,6 +129,17 @@ class PromptPair:
         )
 
     @property
+    def evidence(self) -> Hashable:
+        """Equal for pairs that are one piece of evidence: equal ones, and a pair and its mirror.
+
+        A mirror has prompt and counterfactual exchanged, and x and y: it is of the same two runs.
+        """
+        if self.drawn_for or not isinstance(other := self.counterfactual, PromptCounterfactual):
+            return self.identity
+        own = self.prompt_ids, self.x_ids, self.x_set_ids
+        return frozenset((own, (other.ids, self.y_ids, self.y_set_ids)))
+
+    @property
     def tokens(self) -> set[int]:
         """Every token of prompt, counterfactual and continuations."""
         return {*self.prompt_ids, *self.counterfactual_ids, *self.x_ids, *(self.y_ids or ())}
@@ -434,7 +445,7 @@ def check_groups(pairs: Sequence[PromptPair]) -> None:
 
 def warn_of_groups(pairs: Sequence[PromptPair], of: str = "") -> None:
     """Warns where groups are why there can be no interval; `of` says of which pairs."""
-    if len(set(independent(pairs))) < FEWEST <= len({pair.identity for pair in pairs}):
+    if len(set(independent(pairs))) < FEWEST <= len({pair.evidence for pair in pairs}):
         text = f"{said_of_independent(pairs)}{of}: an interval needs {FEWEST}, so there is none."
         warn(f"{text} Give pairs of more groups.", DataWarning)
 
@@ -457,7 +468,7 @@ def independent(pairs: Iterable[Any]) -> list[int]:
 
     owns = []
     for pair in pairs:
-        owns.append((pair.identity,))
+        owns.append((pair.evidence,))
         # Equal pairs of two groups make these one.
         parents[first_of(owns[-1])] = first_of(owns[-1] if pair.group is None else pair.group)
     numbers: dict[Any, int] = {}
@@ -466,14 +477,14 @@ def independent(pairs: Iterable[Any]) -> list[int]:
 
 def refuse_shared(own: Sequence[Any], held_out: Sequence[Any]) -> None:
     """Refuses held-out pairs that are also among those searched on, or share a group with some."""
-    searched = {pair.identity for pair in own}
+    searched = {pair.evidence for pair in own}
     both = [
-        f"example {n}: {p.describe()}" for n, p in enumerate(held_out) if p.identity in searched
+        f"example {n}: {p.describe()}" for n, p in enumerate(held_out) if p.evidence in searched
     ]
     if both:
         raise PairsError(
             f"{len(both)} of {len(held_out)} held-out examples are also among those that are "
-            f"searched on ({first_few(both)}). Leave them out of one of the two; "
+            f"searched on, or mirrors of them ({first_few(both)}). Leave them out of one; "
             "pairs.split(...) makes parts that share none."
         )
     groups = {pair.group for pair in held_out} & {pair.group for pair in own} - {None}

@@ -7,7 +7,7 @@ or an answer that a chat model begins otherwise. The likelier form is looked for
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -100,7 +100,7 @@ def check_pairs(
     """The checks of pairs that are split into parts, if they are; with a bar if `shown`."""
     table, texts = _table(pairs, model, shown), pairs.token_texts
     checks: dict[str, _Line | None] = {
-        "task": _task(table),
+        "task": _task(pairs, table),
         **_forms(pairs, model),
         "tokens": _tokens(table),
         "balance": _balance(pairs, texts),
@@ -127,8 +127,7 @@ def _table(pairs: Sequence[PromptPair], model: HookedModel, shown: bool | None) 
     return pd.DataFrame(
         {
             "prompt": [pair.describe() for pair in pairs],
-            "x": [(pair.texts or {}).get("x", str(list(pair.x_ids))) for pair in pairs],
-            "y": [(pair.texts or {}).get("y", str(list(pair.y_ids or ()))) for pair in pairs],
+            **dict(zip("xy", zip(*map(answers_of, pairs), strict=True), strict=True)),
             "p_x": p_x,
             "p_y": p_y,
             "prefers_x": [None if y is None else x > y for x, y in zip(p_x, p_y, strict=True)],
@@ -191,18 +190,18 @@ def known_pairs(
             f"{probability:g} it finds x more probable than y on none ({dropped[0]}). Lower "
             "probability, or trace another model."
         )
-    bias = _bias(table)
+    bias = bias_of(pairs, table["prefers_x"])
     if bias and len({pairs[number].x_ids for number in numbers}) == 1:
         warn(f"All {len(numbers)} pairs that are known have one x. {bias}", DataWarning)
     return numbers, dropped
 
 
-def _bias(table: pd.DataFrame) -> str:
+def bias_of(pairs: Iterable[PromptPair], prefers_x: Iterable[bool | None]) -> str:
     """What to say where the model prefers one answer, x on some examples and y on others."""
-    rows = [row for row in table.to_dict("records") if row["prefers_x"] is not None]
-    said = Counter(row["x" if row["prefers_x"] else "y"] for row in rows)
+    rows = [(*answers_of(p), is_x) for p, is_x in zip(pairs, prefers_x, strict=True) if p.y_ids]
+    said = Counter(x if is_x else y for x, y, is_x in rows)
     answer, times = said.most_common(1)[0] if rows else (None, 0)
-    is_both = all(any(row[part] == answer for row in rows) for part in ("x", "y"))
+    is_both = all(any(row[part] == answer for row in rows) for part in (0, 1))
     if times < _ALWAYS * len(rows) or not is_both:
         return ""
     return (
@@ -212,7 +211,13 @@ def _bias(table: pd.DataFrame) -> str:
     )
 
 
-def _task(table: pd.DataFrame) -> _Line:
+def answers_of(pair: PromptPair) -> tuple[str, str]:
+    """Texts of x and y, or their ids."""
+    texts = pair.texts or {}
+    return texts.get("x", str([*pair.x_ids])), texts.get("y", str([*(pair.y_ids or ())]))
+
+
+def _task(pairs: Sequence[PromptPair], table: pd.DataFrame) -> _Line:
     n, compared = len(table), table["p_y"].notna()
     shown = f"Median probability of x {table['p_x'].median():.3g}"
     if not compared.any():
@@ -221,7 +226,7 @@ def _task(table: pd.DataFrame) -> _Line:
         return color, f"{shown}; there is no y to compare with."
     count, of = int(table["prefers_x"][compared].sum()), int(compared.sum())
     color = "green" if count >= 0.75 * of else "yellow" if count > 0.5 * of else "red"
-    bias, advice = _bias(table), ""
+    bias, advice = bias_of(pairs, table["prefers_x"]), ""
     if color == "green" and table["p_x"].median() < _LOW:
         color, advice = "yellow", " That is low: the model hardly says x at all."
     elif color != "green" and bias:
@@ -268,7 +273,10 @@ def _likelier(
     own, other = np.median(likelier[form] or by_form[form], axis=0)
     count, of = len(likelier[form]), len(by_form[form])
     if count <= _OF_SOME * of:
-        return "green", f"{part} has probability {own:.3g}, and {other:.3g} {form}."
+        return (
+            "green",
+            f"{part} has a median probability of {own:.3g}, and {other:.3g} {form} ({of} tried).",
+        )
     is_read = "enable_thinking" in str(getattr(tokenizer, "chat_template", ""))
     by = "chat={'enable_thinking': False}" if is_read else "a last message of the assistant"
     advice = f"Give the block by {by}." if form == _THOUGHT else "Give it so."

@@ -238,13 +238,13 @@ class PromptPairs(Sequence[PromptPair]):
     def examples(self) -> Int[Tensor, " example"]:
         """Number of the independent example that each pair is part of, in order of first pairs.
 
-        Equal pairs are one, and so are those of a group.
+        Equal pairs and mirrors (prompts, x and y exchanged) are one, and so are those of a group.
         """
         return torch.tensor(independent(self.pairs))
 
     @property
     def n_distinct(self) -> int:
-        """Independent examples: equal pairs count once, and so do groups."""
+        """Independent examples: equal pairs and mirrors count once, and so do groups."""
         return int(self.examples.max()) + 1
 
     @property

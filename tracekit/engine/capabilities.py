@@ -56,10 +56,14 @@ class Capabilities:
     def probe(cls, model: HookedModel) -> Capabilities:
         """Tests block skipping at once; packing is tested when it is asked for."""
         with frozen(model), torch.no_grad():
-            block_skipper, refusal = _probe_block_skipping(model)
+            block_skipper, tokens = BlockSkipper(model), random_tokens(model, 2, _SHORTEST)
+            try:
+                refusal = block_skipper.refusal(model, tokens.to(device_of(model)))
+            except Exception as error:  # Whatever a model raises, its blocks cannot be skipped.
+                refusal = f"its blocks cannot be left out ({type(error).__name__})"
         if refusal:
             _warn(model, refusal, "every candidate set is run through all layers")
-        return cls(block_skipper)
+        return cls(None if refusal else block_skipper)
 
     def supports_packing(self, model: HookedModel, length: int) -> bool:
         """Whether the model heeds an attention mask of its own in rows of up to a length.
@@ -134,13 +138,3 @@ def _log_probs(model: HookedModel, sequences: PackedSequences) -> Tensor:
     inputs = sequences.inputs(dtype_of(model))
     logits = model.run_with_hooks(sequences.tokens, fwd_hooks=[], **inputs)
     return logits[0].float().log_softmax(-1)
-
-
-def _probe_block_skipping(model: HookedModel) -> tuple[BlockSkipper | None, str]:
-    block_skipper = BlockSkipper(model)
-    tokens = random_tokens(model, 2, _SHORTEST).to(device_of(model))
-    try:
-        refusal = block_skipper.refusal(model, tokens)
-    except Exception as error:  # Whatever a model raises, its blocks cannot be skipped.
-        refusal = f"its blocks cannot be left out ({type(error).__name__})"
-    return (None if refusal else block_skipper), refusal

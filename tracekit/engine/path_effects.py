@@ -287,7 +287,12 @@ class _BatchPaths:
         runs, data = self.runs, self.runs.data
         changes: dict[int | None, ResidualStream] = {}
         if runs.has_embedding:
-            changes[None] = self._change_of_embedding()
+            batch, clean = self.batch, self._clean[stream_hook(0)]
+            embedded = runs.embeddings.activations_for(batch)[stream_hook(0)].to(clean)
+            covered = slice(batch.first_position, batch.first_position + embedded.shape[1])
+            is_patched = batch.positions[:, covered, None].to(clean.device)
+            changes[None] = change = torch.zeros_like(clean)
+            change[:, covered] = torch.where(is_patched, embedded - clean[:, covered], 0.0)
         source = data.counterfactual_cache.activations_for(self.batch)
         for (layer, part), group in groupby(runs.by_place, key=runs.places.__getitem__):
             after = stream_hook(layer + 1)
@@ -302,15 +307,6 @@ class _BatchPaths:
                 parts = parts - self._clean[after]
                 changes |= dict(zip(senders, parts, strict=True))
         return changes
-
-    def _change_of_embedding(self) -> ResidualStream:
-        batch, clean = self.batch, self._clean[stream_hook(0)]
-        source = self.runs.embeddings.activations_for(batch)[stream_hook(0)].to(clean)
-        covered = slice(batch.first_position, batch.first_position + source.shape[1])
-        is_patched = batch.positions[:, covered, None].to(clean.device)
-        change = torch.zeros_like(clean)
-        change[:, covered] = torch.where(is_patched, source - clean[:, covered], 0.0)
-        return change
 
     def _read(
         self,

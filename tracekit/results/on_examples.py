@@ -185,10 +185,10 @@ class OnExamples(OverExamples):
 
         n, none = self.n_examples, [row["neither"] for row in rows]
         said = f"x first on {told('first_x', f' of {n}')}"
-        said += "" if none[-1] is None else f", y on {told('first_y')}"
-        if none[-1] is not None and 2 * none[-1] > n >= 2 * none[0]:
-            broken = ": the set breaks the model" * (4 * max(none[:-1]) <= n)
-            said += f", neither on {told('neither')}{broken}"
+        if none[-1] is not None:
+            broken = 2 * none[-1] > n >= 4 * max(none[:-1])
+            said += f", y on {told('first_y')}, neither on {told('neither')}"
+            said += ": the set breaks the model" * broken
         return f"{said}; KL from clean {told('kl', ' nats', 1)}"
 
     def row(self) -> dict[str, float]:

@@ -79,8 +79,9 @@ def interactions(
     """Measures every pair of components: l({i, j}) - l({i}) - l({j}).
 
     Every interaction has a 95 % interval over examples, a p value, and a false discovery rate
-    over all pairs. The members of a result are paired on the held-out examples, if the tracer has
-    some, and without p values on the examples that they were selected on.
+    over all pairs. The components of a set are paired on the held-out examples, if the tracer has
+    some; all components, or those of layers, on the searched ones. There are no p values on the
+    examples that a set was selected on.
 
     Args:
         traced: The question, laid out.
@@ -97,7 +98,7 @@ def interactions(
         PairsError: The source is no run of the model that denoising could start from.
     """
     registry, context = traced.registry, members_of(given, traced.registry, or_none=True)
-    found_on = None if components is None else traced.found_on(components)
+    found_on = None if components is None else traced.selected_on(components)
     asked = [traced, traced.opposite] if both_directions else [traced]
     if components is not None:
         components = ordered_in(components, registry)
@@ -107,7 +108,7 @@ def interactions(
     paired = chosen_for_pairs(registry, components, given=context, layers=layers, most=MOST_IN_GRID)
     grids = [
         measure_pairs(
-            each.own if found_on is None else each.fresh,
+            each.own if components is None else each.fresh,
             paired,
             title=traced.title,
             given=context,
@@ -167,7 +168,8 @@ def measure_pairs(
         else p_values(without_rounding(interactions, scale.double()), **over),
         examples=examples_said(
             selected_on, fingerprint, n_text(engine.n_examples, over["clusters"])
-        ),
+        )
+        + " searched" * (selected_on is None),
         n_independent=engine.pairs.n_distinct,
     )
 

@@ -126,7 +126,7 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
             width=WIDTH,
             outlines=mark is not None,
             title=f"Single effects: {data_and_model(self.dataset, self.model)}",
-            subtitle=f"{self.direction}, n = {self.n_text}; all together {self.full_effect:.3g}"
+            subtitle=f"{self.direction}, n = {self.n_text} searched; all: {self.full_effect:.3g}"
             + test * (mark is not None),
             layers_on=layers_on,
         )
@@ -136,7 +136,7 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         few = "" if n_significant else said_of_few(self.n_independent, n)
         lines = [
             f"Single effects of {n} components of {self.model} on {self.dataset}, {self.axis_label}"
-            f", {self.direction}, n = {self.n_text}: {n_significant} with q < .05."
+            f", {self.direction}, n = {self.n_text} searched: {n_significant} with q < .05."
             f"{' (tested on log-odds)' * (self.tested == 'log-odds')}{' ' * bool(few)}{few} "
             "Brackets: 95 % intervals."
         ]

@@ -140,7 +140,11 @@ class Grid:
             UnknownModelError: No such directory or model.
         """
         for model in self.sources().values():
-            guess = _guess(model.source)
+            path, names = Path(model.source).expanduser(), [DEMO]
+            if path.parent.is_dir() and str(path.parent) != ".":
+                names += [str(each) for each in path.parent.iterdir() if each.is_dir()]
+            close = get_close_matches(str(path), names, n=1, cutoff=0.7)
+            guess = f"Did you mean {close[0]!r}?" if close and close[0] != model.source else ""
             try:
                 locate(model.source, files=["config.json"])
             except HubUnreachableError as error:
@@ -250,13 +254,3 @@ def _name_and_options(noun: str, entry: Any) -> tuple[str, dict[str, Any]]:
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     texts = {n: str(v) if isinstance(v, Path) else v for n, v in options.items()}
     return {n: list(v) if isinstance(v, tuple) else v for n, v in texts.items()}
-
-
-def _guess(source: str) -> str:
-    """A question whether another model was meant; empty if none is close."""
-    path = Path(source).expanduser()
-    names = {DEMO: DEMO}
-    if path.parent.is_dir() and str(path.parent) != ".":
-        names |= {str(each): str(each) for each in path.parent.iterdir() if each.is_dir()}
-    close = get_close_matches(str(path), list(names), n=1, cutoff=0.7)
-    return f"Did you mean {close[0]!r}?" if close and close[0] != source else ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from tracekit._util.warn import warn
+from tracekit.data.pairs_check import bias_of
 from tracekit.data.pairs_report import report_on
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
@@ -79,7 +80,9 @@ def warn_of_effects(engine: Engine) -> None:
         many = f"all {n}" if n_y == n else f"{n_y} of {n}"
         todo = "exchange x and y, or the prompts, unless that is meant"
         todo = todo if n_y == n else "keep the pairs that the model knows, by pairs.known(model)"
-        if n_y > n / 2:
+        if bias := bias_of(engine.pairs, (clean.x > clean.y).tolist()):
+            _doubt(bias)
+        elif n_y > n / 2:
             _doubt(
                 f"The clean model finds y at least as probable as x on {many} examples. x is the "
                 f"continuation that the clean prompt favours: {todo}."
