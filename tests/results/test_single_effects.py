@@ -180,3 +180,12 @@ def test_where_labels_have_no_room_those_of_large_values_stay(found):
         shown = list(for_print(figure, width="3.25in").layout.xaxis.tickvals)
         assert hot in shown
         assert len(shown) < 4
+
+
+@pytest.mark.parametrize("layers_on", ["x", "y"])
+def test_maps_of_windows_say_so(demo_model, layers_on):
+    pairs = tk.load_dataset("demo-facts", demo_model)[:4]
+    tracer = tk.Tracer(demo_model, pairs, "mlp-blocks", split_by="span", layer_window=3)
+    layout = tracer.single_effects().heatmap(layers_on=layers_on).layout
+    shown = layout.annotations[0].text if layers_on == "x" else layout.xaxis.title.text
+    assert shown.replace("<br>", " ") == "mlp-blocks in windows of 3 layers"

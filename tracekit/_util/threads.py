@@ -27,9 +27,8 @@ def usable_cores() -> int:
 
 
 def _affinity() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    has_any = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if has_any else os.cpu_count() or 1
 
 
 def allowed_threads() -> int:

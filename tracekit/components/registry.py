@@ -417,6 +417,12 @@ class ComponentRegistry(Sequence[Component]):
         return any(len(site.hook_names) > 1 for site in self.sites)
 
     @property
+    def windows(self) -> str:
+        """In how many layers components act, in words; empty where it is one."""
+        window = max((len(site.acts_in) for site in self.sites), default=1)
+        return f" in windows of {window} layers" if window > 1 else ""
+
+    @property
     def edges(self) -> EdgeGraph | None:
         """Senders and receivers, if the components are edges."""
         return self.sites[0].edges
@@ -481,10 +487,9 @@ class ComponentRegistry(Sequence[Component]):
                 into = [f"layers {ranges(within)}"] * bool(within)
                 where = f"into {' and '.join([*into, *['the logits'] * (within != layers)])}"
             parts.append(f"{count} {kind} {where}")
-        window = max((len(site.acts_in) for site in self.sites), default=1)
         more = ", ..." if len(self.spans) > 4 else ""
         by = f" by span ({', '.join(self.spans[:4])}{more})" if self.spans else ""
-        return ", ".join(parts) + by + (f" in windows of {window} layers" if window > 1 else "")
+        return ", ".join(parts) + by + self.windows
 
     Spec: ClassVar[Any] = list[SiteSpec]
     """Type of `spec()`."""

@@ -205,9 +205,7 @@ def _fieller(
     of_square = b * b - covariances[1][1]
     half = a * b - covariances[0][1]
     root = half * half - of_square * (a * a - covariances[0][0])
-    if of_square <= 0:
-        return side * inf
-    return (half + side * max(root, 0.0) ** 0.5) / of_square
+    return side * inf if of_square <= 0 else (half + side * max(root, 0.0) ** 0.5) / of_square
 
 
 def standard_error(

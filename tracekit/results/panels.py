@@ -78,7 +78,7 @@ def panels_of(
     for grid in registry.grids:
         of_span = f"{title}, {plain(grid.span)}" if title else plain(grid.span)
         name = of_span if grid.span else title
-        panels.append(_panel(grid, selected, values, hover, name))
+        panels.append(_panel(grid, selected, values, hover, name, registry.windows))
     return panels
 
 
@@ -88,6 +88,7 @@ def _panel(
     values: Sequence[float | None],
     hover: Sequence[str],
     title: str,
+    windows: str,
 ) -> SelectionPanel:
     """A panel of a grid; a row is a share where there are too many columns."""
     rows, is_share = grid.cells, len(grid.indices) > MOST_COLUMNS
@@ -109,8 +110,8 @@ def _panel(
     is_selected = selected.tolist()
     return SelectionPanel(
         title=title,
-        kind=grid.kind,
-        noun=plain(kind_of(grid.kind).noun),
+        kind=grid.kind + windows,
+        noun=plain(kind_of(grid.kind).noun) + windows,
         has_numbers=kind_of(grid.kind).component_dim is not None,
         layers=grid.layers,
         indices=() if is_share else grid.indices,
@@ -133,9 +134,7 @@ def scale_of(
         return ColorScale(BLUES, 1.0, float(max(2, n_components)), "rank")
     if color == "score":
         return signed_scale(largest, plain(score).replace(" (", "<br>("))
-    if color in ("selected", "none"):
-        return None
-    raise ConfigError(f"Nothing says how {color!r} is coloured.")
+    return None
 
 
 def signed_scale(largest: float, title: str) -> ColorScale:
