@@ -67,6 +67,8 @@ def test_maps_of_both_directions_have_one_above_the_other(tracer):
         grid.heatmap(mark="p")
     with pytest.raises(ConfigError, match="mark is 'p'. Give 'q', 'family' or None"):
         tracer.single_effects().heatmap(mark="p")
+    with pytest.raises(ConfigError, match="^layers_on is 'z'. Give 'x' or 'y'.$"):
+        tracer.single_effects().heatmap(layers_on="z")
     figure = grid.heatmap()
     cells, signs, dots, *_rings = figure.data
     kinds = grid.to_frame().set_index(["first", "second"])["kind"]

@@ -9,7 +9,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.errors import ConfigError, MetricError
+from tracekit.errors import MetricError
 from tracekit.figures import for_print
 from tracekit.results import effect_interval
 from tracekit.results.significance import p_values, without_rounding
@@ -112,8 +112,6 @@ def test_layers_on_x_turn_the_map(demo_model):
     last = layout[f"xaxis{1 + n}"]
     assert (last.title.text, list(last.ticktext)) == ("layer", ["0", "1", "2", "3"])
     assert list(last.range) == [-0.5, 3.5]
-    with pytest.raises(ConfigError, match="^layers_on is 'z'. Give 'x' or 'y'.$"):
-        singles.heatmap(layers_on="z")
 
 
 def test_it_is_read_back_and_printed(tracer, found, tmp_path):

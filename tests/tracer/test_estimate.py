@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import re
 import sys
 import warnings
@@ -546,6 +547,11 @@ class TestBar:
 
 
 class TestWhereItIsShown:
+    @pytest.fixture(autouse=True)
+    def _nothing_was_said(self, monkeypatch):
+        for name in ("said", "moved"):
+            monkeypatch.setattr(_progress._Lines, name, -math.inf)
+
     def test_off_elsewhere(self, model, bars):
         assert not _progress.is_wanted()
         tracer = tk.Tracer(model, tiny.pairs(12), max_batch_size=2)
@@ -570,6 +576,16 @@ class TestWhereItIsShown:
         assert [*batches] == [*range(6)]
         said = capsys.readouterr().err.splitlines()
         assert said == (["generate: 3 steps in 75 s", "generate: 6 steps in 2 min"] * is_said)
+
+    def test_bars_after_each_other_share_a_minute(self, monkeypatch, capsys):
+        now = [1000.0]
+        monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
+        for label, pause in (("first", 0.0), ("second", 5.0), ("third", 600.0)):
+            now[0] += pause
+            for _ in _progress.steps(range(4), label, shown=None):
+                now[0] += 10.0
+        # 40 s of the first, 5 of a pause and 20 of the second; the third begins anew.
+        assert capsys.readouterr().err == "second: 2 of 4 steps in 20 s, about 20 s left\n"
 
     def test_elsewhere_proposals_of_pairs_are_said(self, model, monkeypatch, capsys):
         warnings.simplefilter("ignore")

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from math import inf
 from threading import Event, Thread
 from typing import Any, TypeVar
 
@@ -25,8 +26,8 @@ _FORMAT = (
 _FORMAT_WITHOUT_END = "{desc}: {n:.0f} passes [{elapsed}{postfix}]"
 _FEWEST_STEPS = 3
 """Steps below which a loop has no bar of its own."""
-_SAID_EVERY = 60.0
-"""Seconds between two lines."""
+_SAID_EVERY, _PAUSE = 60.0, 10.0
+"""Seconds between two lines; after as many without a step, the minute begins anew."""
 _SAID_AFTER = 0.25
 """Seconds of waiting before the first line: what takes less says nothing."""
 
@@ -53,18 +54,22 @@ def duration(seconds: float) -> str:
 
 
 class _Lines:
-    """Stands for a bar where nobody watches: a line a minute on the standard error."""
+    """Stands for a bar where nobody watches: a line a minute, of all bars, on standard error."""
+
+    said = moved = -inf
 
     def __init__(self, label: str, total: float | None, unit: str) -> None:
         self._label, self._total, self._unit, self.n = label, total, unit, 0.0
-        self._start = self._said = time.monotonic()
+        self._start = time.monotonic()
+        if self._start - _Lines.moved > _PAUSE:
+            _Lines.said = self._start
 
     def update(self, n: float) -> None:
         self.n += n
-        now = time.monotonic()
-        if now - self._said < _SAID_EVERY:
+        _Lines.moved = now = time.monotonic()
+        if now - _Lines.said < _SAID_EVERY:
             return
-        self._said, taken = now, now - self._start
+        _Lines.said, taken = now, now - self._start
         of_all = f" of {self._total:.0f}" if self._total else ""
         left = taken * (self._total / self.n - 1) if self._total and self.n else 0.0
         more = f", about {duration(left)} left" if left > 0.5 else ""

@@ -215,9 +215,6 @@ def _build(name: str, n_examples: int) -> Any:
         n_inner=_D_MLP,
         activation_function="relu",
         tie_word_embeddings=False,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
         bos_token_id=_REST,
         eos_token_id=_REST,
     )
@@ -228,10 +225,18 @@ def _build(name: str, n_examples: int) -> Any:
         for parameter in model.parameters():
             parameter.zero_()
         _embed(model.transformer, 2 * n_examples)
-        _copy_signals(model.transformer.h)
+        blocks: Any = model.transformer.h
+        players = [_write(channel) for channel in _BY_NEURON]
+        decoys = [_write(_ANSWER, weight) for weight in _DECOY_WEIGHTS]
+        for signal, written in enumerate([*players, *decoys]):
+            _head(blocks[0].attn, signal, 1 + signal, _BY_HEAD[signal])
+            blocks[0].mlp.c_fc.weight[:, signal] = _read(_BY_HEAD[signal])
+            blocks[0].mlp.c_proj.weight[signal] = written
+        # Of layer 1 one head adds to the answer, so that the layer takes part in every model.
+        _head(blocks[1].attn, _N_HEADS - 1, 1 + _N_SIGNALS, _ANSWER, _LATE_DECOY)
         if name == "backup":
-            _add_backup(model.transformer.h)
-        mlp: Any = model.transformer.h[1].mlp
+            _add_backup(blocks)
+        mlp = blocks[1].mlp
         for neuron, (weight, players, threshold) in enumerate(_GATES[name]):
             mlp.c_fc.weight[:, neuron] = sum(_read(_BY_NEURON[player]) for player in players)
             mlp.c_fc.bias[neuron] = -threshold
@@ -262,17 +267,6 @@ def _head(attention: Any, head: int, position: int, channel: int, weight: float 
     attention.c_attn.weight[:, key] = _read(position)
     attention.c_attn.weight[:, value] = _read(_SIGNAL)
     attention.c_proj.weight[head * width] = _write(channel, weight)
-
-
-def _copy_signals(blocks: Any) -> None:
-    players = [_write(channel) for channel in _BY_NEURON]
-    decoys = [_write(_ANSWER, weight) for weight in _DECOY_WEIGHTS]
-    for signal, written in enumerate([*players, *decoys]):
-        _head(blocks[0].attn, signal, 1 + signal, _BY_HEAD[signal])
-        blocks[0].mlp.c_fc.weight[:, signal] = _read(_BY_HEAD[signal])
-        blocks[0].mlp.c_proj.weight[signal] = written
-    # Of layer 1 one head adds to the answer, so that the layer takes part in every model.
-    _head(blocks[1].attn, _N_HEADS - 1, 1 + _N_SIGNALS, _ANSWER, _LATE_DECOY)
 
 
 def _add_backup(blocks: Any) -> None:
