@@ -56,7 +56,7 @@ def duration(seconds: float) -> str:
 class _Lines:
     """Stands for a bar where nobody watches: a line a minute, of all bars, on standard error."""
 
-    said = moved = -inf
+    said = moved = -inf  # When the last line was written, and the last step taken, by any bar.
 
     def __init__(self, label: str, total: float | None, unit: str) -> None:
         self._label, self._total, self._unit, self.n = label, total, unit, 0.0

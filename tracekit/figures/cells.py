@@ -1,4 +1,4 @@
-"""Cells by layer: a panel per kind of component, a row per layer with layer 0 on top.
+"""Cells by layer: a panel per kind of component, a row per layer with layer 0 on top, or a column.
 
 Where a layer has too many components to show, a panel holds a bar per layer instead: the share of
 the layer's components that is selected.
