@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from functools import cache
@@ -13,6 +14,7 @@ from pydantic import TypeAdapter
 
 from docs.schemas.command_documents import schemas
 from tracekit import cli, figures, models
+from tracekit._util import progress
 from tracekit.cli.output import CommandOutput, console, error_console
 
 
@@ -51,6 +53,8 @@ def run(monkeypatch, capsys, *arguments):
     monkeypatch.setattr(sys, "argv", ["tracekit", *map(str, arguments)])
     monkeypatch.setattr(console, "width", 160)
     monkeypatch.setattr(error_console, "width", 400)
+    for name in ("said", "moved"):  # A command is a process of its own: no bar ran before.
+        monkeypatch.setattr(progress._Lines, name, -math.inf)
     code = 0
     try:
         cli.main()

@@ -65,8 +65,7 @@ def evaluate(given: Given) -> None:
             else pd.DataFrame(index=range(len(effects)))
         )
         total = mask_of(entries, tracer.registry).sum().item()
-        bounds = tracer.engine.metric.bounds
-        ends = effect_interval(effects, bounds=bounds, **pairs.over)
+        ends = effect_interval(effects, bounds=tracer.engine.metric.bounds, **pairs.over)
         n_searched = entries.own.n_among(pairs) if isinstance(entries, TraceResult) else 0
         if n_searched:
             print_problem("Warning", _SEARCHED.format(name, n_searched, len(pairs)), "yellow")

@@ -39,8 +39,7 @@ def look(
 
     def say(part: LookPart) -> None:
         is_kept = bool(part.rows) and recorded(part.name, part.table)
-        shown = "\n".join(part.lines) if is_kept else str(part)
-        console.print(shown, soft_wrap=True)
+        console.print("\n".join(part.lines) if is_kept else str(part), soft_wrap=True)
 
     tracer = options.build_tracer(given, loaded=loaded)
     seen = tracer.look(examples=given["examples"], seed=given["seed"], say=say)

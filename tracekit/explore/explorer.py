@@ -422,8 +422,7 @@ def _grid(grid: ComponentGrid) -> dict[str, Any]:
 
 
 def _tokens(tokens: ShownTokens) -> list[tuple[str, bool]]:
-    texts = map(printable, tokens.texts)
-    return list(zip(texts, tokens.changed, strict=True))
+    return list(zip(map(printable, tokens.texts), tokens.changed, strict=True))
 
 
 def entry_of(measurement: Measurement) -> dict[str, Any]:
