@@ -84,6 +84,9 @@ def test_the_text_says_examples_brackets_and_p(found):
     assert "(95 % interval " in effect
     assert len(rest) == 2 + 9
     assert all(", p = " in line for line in rest[2:])
+    is_least = found.table["p"] * (found.table["draws"] + 1) == 1
+    assert ["the least that so many can give" in line for line in rest[2:]] == is_least.tolist()
+    assert {True, False} == set(is_least)
     latex = found.to_latex()
     assert "toprule" in latex
     assert "held-out examples" in latex

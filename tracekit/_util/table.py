@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from math import floor, isfinite, log10
+from math import floor, inf, isfinite, log10
 from typing import Any
 
 from tracekit._util.deferred import pd
@@ -150,11 +150,12 @@ class Table:
         return [list(row) for row in zip(*(each.texts for each in self.columns), strict=True)]
 
     def only(self, *titles: str, brief: bool = False) -> Table:
-        """The columns of these titles, in this order; if `brief`, without intervals of values."""
+        """Columns of these titles, in this order; if `brief`, without intervals that have ends."""
         columns = [self[title] for title in titles]
         if brief:
-            shown = lambda v: v[0] if isinstance(v, tuple) and len(v) == 3 else v  # noqa: E731
-            columns = [replace(each, values=[*map(shown, each.values)]) for each in columns]
+            is_cut = lambda v: isinstance(v, tuple) and len(v) == 3 and v[2] != inf  # noqa: E731
+            shown = [[v[0] if is_cut(v) else v for v in each.values] for each in columns]
+            columns = [replace(each, values=v) for each, v in zip(columns, shown, strict=True)]
         return Table(columns)
 
     def without(self, *titles: str) -> Table:

@@ -91,6 +91,7 @@ class Controls(Tabular):
         for row in self.table.to_dict("records"):
             ends = interval_text(row["control_low"], row["control_high"])
             p = f", p = {row['p']:.2g}" if row["p"] == row["p"] else ""
+            p += " (the least that so many can give)" * (row["p"] * (1 + row["draws"]) < 1.5)
             lines.append(
                 f"{row['draws']} random sets of the same {row['random_sets']}, {row['quantity']}: "
                 f"{row['control']:.3g} (least to greatest: {ends}){p}"

@@ -20,7 +20,7 @@ class Tabular:
 
     def to_latex(self, *, caption: str | None = None, label: str = "tab:tracekit") -> str:
         """The table in LaTeX (booktabs), a column with its 95 % interval in one."""
-        text = latex_text(str(self).splitlines()[0]) if caption is None else caption
+        text = latex_text(str(self).splitlines()[0].rstrip(":")) if caption is None else caption
         return Table.of_rows(self.table, joined=True).latex(text, label)
 
     def _repr_html_(self) -> str:
