@@ -186,8 +186,7 @@ class Bounds(NamedTuple):
     def of_sum(self, added: int, subtracted: int) -> Bounds:
         """Bounds of a sum of effects less others, with the numbers of both."""
         low = sum([self.low] * added + [-self.high] * subtracted)
-        high = sum([self.high] * added + [-self.low] * subtracted)
-        return Bounds(low, high, self.counts)
+        return Bounds(low, sum([self.high] * added + [-self.low] * subtracted), self.counts)
 
 
 @dataclass(frozen=True, repr=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -67,10 +68,29 @@ def test_a_pair_and_its_mirror_are_one_example(model):
     assert tk.PromptPairs.from_ids([*rows, *same]).clusters is None
     full = tk.Tracer(model, pairs, "residual", "logit-difference").engine.full_effects
     torch.testing.assert_close(full[:6], full[6:], rtol=1e-4, atol=1e-6)
+    # Tokens that count as x are the same whether they are named, and in any order.
+    pair, mirror = pairs.pairs[0], pairs.pairs[6]
+    one, two = replace(pair, x_set_ids=(1, 2)), replace(mirror, y_set_ids=(2, 1))
+    assert one.evidence == two.evidence != pair.evidence
+    assert replace(mirror, x_set_ids=mirror.x_ids).evidence == pair.evidence
+    assert replace(pair, spans={"first": (0, 1)}).evidence == pair.evidence
+    # Whatever is patched in, tracers and their pairs count alike.
+    for source in ("zero", "mean", "resample"):
+        tracer = tk.Tracer(model, pairs, "residual", "logit-difference", source=source)
+        assert tracer.engine.pairs.n_distinct == 6
+        assert len({each.identity for each in tracer.engine.pairs}) == 12
     first, second = pairs.split(0.5)
     first.refuse_shared(second)
     with pytest.raises(PairsError, match="among those that are searched on, or mirrors of them"):
         pairs[:6].refuse_shared(pairs[8:])
+
+
+def test_noise_has_no_mirrors_in_either_direction(model):
+    """Of one noisy prompt with x and y exchanged: other questions, from either side."""
+    rows = tiny.rows(3, noise=True)
+    swapped = [row | {"x_ids": row["y_ids"], "y_ids": row["x_ids"]} for row in rows]
+    pairs = tk.PromptPairs.from_ids([*rows, *swapped])
+    assert pairs.n_distinct == pairs.reversed().n_distinct == 6
 
 
 def test_a_split_keeps_groups_whole():

@@ -137,7 +137,7 @@ def test_many_components_are_shares_of_layers(demo_model):
     assert list(bar.x) == pytest.approx([100 * share for share in per_layer])
     (uniform,) = [trace for trace in figure.data if trace.type == "scatter"]
     assert uniform.x[0] == pytest.approx(25)
-    assert "of 128 selected" in bar.text[0]
+    assert "of 128 (" in bar.text[0]
     assert figure.layout.title.subtitle.text.replace("<br>", " ").endswith("; line: all layers")
     alone = tk.Tracer(demo_model, tracer.pairs, "mlp-outputs", layers=[1]).run(
         "random", budget=9, draws=1

@@ -9,7 +9,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.errors import MetricError
+from tracekit.errors import ConfigError, MetricError
 from tracekit.figures import for_print
 from tracekit.results import effect_interval
 from tracekit.results.significance import p_values, without_rounding
@@ -112,6 +112,28 @@ def test_layers_on_x_turn_the_map(demo_model):
     last = layout[f"xaxis{1 + n}"]
     assert (last.title.text, list(last.ticktext)) == ("layer", ["0", "1", "2", "3"])
     assert list(last.range) == [-0.5, 3.5]
+
+
+@pytest.mark.parametrize("height", [None, "2.6in", "3.2in"])
+def test_titles_of_panels_below_each_other_have_room(demo_model, height):
+    pairs = tk.load_dataset("demo-facts", demo_model)[:4]
+    kinds = "head-outputs+mlp-neurons+attention-blocks"
+    singles = tk.Tracer(demo_model, pairs, kinds, layers=[0, 1]).single_effects(["L0H1", "ATT1"])
+    figure = singles.heatmap(layers_on="x", mark=None)
+    assert "; bars: q &lt; .05" in figure.layout.title.subtitle.text
+    assert "; frame and bars: q" in singles.heatmap().layout.title.subtitle.text
+    layout = for_print(figure, width="3.3in", height=height).layout
+    pixels = layout.height - layout.margin.t - layout.margin.b
+    axes = [layout.yaxis, layout.yaxis2, layout.yaxis3]
+    assert axes[0].domain[1] == 1
+    assert axes[-1].domain[0] == pytest.approx(0, abs=1e-6)
+    for above, below, note in zip(axes, axes[1:], layout.annotations[1:], strict=False):
+        gap = (above.domain[0] - below.domain[1]) * pixels
+        assert gap >= 1.3 * note.font.size + note.yshift
+    sizes = [axis.domain[1] - axis.domain[0] for axis in axes]
+    assert [size / sizes[2] for size in sizes] == pytest.approx([8, 6, 1])
+    with pytest.raises(ConfigError, match=r"The height of 1.5 inches leaves -?\d+ pixels"):
+        for_print(figure, width="3.3in", height="1.5in")
 
 
 def test_it_is_read_back_and_printed(tracer, found, tmp_path):

@@ -88,7 +88,14 @@ def test_interactions_of_a_found_set(without, fresh):
     assert SAME in repr(grid)
     assert SAME in grid._repr_html_()
     assert tracer.interactions(layers=[1]).tests is not None
+    both = tracer.interactions(result, both_directions=True)
+    for each in (both, both.opposite):
+        assert (each.tests, SAME in repr(each)) == (None, True)
+    assert not {"p", "opposite_p"} & {*both.to_frame()}
     tracer, result = fresh
+    both = tracer.interactions(result, both_directions=True)
+    assert {"p", "opposite_p"} <= {*both.to_frame()}
+    assert OTHER in repr(both.opposite)
     grid = tracer.interactions(result, both_directions=False)
     assert grid.tests is not None
     assert OTHER in repr(grid)

@@ -459,6 +459,22 @@ class TestWeakEffects:
         assert [text for text in texts if text.startswith(bias)]
         assert not any("keep the pairs that the model knows" in text for text in texts)
 
+    @pytest.mark.parametrize("is_swapped", [False, True])
+    def test_one_answer_that_suits_nearly_every_prompt_is_no_bias(self, model, is_swapped):
+        """The model is right on all, or wrong on all; of one it prefers the other answer."""
+        rows = tiny.rows(20, longest=1)
+        with torch.no_grad():
+            logits = [model(torch.tensor([row["prompt_ids"]]))[0, -1] for row in rows]
+        gaps = torch.stack(logits)[:, :, None] - torch.stack(logits)[:, None]
+        # One example prefers a to b, and all others b to a.
+        most = ((gaps > 0).sum(0) == 1).nonzero()[0].tolist()
+        for row, gap in zip(rows, gaps[:, most[0], most[1]], strict=True):
+            answers = [[most[0]], [most[1]]]
+            row["x_ids"], row["y_ids"] = answers if (gap > 0) != is_swapped else answers[::-1]
+        texts = self.warnings_of(tk.Tracer(model, tk.PromptPairs.from_ids(rows), "head-outputs"))
+        assert not any("this is a bias" in text for text in texts)
+        assert any("exchange x and y, or the prompts" in text for text in texts) == is_swapped
+
     def test_usual_effects_are_silent(self, demo_model):
         tracer = tk.Tracer(demo_model, tk.load_dataset("demo-bias", demo_model)[:16])
         assert self.warnings_of(tracer) == []

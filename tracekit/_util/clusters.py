@@ -25,7 +25,7 @@ def n_text(n_examples: int, clusters: Int[Tensor, " example"] | None) -> str:
 
 
 def independent(n_examples: int, clusters: Int[Tensor, " example"] | None) -> int:
-    """How many examples are independent: equal ones count once, and so do groups."""
+    """How many examples are independent: equal ones, mirrors and groups count once."""
     return n_examples if clusters is None else int(clusters.max()) + 1
 
 

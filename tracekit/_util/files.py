@@ -171,8 +171,7 @@ def write_csv(frame: pd.DataFrame, path: Path) -> None:
 
 
 def _without_formula(cell: object) -> object:
-    is_formula = isinstance(cell, str) and cell[:1] in _FORMULA
-    return f"'{cell}" if is_formula else cell
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in _FORMULA else cell
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

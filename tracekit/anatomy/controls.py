@@ -135,8 +135,7 @@ def controls(
     if traced.direction == "denoising":
         faithful, complete = effects, others
     shares = torch.stack([faithful.mean(1), complete.mean(1)]) / full.mean()
-    of_sets = torch.cat([effects.mean(1)[None], shares])[:, 1:]
-    drawn = of_sets.split(counts[1:], dim=1)
+    drawn = torch.cat([effects.mean(1)[None], shares])[:, 1:].split(counts[1:], dim=1)
     said: dict[str, Any] = {"metric": engine.metric.name, "direction": traced.direction}
     which = "searched" if traced.found_on(members) else "all"
     which = "held-out" if traced.held_out else which

@@ -141,8 +141,7 @@ def _corrected(
         missed, means = _by_member(orders[own], (effects[own] - expected).diff(dim=1))
         total += share * missed
         residuals[own[::2]] = means
-    variance = residuals.var(0) / n_pairs + modelled.var(0) / len(modelled)
-    return total, variance
+    return total, residuals.var(0) / n_pairs + modelled.var(0) / len(modelled)
 
 
 def _with_reverses(n: int, n_pairs: int, generator: torch.Generator) -> Int[Tensor, "order member"]:

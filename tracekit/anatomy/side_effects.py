@@ -342,8 +342,7 @@ def planned_side_effects(
     check_whole("draws", draws, 0)
     if not chosen:
         raise PairsError("An empty set has no side effects. Give at least one component.")
-    generator = torch.Generator().manual_seed(seed)
-    sets = [chosen, *control_sets(registry, chosen, draws, generator)]
+    sets = [chosen, *control_sets(registry, chosen, draws, torch.Generator().manual_seed(seed))]
     of_others = [*sets, tuple(range(len(registry)))]
     return [(traced.fresh, sets), *((engine, of_others) for engine in engines.values())]
 

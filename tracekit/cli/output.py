@@ -375,8 +375,7 @@ def print_estimates(estimates: Iterable[Estimate]) -> None:
     held = "" if memory is None else f"; {memory / 2**20:.0f} MiB of memory"
     most = "" if all(each.is_exact for each in listed) else "at most "
     seconds = duration(sum(each.seconds for each in listed))
-    said = f"In all {most}about {seconds}{held}. Nothing was run or written."
-    console.print(said)
+    console.print(f"In all {most}about {seconds}{held}. Nothing was run or written.")
 
 
 def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = True) -> None:

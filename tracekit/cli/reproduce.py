@@ -139,8 +139,7 @@ def _print_report(reproduction: paper.Reproduction) -> None:
     from tracekit.paper.reproduction import slug
 
     experiment, report = reproduction.experiment, reproduction.report
-    heading = Text.assemble("\n", (experiment.name, "bold"), f": {experiment.about}")
-    console.print(heading)
+    console.print(Text.assemble("\n", (experiment.name, "bold"), f": {experiment.about}"))
     for reason in reproduction.reasons:
         console.print(f"Skipped: {reason}")
     if report is None:

@@ -66,7 +66,6 @@ def _print(swept: runs.Runs, folder: Path, tally: Tally, *, has_table: bool) -> 
     table = swept.table()
     if has_table and len(table) > 0 and (console.document is not None or len(table) <= _MOST_ROWS):
         shown = swept.shown()
-        n_names = shown.titles.index(table["effect"].title)
-        print_table("runs", table, shown, n_names=n_names)
+        print_table("runs", table, shown, n_names=shown.titles.index(table["effect"].title))
     written = f"The table of all runs is {folder / 'runs.csv'}." if has_table else ""
     console.print(f"{tally} Runs are in {folder / 'runs'}/. {written}".rstrip(), soft_wrap=True)

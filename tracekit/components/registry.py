@@ -123,8 +123,7 @@ class Site:
         """Hook points that the components take values from, and the kind that is read there."""
         if self.edges is not None:
             return activations_read(self.edges, self.layer)
-        layers = self.acts_in or (self.layer,)
-        return dict.fromkeys(map(self.hook_name_in, layers), self.kind)
+        return dict.fromkeys(map(self.hook_name_in, self.acts_in or (self.layer,)), self.kind)
 
     @cached_property
     def hook_names(self) -> tuple[str, ...]:
@@ -218,8 +217,7 @@ class ComponentRegistry(Sequence[Component]):
                     "Edges are traced without other kinds, indices and layer_window. Narrow them "
                     "by layers, or by ComponentRegistry.of_edges."
                 )
-            by = EDGE_KINDS[chosen[0].name]
-            return cls.of_edges(shape, by, layers=layers, spans=spans)
+            return cls.of_edges(shape, EDGE_KINDS[chosen[0].name], layers=layers, spans=spans)
         if not is_whole(layer_window) or not 1 <= layer_window <= shape.n_layers:
             raise ComponentError(
                 f"layer_window is {shortened(layer_window)}. Give a number of layers, 1 to "

@@ -47,8 +47,7 @@ _LONGEST = 80
 
 def id_keys() -> frozenset[str]:
     """Keys of a row of token ids, beside those of both kinds and texts."""
-    of_counterfactuals = frozenset(each.row_key for each in counterfactuals.COUNTERFACTUALS)
-    return of_counterfactuals.union(_OWN_IDS)
+    return frozenset(each.row_key for each in counterfactuals.COUNTERFACTUALS).union(_OWN_IDS)
 
 
 def drawn_by(values: Mapping[str, Any]) -> tuple[Ids, ...]:
@@ -91,8 +90,8 @@ class PromptPair:
     """Weight of its effect in the mean, relative to the other examples'."""
     group: str | None = None
     """What it shares with other examples, such as its template; None if it stands for itself."""
-    drawn_for: Hashable = None
-    """Identity of the example that its counterfactual was drawn for, if it was drawn."""
+    drawn_for: PromptPair | None = None
+    """The example that its counterfactual was drawn for, if it was drawn."""
 
     def __repr__(self) -> str:
         names = ("texts",) if self.texts else ("prompt_ids", "x_ids", "y_ids")
@@ -121,8 +120,10 @@ class PromptPair:
     @property
     def identity(self) -> Hashable:
         """Equal for equal examples: tokens and spans. Weights, and draws of noise, do not count."""
+        if self.drawn_for:
+            return self.drawn_for.identity
         other = self.counterfactual
-        return self.drawn_for or (
+        return (
             *(self.prompt_ids, other.ids if isinstance(other, PromptCounterfactual) else None),
             *(self.x_ids, self.y_ids, self.x_set_ids, self.y_set_ids),
             *(tuple(sorted((s or {}).items())) for s in (self.spans, self.counterfactual_spans)),
@@ -130,14 +131,16 @@ class PromptPair:
 
     @property
     def evidence(self) -> Hashable:
-        """Equal for pairs that are one piece of evidence: equal ones, and a pair and its mirror.
+        """Equal for pairs that are one piece of evidence: of the same two runs, whatever the spans.
 
-        A mirror has prompt and counterfactual exchanged, and x and y: it is of the same two runs.
+        These are equal ones, and mirrors: prompt and counterfactual exchanged, and x and y.
         """
-        if self.drawn_for or not isinstance(other := self.counterfactual, PromptCounterfactual):
-            return self.identity
-        own = self.prompt_ids, self.x_ids, self.x_set_ids
-        return frozenset((own, (other.ids, self.y_ids, self.y_set_ids)))
+        if self.drawn_for:
+            return self.drawn_for.evidence
+        other, (xs, ys) = self.counterfactual, map(frozenset, self.token_sets)
+        if self.prompt_noise is not None or not isinstance(other, PromptCounterfactual):
+            return self.prompt_ids, self.x_ids, self.y_ids, xs, ys
+        return frozenset(((self.prompt_ids, self.x_ids, xs), (other.ids, self.y_ids, ys)))
 
     @property
     def tokens(self) -> set[int]:

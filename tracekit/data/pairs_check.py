@@ -197,12 +197,12 @@ def known_pairs(
 
 
 def bias_of(pairs: Iterable[PromptPair], prefers_x: Iterable[bool | None]) -> str:
-    """What to say where the model prefers one answer, x on some examples and y on others."""
+    """What to say where the model prefers one answer, where it is x and where it is y."""
     rows = [(*answers_of(p), is_x) for p, is_x in zip(pairs, prefers_x, strict=True) if p.y_ids]
     said = Counter(x if is_x else y for x, y, is_x in rows)
     answer, times = said.most_common(1)[0] if rows else (None, 0)
-    is_both = all(any(row[part] == answer for row in rows) for part in (0, 1))
-    if times < _ALWAYS * len(rows) or not is_both:
+    sides = [[bool(is_x) is (k == 0) for *xy, is_x in rows if xy[k] == answer] for k in (0, 1)]
+    if times < _ALWAYS * len(rows) or not all(2 * sum(s) > len(s) for s in sides):
         return ""
     return (
         f"The model prefers {answer!r} on {times} of {len(rows)}, whatever the prompt: this is a "
@@ -321,7 +321,9 @@ def _groups(parts: Sequence[PromptPairs]) -> _Line | None:
         are_grouped = any(pair.group is not None for part in parts for pair in part)
         return ("green", f"{shown}.") if are_grouped else None
     is_one = any(part.n_distinct == 1 < len(part) for part in parts)
-    text = f"{shown}. An interval needs {FEWEST} independent ones: give pairs of more groups."
+    text = (
+        f"{shown}. An interval needs {FEWEST} independent ones: give more, or pairs of more groups."
+    )
     return "red" if is_one else "yellow", text
 
 

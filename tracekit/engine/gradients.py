@@ -103,8 +103,7 @@ def gradient(
             effects[batch.examples] = values.detach()
     data.account.count(n_masks * len(examples), backward=True)
     effects, total = data.ranks.add(effects, total)
-    picked = effects[to_device(examples, data.device)]
-    return picked.to(mask.device), total.to(mask.device)
+    return effects[to_device(examples, data.device)].to(mask.device), total.to(mask.device)
 
 
 def slopes_along_inputs(data: PreparedData, levels: Mapping[float, float]) -> Mask:

@@ -266,9 +266,7 @@ def with_counterfactuals(
 ) -> PromptPairs:
     """Pairs with other counterfactuals, one by one."""
     changed = [
-        replace(
-            pair, counterfactual=counterfactual, counterfactual_spans=None, drawn_for=pair.identity
-        )
+        replace(pair, counterfactual=counterfactual, counterfactual_spans=None, drawn_for=pair)
         for pair, counterfactual in zip(pairs, counterfactuals, strict=True)
     ]
     return replace(pairs, pairs=tuple(changed))

@@ -35,9 +35,9 @@ _FAINT = 0.1
 """Share of the largest value below which the sign of a value is not written."""
 
 LayersOn = Literal["x", "y"]
-_FLATTEST, _TALLEST, _BAR_ROWS, _PANEL_GAP = 16.0, 640.0, 6, 26.0
+_FLATTEST, _TALLEST, _BAR_ROWS = 16.0, 640.0, 6
 """With layers on x, pixels on the screen: rows at least, all rows unless these are more; rows that
-bars take; pixels between panels."""
+bars take."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -172,8 +172,7 @@ def _turned(
         turned = {name.translate(swapped): shape[name] for name in shape if name[0] in "xy"}
         shape |= turned | {f"{a}ref": turned[f"{a}ref"].translate(swapped) for a in "xy"}
     cell = max(_FLATTEST, min(CELL, _TALLEST / sum(n_rows)))
-    height = cell * sum(n_rows) + _PANEL_GAP * (len(panels) - 1)
-    layout["annotations"], top = [], height
+    layout["annotations"] = []
     for number, (panel, rows) in enumerate(zip(panels, n_rows, strict=True), start=1):
         x, y, is_last = _axis("xaxis", number), _axis("yaxis", number), number == len(panels)
         layers, indices = layout[y], layout[x]
@@ -184,10 +183,8 @@ def _turned(
         layers |= {"matches": None if number == 1 else "x", "title": {"text": "layer" * is_last}}
         indices |= {"anchor": _axis("x", number), "tickangle": 0, "title": {"text": ""}}
         indices |= {"range": indices["range"][::-1]} if panel.indices else {}
-        indices |= {"domain": [max(0.0, (top - cell * rows) / height), top / height]}
-        layout[x], layout[y] = layers, indices
-        top -= cell * rows + _PANEL_GAP
-    return go.Figure(drawn), (min(width - 90.0, max(200.0, CELL * n_layers)), height)
+        layout[x], layout[y] = layers, indices | {"domain": [0, rows / sum(n_rows)]}
+    return go.Figure(drawn), (min(width - 90.0, max(200.0, CELL * n_layers)), cell * sum(n_rows))
 
 
 def _add_cells(
@@ -315,7 +312,7 @@ def _mark_skipped_layers(figure: go.Figure, layers: Sequence[int], n_panels: int
 
 def _above(number: int) -> dict[str, Any]:
     """Where the title of a panel stands."""
-    at = {"x": 0, "y": 1, "yshift": 3, "xanchor": "left", "yanchor": "bottom"}
+    at = {"x": 0, "y": 1, "yshift": 3, "xanchor": "left", "yanchor": "bottom", "align": "left"}
     at |= {f"{each}ref": f"{_axis(each, number)} domain" for each in "xy"}
     return {"name": "panel", "showarrow": False, "font": {"size": SUBTITLE_SIZE}, **at}
 

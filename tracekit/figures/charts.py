@@ -212,5 +212,4 @@ def attention_map(
     )
     is_upright = max(map(len, places)) * 8.0 * len(places) > _PLOT
     figure.update_xaxes(ticked(list(map(plain, places)), tickangle=-90 if is_upright else 0))
-    size = _PLOT, _ROW * edges[-1]
-    return finish(figure, title, subtitle, plot=size, grows="rows")
+    return finish(figure, title, subtitle, plot=(_PLOT, _ROW * edges[-1]), grows="rows")

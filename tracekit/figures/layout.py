@@ -89,7 +89,7 @@ def _place(figure: go.Figure, width: float | None, page: float) -> tuple[float, 
     if room < _SMALLEST_PLOT:
         raise ConfigError(_too_small("width", width or 0, room, texts))
     plot = room if width else meta["plot"][0]
-    row = meta["plot"][1] / (meta["plot"][0] if meta["grows"] == "plot" else 1)
+    row, gaps = meta["plot"][1] / (meta["plot"][0] if meta["grows"] == "plot" else 1), 0.0
     if meta["grows"] == "cells":
         plot, cell = _place_panels(figure, room, fills=bool(width), texts=texts)
         n_rows = meta["plot"][1]
@@ -97,7 +97,10 @@ def _place(figure: go.Figure, width: float | None, page: float) -> tuple[float, 
         height = n_rows * max(shown, _FLATTEST_ROW if width else 4.0)
     else:
         height = row * plot if meta["grows"] == "plot" else row * texts
-        _break(layout.xaxis.title, plot)
+        for each in (layout.xaxis.title, *(notes := _panel_notes(figure))):
+            _break(each, plot)
+        gaps = sum(_height_of(note) + 2 * note.yshift for note in notes[1:])
+        height += gaps
     titles = (layout.title, layout.title.subtitle)
     title = 16 + 1.05 * max(width_of(" ".join(_words(each)), each.font.size) for each in titles)
     whole = width or ceil(max(left + plot + right, min(_WIDEST_TITLE, title)))
@@ -106,16 +109,17 @@ def _place(figure: go.Figure, width: float | None, page: float) -> tuple[float, 
     height = height if width else round(height)
     if height > page - top - bottom:
         height = page - top - bottom
-        if height < _SMALLEST_PLOT / 3:
-            raise ConfigError(_too_small("height", page, height, texts))
+        if height - gaps < _SMALLEST_PLOT / 3:
+            raise ConfigError(_too_small("height", page, height - gaps, texts))
+    if gaps:
+        _stack_panels(figure, height, gaps)
     _break(layout.yaxis.title, height + 20 * texts)
     bottom += ceil(_fit_bars(figure, height, bottom, texts))
     if layout.legend.y is not None:
         layout.legend.y = -below / height
     _thin_ticks(figure, plot, height)
     _fit_cell_texts(figure, plot, height)
-    margin = {"l": left, "r": whole - left - plot, "t": top, "b": bottom, "pad": 0}
-    layout.margin.update(margin)
+    layout.margin.update({"l": left, "r": whole - left - plot, "t": top, "b": bottom, "pad": 0})
     layout.update(width=whole, height=top + height + bottom)
     # Plotly puts the middle of the first line there, and lifts it somewhat if there are more.
     middle = 0.65 + 0.35 * max(0, _lines(layout.title.text) - 1)
@@ -141,7 +145,7 @@ def _place_panels(
     layout: Any = figure.layout
     counts, n_rows = layout.meta["columns"], layout.meta["plot"][1]
     axes: list[Any] = [layout[f"xaxis{n or ''}"] for n in (0, *range(2, len(counts) + 1))]
-    notes = [note for note in layout.annotations if note.name == "panel"]
+    notes = _panel_notes(figure)
     starts = [int(note.xref.removeprefix("x").removesuffix(" domain") or 1) - 1 for note in notes]
     titled = list(zip(notes, pairwise([*starts, len(counts)]), strict=True))
     gap, needs = _GAP * texts, [_longest_word(axis.title) for axis in axes]
@@ -178,6 +182,22 @@ def _place_panels(
         for each in these:
             each.font.size = min(text.font.size for text in these)
     return whole, low if any(counts) else CELL
+
+
+def _panel_notes(figure: go.Figure) -> list[Any]:
+    layout: Any = figure.layout
+    return [note for note in layout.annotations if note.name == "panel"]
+
+
+def _stack_panels(figure: go.Figure, height: float, gaps: float) -> None:
+    """Leaves room for their titles between panels below each other, as high as their domains."""
+    layout, notes, top = figure.layout, _panel_notes(figure), 1.0
+    axes: list[Any] = [layout[f"yaxis{note.yref[1:].removesuffix(' domain')}"] for note in notes]
+    sizes = [axis.domain[1] - axis.domain[0] for axis in axes]
+    for axis, size, note in zip(axes, sizes, notes, strict=True):
+        top -= 0.0 if note is notes[0] else (_height_of(note) + 2 * note.yshift) / height
+        low = top - (1 - gaps / height) * size / sum(sizes)
+        axis.domain, top = [max(0.0, low), top], low
 
 
 def _words(text: Any) -> list[str]:

@@ -206,8 +206,7 @@ def _values(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]
 
 
 def _head_dim(config: Any) -> int:
-    given = getattr(config, "head_dim", None)
-    return given or config.hidden_size // config.num_attention_heads
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _window(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]:

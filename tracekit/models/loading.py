@@ -98,8 +98,7 @@ def load_model(
             something.
     """
     refuse_settings()
-    accepted = signature(_bridge().boot_transformers).parameters if options else {}
-    check_known(options, accepted)
+    check_known(options, signature(_bridge().boot_transformers).parameters if options else {})
     if not isinstance(model, (str, Path)):
         stated = {"device": device, "dtype": dtype, "revision": options.get("revision")}
         given = [name for name, value in stated.items() if value is not None]

@@ -178,8 +178,7 @@ def _similarity_rows(setting: Setting, job: Job, matrix: Any, methods: list[str]
         paper = jaccard_of.get(frozenset((first, second)))
         difference = None if paper is None else matrix[i, j] - paper
         rows.append((first, second, matrix[i, j], paper, difference))
-    columns = ["first", "second", "jaccard", "published", "difference"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=["first", "second", "jaccard", "published", "difference"])
 
 
 def _fig_neurons(setting: Setting, runs: list[Run]) -> Report:

@@ -105,8 +105,7 @@ class PaperTable:
     @property
     def shown(self) -> Table:
         """The columns that are shown."""
-        frame = self.frame[list(self.columns)] if self.columns else self.frame
-        return Table.of_rows(frame)
+        return Table.of_rows(self.frame[list(self.columns)] if self.columns else self.frame)
 
     def latex(self) -> str:
         """The LaTeX table, for a document that loads booktabs."""

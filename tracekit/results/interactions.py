@@ -72,7 +72,7 @@ class InteractionGrid(SavedTable):
     None for a set that was selected on these examples: nothing can be tested on them. Interactions
     below 1e-4 of the effects that they are differences of count as 0: they may be rounding."""
     n_independent: int | None = None
-    """Independent examples: equal ones count once, and so do groups."""
+    """Independent examples: equal ones, mirrors and groups count once."""
     examples: str = ""
     """Whether a set whose members are paired was selected on these examples, in words."""
     opposite: InteractionGrid | None = None

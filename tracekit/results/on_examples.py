@@ -70,7 +70,7 @@ class OverExamples:
 
     @property
     def n_independent(self) -> int:
-        """How many of the examples are independent: equal ones count once, and so do groups."""
+        """How many of the examples are independent: equal ones, mirrors and groups count once."""
         return independent(self.n_examples, self.clusters)
 
     @property

@@ -106,15 +106,17 @@ def interactions(
         n_layers = traced.model.cfg.n_layers
         layers = [layer + n_layers if layer < 0 else layer for layer in layers]
     paired = chosen_for_pairs(registry, components, given=context, layers=layers, most=MOST_IN_GRID)
+    engines = [each.own if components is None else each.fresh for each in asked]
+    is_own = found_on == engines[0].pairs.fingerprint
     grids = [
         measure_pairs(
-            each.own if components is None else each.fresh,
+            engine,
             paired,
             title=traced.title,
             given=context,
-            selected_on=found_on,
+            selected_on=engine.pairs.fingerprint if is_own else found_on,
         )
-        for each in asked
+        for engine in engines
     ]
     return replace(grids[0], opposite=grids[1]) if both_directions else grids[0]
 

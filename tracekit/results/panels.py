@@ -100,10 +100,7 @@ def _panel(
     ]
     if is_share:
         texts = [
-            [
-                f"layer {layer}: {round(share * len(flat))} of {len(flat)} "
-                f"selected ({100 * share:.3g} %)"
-            ]
+            [f"layer {layer}: {round(share * len(flat))} of {len(flat)} ({100 * share:.3g} %)"]
             for layer, flat, share in zip(grid.layers, studied, shares, strict=True)
         ]
         rows = tuple(() for _ in rows)

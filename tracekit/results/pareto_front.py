@@ -286,8 +286,7 @@ class ParetoFront(Results):
     def save(self, folder: str | Path) -> Path:
         """Writes one run folder per size, and what belongs to the front; returns the folder."""
         folder = Path(folder)
-        digest = save_runs(self.results, folder)
-        save(replace(self, curve_sha256=digest), folder / _FRONT)
+        save(replace(self, curve_sha256=save_runs(self.results, folder)), folder / _FRONT)
         return folder
 
     @classmethod

@@ -225,8 +225,7 @@ def _reached(
     drawn: Float[Tensor, "row draw"], measured: Float[Tensor, " row"]
 ) -> Float[Tensor, " row"]:
     """Draws in which the largest among a row and all below it reaches what was measured of it."""
-    largest = drawn.flip(0).cummax(0).values.flip(0)
-    return largest.ge(measured[:, None]).sum(1).double()
+    return drawn.flip(0).cummax(0).values.flip(0).ge(measured[:, None]).sum(1).double()
 
 
 def _flips(n_examples: int, at_once: int) -> Iterator[Float[Tensor, "draw example"]]:

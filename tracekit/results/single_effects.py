@@ -119,15 +119,17 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         share = "share<br>restored" if self.direction == "denoising" else "share of<br>full effect"
         unit = share if normalised else plain(self.axis_label).replace(" (", "<br>(")
         largest = effects.abs().max().item() or 1.0
-        test = f"; frame: {'q' if mark == 'q' else 'family-wise p'} &lt; .05"
+        panels = panels_of(self.registry, marked, values=values, texts=texts)
+        shown = ["frame"] * (mark is not None) + ["bars"] * any(each.is_share for each in panels)
+        test = f"; {' and '.join(shown)}: {'family-wise p' if mark == 'family' else 'q'} &lt; .05"
         return draw_panels(
-            panels_of(self.registry, marked, values=values, texts=texts),
+            panels,
             scale=signed_scale(largest, unit),
             width=WIDTH,
             outlines=mark is not None,
             title=f"Single effects: {data_and_model(self.dataset, self.model)}",
             subtitle=f"{self.direction}, n = {self.n_text} searched; all: {self.full_effect:.3g}"
-            + test * (mark is not None),
+            + test * bool(shown),
             layers_on=layers_on,
         )
 

@@ -95,8 +95,7 @@ class Traced:
         Its engines raise a `PairsError` where the source is no run that denoising could start from.
         """
         direction: Direction = "denoising" if self.direction == "noising" else "noising"
-        setup = replace(self.bound.setup, direction=direction)
-        bound = replace(self.bound, setup=setup)
+        bound = replace(self.bound, setup=replace(self.bound.setup, direction=direction))
         return replace(self, bound=bound, extra_metrics=(), sets=KnownSets(), results=[])
 
     # ---- its facts ------------------------------------------------------------------------

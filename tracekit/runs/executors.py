@@ -353,8 +353,7 @@ def workers_of(
         return SubmititWorkers.make(cluster, folder, options, jobs)
     if home == "distributed":
         # The executor of a client has no public way back to it.
-        client = getattr(executor, "_client", executor)
-        return DaskWorkers(client, jobs, owned=False)
+        return DaskWorkers(getattr(executor, "_client", executor), jobs, owned=False)
     if home == "submitit":
         return SubmititWorkers(executor, jobs)
     if isinstance(executor, Executor):

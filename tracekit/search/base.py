@@ -268,8 +268,7 @@ def smallest_size(
 def best_within(selections: Sequence[Selection], budget: int) -> Selection:
     """The selection of at most so many components with the largest effect, as that budget's."""
     fitting = [each for each in selections if int(each.mask.sum()) <= budget]
-    best = max(fitting, key=lambda each: each.effects.mean().item())
-    return replace(best, budget=budget)
+    return replace(max(fitting, key=lambda each: each.effects.mean().item()), budget=budget)
 
 
 def tries_of_sizes(n_components: int) -> int:

@@ -453,8 +453,7 @@ class Target(DataView):
             raise ConfigError(
                 f"eap-ig ranks edges, by their mean effect, and is asked for {given}. Use mask-ig."
             )
-        slopes = gradients.slopes_along_inputs(self.data, levels)
-        return self.towards * slopes / self.n_examples
+        return self.towards * gradients.slopes_along_inputs(self.data, levels) / self.n_examples
 
     def gradient(
         self,

@@ -110,8 +110,7 @@ def export(
     result = members if isinstance(members, TraceResult) else None
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} is not empty. Give a new folder.")
-    constants = _exact_constants(engine, setup)
-    written = _folded(engine, constants, mask)
+    written = _folded(engine, _exact_constants(engine, setup), mask)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=".export-") as made:
         written.save_pretrained(made)

@@ -175,8 +175,7 @@ class MaskTraining(ABC):
         gradient = reward.step(start, torch.arange(target.n_examples)).cpu()
         reward.check()
         last_gain = gradient.neg().sort(descending=True).values[budget - 1].abs().item()
-        slope = self.penalty(1.0).slope(start, self.epochs // 2)
-        return max(last_gain, 1e-12) / slope
+        return max(last_gain, 1e-12) / self.penalty(1.0).slope(start, self.epochs // 2)
 
     def _train(self, target: Target, lambda1: float, seed: int, *, stop_at: int) -> TrainingRun:
         """One descent; ends early once at most `stop_at` components are selected."""
