@@ -103,10 +103,9 @@ class ContinuationLogProbs:
         """One of the fields that only some metrics read, e.g. `distribution`."""
         value = getattr(self, field)
         if value is None:
-            reading = _READING_OF[field]
             raise MetricError(
                 f"The log-probabilities of this run have no {field}. Say that the metric reads it: "
-                f"Metric(name, function, reads=({reading!r},))."
+                f"Metric(name, function, reads=({_READING_OF[field]!r},))."
             )
         return value
 

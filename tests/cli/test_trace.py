@@ -267,7 +267,8 @@ def test_warnings_are_one_line(command, tmp_path):
         *("--output", tmp_path / "run"),
     )
     assert code == 0
-    of_space, of_sign = err.splitlines()
+    of_space, of_words, of_sign = err.splitlines()
+    assert of_words.startswith("Warning: 1 of 1 examples have a word that the tokenizer does not ")
     assert of_space.startswith("Warning: A continuation begins within a word; give it its leading")
     assert of_sign.startswith("Warning: All components together have an effect of -0.0366")
 

@@ -64,7 +64,9 @@ class TestTables:
 
     def test_missing_cells(self, demo_model):
         frame = pd.DataFrame([{**ROWS[0], "weight": None}, {**ROWS[1], "weight": 2.0}])
-        assert tk.load_pairs(frame, demo_model).weights is not None
+        said = "1 of 2 rows of the DataFrame have no weight \\(row 0\\), and count as 1. Give each"
+        with pytest.warns(DataWarning, match=said):
+            assert tk.load_pairs(frame, demo_model).weights is not None
 
     def test_columns_that_are_left_out(self, demo_model, expected):
         rows = [{**row, "notes": "!"} for row in ROWS]

@@ -62,18 +62,15 @@ def test_a_pair_and_its_mirror_are_one_example(model):
     pairs = tk.PromptPairs.from_ids([*rows, *mirrors])
     assert pairs.clusters.tolist() == [*range(6), *range(6)]
     assert pairs.fingerprint != pairs[[6, 7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 5]].fingerprint
-    # With the same x and y it asks another question.
+    # Whatever x and y are.
     answers = [{"x_ids": row["x_ids"], "y_ids": row["y_ids"]} for row in rows]
     same = [mirror | own for mirror, own in zip(mirrors, answers, strict=True)]
-    assert tk.PromptPairs.from_ids([*rows, *same]).clusters is None
+    assert tk.PromptPairs.from_ids([*rows, *same]).clusters.tolist() == [*range(6), *range(6)]
     full = tk.Tracer(model, pairs, "residual", "logit-difference").engine.full_effects
     torch.testing.assert_close(full[:6], full[6:], rtol=1e-4, atol=1e-6)
-    # Tokens that count as x are the same whether they are named, and in any order.
-    pair, mirror = pairs.pairs[0], pairs.pairs[6]
-    one, two = replace(pair, x_set_ids=(1, 2)), replace(mirror, y_set_ids=(2, 1))
-    assert one.evidence == two.evidence != pair.evidence
-    assert replace(mirror, x_set_ids=mirror.x_ids).evidence == pair.evidence
-    assert replace(pair, spans={"first": (0, 1)}).evidence == pair.evidence
+    pair = pairs.pairs[0]
+    for changed in ({"x_set_ids": (1, 2)}, {"y_ids": (5,)}, {"spans": {"first": (0, 1)}}):
+        assert replace(pair, **changed).evidence == pair.evidence
     # Whatever is patched in, tracers and their pairs count alike.
     for source in ("zero", "mean", "resample"):
         tracer = tk.Tracer(model, pairs, "residual", "logit-difference", source=source)
@@ -85,12 +82,37 @@ def test_a_pair_and_its_mirror_are_one_example(model):
         pairs[:6].refuse_shared(pairs[8:])
 
 
-def test_noise_has_no_mirrors_in_either_direction(model):
-    """Of one noisy prompt with x and y exchanged: other questions, from either side."""
+def test_rows_that_differ_in_the_foil_are_one_example(model):
+    """A drop of the probability of x is the same number for each of them."""
+    rows = tiny.rows(4)
+    foils = [row | {"y_ids": [number]} for row in rows for number in (1, 2, 3)]
+    pairs = tk.PromptPairs.from_ids(foils)
+    assert pairs.n_distinct == 4
+    effects = tk.Tracer(model, pairs, "residual", "probability-drop").engine.full_effects
+    assert len(set(effects.tolist())) == 4
+    own, fresh = pairs.split(0.5)
+    assert not {pair.prompt_ids for pair in own} & {pair.prompt_ids for pair in fresh}
+    with pytest.raises(PairsError, match="among those that are searched on"):
+        pairs[:1].refuse_shared(pairs[1:])
+
+
+def test_pairs_of_one_prompt_are_one_example_where_nothing_is_read_of_the_other(model):
+    """Zeros do the same to a prompt whatever its counterfactuals are, which are drawn or not."""
+    first, other = tiny.rows(2)
+    rows = [first, first | {"counterfactual_ids": first["counterfactual_ids"][::-1]}, other]
+    pairs = tk.PromptPairs.from_ids(rows)
+    assert pairs.n_distinct == 3
+    tracer = tk.Tracer(model, pairs, "head-outputs", "probability-drop", source="zero")
+    assert tracer.engine.pairs.clusters.tolist() == [0, 0, 1]
+    full = tracer.engine.full_effects
+    assert full[0] == full[1]
+
+
+def test_noise_counts_alike_in_both_directions():
     rows = tiny.rows(3, noise=True)
     swapped = [row | {"x_ids": row["y_ids"], "y_ids": row["x_ids"]} for row in rows]
     pairs = tk.PromptPairs.from_ids([*rows, *swapped])
-    assert pairs.n_distinct == pairs.reversed().n_distinct == 6
+    assert pairs.n_distinct == pairs.reversed().n_distinct == 3
 
 
 def test_a_split_keeps_groups_whole():

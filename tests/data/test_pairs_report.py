@@ -105,6 +105,27 @@ class TestPaddingAndSpecialTokens:
         with pytest.raises(PairsError, match="The prompt of example 0 .* ends with padding"):
             check_padding(ending(2), model.tokenizer)
 
+    def test_words_that_the_tokenizer_does_not_know_are_warned_of(self, demo_model, gpt2_tokenizer):
+        from tracekit.data.pairs_report import report_on
+
+        tokenizer = demo_model.tokenizer
+        rows = [
+            {"prompt": "the nurse said that", "x": " she", "y": word} for word in (" he", " quux")
+        ]
+        rows[0]["counterfactual"] = rows[1]["counterfactual"] = "the farmer said that"
+        pairs = tk.PromptPairs.from_text(rows, demo_model)
+        (found,) = report_on(pairs, {}, tokenizer).findings
+        assert (found.kind, found.examples) == ("unknown-token", (1,))
+        assert "have a word that the tokenizer does not know" in str(found)
+        of_set = [{**rows[0], "y_set": [" he", " quux"]}]
+        pairs = tk.PromptPairs.from_text(of_set, demo_model)
+        assert [each.kind for each in report_on(pairs, {}, tokenizer).findings] == ["unknown-token"]
+        # Of tokenizers that know every text, what ends a text stands in its place.
+        end = gpt2_tokenizer.unk_token_id
+        assert end == gpt2_tokenizer.eos_token_id
+        ends = from_ids(tiny.rows(2), lambda row: {"x_ids": [end], "y_ids": [end]})
+        assert "unknown-token" not in kinds(ends, gpt2_tokenizer)
+
     def test_a_padding_token_in_front_is_warned_of(self, demo_model, bias):
         rows = [
             {**row, **{k: [PAD, *row[k]] for k in ("prompt_ids", "counterfactual_ids")}}

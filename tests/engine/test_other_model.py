@@ -61,6 +61,40 @@ def test_only_what_training_changed_carries_the_difference(models, pairs):
     torch.testing.assert_close(effects, whole, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["edges", "edges-by-block"])
+def test_all_edges_carry_the_difference(models, pairs, kind):
+    whole = traced(models, pairs, "residual", layers=[-1]).evaluate("all", per_example=True)
+    tracer = traced(models, pairs, kind)
+    effects = tracer.evaluate("all", per_example=True)
+    torch.testing.assert_close(effects, whole, rtol=1e-3, atol=1e-4)
+    edges = [edge for edge in tracer.registry if edge.ends.startswith("MLP1>")]
+    torch.testing.assert_close(
+        tracer.evaluate(edges, per_example=True), whole, rtol=1e-3, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("kind", ["edges", "edges-by-block"])
+@pytest.mark.parametrize(
+    "name",
+    ["h.1.attn.c_proj.weight", "h.0.attn.c_proj.bias", "ln_f.weight", "h.1.attn.c_attn.bias"],
+)
+def test_what_no_edge_carries_is_refused(models, pairs, kind, name):
+    """Heads are read before their output projection, which an edge takes from the traced model."""
+    changed = tiny.hf_model("gpt2")
+    with torch.no_grad():
+        weight = changed.transformer.get_parameter(name)
+        weight += 0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    both = models[0], tk.load_model(changed)
+    if "c_attn" in name:
+        whole = traced(both, pairs, "residual", layers=[-1]).full_effect
+        assert traced(both, pairs, kind).full_effect == pytest.approx(whole, rel=1e-3, abs=1e-5)
+        return
+    with pytest.raises(
+        SourceError, match=r"(?s)all edges patched does not do what .* no edge carri"
+    ):
+        traced(both, pairs, kind)
+
+
 def test_results_name_the_other_model(models, pairs, tmp_path):
     result = traced(models, pairs, "mlp-blocks").run("attribution", budget=1)
     assert result.labels == ["MLP1"]

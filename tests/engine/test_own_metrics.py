@@ -30,6 +30,21 @@ def traced(change, **options):
     return tk.Tracer(MODEL, PAIRS, "head-outputs", metric, **options)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda drops: drops / (1e-6 + drops.std()),
+        lambda drops: drops - drops.mean(),
+        lambda drops: drops * torch.rand(len(drops)),
+    ],
+)
+def test_a_metric_of_all_examples_together_is_refused(change):
+    with pytest.raises(
+        MetricError, match="gives example . .* alone and .* beside others, or draws"
+    ):
+        traced(change)
+
+
 def numbers(tracer):
     return tracer.evaluate([tracer.registry[1]], per_example=True)
 

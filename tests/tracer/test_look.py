@@ -56,6 +56,13 @@ def test_parts_have_the_numbers_of_the_tools(seen, demo_model, facts):
         assert shown[each.layer][each.span] == pytest.approx(share, abs=1e-3)
 
 
+def test_documents_have_whole_sets(seen):
+    sets = part(seen, "sets")
+    assert [row["components"] for row in sets.rows] == [each.labels for each in seen.sets]
+    assert len(sets.rows[-1]["components"]) == 10
+    assert ", and 2 more" in str(sets)
+
+
 def test_random_sets_have_the_kinds_of_the_set(seen, demo_model, facts):
     rows = part(seen, "sets").rows
     # Of one MLP block there is no other in its layer, and three in others.

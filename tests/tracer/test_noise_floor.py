@@ -45,6 +45,18 @@ def test_noise_floor_draws_the_rounding_where_batch_shapes_agree():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("first", [0, 8, 20, 48])
+def test_noise_floor_of_few_examples_is_that_of_many(first):
+    """A last bit changes the scores of a rare example, so one draw of eight may show nothing."""
+    model = tk.load_model("demo", dtype="bfloat16")
+    pairs = tk.load_dataset("demo-bias", model)
+    few, many = (
+        tk.Tracer(model, each, "head-outputs", "logit-difference").noise_floor * len(each) ** 0.5
+        for each in (pairs[first : first + 8], pairs[:64])
+    )
+    assert few == pytest.approx(many, rel=0.7)
+
+
 def test_noise_floor_runs_few_of_many_rows_alone(monkeypatch):
     model = tk.load_model("demo", dtype="bfloat16")
     tracer = tk.Tracer(model, tk.load_dataset("demo-bias", model)[:20], max_batch_size=8)

@@ -18,10 +18,9 @@ def attached(
     `more` are modules that are attributes too. No name may be that of a module in the package,
     which would take its place.
     """
-    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     homes = {
         alias.name: str(node.module)
-        for node in stub.body
+        for node in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }

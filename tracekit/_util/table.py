@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from math import floor, inf, isfinite, log10
+from math import floor, isfinite, log10
 from typing import Any
 
 from tracekit._util.deferred import pd
@@ -150,12 +150,11 @@ class Table:
         return [list(row) for row in zip(*(each.texts for each in self.columns), strict=True)]
 
     def only(self, *titles: str, brief: bool = False) -> Table:
-        """Columns of these titles, in this order; if `brief`, without intervals that have ends."""
+        """The columns of these titles, in this order; if `brief`, without intervals of values."""
         columns = [self[title] for title in titles]
         if brief:
-            is_cut = lambda v: isinstance(v, tuple) and len(v) == 3 and v[2] != inf  # noqa: E731
-            shown = [[v[0] if is_cut(v) else v for v in each.values] for each in columns]
-            columns = [replace(each, values=v) for each, v in zip(columns, shown, strict=True)]
+            shown = lambda v: v[0] if isinstance(v, tuple) and len(v) == 3 else v  # noqa: E731
+            columns = [replace(each, values=[*map(shown, each.values)]) for each in columns]
         return Table(columns)
 
     def without(self, *titles: str) -> Table:
@@ -199,8 +198,7 @@ class Table:
         column, styles = self[title], dict[int, str]()
         groups: dict[tuple[Any, ...], list[int]] = {}
         for row in range(len(self)) if among is None else among:
-            group = tuple(self[name].values[row] for name in within)
-            groups.setdefault(group, []).append(row)
+            groups.setdefault(tuple(self[name].values[row] for name in within), []).append(row)
         for rows in groups.values():
             values = {row: column.values[row] for row in rows if len(rows) > 1}
             order = sorted((-v, row) for row, v in values.items() if not _is_missing(v))

@@ -516,12 +516,11 @@ def pair_interactions(game: SetGame) -> PairInteractions:
         corners, "(where pair corner) example -> corner where pair example", where=2, corner=4
     )
     values = both - first - second + neither
-    is_exact = game.n_players <= MOST_EXACT
     return PairInteractions(
         pairs=pairs,
         alone=values[0],
         within=values[1],
-        averaged=_averaged(game, pairs) if is_exact else None,
+        averaged=_averaged(game, pairs) if game.n_players <= MOST_EXACT else None,
     )
 
 

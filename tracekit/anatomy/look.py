@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from tracekit._util.markup import card, html_text, printable
-from tracekit._util.table import Table
+from tracekit._util.table import Table, named
 from tracekit.results.of_set import InFolder
 from tracekit.results.result import TraceResult
 from tracekit.results.single_effects import SingleEffects
@@ -26,7 +27,8 @@ class LookPart:
     @property
     def table(self) -> Table:
         """The rows."""
-        return Table.of_rows([*self.rows], joined=True).aligned()
+        forms = {"components": partial(named, most=8)}
+        return Table.of_rows([*self.rows], forms=forms, joined=True).aligned()
 
     def __str__(self) -> str:
         cells = [self.table.titles, *self.table.cells] if self.rows else []

@@ -80,10 +80,9 @@ class Minimality(Tabular):
         return frame.sort_values("loss", ascending=False, ignore_index=True)
 
     def __repr__(self) -> str:
-        rows = self.to_frame().to_dict("records")
         lines = [
             f"  {row['component']}: {number_text(row, 'loss')}{', dropped' * (not row['stays'])}"
-            for row in rows
+            for row in self.to_frame().to_dict("records")
         ]
         title = (
             f"Faithfulness {self.faithfulness:.3g} with {len(self.labels)} members, "

@@ -154,8 +154,7 @@ def _by_member(
     orders: Int[Tensor, "order member"], gains: Float[Tensor, "order member example"]
 ) -> tuple[Float[Tensor, "member example"], Float[Tensor, "pair member"]]:
     """Gains by place in an order as the mean of each member, and its mean in each pair."""
-    places = orders.argsort(1)[..., None].expand_as(gains)
-    of_members = gains.gather(1, places)
+    of_members = gains.gather(1, orders.argsort(1)[..., None].expand_as(gains))
     return of_members.mean(0), _of_pairs(of_members.mean(2))
 
 

@@ -316,7 +316,6 @@ def side_effects(
     n, shown = target.n_examples, target.config.progress
     with progress.run("side effects", None, n, shown=shown):
         measured = [_measure(name, engine, chosen, controls) for name, engine in engines.items()]
-    costs = [engine.cost - before[name] for name, engine in engines.items()]
     return SideEffects(
         registry=target.registry,
         members=chosen,
@@ -326,7 +325,7 @@ def side_effects(
         positions=positions_of(target),
         seed=seed,
         selected_on=traced.selected_on(members),
-        cost=sum(costs, Cost()),
+        cost=sum((engine.cost - before[name] for name, engine in engines.items()), Cost()),
         model=traced.model_name,
         source=traced.source,
     )

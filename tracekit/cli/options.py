@@ -163,7 +163,7 @@ OPTIONS: Mapping[str, Option] = {
         "Drop examples whose counterfactual has another length.", "--skip-mismatched"
     ),
     "limit": DATA.count("Use only the first N examples.", min=1),
-    "held_out": DATA.number("Share of the examples that no method sees, e.g. 0.2, to measure on."),
+    "held_out": DATA.number("Share of the examples that no method sees, e.g. 0.2.", min=0, max=1),
     # ---- the fields of a Setup
     "components": WHAT.name(
         f"{listed(KindName)}, or several joined by +. Default: what the data set is usually traced "

@@ -57,10 +57,9 @@ def rebuild(
         )
     if given["limit"] is None and given["held_out"] is None:
         given = {**given, "limit": result.own.n_examples}
-    dataset = result.dataset if origin is None else origin.dataset
     named = {
         "model": given["model"] or facts.path or result.model,
-        "dataset": given["dataset"] or dataset,
+        "dataset": given["dataset"] or (result.dataset if origin is None else origin.dataset),
     }
     if given["dtype"] == "auto" and facts.dtype in ("float32", "bfloat16", "float16"):
         named["dtype"] = facts.dtype

@@ -112,9 +112,8 @@ def pairs_html(title: str, pairs: Sequence[PromptPair], token_texts: Mapping[int
 
 def _tokens_html(texts: Sequence[str], changed: Sequence[bool] = ()) -> str:
     """Tokens side by side, each underlined, so that the spaces within them are seen."""
-    flags = changed or (False,) * len(texts)
     return "".join(
         f'<span style="white-space:pre-wrap;border-bottom:1px solid;margin-right:3px">'
         f"{f'<b>{html_text(text)}</b>' if flag else html_text(text)}</span>"
-        for text, flag in zip(texts, flags, strict=True)
+        for text, flag in zip(texts, changed or (False,) * len(texts), strict=True)
     )

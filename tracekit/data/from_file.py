@@ -148,6 +148,10 @@ def read_rows(
     rows = [{k: v for k, v in row.items() if not _is_missing(v)} for row in rows]
     if format is not None:
         return rows, False
+    lacking = [number for number, row in enumerate(rows) if "weight" not in row]
+    if 0 < len(lacking) < len(rows):
+        text = f"{len(lacking)} of {len(rows)} rows of {path} have no weight (row {lacking[0]})"
+        warn(f"{text}, and count as 1. Give each row a weight, or none.", DataWarning)
     has_ids = any("prompt_ids" in row for row in rows)
     allowed = TEXT_KEYS | OWN_KEYS | (id_keys() if has_ids else SET_KEYS)
     for number, row in enumerate(rows):

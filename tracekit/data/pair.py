@@ -120,8 +120,6 @@ class PromptPair:
     @property
     def identity(self) -> Hashable:
         """Equal for equal examples: tokens and spans. Weights, and draws of noise, do not count."""
-        if self.drawn_for:
-            return self.drawn_for.identity
         other = self.counterfactual
         return (
             *(self.prompt_ids, other.ids if isinstance(other, PromptCounterfactual) else None),
@@ -131,16 +129,13 @@ class PromptPair:
 
     @property
     def evidence(self) -> Hashable:
-        """Equal for pairs that are one piece of evidence: of the same two runs, whatever the spans.
+        """Equal for pairs that are one piece of evidence: of the same two prompts, in any order.
 
-        These are equal ones, and mirrors: prompt and counterfactual exchanged, and x and y.
+        That holds whatever x, y and spans are, and whatever is patched in.
         """
-        if self.drawn_for:
-            return self.drawn_for.evidence
-        other, (xs, ys) = self.counterfactual, map(frozenset, self.token_sets)
-        if self.prompt_noise is not None or not isinstance(other, PromptCounterfactual):
-            return self.prompt_ids, self.x_ids, self.y_ids, xs, ys
-        return frozenset(((self.prompt_ids, self.x_ids, xs), (other.ids, self.y_ids, ys)))
+        own, other = self.drawn_for or self, (self.drawn_for or self).counterfactual
+        other_ids = other.ids if isinstance(other, PromptCounterfactual) else None
+        return frozenset((own.prompt_ids, other_ids))
 
     @property
     def tokens(self) -> set[int]:
@@ -395,8 +390,7 @@ def split_by_span(pairs: Iterable[PromptPair], only: str | None) -> tuple[Prompt
 def split_by_position(pairs: Sequence[PromptPair], names: Sequence[str]) -> tuple[PromptPair, ...]:
     """The pairs with a span of each name for every position; refuses prompts of other lengths."""
     for number, pair in enumerate(pairs):
-        n_tokens = {len(pair.prompt_ids), len(pair.counterfactual_ids)}
-        if n_tokens != {len(names)}:
+        if {len(pair.prompt_ids), len(pair.counterfactual_ids)} != {len(names)}:
             raise PairsError(
                 f"Example {number} ({pair.describe()}) has {len(pair.prompt_ids)} tokens, and "
                 f"there are {len(names)} positions to tell apart. Give prompts of one length, "
@@ -472,8 +466,10 @@ def independent(pairs: Iterable[Any]) -> list[int]:
     owns = []
     for pair in pairs:
         owns.append((pair.evidence,))
-        # Equal pairs of two groups make these one.
-        parents[first_of(owns[-1])] = first_of(owns[-1] if pair.group is None else pair.group)
+        # Equal pairs of two groups make these one; zeros, say, are the same for all of one prompt.
+        for key in (pair.group, pair.drawn_for and pair.prompt_ids):
+            if key is not None:
+                parents[first_of(owns[-1])] = first_of(key)
     numbers: dict[Any, int] = {}
     return [numbers.setdefault(first_of(own), len(numbers)) for own in owns]
 

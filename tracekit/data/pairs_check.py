@@ -316,8 +316,7 @@ def _other_forms(
 def _groups(parts: Sequence[PromptPairs]) -> _Line | None:
     """How many independent examples there are, where groups or few pairs leave few."""
     shown = "; held out: ".join(map(said_of_independent, parts))
-    least = min(part.n_distinct for part in parts)
-    if least >= FEWEST:
+    if min(part.n_distinct for part in parts) >= FEWEST:
         are_grouped = any(pair.group is not None for part in parts for pair in part)
         return ("green", f"{shown}.") if are_grouped else None
     is_one = any(part.n_distinct == 1 < len(part) for part in parts)

@@ -30,7 +30,8 @@ class Finding:
 
     kind: str
     """One of `repeated`, `equal-continuations`, `equal-prompts`, `shifted`, `two-spaces`,
-    `token-counts`; with a tokenizer also `special-tokens`, `two-bos`, `no-bos`, `padding-token`."""
+    `token-counts`; with a tokenizer also `special-tokens`, `two-bos`, `no-bos`, `padding-token`,
+    `unknown-token`."""
     examples: tuple[int, ...]
     """Their numbers."""
     shown: tuple[str, ...]
@@ -195,7 +196,9 @@ def _beginnings(ids: Ids, token_texts: Mapping[int, str]) -> list[bool]:
 def _special_tests(tokenizer: Any) -> dict[str, Callable[[PromptPair], bool]]:
     special = set(getattr(tokenizer, "all_special_ids", ()) or ())
     bos, pad = getattr(tokenizer, "bos_token_id", None), _pad_of(tokenizer)
-    is_first = adds_bos(tokenizer)
+    is_first, unknown = adds_bos(tokenizer), getattr(tokenizer, "unk_token_id", None)
+    # Many tokenizers that know every text have a token that ends texts in its place.
+    lacking = {unknown} - {None, bos, pad, getattr(tokenizer, "eos_token_id", None)}
 
     def both(pair: PromptPair) -> tuple[Ids, Ids]:
         return pair.prompt_ids, pair.counterfactual_ids
@@ -211,6 +214,9 @@ def _special_tests(tokenizer: Any) -> dict[str, Callable[[PromptPair], bool]]:
         "two-bos": lambda pair: any(ids[:2] == (bos, bos) for ids in both(pair)),
         "no-bos": lambda pair: is_first and any(ids[0] != bos for ids in both(pair)),
         "padding-token": lambda pair: any(map(has_final, both(pair))),
+        "unknown-token": lambda pair: bool(
+            lacking & {*pair.tokens, *(pair.x_set_ids or ()), *(pair.y_set_ids or ())}
+        ),
     }
 
 

@@ -69,8 +69,7 @@ class Batch:
             if isinstance(value, Tensor) and name != "sources"
         }
         read = tuple(to_device(each, device) for each in self.readout_positions)
-        sequences = self.sequences.to(device)
-        return replace(self, **tensors, sequences=sequences, readout_positions=read)
+        return replace(self, **tensors, sequences=self.sequences.to(device), readout_positions=read)
 
     def repeat(self, copies: int) -> Batch:
         """The batch `copies` times over, one after the other."""
@@ -149,8 +148,7 @@ class Batch:
         if "answer-tokens" in reads:
             more["answer_tokens"] = self.token_sets[:, : 1 + self.all_have_y_set, 0]
         if "rank" in reads:
-            of_x = logs.gather(1, self.first_token[:, None])
-            more["x_rank"] = (logs > of_x).sum(1) + 1
+            more["x_rank"] = (logs > logs.gather(1, self.first_token[:, None])).sum(1) + 1
             more["first_choice"] = logs.argmax(1)
         return more
 

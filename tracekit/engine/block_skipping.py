@@ -95,8 +95,7 @@ class BlockSkipper:
             if not _close(inputs[layer], recorded[residual_hook(layer)][-1]):
                 return f"block {layer} reads something else than the residual stream"
         for layer in _boundaries(len(layers)):
-            residual = recorded[residual_hook(layer)][-1]
-            with self.run_only(layer, residual=residual):
+            with self.run_only(layer, residual=recorded[residual_hook(layer)][-1]):
                 resumed = model.run_with_hooks(tokens, fwd_hooks=[])
             if not _close(resumed, whole):
                 return f"a pass resumed at block {layer} differs"

@@ -136,5 +136,4 @@ def _log_probs(model: HookedModel, sequences: PackedSequences) -> Tensor:
     """Log-probabilities at every position of the only row."""
     sequences = sequences.to(device_of(model))
     inputs = sequences.inputs(dtype_of(model))
-    logits = model.run_with_hooks(sequences.tokens, fwd_hooks=[], **inputs)
-    return logits[0].float().log_softmax(-1)
+    return model.run_with_hooks(sequences.tokens, fwd_hooks=[], **inputs)[0].float().log_softmax(-1)

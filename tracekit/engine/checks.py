@@ -17,6 +17,7 @@ edits are thrown away gives an effect of 0 with no error. So before the first ru
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from typing import Any
@@ -35,7 +36,8 @@ from tracekit.engine.engine import Engine
 from tracekit.engine.packing import pad
 from tracekit.engine.patching import MaskedPatch
 from tracekit.engine.prepared import PreparedData
-from tracekit.errors import HookPointError, IdentityCheckError, ModelWarning
+from tracekit.errors import HookPointError, IdentityCheckError, MetricError, ModelWarning
+from tracekit.metrics import ContinuationLogProbs
 from tracekit.models.architectures import stream_hook
 from tracekit.models.hooked import (
     HookedModel,
@@ -138,6 +140,21 @@ def check_engine(engine: Engine) -> None:
             f"{model_name(engine.model)} on the first {len(probe.pairs)} examples with "
             f"positions={engine.config.positions!r}. Choose components and positions that reach "
             "the scored tokens."
+        )
+    if probe.data.batches:
+        _check_metric(probe.data, moved)
+
+
+def _check_metric(data: PreparedData, moved: ContinuationLogProbs) -> None:
+    """Refuses a metric that gives an example another effect where others stand beside it."""
+    numbers, clean = data.batches[0].examples, data.clean_of(data.batches[0])
+    both = clean, moved.map(lambda value: value[numbers.to(value.device)])
+    together = data.metric(*both)[0].item()
+    alone = data.metric(*(each.map(lambda value: value[:1]) for each in both)).item()
+    if not math.isclose(alone, together, rel_tol=1e-3, abs_tol=3e-6) and together == together:
+        raise MetricError(
+            f"The metric {data.metric.name!r} gives example {numbers[0]} {alone:.4g} alone and "
+            f"{together:.4g} beside others, or draws. Give an effect of each example by itself."
         )
 
 

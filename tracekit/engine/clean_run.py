@@ -112,5 +112,4 @@ def assemble(
             whole = values.new_zeros(n_examples, *values.shape[1:])
             whole[numbers] = values
             assembled[name] = whole
-    added = ranks.add(*assembled.values())
-    return ContinuationLogProbs(**dict(zip(assembled, added, strict=True)))
+    return ContinuationLogProbs(**dict(zip(assembled, ranks.add(*assembled.values()), strict=True)))

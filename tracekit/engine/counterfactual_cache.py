@@ -98,8 +98,7 @@ class CounterfactualCache:
 
     def _in_place_of(self, batch: Batch, index: Int[Tensor, "row pos"]) -> dict[str, Tensor]:
         """Activations of other positions of the sources, put where they are used."""
-        is_used = batch.positions[:, batch.first_position : batch.n_positions]
-        index = torch.where(is_used, index, 0)
+        index = torch.where(batch.positions[:, batch.first_position : batch.n_positions], index, 0)
         whole = self._of_sources(
             replace(batch, first_position=0, n_positions=int(index.max()) + 1, source_index=None)
         )
@@ -130,8 +129,7 @@ class CounterfactualCache:
             rows = torch.isin(batch.sources, chunk.numbers).nonzero()[:, 0]
             if len(rows):
                 # Where in the chunk the source of each of these rows is.
-                index = torch.searchsorted(chunk.numbers, batch.sources[rows])
-                parts.append((chunk, rows, index))
+                parts.append((chunk, rows, torch.searchsorted(chunk.numbers, batch.sources[rows])))
         return {name: self._assemble(name, parts, batch) for name in self._kinds}
 
     def _assemble(
@@ -162,8 +160,7 @@ class CounterfactualCache:
                 target = target.narrow(kind.position_dim, 0, width)
                 target[to_device(rows, device)] = values.narrow(kind.position_dim, 0, width)
             else:
-                is_covered = (slots >= first) & (slots < n_positions)
-                row, slot = is_covered.nonzero(as_tuple=True)
+                row, slot = ((slots >= first) & (slots < n_positions)).nonzero(as_tuple=True)
                 to = (to_device(rows[row], device), to_device(slots[row, slot] - first, device))
                 at = (to_device(row, device), to_device(slot, device))
                 target.movedim(kind.position_dim, 1)[to] = values.movedim(kind.position_dim, 1)[at]
@@ -225,8 +222,7 @@ class CounterfactualCache:
         model = counterfactuals[0].run_by() or self._model
         sequences = layout.sources.rows(numbers, width).to(device_of(model))
         n_positions = self._n_positions(numbers)
-        n_slots = int(self._counts[numbers].max())
-        slots = self._slots[numbers, :n_slots].clamp(max=n_positions - 1)
+        slots = self._slots[numbers, : int(self._counts[numbers].max())].clamp(max=n_positions - 1)
         row = torch.arange(len(numbers))[:, None]
         kept: dict[str, Tensor] = {}
 

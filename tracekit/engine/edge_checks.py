@@ -16,12 +16,21 @@ import torch
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry
-from tracekit.components.edges import EMBEDDING
+from tracekit.components.edges import EMBEDDING, EdgesBy
 from tracekit.engine.edge_patch import EdgePatch, refusal
 from tracekit.engine.patching import MaskedPatch
-from tracekit.errors import IdentityCheckError
+from tracekit.errors import IdentityCheckError, SourceError
 from tracekit.models.architectures import MLP, out_of
-from tracekit.models.hooked import Hook, HookedModel, is_exact, model_name, recording_hooks
+from tracekit.models.hooked import (
+    Hook,
+    HookedModel,
+    device_of,
+    frozen,
+    is_exact,
+    model_name,
+    random_tokens,
+    recording_hooks,
+)
 
 
 def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor) -> None:
@@ -71,6 +80,33 @@ def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor)
         if not (value - expected).abs().max() <= tolerance:
             raise refusal(model, problem)
     _check_gradient(model, patch, tokens)
+
+
+def check_other(model: HookedModel, other: HookedModel, by: EdgesBy) -> None:
+    """Refuses another model as a source where all its edges do not make the model do what it does.
+
+    Raises:
+        SourceError: The two differ in what no edge carries.
+    """
+    registry = ComponentRegistry.of_edges(model.cfg, by)
+    tokens = random_tokens(model, 3, 8).to(device_of(model))
+    hooks, recorded = recording_hooks(registry.hook_names)
+    with torch.no_grad(), frozen(other):
+        theirs = _logits(other, tokens.to(device_of(other)), hooks).to(tokens.device)
+    patch = EdgePatch(
+        model=model,
+        registry=registry,
+        counterfactual={name: fired[0] for name, fired in recorded.items()},
+        positions=torch.ones_like(tokens, dtype=torch.bool),
+    )
+    with torch.no_grad(), frozen(model):
+        gap = (_logits(model, tokens, patch.hooks(torch.ones(len(registry)))) - theirs).abs().max()
+    if not gap <= (1e-3 if is_exact(model) else 0.1) * (theirs - theirs.flip(0)).abs().max():
+        raise SourceError(
+            f"{model_name(model)} with all edges patched does not do what {model_name(other)} does "
+            f"(logits are up to {gap:.2g} apart): they differ in what no edge carries, such as the "
+            "output projections or biases of attention. Trace attention-blocks+mlp-blocks."
+        )
 
 
 def _check_gradient(model: HookedModel, patch: EdgePatch, tokens: Tensor) -> None:

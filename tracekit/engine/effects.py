@@ -151,8 +151,7 @@ def choices_in(
                 again = [*other.batches_of(batch.examples.cpu(), of_all_ranks=True)]
                 said = [other.forward_pass.log_probs(each, [], reads=reads) for each in again]
                 at = [(e.examples[:, None] == batch.examples).nonzero()[:, 1] for e in again]
-                parts = [*zip(at, said, strict=True)]
-                runs.append(assemble(parts, len(batch.examples), Ranks()))
+                runs.append(assemble([*zip(at, said, strict=True)], len(batch.examples), Ranks()))
             runs = runs[::-1] if data.metric.direction == "denoising" else runs
             for row, run in zip(sums, runs, strict=False):
                 row += _summed(batch, runs[0], run)[0]
@@ -186,10 +185,10 @@ def noise_floor(data: PreparedData) -> float:
 
     In a lower precision, scores depend on the rows that run beside a row, and on last bits. So the
     clean run is repeated with a row alone, with a batch twice over, and with embeddings of which
-    the last bit is drawn, and its effect against the clean run is taken: the mean, or two standard
-    errors of the mean over all examples, whichever is larger. Rows run alone in passes of their
-    own, so of those there are 64 at most. All sets share the rounding of one clean run, so
-    differences between sets are surer than this.
+    the last bit is drawn, for few examples again and again. Its effect against the clean run is
+    taken: the mean, or two standard errors of the mean over all examples, whichever is larger. Rows
+    run alone in passes of their own, so of those there are 64 at most. All sets share the rounding
+    of one clean run, so differences between sets are surer than this.
     """
     if is_exact(data.model):
         return 0.0
@@ -202,7 +201,8 @@ def noise_floor(data: PreparedData) -> float:
             alone = data.layout.batches(1, device=data.device, examples=rows) if len(rows) else []
             n_alone += len(rows)
             runs = [(0, single, 1, []) for single in alone]
-            for way, some, copies, hooks in (*runs, (1, batch, 2, []), (2, batch, 1, drawn)):
+            draws = [(2, batch, 1, drawn)] * -(-_MOST_ALONE // data.n_examples)
+            for way, some, copies, hooks in (*runs, (1, batch, 2, []), *draws):
                 run = data.forward_pass.log_probs(
                     some.repeat(copies), hooks, reads=data.metric.reads
                 )

@@ -124,8 +124,7 @@ def slopes_along_inputs(data: PreparedData, levels: Mapping[float, float]) -> Ma
             for level, weight in levels.items():
                 hooks = [patch.moved_input(level), *patch.hooks(leaf)]
                 moved = data.forward_pass.log_probs(batch, hooks, reads=data.metric.reads)
-                effects = data.effects_from(batch, moved, clean=clean)
-                total += weight * data.slopes(effects, leaf)
+                total += weight * data.slopes(data.effects_from(batch, moved, clean=clean), leaf)
     data.account.count(len(levels) * data.n_examples, backward=True)
     (total,) = data.ranks.add(total.detach())
     return total.cpu()

@@ -88,8 +88,7 @@ class MaskedPatch:
         weights = [shares_of(site, mask, source.ndim, numbers) for site in sites]
         is_patched, shape = self.positions[:, covered], [1] * source.ndim
         shape[0], shape[kind.position_dim] = is_patched.shape
-        features = [site.kind.features_in(layer) for site in sites]
-        parts = list(zip(weights, features, strict=True))
+        parts = list(zip(weights, [site.kind.features_in(layer) for site in sites], strict=True))
         rows = SeenRows.of(self.constants, name, kind)
         mix = partial(
             _mix,

@@ -185,8 +185,7 @@ class PathRuns:
         Proves on the way, on a few examples, that hooks act as paths need it.
         """
         data = self.data
-        examples = torch.arange(min(_EXAMPLES, data.n_examples))
-        probe = data.layout.batch(examples).to(data.device)
+        probe = data.layout.batch(torch.arange(min(_EXAMPLES, data.n_examples))).to(data.device)
         split = {
             self.places[member][0]: hook
             for member, hook in self.hooks.items()
@@ -301,8 +300,7 @@ class _BatchPaths:
                 masks = to_device(masks, data.device).float()
                 hooks = data.hooks(self.batch, source, masks, {layer})
                 hooks += self._held(layer, MLP, len(senders)) if part == ATTENTION else []
-                stream = self._stream(layer, len(senders))
-                parts = self._run(hooks, [after], layer, stream)[after]
+                parts = self._run(hooks, [after], layer, self._stream(layer, len(senders)))[after]
                 parts = rearrange(parts, "(sender row) ... -> sender row ...", sender=len(senders))
                 parts = parts - self._clean[after]
                 changes |= dict(zip(senders, parts, strict=True))

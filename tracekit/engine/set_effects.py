@@ -56,8 +56,7 @@ def set_effects(
     if is_small or data.capabilities.block_skipper is None or data.registry.has_windows:
         tree = PrefixNode(0, leaves=list(range(len(own))))
     else:
-        n_layers = int(data.model.cfg.n_layers)
-        tree = build_prefix_tree(own_sets, data.layers_of_components, n_layers)
+        tree = build_prefix_tree(own_sets, data.layers_of_components, int(data.model.cfg.n_layers))
     n_measured = len(sets) * (data.n_examples if examples is None else len(examples))
     effects_of_own = torch.zeros(len(own), data.n_examples, device=data.device)
     n_done = torch.zeros(len(own), dtype=torch.long)
@@ -67,8 +66,7 @@ def set_effects(
         try:
             for batch in batches:
                 source = data.counterfactual_cache.activations_for(batch)
-                descent = _Descent(data, own_sets, batch, source, effects_of_own, n_done)
-                descent.run([tree], None)
+                _Descent(data, own_sets, batch, source, effects_of_own, n_done).run([tree], None)
         except KeyboardInterrupt:
             if record is not None and data.ranks.count == 1:
                 whole = (n_done == data.n_examples).nonzero()[:, 0].tolist()

@@ -45,6 +45,7 @@ from tracekit.data.counterfactuals import (
 from tracekit.data.pair import PromptPair, drawn_by
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import with_implied
+from tracekit.engine.edge_checks import check_other
 from tracekit.engine.layout import Positions, buckets
 from tracekit.engine.packing import pad
 from tracekit.engine.patching import SeenRows
@@ -209,7 +210,7 @@ def resolve_source(
     if isinstance(source, str):
         source = source_of_name(source)
     if isinstance(source, OtherModel):
-        return _of_other_model(source.model, model, kinds)
+        return _of_other_model(source.model, model, registry)
     if not isinstance(source, (str, Mean, Noise)):
         _refuse_features(registry)
         return _constant(Constants(_OWN_TENSORS, _checked(source, model, kinds)))
@@ -340,8 +341,9 @@ def _mixed(keys: Int[Tensor, " prompt"], key: int) -> Int[Tensor, " prompt"]:
     return mixed
 
 
-def _of_other_model(other: HookedModel, model: HookedModel, kinds: Mapping[str, Kind]) -> ToPairs:
+def _of_other_model(other: HookedModel, model: HookedModel, registry: ComponentRegistry) -> ToPairs:
     """Every prompt is read by another model, which has the same tokens and sizes."""
+    kinds = registry.kinds_by_hook
     own, vocabulary = _shapes(model, kinds), int(model.cfg.d_vocab)
     lacking = [name for name in kinds if name not in other.hook_dict]
     if lacking or int(other.cfg.d_vocab) != vocabulary or _shapes(other, kinds) != own:
@@ -349,6 +351,8 @@ def _of_other_model(other: HookedModel, model: HookedModel, kinds: Mapping[str, 
             f"{model_name(other)} has other sizes than {model_name(model)}: its values do not fit. "
             "Give a checkpoint of the same architecture and vocabulary, e.g. the base model."
         )
+    if registry.edges is not None:
+        check_other(model, other, registry.edges.by)
     counterfactual = OtherModelCounterfactual(other, weights_digest(other))
     return lambda given: with_counterfactuals(given, [counterfactual] * len(given))
 

@@ -337,8 +337,7 @@ class Exploration:
         yield self._record(Measurement(members, effects, x, y, seconds))
 
     def _record(self, measurement: Measurement) -> Measurement:
-        pairs = self.engine.pairs
-        weighted = replace(measurement, bounds=self.engine.metric.bounds, **pairs.over)
+        weighted = replace(measurement, bounds=self.engine.metric.bounds, **self.engine.pairs.over)
         self.measurements[measurement.members] = weighted
         return weighted
 

@@ -252,8 +252,7 @@ class Explorer(_Widget):
             return
         stamp = change["new"].get("stamp")
         if stamp is not None:
-            key = set_key(self.exploration.members)
-            self.send({"kind": "seen", "stamp": stamp, "key": key})
+            self.send({"kind": "seen", "stamp": stamp, "key": set_key(self.exploration.members)})
         prediction = self.exploration.prediction
         if self.exploration.example is not None and prediction is not None:
             self._tell_prediction(prediction)
@@ -345,8 +344,7 @@ class Explorer(_Widget):
 
     def _tell_all(self) -> None:
         table = table_of(self.exploration)
-        buffers = [table.pop("effects"), table.pop("gains")]
-        self.send({"kind": "table", "table": table}, buffers)
+        self.send({"kind": "table", "table": table}, [table.pop("effects"), table.pop("gains")])
 
 
 def setup_of(
@@ -410,10 +408,9 @@ def setup_of(
 
 def _grid(grid: ComponentGrid) -> dict[str, Any]:
     names = grid.span_names or tuple(map(str, grid.indices))
-    kind = kind_of(grid.kind)
     return {
         "title": printable(f"{grid.kind}, {grid.span}" if grid.span else grid.kind),
-        "noun": printable("span" if grid.span_names else kind.noun),
+        "noun": printable("span" if grid.span_names else kind_of(grid.kind).noun),
         "layers": grid.layers,
         # A kind with one component a layer has no numbers to show.
         "columns": [printable(name) if len(names) > 1 else "" for name in names],

@@ -93,8 +93,7 @@ def bars(chart: Chart, *, log_y: bool = False) -> go.Figure:
     figure = go.Figure()
     for rank, (label, (color, _, _)) in enumerate(styles(frame[chart.series]).items()):
         rows = frame[frame[chart.series] == label]
-        shape = _PATTERNS[rank % len(_PATTERNS)]
-        pattern = {"shape": shape, "bgcolor": color, "fgcolor": "white"}
+        pattern = {"shape": _PATTERNS[rank % len(_PATTERNS)], "bgcolor": color, "fgcolor": "white"}
         hover = f"%{{x}}<br>{chart.title_of(label)}<br>{chart.axis_titles[1]}: %{{y:.4g}}"
         figure.add_bar(
             x=rows[chart.x],

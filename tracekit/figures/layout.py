@@ -316,8 +316,7 @@ def _legend(figure: go.Figure, plot: float, below: float, texts: float) -> float
     widest = 48 + max((width_of(name, size) for name in names), default=0.0)
     at = {"x": 0, "xanchor": "left", "y": -below, "yanchor": "top", "orientation": "h"}
     layout.legend.update(**at, entrywidth=widest - 44, entrywidthmode="pixels")
-    n_rows = -(-len(names) // max(1, int(plot / widest)))
-    return 10 + max(1.6 * size, 17) * n_rows
+    return 10 + max(1.6 * size, 17) * (-(-len(names) // max(1, int(plot / widest))))
 
 
 def _fit_bars(figure: go.Figure, plot: float, bottom: float, texts: float) -> float:

@@ -59,8 +59,7 @@ def path_network(
     wide, with an open head.
     """
     rows = sorted({layer for layer in layers if layer is not None}) or [0.0]
-    width = max(_BOX[0], 10 + 8.0 * max(map(len, names)))
-    spots, right = _spots(layers, rows, width)
+    spots, right = _spots(layers, rows, max(_BOX[0], 10 + 8.0 * max(map(len, names))))
     row = _ROW * right / _PLOT
     spots = [(x, row * y) for x, y in spots]
     lines = _lines(arrows, spots, right)
@@ -122,8 +121,7 @@ def _lines(
         # where it would leave the plot.
         bend = 0.12 * (y1 - y0) * (1 if x0 <= x1 else -1)
         bend *= 1 if 0 <= (x0 + x1) / 2 + bend <= right else -1
-        middle = (x0 + x1) / 2 + bend, (y0 + y1) / 2
-        lines.append(bent((x0, y0), middle, (x1, y1), 24))
+        lines.append(bent((x0, y0), ((x0 + x1) / 2 + bend, (y0 + y1) / 2), (x1, y1), 24))
     return lines
 
 

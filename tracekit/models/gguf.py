@@ -338,9 +338,8 @@ def _scaling(
         if attention:
             scaled["attention_factor"] = attention * (1 + 0.1 * log(factor))
             attention = 0
-    is_done = kind in ("none", "linear") or scaled
     unused = {
-        **({} if is_done else {"type": kind, "factor": factor}),
+        **({} if kind in ("none", "linear") or scaled else {"type": kind, "factor": factor}),
         **({"attn_factor": attention} if attention not in (0, 1) else {}),
         **{key: value for key, value in rest.items() if value},
     }

@@ -104,12 +104,11 @@ def _fingerprint(parameter: Tensor) -> list[Any]:
     flat = parameter.detach().flatten()
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
     bits = flat.view(whole)
-    sample = bits[:: max(1, len(bits) // _SAMPLED)]
     return [
         *parameter.shape,
         str(parameter.dtype),
         bits.sum(dtype=torch.int64).item(),
-        sample.tolist(),
+        bits[:: max(1, len(bits) // _SAMPLED)].tolist(),
     ]
 
 

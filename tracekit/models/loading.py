@@ -187,9 +187,8 @@ def _device(device: str | torch.device | None, options: Mapping[str, Any]) -> An
         resolved = torch.device(device)
         torch.empty(0, device=resolved)
     except (RuntimeError, AssertionError) as error:
-        first = str(error).splitlines()[0].rstrip(".")
         raise ConfigError(
-            f"The device {str(device)!r} cannot be used: {first}. "
+            f"The device {str(device)!r} cannot be used: {str(error).splitlines()[0].rstrip('.')}. "
             "Use cpu, or cuda or mps where there is one."
         ) from None
     return resolved
@@ -212,8 +211,7 @@ def _chosen_dtype(directory: Path, device: torch.device | None) -> torch.dtype:
     if named not in (torch.bfloat16, torch.float16) or is_quantized or device is None:
         return named
     # Twice the weights of the checkpoint, and as much again to load and to run it.
-    needed = 4 * _size_of(directory, named)
-    return torch.float32 if needed <= _free_bytes(device) else named
+    return torch.float32 if 4 * _size_of(directory, named) <= _free_bytes(device) else named
 
 
 def _entries(file: Path) -> dict[str, Any]:

@@ -185,10 +185,9 @@ def _fig_neurons(setting: Setting, runs: list[Run]) -> Report:
     figures_by_name, rows = _curves(runs), []
     for run in on_all_examples(runs):
         result = _result_at(run, 0.05)
-        per_layer = result.to_frame().groupby("layer")["selected"].sum()
         rows += [
             {**case_of(run), "layer": layer, "share": count / result.n_selected}
-            for layer, count in per_layer.items()
+            for layer, count in result.to_frame().groupby("layer")["selected"].sum().items()
         ]
     frame: Any = pd.DataFrame(rows)
     for (dataset, model), part in frame.groupby(["dataset", "model"], sort=False):

@@ -265,8 +265,7 @@ def usual_kind(dataset: str) -> str:
 
 def with_held_out(setting: Setting, jobs: Sequence[Job]) -> list[Job]:
     """The jobs, and if the setting asks for it the same with a fifth of the examples held out."""
-    has_enough = setting.limit is None or setting.limit >= _FEWEST
-    if not (setting.held_out and has_enough):
+    if not (setting.held_out and (setting.limit is None or setting.limit >= _FEWEST)):
         return list(jobs)
     return [*jobs, *(replace(job, held_out=_HELD_OUT) for job in jobs)]
 

@@ -156,13 +156,12 @@ class Comparison(Results):
         over, metric = held_out[0].over, held_out[0].metric
         ends = row_intervals(rows, bounds=bounds_of(metric).of_sum(1, 1), **over)
         scale = torch.stack([effects[i].abs() + effects[j].abs() for i, j in pairs]).double()
-        tests = p_values(without_rounding(rows, scale), **over)
         return pd.DataFrame(
             {
                 "first": [self.labels[i] for i, _ in pairs],
                 "second": [self.labels[j] for _, j in pairs],
                 **with_ends("difference", rows.mean(1).tolist(), ends.T.tolist()),
-                **tests.columns("family"),
+                **p_values(without_rounding(rows, scale), **over).columns("family"),
                 "metric": metric,
                 "n_held_out": held_out[0].n_examples,
                 "n_held_out_independent": held_out[0].n_independent,

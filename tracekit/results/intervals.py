@@ -109,8 +109,7 @@ class Resamples:
 
     def share_unseen(self, tail: float) -> float:
         """Largest share of examples that as many as these may all miss."""
-        n_effective = (self._bases.sum().square() / self._bases.square().sum()).item()
-        return 1 - tail ** (1 / n_effective)
+        return 1 - tail ** (self._bases.square().sum() / self._bases.sum().square()).item()
 
     def deviations(
         self, at_once: int = N_RESAMPLES, n_draws: int = N_RESAMPLES
@@ -187,8 +186,7 @@ def ratio_interval(
         deviations = []
         for picks in resamples(n, seed):
             ratios, errors = ratio_and_error(values[picks], bases[picks])
-            floored = errors.clamp(min=LEAST_ERROR * error.item())
-            deviations.append((ratios - centre) / floored)
+            deviations.append((ratios - centre) / errors.clamp(min=LEAST_ERROR * error.item()))
         ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
         low, high = (centre - torch.cat(deviations).quantile(ends).flip(0) * error).tolist()
     return max(low, bounds.low), min(high, bounds.high)

@@ -141,8 +141,7 @@ def _names(component: Component, registry: ComponentRegistry) -> list[str]:
         return [_NODES[component.kind].format(layer=component.layer, index=component.index)]
     sender, receiver = component.ends.split(">")
     use = next((f"<{each.lower()}>" for each in "QKV" if each in receiver), "")
-    heads = registry.edges.nodes_of(receiver)
-    return [f"{_node(sender)}->{_node(head)}{use}" for head in heads]
+    return [f"{_node(sender)}->{_node(head)}{use}" for head in registry.edges.nodes_of(receiver)]
 
 
 def _node(label: str) -> str:

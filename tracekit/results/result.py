@@ -57,8 +57,7 @@ def _from_earlier(
         moved = {f"{part}.{name}": tensors.pop(old, None) for name, old in names.items()}
         tensors |= {name: value for name, value in moved.items() if value is not None}
         fingerprint = document.pop(f"{start or 'dataset_'}fingerprint")
-        origin = document.pop(f"{start}data")
-        written = {"fingerprint": fingerprint, "origin": origin, "chat": None}
+        written = {"fingerprint": fingerprint, "origin": document.pop(f"{start}data"), "chat": None}
         parts[part] = asked | written
     if parts["held_out"]["fingerprint"] is None:
         parts["held_out"] = None

@@ -60,8 +60,7 @@ def without_rounding(
     signs would call a difference of 1e-7 significant. `scale` is the size of the effects that they
     are differences of.
     """
-    largest = scale.flatten(0, -2).max(0).values
-    least = RESOLUTION * scale + _FLOOR * largest.clamp(max=1)
+    least = RESOLUTION * scale + _FLOOR * scale.flatten(0, -2).max(0).values.clamp(max=1)
     return torch.where(interactions.abs() > least, interactions, 0.0)
 
 
@@ -207,8 +206,7 @@ def _resampled_p_values(
         below += deviations.le(statistics[:, None] + 1e-9).sum(1)
     tails = (2 * torch.minimum(above, below) / (n_draws + 1)).clamp(max=1)
     corrected = (hits / (n_draws + 1)).cummax(0).values
-    family = torch.empty_like(corrected).scatter(0, order, corrected)
-    return tails, torch.maximum(family, tails)
+    return tails, torch.maximum(torch.empty_like(corrected).scatter(0, order, corrected), tails)
 
 
 def _is_shared(effects: Float[Tensor, "row example"]) -> Bool[Tensor, " row"]:
@@ -232,8 +230,7 @@ def _flips(n_examples: int, at_once: int) -> Iterator[Float[Tensor, "draw exampl
     """Signs of the examples in portions, the same for all rows; the first are those measured."""
     if 2**n_examples <= _DRAWS:
         # A flip of all signs has the same size, so that the first example needs none.
-        numbers = torch.arange(2 ** (n_examples - 1))
-        for part in numbers.split(at_once):
+        for part in torch.arange(2 ** (n_examples - 1)).split(at_once):
             yield 1.0 - 2.0 * (part[:, None] >> torch.arange(n_examples) & 1).double()
         return
     generator = torch.Generator().manual_seed(0)

@@ -127,8 +127,7 @@ class LocalProcesses(GivenExecutor):
     def __init__(self, processes: int) -> None:
         """Starts no process yet; they share the threads of this process."""
         threads = max(1, allowed_threads() // processes)
-        started = WorkerProcesses(processes, start=_start, arguments=(threads,))
-        super().__init__(started, processes)
+        super().__init__(WorkerProcesses(processes, start=_start, arguments=(threads,)), processes)
 
     def reason(self, error: BaseException) -> Exception | None:
         """Error to raise instead; tells workers that were killed from those that never began."""

@@ -159,8 +159,7 @@ class Grid:
             *(self.sources(), self.datasets, self.components or (None,), self.metrics or (None,)),
             *(self.seeds, self.methods),
         )
-        jobs = [self._job(*each) for each in asked]
-        return list({job.identity: job for job in jobs}.values())
+        return list({job.identity: job for job in [self._job(*each) for each in asked]}.values())
 
     def _job(
         self,

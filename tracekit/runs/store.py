@@ -117,8 +117,7 @@ def weights_hash(model: HookedModel) -> str:
 
 def configuration(job: Job, weights: str, data: str) -> dict[str, Any]:
     """Everything that decides a run's numbers, with the hashes of weights and examples."""
-    versions = decisive_versions()
-    return {"job": job.spec(), "weights": weights, "data": data, "versions": versions}
+    return {"job": job.spec(), "weights": weights, "data": data, "versions": decisive_versions()}
 
 
 def decisive_versions() -> dict[str, str]:

@@ -140,8 +140,7 @@ def load_runs(folder: str | Path) -> Runs:
         try:
             runs.append(read_run_folder(run_folder))
         except TracekitError as error:
-            text = f"{error} It is left out; the sweep that wrote it does it again."
-            warn(text, RecordWarning)
+            warn(f"{error} It is left out; the sweep that wrote it does it again.", RecordWarning)
     saved = [] if folders else sorted(path.parent for path in root.rglob("result.json"))
     runs += [_run_of(TraceResult.load(each), each) for each in saved]
     if not folders and not saved:

@@ -62,8 +62,7 @@ class Goal:
         Raises:
             BudgetError: Below one component, above all of them, or more than one kind of goal.
         """
-        given = [v for v in (budget, budgets, target_effect) if v is not None]
-        if len(given) > 1:
+        if len([v for v in (budget, budgets, target_effect) if v is not None]) > 1:
             raise BudgetError(
                 "More than one goal was given. Use one of budget, budgets and target_effect."
             )

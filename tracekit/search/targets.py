@@ -151,8 +151,7 @@ class Scores:
         with torch.enable_grad():
             leaves = [each.detach().requires_grad_(True) for each in effects]
             scores = self.combine(*leaves, numbers)
-            weighted = scores * weights(scores.detach())
-            slopes = torch.autograd.grad(weighted.sum(), leaves)
+            slopes = torch.autograd.grad((scores * weights(scores.detach())).sum(), leaves)
         return scores.detach(), slopes
 
 
@@ -258,8 +257,7 @@ class Target(DataView):
         self._bound: _Bound | None = None
         if constraint is not None:
             bound, measures = constraint
-            scale = self.full_effects.mean().abs().item() or 1.0
-            self._bound = _Bound(bound, measures, scale)
+            self._bound = _Bound(bound, measures, self.full_effects.mean().abs().item() or 1.0)
             keeping = f"keeping {bound.describe(self.pairs)} ({measures.pairs.fingerprint[:12]})"
             is_smooth = metric.differentiable and measures.metric.differentiable
             metric = named_metric(metric, f"{metric.name}, {keeping}")
@@ -288,8 +286,7 @@ class Target(DataView):
         constraint = self._constraint
         if constraint is not None and constraint[0].pairs is None:
             constraint = (constraint[0], constraint[1].with_pairs(pairs))
-        given = self._given.with_pairs(pairs)
-        return Target(given, self._objective, constraint, sign=self.sign)
+        return Target(self._given.with_pairs(pairs), self._objective, constraint, sign=self.sign)
 
     @cached_property
     def full_effects(self) -> Effects:

@@ -155,8 +155,7 @@ def generate(
     mask = strength * from_indices(chosen, data.n_components).float()
     constants = constants_of([pair.counterfactual for pair in engine.pairs])
     written = []
-    bar = progress.steps(range(len(prompts)), "generate", shown=bound.config.progress)
-    for number in bar:
+    for number in progress.steps(range(len(prompts)), "generate", shown=bound.config.progress):
         (batch,) = data.batches_of(torch.tensor([number]), of_all_ranks=True)
         if constants is not None and not constants.positional and bound.setup.positions == "all":
             hooks = constant_hooks(bound.registry, constants, mask)

@@ -175,7 +175,7 @@ def _with_random(asked: Traced, sets: list[TraceResult], seed: int) -> Iterator[
         means = asked.fresh.set_effects(others, "random sets").mean(1).tolist() or [None]
         row |= {"random": sum(means) / len(means) if others else None}
         row |= {"random_low": min(means), "random_high": max(means)}
-        yield row | {"components": each.labels[:_NAMED]}
+        yield row | {"components": each.labels}
 
 
 def _advice(engine: Engine, sets: list[TraceResult]) -> tuple[dict[str, Any], list[str]]:

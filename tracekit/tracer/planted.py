@@ -147,7 +147,6 @@ def planted_model(
     components = [Component(kind, 0, player) for player in range(last + 1)]
     if name == "backup":
         components[1] = Component(kind, 1, 0)
-    decoys = [Component(kind, 0, _N_PLAYERS + rank) for rank in range(_N_DECOYS)]
     return PlantedModel(
         name=name,
         meaning=_MEANINGS[name],
@@ -155,7 +154,7 @@ def planted_model(
         model=load_model(_build(name, n_examples)),
         pairs=_pairs(name, n_examples),
         components=tuple(components),
-        decoys=tuple(decoys),
+        decoys=tuple(Component(kind, 0, _N_PLAYERS + rank) for rank in range(_N_DECOYS)),
     )
 
 
@@ -275,8 +274,7 @@ def _add_backup(blocks: Any) -> None:
     # It alone copies the second signal.
     blocks[0].mlp.c_proj.weight[1] = 0
     _head(attention, 0, 2, _BY_NEURON[1])
-    width = _D_MODEL // _N_HEADS
-    scale = _SHARP * width**0.5
+    scale = _SHARP * (_D_MODEL // _N_HEADS) ** 0.5
     # The score of the second position falls from 1 to -1 by the first signal; that of the token
     # of no meaning is 1/2.
     attention.c_attn.weight[:, 0] = _read(_BY_NEURON[0], -2 * scale)

@@ -136,7 +136,6 @@ def _mean_gradient(target: Target, steps: int, method: str) -> Mask:
     require_gradient(target.metric, method)
     total = torch.zeros(target.n_components)
     for level, weight in weights_along_line(steps).items():
-        mask = torch.full((target.n_components,), level)
-        total += weight * target.slopes(mask)
+        total += weight * target.slopes(torch.full((target.n_components,), level))
     require_finite_gradient(total, target.metric)
     return total

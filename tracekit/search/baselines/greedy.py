@@ -38,8 +38,7 @@ class Greedy:
         selections = []
         for _ in range(last):
             candidates = sorted(set(range(target.n_components)) - set(members))
-            sets = [(*members, i) for i in candidates]
-            means = target.set_effects(sets, "candidates").mean(1)
+            means = target.set_effects([(*members, i) for i in candidates], "candidates").mean(1)
             best = int(means.argmax())
             members.append(candidates[best])
             effect = means[best].item()
