@@ -17,6 +17,8 @@ from tracekit.results import effect_interval
 from tracekit.search.auto import cross_fit
 from tracekit.search.baselines.shrunken_topk import shrunken_means
 
+PROMPTS = ("prompt_ids", "counterfactual_ids")
+
 
 def grouped(labels, seed=0):
     rows = tiny.rows(len(labels), seed=seed)
@@ -71,11 +73,15 @@ def test_a_pair_and_its_mirror_are_one_example(model):
     pair = pairs.pairs[0]
     for changed in ({"x_set_ids": (1, 2)}, {"y_ids": (5,)}, {"spans": {"first": (0, 1)}}):
         assert replace(pair, **changed).evidence == pair.evidence
-    # Whatever is patched in, tracers and their pairs count alike.
-    for source in ("zero", "mean", "resample"):
-        tracer = tk.Tracer(model, pairs, "residual", "logit-difference", source=source)
-        assert tracer.engine.pairs.n_distinct == 6
-        assert len({each.identity for each in tracer.engine.pairs}) == 12
+    # Whatever is patched in, and in either direction, tracers and their pairs count alike.
+    for source in ("zero", "mean", "resample", "counterfactual"):
+        for direction in ("noising", "denoising"):
+            if source in ("zero", "mean") and direction == "denoising":
+                continue
+            options = {"source": source, "direction": direction}
+            tracer = tk.Tracer(model, pairs, "residual", "logit-difference", **options)
+            assert tracer.engine.pairs.clusters.tolist() == pairs.clusters.tolist()
+            assert len({each.identity for each in tracer.engine.pairs}) == 12
     first, second = pairs.split(0.5)
     first.refuse_shared(second)
     with pytest.raises(PairsError, match="among those that are searched on, or mirrors of them"):
@@ -96,16 +102,29 @@ def test_rows_that_differ_in_the_foil_are_one_example(model):
         pairs[:1].refuse_shared(pairs[1:])
 
 
-def test_pairs_of_one_prompt_are_one_example_where_nothing_is_read_of_the_other(model):
-    """Zeros do the same to a prompt whatever its counterfactuals are, which are drawn or not."""
+def test_pairs_of_one_prompt_are_one_example(model):
+    """Zeros do the same to a prompt whatever its counterfactuals are; a clean run is shared too."""
     first, other = tiny.rows(2)
     rows = [first, first | {"counterfactual_ids": first["counterfactual_ids"][::-1]}, other]
     pairs = tk.PromptPairs.from_ids(rows)
-    assert pairs.n_distinct == 3
+    assert pairs.clusters.tolist() == pairs.reversed().clusters.tolist() == [0, 0, 1]
     tracer = tk.Tracer(model, pairs, "head-outputs", "probability-drop", source="zero")
-    assert tracer.engine.pairs.clusters.tolist() == [0, 0, 1]
     full = tracer.engine.full_effects
     assert full[0] == full[1]
+    with pytest.raises(PairsError, match="among those that are searched on"):
+        tk.Tracer(model, pairs[:1], "head-outputs", source="zero", held_out=pairs[1:])
+    # A counterfactual that many share makes them no one example.
+    shared = [
+        row | {"prompt_ids": row["prompt_ids"][:3], "counterfactual_ids": [3, 1, 4]}
+        for row in tiny.rows(4)
+    ]
+    assert tk.PromptPairs.from_ids(shared).n_distinct == 4
+    # Nor do draws of one prompt for several others.
+    even = [row | {key: row[key][:3] for key in PROMPTS} for row in tiny.rows(12)]
+    pairs = tk.PromptPairs.from_ids(even)
+    drawn = tk.Tracer(model, pairs, source="resample", direction="denoising")
+    assert len({pair.prompt_ids for pair in drawn.engine.pairs}) < 12
+    assert drawn.engine.pairs.n_distinct == 12
 
 
 def test_noise_counts_alike_in_both_directions():
@@ -113,6 +132,8 @@ def test_noise_counts_alike_in_both_directions():
     swapped = [row | {"x_ids": row["y_ids"], "y_ids": row["x_ids"]} for row in rows]
     pairs = tk.PromptPairs.from_ids([*rows, *swapped])
     assert pairs.n_distinct == pairs.reversed().n_distinct == 3
+    with pytest.raises(PairsError, match="among those that are searched on"):
+        pairs.refuse_shared(pairs.reversed())
 
 
 def test_a_split_keeps_groups_whole():

@@ -95,6 +95,24 @@ def test_what_no_edge_carries_is_refused(models, pairs, kind, name):
         traced(both, pairs, kind)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_small_changes_that_no_edge_carries_are_refused_too(pairs, dtype):
+    base = tiny.hf_model("gpt2")
+    tuned, same = deepcopy(base), deepcopy(base)
+    with torch.no_grad():
+        for block in tuned.transformer.h:
+            weight = block.attn.c_proj.weight
+            change = 2e-4 if dtype == torch.float32 else 0.05
+            weight += change * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    base, tuned, same = (tk.load_model(each.to(dtype)) for each in (base, tuned, same))
+    with pytest.raises(SourceError, match="no edge carries"):
+        traced((base, tuned), pairs, "edges")
+    # Of the same weights in another precision only rounding is left.
+    other = torch.bfloat16 if dtype == torch.float32 else torch.float32
+    rounded = tk.load_model(deepcopy(tiny.hf_model("gpt2")).to(other))
+    assert abs(traced((rounded, same), pairs, "edges").full_effect) < 0.05
+
+
 def test_results_name_the_other_model(models, pairs, tmp_path):
     result = traced(models, pairs, "mlp-blocks").run("attribution", budget=1)
     assert result.labels == ["MLP1"]

@@ -36,11 +36,13 @@ def traced(change, **options):
         lambda drops: drops / (1e-6 + drops.std()),
         lambda drops: drops - drops.mean(),
         lambda drops: drops * torch.rand(len(drops)),
+        lambda drops: drops.cumsum(0),
     ],
 )
 def test_a_metric_of_all_examples_together_is_refused(change):
     with pytest.raises(
-        MetricError, match="gives example . .* alone and .* beside others, or draws"
+        MetricError,
+        match="must look at each example alone: it draws, or gives .* alone and .* beside others",
     ):
         traced(change)
 
@@ -154,3 +156,10 @@ def test_an_error_of_the_metric_itself_is_the_users():
 
 def _fails(effects):
     raise RuntimeError("of my own")
+
+
+def test_a_metric_without_a_gradient_of_its_own_weights_is_taken(recwarn):
+    """Numbers of NumPy have none, and searches that need none take them."""
+    weight = torch.nn.Parameter(torch.tensor(2.0))
+    metric = lambda clean, moved: torch.from_numpy(((clean.x - moved.x) * weight).numpy())  # noqa: E731
+    assert tk.Tracer(MODEL, PAIRS, "head-outputs", metric).run("top-k", budget=2).n_selected == 2

@@ -125,10 +125,9 @@ class Attention(OfMembers, Tabular):
             of_head: Any = self.table[self.table["component"] == row["component"]]
             places = sorted(of_head.to_dict("records"), key=lambda each: -each["clean"])
             seen = [f"{each['place']} {_change(each, '.2f')}" for each in places[:2]]
-            ends = interval_text(row["clean_low"], row["clean_high"])
             lines.append(
                 f"{row['component']} attends to {' and '.join(seen)}; contributes "
-                f"{_change(row, '+.3g')} ({ends})."
+                f"{_change(row, '+.3g')} ({interval_text(row['clean_low'], row['clean_high'])})."
             )
         if self.counterfactual is None:
             lines.append(f"The source {self.source!r} is no run of the model: all is clean.")

@@ -17,9 +17,9 @@ edits are thrown away gives an effect of 0 with no error. So before the first ru
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
+from operator import itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -141,20 +141,24 @@ def check_engine(engine: Engine) -> None:
             f"positions={engine.config.positions!r}. Choose components and positions that reach "
             "the scored tokens."
         )
-    if probe.data.batches:
+    if probe.data.ranks.count == 1:
         _check_metric(probe.data, moved)
 
 
 def _check_metric(data: PreparedData, moved: ContinuationLogProbs) -> None:
     """Refuses a metric that gives an example another effect where others stand beside it."""
-    numbers, clean = data.batches[0].examples, data.clean_of(data.batches[0])
-    both = clean, moved.map(lambda value: value[numbers.to(value.device)])
-    together = data.metric(*both)[0].item()
-    alone = data.metric(*(each.map(lambda value: value[:1]) for each in both)).item()
-    if not math.isclose(alone, together, rel_tol=1e-3, abs_tol=3e-6) and together == together:
+    numbers = data.batches[0].examples
+    both = data.clean_of(data.batches[0]), moved.map(itemgetter(numbers))
+    parts = [itemgetter(slice(n, n + 1)) for n in range(len(numbers))]
+    with data.measuring():
+        together = data.metric(*both)
+        alone = torch.cat([data.metric(*(each.map(part) for each in both)) for part in parts])
+    is_same = torch.isclose(alone, together, rtol=1e-3, atol=3e-6) | ~together.isfinite()
+    for n in (~is_same).nonzero()[:1, 0].tolist():
         raise MetricError(
-            f"The metric {data.metric.name!r} gives example {numbers[0]} {alone:.4g} alone and "
-            f"{together:.4g} beside others, or draws. Give an effect of each example by itself."
+            f"The metric {data.metric.name!r} must look at each example alone: it draws, or gives "
+            f"{data.pairs[int(numbers[n])].describe()} {alone[n]:.4g} alone and {together[n]:.4g} "
+            "beside others."
         )
 
 

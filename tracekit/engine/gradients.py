@@ -94,8 +94,7 @@ def gradient(
             source = data.counterfactual_cache.activations_for(batch)
             clean = data.clean_of(batch)
             masks = torch.stack([leaf, 1 - leaf][:n_masks])
-            log_probs = data.log_probs(batch, source, masks)
-            of_masks = data.effects_from(batch, log_probs, clean=clean)
+            of_masks = data.effects_from(batch, data.log_probs(batch, source, masks), clean=clean)
             values = of_masks[0]
             if combine is not None:
                 values = combine(*of_masks, batch.examples)
@@ -214,8 +213,7 @@ def _expanded(
     with frozen(data.model), torch.enable_grad():
         # Every row has a mask of its own, so that one backward pass tells examples apart.
         leaf = (of_rows.T @ masks)[None].requires_grad_(True)
-        source = data.counterfactual_cache.activations_for(batch)
-        log_probs = data.log_probs(batch, source, leaf)
+        log_probs = data.log_probs(batch, data.counterfactual_cache.activations_for(batch), leaf)
         linearization = data.metric.linearization
         if linearization is None:
             values = data.effects_from(batch, log_probs)[0]

@@ -99,8 +99,7 @@ def save_runs(results: Sequence[TraceResult], folder: Path) -> str:
         earlier |= {*load(CurveRuns, folder / CURVE).runs}
     digests: dict[str, str] = {}
     for result in results:
-        size = result.n_selected if result.budget is None else result.budget
-        name = f"{_RUN}{size}"
+        name = f"{_RUN}{result.n_selected if result.budget is None else result.budget}"
         while name in digests:
             name += "b"
         digests[name] = save(result, folder / name / result.FILE)

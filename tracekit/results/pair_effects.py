@@ -107,7 +107,7 @@ def interactions(
         layers = [layer + n_layers if layer < 0 else layer for layer in layers]
     paired = chosen_for_pairs(registry, components, given=context, layers=layers, most=MOST_IN_GRID)
     engines = [each.own if components is None else each.fresh for each in asked]
-    is_own = found_on == engines[0].pairs.fingerprint
+    is_own = found_on in {engine.pairs.fingerprint for engine in engines}
     grids = [
         measure_pairs(
             engine,

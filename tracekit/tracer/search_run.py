@@ -339,8 +339,7 @@ class SearchRun:
         engine, planned = self.traced.own, self.planned(statistics=statistics)
         passes = None
         if planned is not None:
-            further = self.further_passes(statistics=statistics)
-            passes = planned.cost.forward_equivalents + further
+            passes = planned.cost.forward_equivalents + self.further_passes(statistics=statistics)
         return _progress.run(
             self.search.name,
             passes,

@@ -209,8 +209,7 @@ def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
     if takes_all:
         rankings.append(best_sets.singles)
     most = SETTINGS.most_sizes
-    n_sizes = min(max(passes // SETTINGS.passes_per_size, most // 2), most)
-    sweeps = Sweeps(best_sets, goal, n_sizes)
+    sweeps = Sweeps(best_sets, goal, min(max(passes // SETTINGS.passes_per_size, most // 2), most))
     prefixes = [order[:size] for size in sweeps.sizes for order in rankings]
     best_sets.measure(prefixes, "prefixes of rankings")
     has_many, has_few = n >= SETTINGS.many, n <= SETTINGS.passes_per_size
