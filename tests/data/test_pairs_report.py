@@ -286,10 +286,11 @@ class TestRepeatedExamples:
             tk.Tracer(demo_model, bias, held_out=bias[2:])
         assert str(caught.value).startswith(
             "6 of 6 held-out examples are also among those that are searched on, or mirrors of "
-            "them (example 0: 'the maid visited the soldier since she'; "
+            "them, or of one prompt (example 0: 'the maid visited the soldier since she'; "
         )
         assert str(caught.value).endswith(
-            "; and 3 more). Leave them out of one; pairs.split(...) makes parts that share none."
+            "; and 3 more). Leave them out of one; pairs.split(...) makes parts that share none, "
+            "and keeps groups whole."
         )
 
     def test_halves_of_a_search_share_none(self, demo_model, bias):

@@ -90,8 +90,8 @@ class PromptPair:
     """Weight of its effect in the mean, relative to the other examples'."""
     group: str | None = None
     """What it shares with other examples, such as its template; None if it stands for itself."""
-    original: PromptPair | None = None
-    """The pair that it was made from, if its counterfactual was drawn or it is reversed."""
+    drawn_for: Ids | None = None
+    """The prompt that its counterfactual was drawn or made for, if it is none of the data."""
 
     def __repr__(self) -> str:
         names = ("texts",) if self.texts else ("prompt_ids", "x_ids", "y_ids")
@@ -128,14 +128,15 @@ class PromptPair:
         )
 
     @property
-    def evidence(self) -> tuple[Hashable, Hashable]:
-        """The prompt, and both prompts in any order: pairs that share one are one example.
+    def evidence(self) -> Hashable:
+        """Equal for pairs that are one example: of the same two prompts in any order.
 
-        That holds whatever x, y and spans are, what is patched in, and in either direction.
+        Whatever x, y and spans are, and in either direction. Where values come from elsewhere, such
+        as zeros, all pairs of one prompt are one example.
         """
-        own = self.original or self
-        is_run = isinstance(own.counterfactual, PromptCounterfactual)
-        return own.prompt_ids, frozenset((own.prompt_ids, is_run and own.counterfactual_ids))
+        is_run = isinstance(self.counterfactual, PromptCounterfactual) and self.prompt_noise is None
+        both = frozenset((self.prompt_ids, is_run and self.counterfactual_ids))
+        return both if self.drawn_for is None else self.drawn_for
 
     @property
     def tokens(self) -> set[int]:
@@ -167,10 +168,10 @@ class PromptPair:
         Raises:
             PairsError: The counterfactual is no run of the model that could be started from.
         """
-        counterfactual, made = self.counterfactual, replace(self, original=self.original or self)
+        counterfactual = self.counterfactual
         if isinstance(counterfactual, NoiseCounterfactual):
             clean = PromptCounterfactual(self.prompt_ids)
-            return replace(made, counterfactual=clean, prompt_noise=counterfactual.noise)
+            return replace(self, counterfactual=clean, prompt_noise=counterfactual.noise)
         if not isinstance(counterfactual, PromptCounterfactual):
             raise PairsError(
                 "Pairs whose values come from no other run (zero, mean, constants) cannot be "
@@ -178,12 +179,12 @@ class PromptPair:
             )
         if self.prompt_noise is not None:
             noisy = NoiseCounterfactual(self.prompt_noise)
-            return replace(made, counterfactual=noisy, prompt_noise=None)
+            return replace(self, counterfactual=noisy, prompt_noise=None)
         texts = dict(self.texts or {})
         exchanged = {"prompt": "counterfactual", "counterfactual": "prompt"}
         spans, others = self.spans, self.counterfactual_spans
         return replace(
-            made,
+            self,
             prompt_ids=counterfactual.ids,
             counterfactual=PromptCounterfactual(self.prompt_ids),
             spans=spans if others is None else others,
@@ -442,7 +443,7 @@ def check_groups(pairs: Sequence[PromptPair]) -> None:
 
 def warn_of_groups(pairs: Sequence[PromptPair], of: str = "") -> None:
     """Warns where groups are why there can be no interval; `of` says of which pairs."""
-    if len(set(independent(pairs))) < FEWEST <= len({pair.evidence[1] for pair in pairs}):
+    if len(set(independent(pairs))) < FEWEST <= len({pair.evidence for pair in pairs}):
         text = f"{said_of_independent(pairs)}{of}: an interval needs {FEWEST}, so there is none."
         warn(f"{text} Give pairs of more groups.", DataWarning)
 
@@ -465,24 +466,23 @@ def independent(pairs: Iterable[Any]) -> list[int]:
 
     owns = []
     for pair in pairs:
-        owns.append(pair.evidence[0])
-        # Pairs of one prompt and of two groups make these one.
-        for key in (pair.evidence[1], pair.group):
-            parents[first_of(owns[-1])] = first_of(owns[-1] if key is None else key)
+        owns.append(pair.evidence)
+        # One example of two groups makes these one.
+        parents[first_of(owns[-1])] = first_of(owns[-1] if pair.group is None else pair.group)
     numbers: dict[Any, int] = {}
     return [numbers.setdefault(first_of(own), len(numbers)) for own in owns]
 
 
 def refuse_shared(own: Sequence[Any], held_out: Sequence[Any]) -> None:
     """Refuses held-out pairs that are also among those searched on, or share a group with some."""
-    searched = {key for pair in own for key in pair.evidence}
-    both = [n for n, pair in enumerate(held_out) if not searched.isdisjoint(pair.evidence)]
+    searched = {pair.evidence for pair in own}
+    both = [n for n, pair in enumerate(held_out) if pair.evidence in searched]
     if both:
         named = first_few([f"example {n}: {held_out[n].describe()}" for n in both])
         raise PairsError(
             f"{len(both)} of {len(held_out)} held-out examples are also among those that are "
-            f"searched on, or mirrors of them ({named}). Leave them out of one; "
-            "pairs.split(...) makes parts that share none."
+            f"searched on, or mirrors of them, or of one prompt ({named}). Leave them out of one; "
+            "pairs.split(...) makes parts that share none, and keeps groups whole."
         )
     groups = {pair.group for pair in held_out} & {pair.group for pair in own} - {None}
     if groups:

@@ -267,8 +267,8 @@ def with_counterfactuals(
 ) -> PromptPairs:
     """Pairs with other counterfactuals, one by one."""
     changed = [
-        replace(each, counterfactual=to, counterfactual_spans=None, original=each.original or each)
-        for each, to in zip(pairs, counterfactuals, strict=True)
+        replace(pair, counterfactual=to, counterfactual_spans=None, drawn_for=pair.prompt_ids)
+        for pair, to in zip(pairs, counterfactuals, strict=True)
     ]
     return replace(pairs, pairs=tuple(changed))
 

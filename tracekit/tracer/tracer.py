@@ -158,8 +158,6 @@ class Tracer:
             progress=progress if Ranks.joined().is_first else False,
             capabilities=capabilities,
         )
-        if held_out is not None:
-            pairs.refuse_shared(held_out)
         further = [] if held_out is None else [held_out]
         bound = components.bind(model, pairs, config, further=further)
         self.traced = Traced(
@@ -171,7 +169,8 @@ class Tracer:
         for each in self.traced.extra_metrics:
             check_continuations(self.pairs, each)
         checks.check_engine(self.engine)
-        _ = self.traced.held_out
+        if self.traced.held_out is not None:
+            self.engine.pairs.refuse_shared(self.traced.held_out.pairs)
         diagnostics.warn_of_pairs(self.traced)
         self._last: Sequence[TraceResult] = ()
 
