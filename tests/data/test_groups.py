@@ -118,6 +118,9 @@ def test_pairs_of_one_prompt_are_one_example_where_nothing_is_read_of_the_other(
     drawn = tk.Tracer(model, pairs, source="resample", direction="denoising")
     assert len({pair.prompt_ids for pair in drawn.engine.pairs}) < 12
     assert drawn.engine.pairs.n_distinct == 12
+    # Of foils each has a draw of its own, and all have one prompt.
+    foils = tk.PromptPairs.from_ids([*even, *(row | {"y_ids": [7]} for row in even)])
+    assert tk.Tracer(model, foils, source="resample").engine.pairs.n_distinct == 12
 
 
 def test_noise_counts_alike_in_both_directions():
