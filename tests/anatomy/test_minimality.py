@@ -60,6 +60,7 @@ def test_losses_are_differences_of_faithfulness(demo_model, pairs, direction):
     assert repr(found).splitlines()[-1] == said
     assert f"Faithfulness {found.faithfulness:.3g} with 4 members" in repr(found)
     assert "<table" in found._repr_html_()
+    assert ":}" not in found.to_latex(), "a caption ends in a colon"
 
 
 @pytest.mark.parametrize("direction", ["noising", "denoising"])

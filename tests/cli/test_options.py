@@ -15,6 +15,13 @@ from tracekit.metrics import METRICS
 from tracekit.search.objectives import ObjectiveName
 
 
+@pytest.mark.parametrize("share", ["6", "-0.5"])
+def test_a_held_out_share_lies_between_0_and_1(command, share):
+    code, _, err = command("trace", "--held-out", share, "--dry-run")
+    assert code != 0
+    assert "Invalid value for '--held-out': Input should be " in err
+
+
 def test_every_field_of_a_setup_is_an_option_of_commands_that_trace():
     # `--seed` draws the values of sources too; single components are named in Python.
     names = {each.name for each in fields(Setup)} - {"indices", "source_seed", "drawn"}

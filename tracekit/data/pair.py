@@ -91,7 +91,7 @@ class PromptPair:
     group: str | None = None
     """What it shares with other examples, such as its template; None if it stands for itself."""
     drawn_for: Ids | None = None
-    """The prompt that its counterfactual was drawn or made for, if it is none of the data."""
+    """The prompt that its counterfactual was drawn or made for, if the data had another."""
 
     def __repr__(self) -> str:
         names = ("texts",) if self.texts else ("prompt_ids", "x_ids", "y_ids")

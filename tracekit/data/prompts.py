@@ -165,7 +165,7 @@ class PromptPairs(Sequence[PromptPair]):
     def split(self, share: float, *, seed: int = 0) -> tuple[PromptPairs, PromptPairs]:
         """Two disjoint random parts; the first holds `share` of the pairs, rounded.
 
-        Equal pairs, mirrors and groups stay in one part: the share is met as nearly as they allow.
+        Pairs of the same prompts, and groups, stay in one part: the share is met as they allow.
 
         Args:
             share: Between 0 and 1.
@@ -181,8 +181,8 @@ class PromptPairs(Sequence[PromptPair]):
         if not (first and rest):
             raise ConfigError(
                 f"A share of {shortened(share)} leaves one part of the {len(self)} pairs empty. "
-                "Use a share strictly between 0 and 1 that gives each part a pair; equal pairs, "
-                "mirrors and groups stay in one part."
+                "Use a share strictly between 0 and 1 that gives each part a pair; pairs of the "
+                "same prompts, and groups, stay in one part."
             )
         parts = self.subset(first), self.subset(rest)
         for part, name in zip(parts, ("first", "second"), strict=True):
@@ -192,8 +192,8 @@ class PromptPairs(Sequence[PromptPair]):
     def divide(self, order: Sequence[int], count: int) -> tuple[list[int], list[int]]:
         """Numbers of the pairs in two parts that share no example and no group, ascending.
 
-        The first `count` in `order` come into the first part, or fewer where equal pairs, mirrors
-        or groups do not fit.
+        The first `count` in `order` come into the first part, or fewer where pairs of the same
+        prompts, or groups, do not fit.
         """
         by_example: dict[int, list[int]] = {}
         for number in order:
@@ -244,7 +244,7 @@ class PromptPairs(Sequence[PromptPair]):
 
     @property
     def n_distinct(self) -> int:
-        """Independent examples: equal pairs and mirrors count once, and so do groups."""
+        """Independent examples: pairs of the same two prompts count once, and so do groups."""
         return int(self.examples.max()) + 1
 
     @property

@@ -66,8 +66,8 @@ def legend(results: Sequence[TraceResult]) -> str:
     held_out = "Held out: on examples that no search saw, with a 95 % interval. "
     units = [(name, METRICS[name].axis_label) for name in _extras(results) if name in METRICS]
     return (
-        "Searched: on the examples that the set was selected on; the spread is computed as a 95 % "
-        f"interval is, and is none for that. {held_out * any(r.held_out for r in results)}"
+        "Searched: on the examples that the set was selected on, so the spread is computed like a "
+        f"95 % interval, and is none. {held_out * any(r.held_out for r in results)}"
         "Share: of the effect of all components. Faithful: 1 less the share that all others have; "
         "complete: 1 less the share of the set (0 is complete); brackets: 95 % intervals."
     ) + "".join(f" {name}: {unit}, searched." for name, unit in units)
