@@ -107,6 +107,23 @@ def demo_model():
     return model
 
 
+@pytest.fixture
+def crossed(demo_model):
+    """Every prompt is clean in several pairs, and by mirrors all of them hang together."""
+    women, men = ("nurse", "maid", "florist"), ("welder", "miner", "pilot", "farmer")
+    pairs = [(a, b, "she", "he") for a in women for b in men]
+    pairs += [(b, a, "he", "she") for a, b, _, _ in pairs]
+    return tk.PromptPairs.from_template(
+        "the {A} said that",
+        demo_model,
+        x="{x}",
+        y="{y}",
+        counterfactual={"A": "B"},
+        values={("A", "B", "x", "y"): pairs},
+        n=24,
+    )
+
+
 @pytest.fixture(scope="session")
 def real_model():
     """SmolLM2-135M-Instruct, with 4-bit weights widened to float32; for tests marked `real`."""

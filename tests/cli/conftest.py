@@ -85,13 +85,13 @@ def _without_browser(request, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _one_embedded_model(request, monkeypatch):
+def _one_embedded_model(demo_model, monkeypatch):
     """Commands share the embedded model, which they leave as it is."""
     load = models.load_model
 
     def shared(source, **options):
         is_plain = source == "demo" and all(value is None for value in options.values())
-        return request.getfixturevalue("demo_model") if is_plain else load(source, **options)
+        return demo_model if is_plain else load(source, **options)
 
     monkeypatch.setattr(models, "load_model", shared)
 

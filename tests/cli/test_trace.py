@@ -6,6 +6,7 @@ import json
 import re
 from itertools import count
 
+import pandas as pd
 import pytest
 
 import tracekit as tk
@@ -380,3 +381,23 @@ class TestCtrlC:
         assert err.strip().endswith("Stopped.")
         assert "Traceback" not in err
         assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("source", ["zero", "counterfactual"])
+def test_a_sweep_and_the_command_line_split_as_the_source_needs(command, crossed, tmp_path, source):
+    path = tmp_path / "crossed.jsonl"
+    pd.DataFrame([pair.texts for pair in crossed]).to_json(path, orient="records", lines=True)
+    asked = {"methods": ["top-k"], "budgets": [1], "held_out": 0.5, "source": source}
+    output = tmp_path / "sweep"
+    (run,) = tk.sweep(models=["demo"], datasets=[str(path)], output=output, **asked)
+    assert run.result is not None, run.error
+    code, _, err = command(
+        *("trace", "--dataset", path, "--held-out", 0.5, "--source", source),
+        *("--method", "top-k", "--budget", 1, "--output", tmp_path / "run"),
+    )
+    assert code == 0, err
+    result = tk.TraceResult.load(tmp_path / "run" / "top-k-1")
+    assert result.held_out.n_independent == run.result.held_out.n_independent
+    assert result.own.n_independent + result.held_out.n_independent == (
+        7 if source == "zero" else 12
+    )

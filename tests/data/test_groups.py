@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.data import professions, winobias, winogender
 from tracekit.data.factual_recall import _counterfact_row, _known_fact_row
+from tracekit.data.pair import refuse_shared
 from tracekit.errors import DataWarning, PairsError
 from tracekit.results import effect_interval
 from tracekit.search.auto import cross_fit
@@ -81,9 +83,9 @@ def test_a_pair_and_its_mirror_are_one_example(model):
     tracer = tk.Tracer(model, pairs[:6], "residual", source="zero", held_out=pairs[6:])
     assert tracer.traced.held_out.pairs.n_distinct == 6
     first, second = pairs.split(0.5)
-    first.refuse_shared(second)
+    refuse_shared(first, second)
     with pytest.raises(PairsError, match="among those that are searched on, or mirrors of them"):
-        pairs[:6].refuse_shared(pairs[8:])
+        refuse_shared(pairs[:6], pairs[8:])
 
 
 def test_rows_that_differ_in_the_foil_are_one_example(model):
@@ -97,7 +99,7 @@ def test_rows_that_differ_in_the_foil_are_one_example(model):
     own, fresh = pairs.split(0.5)
     assert not {pair.prompt_ids for pair in own} & {pair.prompt_ids for pair in fresh}
     with pytest.raises(PairsError, match="among those that are searched on"):
-        pairs[:1].refuse_shared(pairs[1:])
+        refuse_shared(pairs[:1], pairs[1:])
 
 
 def test_pairs_of_one_prompt_are_one_example_where_nothing_is_read_of_the_other(model):
@@ -129,7 +131,7 @@ def test_noise_counts_alike_in_both_directions():
     pairs = tk.PromptPairs.from_ids([*rows, *swapped])
     assert pairs.n_distinct == pairs.reversed().n_distinct == 3
     with pytest.raises(PairsError, match="among those that are searched on"):
-        pairs.refuse_shared(pairs.reversed())
+        refuse_shared(pairs, pairs.reversed())
 
 
 def test_a_split_keeps_groups_whole():
@@ -137,7 +139,7 @@ def test_a_split_keeps_groups_whole():
     for seed in range(5):
         first, second = pairs.split(0.5, seed=seed)
         assert len(first) == len(second) == 15
-        first.refuse_shared(second)
+        refuse_shared(first, second)
         assert not {p.group for p in first} & {p.group for p in second}
 
 
@@ -259,3 +261,24 @@ def test_files_hold_groups(tmp_path, demo_model):
     (tmp_path / "mine.csv").write_text(text)
     pairs = tk.load_pairs(tmp_path / "mine.csv", demo_model)
     assert pairs.clusters.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_split_by_prompt_is_one_for_zeros(demo_model, crossed, seed):
+    halves = crossed.split(0.5, seed=seed, by_prompt=True)
+    own, fresh = ({pair.prompt_ids for pair in half} for half in halves)
+    assert not own & fresh
+    assert len(own | fresh) == 7
+    assert sum(map(len, halves)) == 24
+    tracer = tk.Tracer(demo_model, halves[0], source="zero", held_out=halves[1])
+    assert f"({len(own)} independent) searched" in str(tracer)
+    assert f"({len(fresh)} independent) held-out" in str(tracer)
+    with pytest.raises(PairsError, match="by_prompt=True where the source is not the count"):
+        first, second = crossed.split(0.5, seed=seed)
+        tk.Tracer(demo_model, first, source="zero", held_out=second)
+
+
+def test_a_look_at_zeros_halves_by_prompt(demo_model, crossed):
+    said = str(tk.Tracer(demo_model, crossed, source="zero").look(examples=24))
+    own, fresh = (int(n) for n in re.findall(r"\((\d) independent\)", said)[:2])
+    assert own + fresh == 7

@@ -47,5 +47,4 @@ def ratio_and_error(
     n = values.shape[-1]
     ratio = values.sum(-1) / bases.sum(-1)
     residuals = values - ratio[..., None] * bases
-    variance = residuals.square().sum(-1) / max(1, n - 1) / n
-    return ratio, variance.sqrt() / bases.mean(-1).abs()
+    return ratio, (residuals.square().sum(-1) / max(1, n - 1) / n).sqrt() / bases.mean(-1).abs()

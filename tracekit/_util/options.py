@@ -169,8 +169,7 @@ def check_choice(options: Any, name: str, *allowed: str) -> None:
     """Refuses a field of a dataclass instance that is not one of the allowed words."""
     value = getattr(options, name)
     if value not in allowed:
-        shown = " or ".join(map(repr, allowed))
-        raise ConfigError(f"Unknown {name} {value!r}. Use {shown}.")
+        raise ConfigError(f"Unknown {name} {value!r}. Use {' or '.join(map(repr, allowed))}.")
 
 
 def _is_of_numbers(hint: Any) -> bool:

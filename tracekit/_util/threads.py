@@ -27,8 +27,7 @@ def usable_cores() -> int:
 
 
 def _affinity() -> int:
-    has_any = hasattr(os, "sched_getaffinity")
-    return len(os.sched_getaffinity(0)) if has_any else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def allowed_threads() -> int:

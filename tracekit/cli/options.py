@@ -377,7 +377,8 @@ def build_tracer(
     model, pairs = loaded or load_data(given)
     held_out = None
     if given.get("held_out") is not None:
-        pairs, held_out = pairs.split(1 - given["held_out"], seed=seed)
+        by_prompt = given["source"] != "counterfactual"
+        pairs, held_out = pairs.split(1 - given["held_out"], seed=seed, by_prompt=by_prompt)
     elif given.get("held_out_origin") is not None:
         held_out = load_origin(given["held_out_origin"], model)
     if setup is None:

@@ -654,8 +654,7 @@ def _check_keys(
             f"The indices are for {shortened(list(indices))}. Give whole numbers: layers."
         )
     by_layer = {layer + n_layers if layer < 0 else layer: v for layer, v in indices.items()}
-    unknown = sorted(set(by_layer) - set(in_layers))
-    if unknown or len(by_layer) < len(indices):
+    if set(by_layer) - set(in_layers) or len(by_layer) < len(indices):
         raise ComponentError(
             f"The layers {sorted(indices)} of the indices are not all among the chosen layers, or "
             f"name one twice. Use layers {ranges(in_layers)}."

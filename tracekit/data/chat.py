@@ -157,8 +157,7 @@ class ChatTemplate:
         region = len(before), len(text) - len(after)
         within = text[slice(*region)]
         is_said = within in said and within.strip() == said.strip()
-        is_once = len(rest) == 1 and text == before + within + after
-        return region if is_once and is_said else None
+        return region if len(rest) == 1 and text == before + within + after and is_said else None
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The text up to where the answer begins, or up to the end of its beginning."""

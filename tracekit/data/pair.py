@@ -473,6 +473,22 @@ def independent(pairs: Iterable[Any]) -> list[int]:
     return [numbers.setdefault(first_of(own), len(numbers)) for own in owns]
 
 
+def divided(pairs: Iterable[Any], order: Sequence[int], count: int) -> tuple[list[int], list[int]]:
+    """Numbers of the pairs in two parts that share no example and no group, ascending.
+
+    The first `count` in `order` come into the first part, or fewer where pairs of the same prompts,
+    or groups, do not fit.
+    """
+    examples = independent(pairs)
+    by_example: dict[int, list[int]] = {}
+    for number in order:
+        by_example.setdefault(examples[number], []).append(number)
+    first: list[int] = []
+    for equal in by_example.values():
+        first += equal if len(first) + len(equal) <= count else []
+    return sorted(first), sorted(set(order) - set(first))
+
+
 def refuse_shared(own: Sequence[Any], held_out: Sequence[Any]) -> None:
     """Refuses held-out pairs that are also among those searched on, or share a group with some."""
     searched = {pair.evidence for pair in own}
@@ -482,7 +498,8 @@ def refuse_shared(own: Sequence[Any], held_out: Sequence[Any]) -> None:
         raise PairsError(
             f"{len(both)} of {len(held_out)} held-out examples are also among those that are "
             f"searched on, or mirrors of them, or of one prompt ({named}). Leave them out of one; "
-            "pairs.split(...) makes parts that share none, and keeps groups whole."
+            "pairs.split(...) makes parts that share none, and keeps groups whole; give it "
+            "by_prompt=True where the source is not the counterfactuals of the pairs."
         )
     groups = {pair.group for pair in held_out} & {pair.group for pair in own} - {None}
     if groups:

@@ -26,13 +26,13 @@ from tracekit.data.display import pairs_html
 from tracekit.data.pair import (
     PromptPair,
     check_groups,
+    divided,
     drawn_by,
     grouped,
     independent,
     kinds_and_lengths,
     misaligned,
     pairs_from_ids,
-    refuse_shared,
     split_by_position,
     split_by_span,
     warn_of_groups,
@@ -162,7 +162,9 @@ class PromptPairs(Sequence[PromptPair]):
         """
         return replace(self, pairs=tuple(pair.reversed() for pair in self.pairs))
 
-    def split(self, share: float, *, seed: int = 0) -> tuple[PromptPairs, PromptPairs]:
+    def split(
+        self, share: float, *, seed: int = 0, by_prompt: bool = False
+    ) -> tuple[PromptPairs, PromptPairs]:
         """Two disjoint random parts; the first holds `share` of the pairs, rounded.
 
         Pairs of the same prompts, and groups, stay in one part: the share is met as they allow.
@@ -170,6 +172,8 @@ class PromptPairs(Sequence[PromptPair]):
         Args:
             share: Between 0 and 1.
             seed: Draws the parts.
+            by_prompt: Keep pairs of one clean prompt in one part, whatever their counterfactuals
+                are: for a source such as zeros or means, which does not read them.
 
         Raises:
             ConfigError: A share that leaves a part empty, or an invalid seed.
@@ -177,7 +181,9 @@ class PromptPairs(Sequence[PromptPair]):
         check_seed(seed)
         count = round(share * len(self)) if 0 < share < 1 else 0
         generator = torch.Generator().manual_seed(seed)
-        first, rest = self.divide(torch.randperm(len(self), generator=generator).tolist(), count)
+        order = torch.randperm(len(self), generator=generator).tolist()
+        drawn = (replace(pair, drawn_for=pair.prompt_ids) for pair in self)
+        first, rest = divided(drawn if by_prompt else self, order, count)
         if not (first and rest):
             raise ConfigError(
                 f"A share of {shortened(share)} leaves one part of the {len(self)} pairs empty. "
@@ -188,20 +194,6 @@ class PromptPairs(Sequence[PromptPair]):
         for part, name in zip(parts, ("first", "second"), strict=True):
             warn_of_groups(part, f" of the {name} part")
         return parts
-
-    def divide(self, order: Sequence[int], count: int) -> tuple[list[int], list[int]]:
-        """Numbers of the pairs in two parts that share no example and no group, ascending.
-
-        The first `count` in `order` come into the first part, or fewer where pairs of the same
-        prompts, or groups, do not fit.
-        """
-        by_example: dict[int, list[int]] = {}
-        for number in order:
-            by_example.setdefault(int(self.examples[number]), []).append(number)
-        first: list[int] = []
-        for equal in by_example.values():
-            first += equal if len(first) + len(equal) <= count else []
-        return sorted(first), sorted(set(order) - set(first))
 
     def by_span(self, only: str | None = None) -> PromptPairs:
         """The pairs with all spans, `last` and `rest` too; or `only` one, as `subject:last`."""
@@ -256,10 +248,6 @@ class PromptPairs(Sequence[PromptPair]):
     def over(self) -> Over:
         """Weights and clusters, as intervals take them."""
         return Over(weights=self.weights, clusters=self.clusters)
-
-    def refuse_shared(self, held_out: PromptPairs) -> None:
-        """Refuses held-out pairs that are also among these, or share a group with some."""
-        refuse_shared(self, held_out)
 
     @cached_property
     def report(self) -> PairsReport:

@@ -88,8 +88,7 @@ def contributions(
             weights = data.forward_pass.unembedding(batch, of_y).cpu()
             normed = _normed(data, batch, torch.stack([nothing, own, own + own.std()]))
             # Layer norm takes the mean away, RMS norm does not.
-            is_centred = bool((normed[2] - normed[1]).abs().max() < 1e-3 * normed[1].abs().max())
-            shift = int(is_centred)
+            shift = int((normed[2] - normed[1]).abs().max() < 1e-3 * normed[1].abs().max())
             size = (own - shift * own.mean(-1, keepdim=True)).norm(dim=-1)
             sizes = (written - shift * written.mean(-1, keepdim=True)).norm(dim=-1)
             # As large as the stream, so that the norm divides both by the same.

@@ -164,8 +164,7 @@ class SeenRows:
 
         def look(scores: Tensor, hook: Any = None) -> Tensor:
             # Some models scale the smallest number of their type, which masks a key.
-            masked = max(torch.finfo(scores.dtype).min / 2, _MASKED)
-            self._seen[:] = [scores.detach() > masked]
+            self._seen[:] = [scores.detach() > max(torch.finfo(scores.dtype).min / 2, _MASKED)]
             return scores
 
         return scores_hook(self.name), look

@@ -269,8 +269,7 @@ class PreparedData:
         unshared = _build_layout(
             self.model, self.pairs, self.registry, self.config, packed=packed, shared=False
         )
-        is_same = len(unshared.sequences) == len(self.layout.sequences)
-        return self.layout if is_same else unshared
+        return self.layout if len(unshared.sequences) == len(self.layout.sequences) else unshared
 
     @cached_property
     def layers_of_components(self) -> list[int]:

@@ -127,8 +127,7 @@ class Resamples:
                 - 2 * shifts * ((residuals * bases) @ counts)
                 + shifts.square() * base_squares
             )
-            variances = squares.clamp(min=0) / max(1, n - 1) / n
-            yield shifts, variances.sqrt() / (base_sums / n).abs()
+            yield shifts, (squares.clamp(min=0) / max(1, n - 1) / n).sqrt() / (base_sums / n).abs()
 
     def quantiles(self, tail: float) -> Float[Tensor, "row 2"]:
         """Upper and lower quantile of the deviations, in standard errors of each resample."""

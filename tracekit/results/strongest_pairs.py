@@ -31,6 +31,7 @@ from tracekit._util.options import check_whole
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
 from tracekit.components.members import ComponentsLike, members_of, ordered_in
+from tracekit.data.pair import divided
 from tracekit.engine.engine import Engine
 from tracekit.results.interactions import INTERACTION_ENDS
 from tracekit.results.intervals import row_intervals
@@ -178,7 +179,7 @@ def strongest_pairs(
     # Whoever chooses pairs by some examples cannot test them by the same ones.
     proposing, testing, fresh, examples = None, None, traced.held_out, "held-out examples"
     if fresh is None and engine.pairs.n_distinct >= _LEAST_SPLIT:
-        proposing, testing = map(torch.tensor, engine.pairs.divide(order, len(order) // 2))
+        proposing, testing = map(torch.tensor, divided(engine.pairs, order, len(order) // 2))
         examples = "the half of the examples that proposed nothing"
     elif fresh is None:
         examples = "the examples that proposed them"

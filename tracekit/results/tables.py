@@ -215,7 +215,7 @@ def tracer_text(traced: Traced) -> str:
 
 def _examples(traced: Traced) -> str:
     """How many examples are searched and held out."""
-    own, fresh = traced.own.pairs, traced.held_out_pairs
+    own, fresh = traced.own.pairs, traced.held_out and traced.held_out.pairs
     said = n_text(len(own), own.clusters)
     if fresh is not None:
         said += f" searched and {n_text(len(fresh), fresh.clusters)} held-out"

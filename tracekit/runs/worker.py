@@ -140,7 +140,9 @@ class Worker:
         """The last tracer if it fits the job, else a new one."""
         selection_pairs, held_out_pairs = pairs, None
         if job.held_out is not None:
-            selection_pairs, held_out_pairs = pairs.split(1 - job.held_out, seed=job.seed)
+            selection_pairs, held_out_pairs = pairs.split(
+                1 - job.held_out, seed=job.seed, by_prompt=job.setup.source != "counterfactual"
+            )
         setup = replace(job.setup, layers=_layers(job, int(model.cfg.n_layers)))
         key = (job.model, job.dtype, setup, job.extra_metrics, selection_pairs.fingerprint)
         if self._tracer is None or self._tracer[0] != key:

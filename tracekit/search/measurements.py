@@ -179,8 +179,7 @@ class Measurements:
     def _n_allowed(self, kind: str) -> int:
         """How many measurements of a kind the limits allow; raises where there is not even one."""
         is_timed, ranks = self._seconds < float("inf"), self.target.ranks
-        is_late = lambda: time.monotonic() - self._start > self._seconds  # noqa: E731
-        if is_timed and ranks.decide(is_late):
+        if is_timed and ranks.decide(lambda: time.monotonic() - self._start > self._seconds):
             raise LimitReachedError("max_seconds")
         count = self._n_affordable(kind)
         if count < 1:

@@ -71,8 +71,10 @@ def look(
     few, fresh = traced.pairs, traced.held_out_pairs
     own = few = few[:: -(-len(few) // examples)]
     fresh = None if fresh is None else fresh[:: -(-len(fresh) // examples)]
-    if fresh is None and few.n_distinct >= _FEWEST_TO_SPLIT:
-        own, fresh = few.split(0.5, seed=seed)
+    by_prompt = traced.setup.source != "counterfactual"
+    n_distinct = len({pair.prompt_ids for pair in few}) if by_prompt else few.n_distinct
+    if fresh is None and n_distinct >= _FEWEST_TO_SPLIT:
+        own, fresh = few.split(0.5, seed=seed, by_prompt=by_prompt)
     parts: list[LookPart] = []
 
     def tell(name: str, *lines: str, rows: Any = ()) -> None:

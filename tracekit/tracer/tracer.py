@@ -25,6 +25,7 @@ from tracekit.anatomy import (
     side_effects,
 )
 from tracekit.components import ComponentRegistry
+from tracekit.data.pair import refuse_shared
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import describe, load_dataset
 from tracekit.engine import checks
@@ -170,7 +171,7 @@ class Tracer:
             check_continuations(self.pairs, each)
         checks.check_engine(self.engine)
         if self.traced.held_out is not None:
-            self.engine.pairs.refuse_shared(self.traced.held_out.pairs)
+            refuse_shared(self.engine.pairs, self.traced.held_out.pairs)
         diagnostics.warn_of_pairs(self.traced)
         self._last: Sequence[TraceResult] = ()
 
