@@ -47,6 +47,17 @@ def test_a_metric_of_all_examples_together_is_refused(change):
         traced(change)
 
 
+def test_so_is_one_among_others():
+    metric = tk.metrics.Metric(
+        "own", lambda clean, moved: drop(clean, moved) - drop(clean, moved).mean(), needs_y=False
+    )
+    tracer = tk.Tracer(MODEL, PAIRS, "head-outputs", "probability-drop", extra_metrics=[metric])
+    with pytest.raises(MetricError, match="'own' must look at each example alone: it draws"):
+        tracer.run("top-k", budget=2)
+    with pytest.raises(MetricError, match="'own' must look at each example alone: it draws"):
+        tracer.evaluate(tracer.registry, metrics=["kl", metric])
+
+
 def numbers(tracer):
     return tracer.evaluate([tracer.registry[1]], per_example=True)
 

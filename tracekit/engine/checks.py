@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from operator import itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,13 +30,12 @@ from tracekit._util.warn import warn
 from tracekit.components import KINDS, ComponentRegistry, Site
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.edge_checks import check_edges
-from tracekit.engine.effects import empty_mask_effect, log_probs
+from tracekit.engine.effects import check_alone, empty_mask_effect, log_probs
 from tracekit.engine.engine import Engine
 from tracekit.engine.packing import pad
 from tracekit.engine.patching import MaskedPatch
 from tracekit.engine.prepared import PreparedData
-from tracekit.errors import HookPointError, IdentityCheckError, MetricError, ModelWarning
-from tracekit.metrics import ContinuationLogProbs
+from tracekit.errors import HookPointError, IdentityCheckError, ModelWarning
 from tracekit.models.architectures import stream_hook
 from tracekit.models.hooked import (
     HookedModel,
@@ -130,11 +128,9 @@ def check_engine(engine: Engine) -> None:
             "be 0. The model or the metric is not deterministic, or a hook is attached to it; "
             "reset its hooks and check the metric."
         )
-    moved = log_probs(probe.data, torch.ones(probe.n_components))
-    same = torch.equal(moved.x, probe.data.clean.x)
-    if probe.data.clean.y is not None and moved.y is not None:
-        same = same and torch.equal(moved.y, probe.data.clean.y)
-    if same:
+    clean, moved = probe.data.clean, log_probs(probe.data, torch.ones(probe.n_components))
+    same = clean.y is None or moved.y is None or torch.equal(moved.y, clean.y)
+    if same and torch.equal(moved.x, clean.x):
         raise IdentityCheckError(
             f"The full mask over {engine.registry.describe()} changes no score of "
             f"{model_name(engine.model)} on the first {len(probe.pairs)} examples with "
@@ -142,24 +138,8 @@ def check_engine(engine: Engine) -> None:
             "the scored tokens."
         )
     if probe.data.ranks.count == 1:
-        _check_metric(probe.data, moved)
-
-
-def _check_metric(data: PreparedData, moved: ContinuationLogProbs) -> None:
-    """Refuses a metric that gives an example another effect where others stand beside it."""
-    numbers = data.batches[0].examples
-    both = data.clean_of(data.batches[0]), moved.map(itemgetter(numbers))
-    parts = [itemgetter(slice(n, n + 1)) for n in range(len(numbers))]
-    with data.measuring():
-        together = data.metric(*both)
-        alone = torch.cat([data.metric(*(each.map(part) for each in both)) for part in parts])
-    is_same = torch.isclose(alone, together, rtol=1e-3, atol=3e-6) | ~together.isfinite()
-    for n in (~is_same).nonzero()[:1, 0].tolist():
-        raise MetricError(
-            f"The metric {data.metric.name!r} must look at each example alone: it draws, or gives "
-            f"{data.pairs[int(numbers[n])].describe()} {alone[n]:.4g} alone and {together[n]:.4g} "
-            "beside others."
-        )
+        with probe.data.measuring():
+            check_alone(probe.pairs, probe.data.metric, clean, moved)
 
 
 def check_unchanged(engine: Engine) -> None:

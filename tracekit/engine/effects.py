@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import nan
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from tracekit.engine.batch import Batch
 from tracekit.engine.clean_run import assemble, repeated
 from tracekit.engine.pair_checks import check_continuations
 from tracekit.engine.prepared import Masks, PreparedData
+from tracekit.errors import MetricError
 from tracekit.metrics import ContinuationLogProbs, Effects, Metric, Reading, kl
 from tracekit.models.architectures import residual_hook
 from tracekit.models.hooked import is_exact
@@ -77,6 +79,9 @@ def metric_effects(
         for batch, _, log_probs in data.passes(_one(data, mask), reads=reads):
             clean = data.clean_of(batch, reads)
             for row, metric in zip(effects, metrics, strict=True):
+                if data.ranks.count == 1:
+                    first = [data.pairs[n] for n in batch.examples[:4].tolist()]
+                    check_alone(first, metric, clean, log_probs)
                 row[batch.examples] = data.weighted(batch, metric(clean, log_probs))
     data.account.count(data.n_examples)
     (effects,) = data.ranks.add(effects.cpu())
@@ -107,6 +112,18 @@ def stream_effects(data: PreparedData, mask: ComponentsLike) -> Iterator[BatchEf
         so_far = torch.zeros(data.n_examples).index_put((measured.examples,), measured.effects)
         data.check_finite(so_far)
         yield measured
+
+
+def check_alone(pairs: Sequence[Any], metric: Metric, *runs: ContinuationLogProbs) -> None:
+    """Refuses a metric that gives one of the first examples another effect beside others."""
+    for n, together in enumerate(metric(*runs)[:4]):
+        (alone,) = metric(*(run.map(itemgetter(slice(n, n + 1))) for run in runs))
+        if together.isfinite() and not torch.isclose(alone, together, rtol=1e-3, atol=3e-6):
+            raise MetricError(
+                f"The metric {metric.name!r} must look at each example alone: it draws, or gives "
+                f"{pairs[n].describe()} {alone:.4g} alone and "
+                f"{together:.4g} beside others."
+            )
 
 
 def log_probs(data: PreparedData, mask: ComponentsLike) -> ContinuationLogProbs:
