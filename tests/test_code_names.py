@@ -177,6 +177,7 @@ def test_code_in_running_text_names_what_there_is(paths):
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 def test_code_blocks_of_docstrings_stand_on_lines_of_their_own():
     joined = [
         path.name

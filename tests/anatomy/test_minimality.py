@@ -63,6 +63,7 @@ def test_losses_are_differences_of_faithfulness(demo_model, pairs, direction):
     assert ":}" not in found.to_latex(), "a caption ends in a colon"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["noising", "denoising"])
 def test_nobody_selected_a_set_of_ones_own(demo_model, pairs, direction):
     """All examples decide, and are measured."""
@@ -88,6 +89,7 @@ def test_nobody_selected_a_set_of_ones_own(demo_model, pairs, direction):
     assert left.decided_on == f"the searched examples (n = {len(tracer.pairs)})"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tolerance", [0.01, 0.3, 0.9])
 def test_whom_the_measured_examples_miss_is_not_dropped(demo_model, pairs, tolerance):
     """Whatever the examples say that decide."""

@@ -31,6 +31,7 @@ def folder(result, tmp_path):
     return result.save(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_explain_says_how_long_it_will_take(command, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
@@ -46,6 +47,7 @@ def test_explain_says_how_long_it_will_take(command, folder, tmp_path, monkeypat
     assert (estimate["passes"], list(document["tables"])) == (78, ["estimates"])
 
 
+@pytest.mark.slow
 def test_explain_prints_saves_and_writes(command, tracer, result, folder, tmp_path):
     options = ("--tolerance", 0.5, "--output", tmp_path / "out", *QUICK)
     code, out, err = command("explain", folder, *options)
@@ -66,6 +68,7 @@ def test_explain_prints_saves_and_writes(command, tracer, result, folder, tmp_pa
     assert [row["component"] for row in tables["members"]] == list(why.table["component"])
 
 
+@pytest.mark.slow
 def test_json_is_all_that_is_printed(command, tracer, result, folder):
     code, out, err = command("explain", folder, "--json", *QUICK)
     assert code == 0, err
@@ -92,6 +95,7 @@ def test_side_effects_say_how_long_they_will_take(command, folder, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_side_effects_of_a_run(command, tracer, result, folder, tmp_path, demo_model):
     bias = tk.load_dataset("demo-bias", demo_model)[:6]
     rows = [pair.texts for pair in bias]
@@ -113,6 +117,7 @@ def test_side_effects_of_a_run(command, tracer, result, folder, tmp_path, demo_m
     assert (tmp_path / "out" / "side_effects.html").exists()
 
 
+@pytest.mark.slow
 def test_reports_have_what_was_saved_beside_a_run(command, tracer, result, folder, tmp_path):
     why = tracer.explain(result)
     why.save(folder)
@@ -130,6 +135,7 @@ def test_reports_have_what_was_saved_beside_a_run(command, tracer, result, folde
     assert "is of another run than the one beside it. Measure it again, or delete its expl" in err
 
 
+@pytest.mark.slow
 def test_held_out_examples_are_told_from_the_others(command, tmp_path, demo_model):
     facts, held_out = tk.load_dataset("demo-facts", demo_model)[:10].split(0.8, seed=4)
     tracer = tk.Tracer(
@@ -178,6 +184,7 @@ def test_sources_that_take_more_than_a_name(command, tmp_path, demo_model):
     assert "Build the tracer in Python for others." in err
 
 
+@pytest.mark.slow
 def test_runs_of_built_in_data_remember_options_and_model(
     command, tmp_path, demo_model, monkeypatch
 ):

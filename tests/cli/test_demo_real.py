@@ -7,6 +7,7 @@ import pytest
 from tracekit.cli import demo
 
 
+@pytest.mark.slow
 def test_demo_of_a_real_model_says_what_joint_search_finds(command, tmp_path, monkeypatch):
     for name, value in {
         "_REAL_MODEL": "demo",

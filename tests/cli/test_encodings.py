@@ -118,6 +118,7 @@ def test_what_has_such_a_name_in_python_is_saved_drawn_and_read(demo_model, tmp_
     tk.figures.write(result.heatmap(), tmp_path / "figure.html")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variables",
     [

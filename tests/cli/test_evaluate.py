@@ -10,6 +10,7 @@ import pytest
 import tracekit as tk
 
 
+@pytest.mark.slow
 def test_masks_are_evaluated(command, tmp_path, demo_model):
     pairs = tk.load_dataset("demo-bias", demo_model)[:6]
     result = tk.Tracer(demo_model, pairs).run("top-k", budget=3)

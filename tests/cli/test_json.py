@@ -161,6 +161,7 @@ class TestNumbers:
             }
             assert {name: row[name] for name in expected} == expected
 
+    @pytest.mark.slow
     def test_of_trace_and_show(self, document, tmp_path, monkeypatch):
         monkeypatch.setattr("tracekit.figures.write_all", lambda figures: None)
         methods = ("--method", "top-k", "--method", "attribution")
@@ -179,6 +180,7 @@ class TestNumbers:
             frame = tk.results.TraceCurve((result,)).to_frame()
             assert list(frame) == list(row)
 
+    @pytest.mark.slow
     def test_of_a_front(self, document, tmp_path, monkeypatch):
         monkeypatch.setattr("tracekit.figures.write_all", lambda figures: None)
         limits = ("--max-budget", 3, "--max-passes", 40, "--output", tmp_path)
@@ -217,6 +219,7 @@ class TestNumbers:
             further = own.evaluate(row["mask"].split(","), metrics=["kl"], per_example=True)
             assert row["kl"] == further["kl"].mean()
 
+    @pytest.mark.slow
     def test_of_a_sweep(self, document, tmp_path):
         (tmp_path / "sweep.toml").write_text(
             'models = ["demo"]\ndatasets = ["demo-bias"]\n'
@@ -263,6 +266,7 @@ def _ends(name, interval):
     return dict(zip((f"{name}_low", f"{name}_high"), ends, strict=True))
 
 
+@pytest.mark.slow
 def test_three_runs_are_one_table_in_pandas(document, tmp_path, monkeypatch):
     """The lines of `docs/cli.md`."""
     monkeypatch.chdir(tmp_path)
@@ -357,6 +361,7 @@ class TestVerify:
         assert rows["weights"]["saved"] == rows["weights"]["now"]
         assert parsed["lines"][-1].endswith("agrees.")
 
+    @pytest.mark.slow
     def test_held_out_examples(self, document, demo_model, tmp_path):
         pairs, fresh = tk.load_dataset("demo-bias", demo_model)[:12].split(0.5)
         tracer = tk.Tracer(demo_model, pairs, held_out=fresh)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 import tracekit as tk
 
 
+@pytest.mark.slow
 def test_pareto_fronts(command, tmp_path):
     code, out, err = command(
         *("pareto", "--limit", 6, "--max-budget", 4, "--max-passes", 20),
@@ -31,6 +34,7 @@ def test_pareto_fronts(command, tmp_path):
     assert tk.ParetoFront.load(tmp_path / "run" / "pareto").to_frame().equals(path.to_frame())
 
 
+@pytest.mark.slow
 def test_pareto_fronts_of_few_examples_and_whole_blocks(command, tmp_path):
     """No halves, and no other set of the same layers: dashes."""
     code, out, err = command(

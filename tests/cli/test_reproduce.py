@@ -47,6 +47,7 @@ def test_reproduce(command, tmp_path):
     assert "Unknown experiment 'fig-9'." in err
 
 
+@pytest.mark.slow
 def test_what_was_not_done_is_said(command, tmp_path):
     code, out, _ = command(
         *("reproduce", "table-single", "--model", "demo", "--dataset", "demo-bias", "--limit", 6),

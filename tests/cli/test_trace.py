@@ -16,6 +16,7 @@ from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
 
 
+@pytest.mark.slow
 def test_trace_writes_figures_and_results(command, tmp_path, pictures):
     code, out, err = command(
         *("trace", "--dataset", "demo-bias", "--limit", 8, "--budget", 2, "--budget", "0.2"),
@@ -290,6 +291,7 @@ def test_a_plotly_script_that_was_cut_short_is_written_again(command, tmp_path):
     assert (tmp_path / "plotly.min.js").stat().st_size > 1_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_sources_and_directions(command, tmp_path):
     base = ("trace", "--dataset", "demo-facts", "--limit", 6, "--components", "head-outputs")
@@ -315,6 +317,7 @@ def test_sources_and_directions(command, tmp_path):
     assert "Unknown source 'nothing'" in err
 
 
+@pytest.mark.slow
 def test_further_metrics_spans_and_bounds(command, tmp_path):
     code, out, err = command(
         *("trace", "--dataset", "demo-facts", "--limit", "8", "--components", "residual"),
@@ -354,6 +357,7 @@ class TestCtrlC:
 
         monkeypatch.setattr(Engine, "set_effects", measure)
 
+    @pytest.mark.slow
     def test_keeps_and_prints_what_there_is(self, command, tmp_path, monkeypatch):
         # Top-k measures single components and a complement; greedy is stopped in its third round.
         self.press_after(monkeypatch, 4)

@@ -293,6 +293,7 @@ class TestClock:
             tk.PromptPairs.from_text(self.ROWS, made, chat=True)
 
 
+@pytest.mark.slow
 def test_a_run_is_verified_on_another_day(monkeypatch, capsys, tmp_path):
     """The embedded model with a template that reads the clock."""
     model = tmp_path / "model"

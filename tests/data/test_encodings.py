@@ -26,6 +26,7 @@ print(json.dumps([
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 def test_files_are_read_alike_under_another_locale(tmp_path, encoding):
     heads = {"dataset": "d", "model": "é→", "n_examples": 1, "all_heads_effect": 1.0}

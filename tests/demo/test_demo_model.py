@@ -62,6 +62,7 @@ def test_facts_are_recalled(model: Any, tokenizer: Any) -> None:
     assert evaluate.fact_score(model, tokenizer) >= 0.95
 
 
+@pytest.mark.slow
 def test_held_out_questions_are_answered(model: Any, tokenizer: Any) -> None:
     assert evaluate.arithmetic_score(model, tokenizer) >= 0.9
 

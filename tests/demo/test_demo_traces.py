@@ -75,6 +75,7 @@ def test_a_path_is_as_good_as_greedy_for_less(demo_model, name, bar):
         assert one.cost.forward_equivalents <= 250
 
 
+@pytest.mark.slow
 def test_the_optimum_of_a_small_space(demo_model):
     registry = tk.components.ComponentRegistry.build(
         demo_model.cfg, "attention-patterns", indices={1: [0, 3, 4, 7], 2: [0, 1, 2], 3: [5, 6]}
@@ -93,6 +94,7 @@ def test_the_optimum_of_a_small_space(demo_model):
     assert torch.equal(single[0], single[2])
 
 
+@pytest.mark.slow
 def test_planted_facts_are_carried_by_more_than_one_head(demo_model):
     """Together the heads do more than the sum of what each does alone, or less: not additive."""
     tracer = tracer_for(demo_model, "demo-facts", "attention-patterns", limit=24)

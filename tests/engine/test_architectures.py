@@ -34,6 +34,7 @@ MODULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.cells(3)
 @pytest.mark.parametrize("architecture", EACH)
 def test_each_kind_works_or_is_refused(architecture):

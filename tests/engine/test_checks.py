@@ -174,6 +174,7 @@ def test_a_unit_that_happens_to_be_silent_is_no_reason_to_refuse(any_model):
         check_sites(any_model, tk.components.ComponentRegistry.build(any_model.cfg, **kinds))
 
 
+@pytest.mark.slow
 def test_nor_is_one_of_a_model_whose_units_are_often_silent():
     opt = tiny.shared_model("opt")
     for index in range(0, 96, 3):

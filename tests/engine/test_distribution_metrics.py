@@ -159,6 +159,7 @@ def test_clean_distributions_beyond_the_memory_are_computed_again(model, max_mem
     assert (engine.data.clean.distribution is None) == (max_memory is not None)
 
 
+@pytest.mark.slow
 def test_results_carry_further_metrics_and_are_read_back(model, tmp_path):
     pairs = tk.PromptPairs.from_ids(rows_with_sets())
     tracer = tk.Tracer(
@@ -191,6 +192,7 @@ def test_searches_follow_distances(model, metric):
     assert 0 < tracer.run("mask-ig", budget=3).effect <= best + 1e-6
 
 
+@pytest.mark.slow
 def test_local_search_is_not_blind_where_the_gradient_vanishes(demo_model):
     facts = tk.load_dataset("demo-facts", demo_model)[:32]
     tracer = tk.Tracer(demo_model, facts, "head-outputs", metric="kl")

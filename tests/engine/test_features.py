@@ -123,6 +123,7 @@ def test_other_kinds_have_no_features(demo_model, facts):
     assert tk.Tracer(demo_model, facts, "head-outputs").explained_variance == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_features_of_another_type_are_cast(demo_model, facts, values, dtype):
     plain = tracer_of(demo_model, facts, Autoencoder(values[LAYER]))

@@ -75,6 +75,7 @@ def test_gains_are_first_order_in_the_linearization_and_exact_in_the_metric(
     torch.testing.assert_close(found.gains, gains / count, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gains_predict_better_than_the_gradient_where_the_model_is_certain(model):
     data = tk.load_dataset("demo-facts", demo := tk.load_model("demo"))
     registry = tk.components.ComponentRegistry.build(demo.cfg, "attention-patterns")

@@ -96,6 +96,7 @@ def expected_effects(reference, by_layer):
     return torch.stack(effects)
 
 
+@pytest.mark.slow
 def test_every_kind_is_that_of_plain_hooks(architecture):
     model = tiny.shared_model(architecture)
     pairs = tk.PromptPairs.from_ids(ROWS)

@@ -85,6 +85,7 @@ def test_real_numbers_of_any_type_are_taken(change, rounded, direction):
     assert torch.equal(torch.tensor(together["own"].to_numpy()).float(), numbers(own))
 
 
+@pytest.mark.slow
 def test_types_with_a_gradient_lead_every_search_where_float32_does():
     plain = traced(lambda effects: effects)
     for change in (torch.Tensor.double, lambda effects: effects * (_own / 2).double()):

@@ -197,6 +197,7 @@ def traced(architecture, kinds="head-outputs+mlp-blocks", n=2, **options):
 MEMBERS = ["L0H1", "MLP0", "L1H0", "L1H2", "MLP1", "L2H3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gpt_neox", "gemma2"])
 def test_every_path_equals_plain_hooks(architecture):
     tracer = traced(architecture)

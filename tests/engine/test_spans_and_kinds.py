@@ -649,6 +649,7 @@ def test_features_of_a_model_in_bfloat16():
     torch.testing.assert_close(rough, exact, atol=0.1, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_features_are_searched_and_saved_without_the_autoencoder(model, tmp_path, monkeypatch):
     kind = feature_kind("searched")
     pairs = tk.PromptPairs.from_ids(rows_with_spans())

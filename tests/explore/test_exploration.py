@@ -382,6 +382,7 @@ def test_paths_go_to_the_view_and_those_of_another_question_do_not(demo):
     assert demo.explore().setup["paths"] == []
 
 
+@pytest.mark.slow
 def test_prompts_are_answered_for_the_set_and_measuring_goes_on(demo_model):
     pytest.importorskip("anywidget")
     pairs = tk.load_dataset("demo-facts", demo_model)[:8]
@@ -416,6 +417,7 @@ def test_prompts_are_answered_for_the_set_and_measuring_goes_on(demo_model):
     assert sent[-1]["problem"].startswith("ConfigError: There are 1 prompts and 1 counterfactuals.")
 
 
+@pytest.mark.slow
 def test_the_set_can_be_changed_from_python(demo):
     pytest.importorskip("anywidget")
     view = demo.explore()

@@ -50,6 +50,7 @@ def head(layer: int, index: int) -> tk.Component:
     return tk.Component("attention-patterns", layer, index)
 
 
+@pytest.mark.slow
 def test_clicks_show_the_measured_effect_of_the_set_on_screen(chromium, heads):
     async def scenario():
         async with chromium.shown(lambda: heads.explore()) as view:
@@ -82,6 +83,7 @@ def test_clicks_show_the_measured_effect_of_the_set_on_screen(chromium, heads):
     chromium.run(scenario())
 
 
+@pytest.mark.slow
 def test_hovering_says_the_predicted_gain_of_one_gradient(chromium, heads):
     async def scenario():
         async with chromium.shown(lambda: heads.explore([head(1, 4)])) as view:
@@ -116,6 +118,7 @@ def test_hovering_says_the_predicted_gain_of_one_gradient(chromium, heads):
     chromium.run(scenario())
 
 
+@pytest.mark.slow
 def test_hovering_moves_nothing(chromium, heads):
     """In JupyterLab, which scrolls along, a view that shrank under the pointer flickered on."""
 
@@ -149,6 +152,7 @@ def test_hovering_moves_nothing(chromium, heads):
     chromium.run(scenario())
 
 
+@pytest.mark.slow
 def test_dragging_layers_complement_undo_and_pins(chromium, heads):
     async def scenario():
         async with chromium.shown(lambda: heads.explore()) as view:
@@ -189,6 +193,7 @@ def test_dragging_layers_complement_undo_and_pins(chromium, heads):
     chromium.run(scenario())
 
 
+@pytest.mark.slow
 def test_everything_by_keyboard_and_for_screen_readers(chromium, heads):
     async def scenario():
         async with chromium.shown(lambda: heads.explore([head(0, 0)])) as view:
@@ -236,6 +241,7 @@ def test_everything_by_keyboard_and_for_screen_readers(chromium, heads):
     chromium.run(scenario())
 
 
+@pytest.mark.slow
 def test_examples_mark_the_changed_token_and_probabilities(chromium, demo_model):
     pairs = tk.load_dataset("demo-bias", demo_model)[:8]
     tracer = tk.Tracer(demo_model, pairs, "head-outputs", "odds-ratio")
@@ -269,6 +275,7 @@ def test_examples_mark_the_changed_token_and_probabilities(chromium, demo_model)
     chromium.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_set_as_a_circuit_its_paths_and_what_the_model_writes(chromium, demo_model, tmp_path):
     pairs = tk.load_dataset("demo-bias", demo_model)[:16]
     tracer = tk.Tracer(demo_model, pairs, "head-outputs+mlp-blocks", "odds-ratio")
@@ -360,6 +367,7 @@ def test_the_slider_moves_along_the_front(chromium, heads, front):
     chromium.run(scenario())
 
 
+@pytest.mark.slow
 def test_the_latest_click_wins_and_an_effect_is_never_of_another_set(chromium, heads, monkeypatch):
     """Seven quick clicks: what was begun for the first ones is left, batch by batch."""
     seen = []
@@ -436,6 +444,7 @@ def hostile_tracer(model):
     return tk.Tracer(model, named, kind, metric="probability-drop", layers=[1], indices=[0, 3])
 
 
+@pytest.mark.slow
 def test_where_two_changes_cross_what_is_on_screen_holds(chromium, heads):
     async def scenario():
         async with chromium.shown(lambda: heads.explore()) as view:
@@ -454,6 +463,7 @@ def test_where_two_changes_cross_what_is_on_screen_holds(chromium, heads):
     chromium.run(scenario())
 
 
+@pytest.mark.slow
 def test_nothing_from_outside_becomes_markup(chromium, model, tmp_path):
     tracer = hostile_tracer(model)
 
@@ -493,6 +503,7 @@ def test_nothing_from_outside_becomes_markup(chromium, model, tmp_path):
     chromium.run(page_scenario())
 
 
+@pytest.mark.slow
 def test_a_kernel_that_dies_is_said_and_costs_no_result(chromium, heads, tmp_path):
     async def scenario():
         async with chromium.shown(lambda: heads.explore([head(1, 4)])) as view:
@@ -555,6 +566,7 @@ def test_a_kernel_that_dies_is_said_and_costs_no_result(chromium, heads, tmp_pat
     chromium.run(page_scenario())
 
 
+@pytest.mark.slow
 def test_a_saved_page_says_what_its_numbers_are(chromium, demo_model, tmp_path):
     """On which examples, by what brackets, how many sets; and what was never measured alone."""
     pairs = tk.load_dataset("demo-facts", demo_model)
@@ -600,6 +612,7 @@ def test_a_saved_page_says_what_its_numbers_are(chromium, demo_model, tmp_path):
     chromium.run(scenario())
 
 
+@pytest.mark.slow
 def test_silence_is_said_and_an_answer_ends_it(chromium, heads):
     async def scenario():
         async with chromium.shown(lambda: heads.explore()) as view:
@@ -624,6 +637,7 @@ def test_silence_is_said_and_an_answer_ends_it(chromium, heads):
     chromium.run(scenario())
 
 
+@pytest.mark.slow
 def test_an_error_is_shown_beside_the_set_that_it_is_of(chromium, demo_model, facts):
     is_broken = False
 
@@ -659,6 +673,7 @@ def test_an_error_is_shown_beside_the_set_that_it_is_of(chromium, demo_model, fa
     chromium.run(scenario())
 
 
+@pytest.mark.slow
 def test_dark_surroundings_are_found(chromium, heads):
     async def scenario(color):
         async with chromium.shown(lambda: heads.explore()) as view:
@@ -673,6 +688,7 @@ def test_dark_surroundings_are_found(chromium, heads):
     assert chromium.run(scenario("rgb(250, 250, 250)")) == (False, "rgb(26, 26, 26)")
 
 
+@pytest.mark.slow
 def test_beside_a_tall_grid_stands_what_is_known_of_it(chromium, tmp_path):
     model = tk.load_model(tiny.hf_model("llama", num_hidden_layers=18))
     tracer = tk.Tracer(model, tiny.pairs(4), "mlp-blocks", "probability-drop")

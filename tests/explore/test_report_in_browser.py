@@ -27,6 +27,7 @@ _FAULTS = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_tables_and_figures_scroll_within_their_cards(chromium, demo_model, tmp_path):
     facts = tk.load_dataset("demo-facts", demo_model)
     tracer = tk.Tracer(

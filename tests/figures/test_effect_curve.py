@@ -67,6 +67,7 @@ def test_long_legends_leave_the_axis_alone(tracer):
     assert many.layout.margin.b - few.layout.margin.b == many.layout.height - few.layout.height
 
 
+@pytest.mark.slow
 def test_curves_never_mix_what_is_not_comparable(model):
     pairs = tiny.pairs(6)
     base = tk.Tracer(model, pairs).run("top-k", budget=2)

@@ -31,6 +31,7 @@ def test_html_opens_offline(tracer, tmp_path):
     assert "cdn" not in text.split("<body>")[1][:3000].lower()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not BROWSER, reason="images need Chrome or Chromium")
 def test_images_leave_nothing_in_the_home(tracer, tmp_path, monkeypatch):
     home = tmp_path / "home"
@@ -57,6 +58,7 @@ def test_images_without_a_browser_are_one_clear_error(tracer, tmp_path, monkeypa
     assert (tmp_path / "b.html").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="the browser that hangs is a shell script")
 def test_a_browser_that_hangs_is_tried_twice_and_given_up(tracer, tmp_path, monkeypatch):
     browser = tmp_path / "chrome"
@@ -82,6 +84,7 @@ def test_many_figures_at_once(tracer, tmp_path):
     assert (tmp_path / "heatmap.png").read_bytes() == alone
 
 
+@pytest.mark.slow
 def test_images_have_the_size_of_their_figures(tracer, tmp_path):
     """A PNG's header holds its size: two pixels a point; an SVG's its width and height."""
     small, large = tracer.heatmap(), tracer.curve()

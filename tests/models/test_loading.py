@@ -354,6 +354,7 @@ def test_models_come_from_the_hub_and_then_from_its_cache(hub, tmp_path):
     assert seconds < 40
 
 
+@pytest.mark.slow
 def test_revision_is_loaded_from_the_hub_and_from_its_cache_or_is_an_error(hub, tmp_path):
     expected = f"loaded 3 torch.float32 {commit_of('step1')}"
     # Only this revision is in the cache afterwards.
@@ -437,6 +438,7 @@ def test_adapter_in_memory_is_merged_on_a_copy():
     assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
 
 
+@pytest.mark.slow
 def test_adapter_in_a_folder_needs_peft_and_a_base_model(tmp_path, monkeypatch):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": None}))
     with pytest.raises(UnknownModelError, match="names no base model. Give the PeftModel in"):
@@ -488,6 +490,7 @@ def test_compiled_model_is_traced_as_it_was():
     assert model.original_model is bare
 
 
+@pytest.mark.slow
 def test_unknown_and_gated_models(hub, tmp_path):
     (found, gated), _ = ask(hub, tmp_path, "someone/else", "someone/secret")
     assert found.startswith("UnknownModelError The hub has no model 'someone/else' that you may")
@@ -495,6 +498,7 @@ def test_unknown_and_gated_models(hub, tmp_path):
     assert gated.startswith("UnknownModelError The hub asks for permission to read someone/secret.")
 
 
+@pytest.mark.slow
 def test_an_unreachable_hub_fails_fast(tmp_path):
     (found,), seconds = ask(NOWHERE, tmp_path, "someone/small")
     assert found == (
@@ -545,6 +549,7 @@ def test_global_states_are_left_alone(directory):
     assert states() == before
 
 
+@pytest.mark.slow
 def test_tracers_of_one_model_take_turns_between_threads(directory):
     """Hooks of one would act in the passes of the other, and flags are the model's."""
     model = load_model(directory)
@@ -571,6 +576,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_names_beyond_ascii_are_read_in_any_locale(tmp_path):
     import peft
 

@@ -213,6 +213,7 @@ class TestPlans:
 class TestStore:
     """Runs are kept, and never repeated."""
 
+    @pytest.mark.slow
     def test_a_run_is_found_again(self, tmp_path, environment, monkeypatch):
         first = Worker(environment, tmp_path).do(job())
         assert first.fresh
@@ -291,6 +292,7 @@ class TestStore:
                 )
         assert not list(tmp_path.iterdir())
 
+    @pytest.mark.slow
     def test_a_failing_job_costs_only_itself(self, tmp_path):
         setting = Setting(
             models=[DEMO], datasets=["demo-bias"], methods=["top-k", "exhaustive"], limit=6
@@ -304,6 +306,7 @@ class TestStore:
             in (tmp_path / "table-heads" / "notes.md").read_text()
         )
 
+    @pytest.mark.slow
     def test_a_killed_run_leaves_nothing_behind_that_counts(
         self, tmp_path, environment, monkeypatch
     ):
@@ -320,6 +323,7 @@ class TestStore:
         assert run.fresh
         assert run.curve[0].effect > 0
 
+    @pytest.mark.slow
     @pytest.mark.cells(3)
     @pytest.mark.parametrize(
         "damage", ["run cut short", "tensors lost", "no curve", "no info", "a file", "effect"]
@@ -356,6 +360,7 @@ class TestStore:
         assert (folder / "run.json").read_bytes() == before
         assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
+    @pytest.mark.slow
     def test_a_disk_error_is_not_taken_for_another_process(
         self, tmp_path, environment, monkeypatch
     ):
@@ -380,6 +385,7 @@ class TestStore:
         run = Worker(environment, tmp_path).do(job())
         assert set(tmp_path.iterdir()) == {run.folder, at_work, elsewhere}
 
+    @pytest.mark.slow
     def test_each_experiment_is_written_when_its_runs_are_done(self, tmp_path):
         setting = replace(SMALL, methods=["top-k", "random"], limit=3)
         needed = {each.identity for each in EXPERIMENTS["table-single"].jobs(setting)}
@@ -400,6 +406,7 @@ class TestStore:
         assert written[-1][1]
         assert not (tmp_path / "table-heads").exists()
 
+    @pytest.mark.slow
     def test_stopped_and_gone_on(self, tmp_path, environment):
         jobs = [job(), job(method="greedy"), job(seed=1)]
 
@@ -470,6 +477,7 @@ def test_options_of_methods():
 class TestReports:
     """What is made of runs."""
 
+    @pytest.mark.slow
     def test_effects_with_held_out_examples(self, tmp_path):
         setting = Setting(models=[DEMO], limit=20, methods=["top-k"])
         (written,) = paper.reproduce(["table-heads"], setting, tmp_path, images=False)
@@ -548,6 +556,7 @@ class TestReports:
         assert "begin with their beginning-of-sequence" not in notes("Qwen3-1.7B")
         assert "noise of seed 42" in notes("GPT2-xl", "counterfact")
 
+    @pytest.mark.slow
     def test_binding_measures_both_interventions(self, tmp_path, demo_model):
         setting = Setting(models=[DEMO], limit=12, methods=["top-k"])
         (written,) = paper.reproduce(["fig-binding"], setting, tmp_path, images=False)
@@ -613,6 +622,7 @@ class TestReports:
         frames = [trace.name for trace in report.figures["heads-standin-ioi-mask-ig"].data]
         assert "selected" in frames
 
+    @pytest.mark.slow
     def test_published_heads_are_of_another_model(self, tmp_path):
         (written,) = paper.reproduce(["ioi-circuit"], SMALL, tmp_path, images=False)
         (note,) = [note for note in written.report.notes if "published heads" in note]
@@ -620,6 +630,7 @@ class TestReports:
         assert written.report.tables["sets"].frame["precision"].isna().all()
         assert set(written.report.figures) >= {"paths-demo-demo-binding-mask-ig"}
 
+    @pytest.mark.slow
     def test_findings_count_signs(self, tmp_path):
         (written,) = paper.reproduce(["findings"], SMALL, tmp_path, images=False)
         row = written.report.tables["findings"].frame.iloc[0]

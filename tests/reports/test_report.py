@@ -163,6 +163,7 @@ def test_nothing_from_outside_becomes_markup(runs, tmp_path):
     compile(block, "report", "exec")
 
 
+@pytest.mark.slow
 def test_the_command_reads_all_that_was_saved(command, runs, tmp_path):  # noqa: F811
     curve, greedy, front, grid = runs
     curve.save(tmp_path / "runs" / "curve")
@@ -199,6 +200,7 @@ def test_the_command_refuses_runs_that_cannot_be_read(command, runs, tmp_path): 
     assert "holds no result.json. Give a folder that a run was saved to." in err
 
 
+@pytest.mark.slow
 def test_reports_say_why_a_set_acts_together(tracer, runs, tmp_path):
     result = runs[1]
     why = tracer.explain(result, look_outside=False)
@@ -217,6 +219,7 @@ def test_reports_say_why_a_set_acts_together(tracer, runs, tmp_path):
     assert body(tk.report(why, tmp_path / "alone.html")).count("Plotly.newPlot(") == 3
 
 
+@pytest.mark.slow
 def test_reports_show_what_the_model_writes(demo_model, command, tmp_path):  # noqa: F811
     pairs = tk.load_dataset("demo-professions", demo_model)[:8]
     tracer = tk.Tracer(demo_model, pairs, "head-outputs", source="mean", positions="all")
@@ -256,6 +259,7 @@ def test_pages_escape_every_text(tmp_path):
     assert after.count("&lt;script&gt;alert(1)&lt;/script&gt; &amp; &quot;quotes&quot;") == 8
 
 
+@pytest.mark.slow
 def test_a_report_on_edges_draws_their_circuit(tmp_path, any_model):
     tracer = tk.Tracer(any_model, tiny.pairs(6), "edges", "logit-difference")
     text = body(tk.report(tracer.run("attribution", budget=9, sign="full"), tmp_path / "e.html"))

@@ -86,6 +86,7 @@ def test_the_graph_has_all_edges_and_is_written(result, tmp_path):
     assert sorted(facts, key=str) == sorted(found, key=str)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_edges_that_carry_nothing_change_no_faithfulness(architecture):
     """They lie on no way from the embedding to the logits, so all else patched, both ends are."""

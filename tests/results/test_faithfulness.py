@@ -117,6 +117,7 @@ def test_areas_of_a_ranking(model, ranking):
     assert f"CPR {found.cpr:.4g}" in repr(found)
 
 
+@pytest.mark.slow
 def test_of_results_curves_and_fronts(tracer):
     front = tracer.pareto(statistics=False, max_passes=120)
     found = tracer.faithfulness(front)
@@ -163,6 +164,7 @@ def test_intervals_of_ratios():
     assert low < 1 + noise.mean() < high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["noising", "denoising"])
 def test_a_result_holds_its_own_and_measures_nothing(model, tmp_path, direction):
     for held_out in (None, tiny.pairs(6, seed=9)):
@@ -237,6 +239,7 @@ def test_importances_go_to_a_file_and_back(model, tmp_path):
     assert ours.faithfulness == pytest.approx(theirs.faithfulness)
 
 
+@pytest.mark.slow
 def test_mib_files_that_do_not_fit(model, tmp_path):
     tracer = tk.Tracer(model, tiny.pairs(8), "head-outputs", "logit-difference")
     result = tracer.run("top-k", budget=2)
@@ -389,6 +392,7 @@ def test_tables_hold_them(tracer):
     assert without.circuit_scores == ((None, None, None),) * 2
 
 
+@pytest.mark.slow
 def test_runs_and_fronts_warn(demo_model):
     pairs = tk.load_dataset("demo-professions", demo_model)[:12]
     tracer = tk.Tracer(demo_model, pairs, "attention-patterns", "logit-difference", layers=[0, 3])

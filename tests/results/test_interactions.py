@@ -286,6 +286,7 @@ def test_the_correction_against_all_sign_flips():
     assert measured == pytest.approx([expected[row] for row in range(4)], abs=1e-9)
 
 
+@pytest.mark.slow
 def test_of_many_rows_without_effect_hardly_any_is_significant():
     """200 times 30 rows that share half of their variance: at most about 5 % have any below .05."""
     shared = draws(200, 1, 16, seed=1)
@@ -295,6 +296,7 @@ def test_of_many_rows_without_effect_hardly_any_is_significant():
         assert wrong <= 11
 
 
+@pytest.mark.slow
 def test_of_many_rows_a_few_are_found():
     values = draws(700, 30, seed=4)
     values[:3] += 1.5
@@ -371,6 +373,7 @@ def test_intervals_of_rows_are_those_of_each(with_weights, monkeypatch):
     assert torch.allclose(row_intervals(values, weights=weights), found, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_set_is_paired_on_held_out_examples_and_all_components_on_searched_ones(demo_model):
     own, fresh = tk.load_dataset("demo-facts", demo_model)[:24].split(0.5)
     question = (demo_model, own, "head-outputs", "logit-difference")

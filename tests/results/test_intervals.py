@@ -285,6 +285,7 @@ class TestRepeatedExamples:
             ours, expected = (torch.tensor(getattr(each, name)) for each in reversed(shares))
             torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-5, msg=name)
 
+    @pytest.mark.slow
     def test_of_explanations_and_side_effects(self, demo_model, tmp_path):
         pairs = tk.load_dataset("demo-bias", demo_model)[:12]
         twice = pairs.subset([*range(12), *range(12)])
@@ -305,6 +306,7 @@ class TestRepeatedExamples:
         loaded = tk.anatomy.SideEffects.load(sides[1].save(tmp_path))
         assert torch.equal(loaded.target.clusters, sides[1].target.clusters)
 
+    @pytest.mark.slow
     def test_of_strongest_pairs(self, demo_model):
         pairs = tk.load_dataset("demo-bias", demo_model)[:24]
         tracer = tk.Tracer(demo_model, pairs.subset([*range(24)] * 2), layers=[1])

@@ -90,6 +90,7 @@ def test_a_front_with_the_curve_of_another_is_refused(front, tracer, tmp_path):
         tk.ParetoFront.load(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_curve_of_a_front_draws_the_held_out_examples_of_its_tracer(demo_model):
     inside, outside = tk.load_dataset("demo-facts", demo_model)[:12].split(0.5)
     tracer = tk.Tracer(demo_model, inside, metric="probability-drop", held_out=outside)

@@ -37,6 +37,7 @@ def interrupted_after(engine, calls, monkeypatch):
     monkeypatch.setitem(vars(engine), "set_effects", measure)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_statistics_keeps_the_front_only(model, monkeypatch):
     tracer = tk.Tracer(model, tiny.pairs(8, seed=3), metric="probability-ratio")
     whole = tracer.pareto(max_budget=3, statistics=False, max_passes=60)
@@ -163,6 +164,7 @@ class TestSetsFromAll:
         (row,) = [row for row in front.statistics if row.size == 2]
         assert (row.from_all_similarity, row.from_all_gain) == (1, pytest.approx(0, abs=1e-6))
 
+    @pytest.mark.slow
     def test_no_front_is_below_a_set_that_the_tracer_has_measured(self, model, monkeypatch):
         tracer = tk.Tracer(model, tiny.pairs(6, seed=3))
         known: dict[int, float] = {}

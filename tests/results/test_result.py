@@ -290,6 +290,7 @@ class TestCurves:
         for one, other in zip(curve, loaded, strict=True):
             assert_same(one, other)
 
+    @pytest.mark.slow
     def test_runs_of_two_curves_are_found_out(self, tracer, tmp_path):
         """A curve of which one run was written again, and not the others."""
         self.save(tracer, tmp_path, 2, 4)

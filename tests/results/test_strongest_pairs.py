@@ -129,6 +129,7 @@ def test_held_out_examples_test_what_the_others_propose(tracer):
     assert f"{said}held-out examples" in repr(found)
 
 
+@pytest.mark.slow
 def test_proposals_see_one_half_of_the_examples_only(tracer, monkeypatch):
     seen = []
     for name in ("predict_changes", "gradient"):
@@ -172,6 +173,7 @@ def test_a_planted_pair_comes_first():
     assert found.interactions[0] == pytest.approx(1, abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_distance_is_second_order(tracer):
     """By KL every single slope at the clean run is 0, and pairs still are found."""
     model = tracer.model
@@ -211,6 +213,7 @@ def test_few_examples_have_no_statistics(tracer):
     assert "p" not in found.to_frame()
 
 
+@pytest.mark.slow
 def test_it_is_repeatable_and_read_back(tracer, pairs, tmp_path):
     again = tracer.strongest_pairs(10, n_looked_at=12)
     assert again.to_frame().equals(pairs.to_frame())

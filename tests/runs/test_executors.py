@@ -71,6 +71,7 @@ def when(condition, action):
 
 
 class TestAnyExecutor:
+    @pytest.mark.slow
     def test_threads_find_the_same_and_keep_their_model(self, grid, monkeypatch):
         plain = tk.sweep(**{**grid, "output": grid["output"] / "plain"})
         loads, load = Counter(), Worker.load
@@ -97,6 +98,7 @@ class TestAnyExecutor:
         assert not worker_module._workers, "models are held"
         assert not list((grid["output"] / "runs").glob(".*"))
 
+    @pytest.mark.slow
     def test_one_worker_does_one_model_after_the_other(self, grid, monkeypatch):
         order, do = [], Worker.do
         monkeypatch.setattr(
@@ -106,6 +108,7 @@ class TestAnyExecutor:
             tk.sweep(**grid, seeds=[0, 1], executor=executor)
         assert order == ["first"] * 4 + ["second"] * 4
 
+    @pytest.mark.slow
     def test_tasks_at_a_time(self, grid):
         at_once, most = [], []
 
@@ -150,6 +153,7 @@ class TestAnyExecutor:
         with pytest.raises(WorkerError, match="takes no task: cannot schedule new"):
             tk.sweep(**grid, executor=executor)
 
+    @pytest.mark.slow
     def test_executors_that_cannot_be_reached(self, grid, monkeypatch):
         monkeypatch.setattr(executors, "_CONNECT_SECONDS", 1)
         with pytest.raises(WorkerError, match=r"No Dask scheduler answers at 127\."):
@@ -174,6 +178,7 @@ class TestAnyExecutor:
         again = tk.sweep(**grid)
         assert sum(run.fresh for run in again) == 4 - kept
 
+    @pytest.mark.slow
     def test_a_task_that_somebody_else_cancels(self, grid):
         class Cancelling(Executor):
             def submit(self, function, *arguments):
@@ -294,6 +299,7 @@ class TestDevices:
         for process in (second, third):
             process.communicate("")
 
+    @pytest.mark.slow
     def test_workers_load_their_models_there(self, grid, two_devices, monkeypatch):
         loaded = []
 
@@ -455,6 +461,7 @@ def test_a_killed_dask_scheduler_costs_nothing_that_was_finished(grid, cluster, 
     assert kept.items() <= done.items() <= finished(folder).items()
 
 
+@pytest.mark.slow
 def test_a_scheduler_without_workers(grid, tmp_path, monkeypatch):
     monkeypatch.setattr(executors, "_WORKER_SECONDS", 1)
     cluster = Cluster(tmp_path, n_workers=0)

@@ -40,6 +40,7 @@ def written(folder):
     return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("runs/*/run.json")}
 
 
+@pytest.mark.slow
 def test_a_run_is_a_saved_result_like_any_other(swept, grid, lab, command):  # noqa: F811
     assert len(swept) == 4
     assert not swept.failures
@@ -70,6 +71,7 @@ def test_a_run_is_a_saved_result_like_any_other(swept, grid, lab, command):  # n
     assert "top-k" in (grid["output"] / "r.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_started_again_does_what_is_missing(swept, grid, monkeypatch):
     folder, before = grid["output"], written(grid["output"])
     with monkeypatch.context() as patch:
@@ -94,12 +96,14 @@ def test_a_sweep_that_is_started_again_does_what_is_missing(swept, grid, monkeyp
     assert len(tk.load_runs(folder)) == 4
 
 
+@pytest.mark.slow
 def test_a_larger_grid_takes_over_what_is_there(swept, grid):
     more = tk.sweep(**{**grid, "methods": [*grid["methods"], "greedy"]})
     assert [run.fresh for run in more] == [False, False, True] * 2
     assert len(pd.read_csv(grid["output"] / "runs.csv")) == 12
 
 
+@pytest.mark.slow
 def test_every_option_reaches_the_tracer(grid, lab):
     options = {
         "components": ["head-outputs"],
@@ -143,6 +147,7 @@ def test_every_option_reaches_the_tracer(grid, lab):
     assert row["objective"] == "median"
 
 
+@pytest.mark.slow
 def test_positions_windows_and_denoising_reach_the_tracer(grid, lab):
     few = {**grid, "models": grid["models"][:1], "datasets": [str(lab / "even.jsonl")]}
     few |= {"methods": ["top-k"], "budgets": [2], "direction": "denoising"}
@@ -158,6 +163,7 @@ def test_positions_windows_and_denoising_reach_the_tracer(grid, lab):
 
 
 class TestFolders:
+    @pytest.mark.slow
     def test_two_sweeps_at_once_in_one_folder_are_refused(self, grid, monkeypatch):
         monkeypatch.setattr(sweeps, "_LOCK_SECONDS", 0.2)
         other = {**grid, "models": ["demo"], "datasets": ["demo-bias"]}
@@ -174,6 +180,7 @@ class TestFolders:
         assert "by another sweep, or part 1/2 of it. Wait" in texts[1]
         assert not list(grid["output"].glob(".*"))
 
+    @pytest.mark.slow
     def test_parts_share_a_folder_and_the_same_part_does_not(self, grid):
         grid["methods"] = ["top-k"]
         refused, runs = [], []
@@ -209,6 +216,7 @@ class TestFolders:
 
 
 class TestFailures:
+    @pytest.mark.slow
     def test_a_job_that_fails_costs_itself(self, grid):
         runs = tk.sweep(**{**grid, "methods": [{"name": "exhaustive", "max_sets": 3}, "top-k"]})
         assert [run.job.method for run in runs] == ["top-k", "top-k"]
@@ -247,6 +255,7 @@ class TestFailures:
         reason = "The memory is full: CUDA out of memory. Tried to allocate 2 GiB. Lower max_batch"
         assert all(failure.reason.startswith(reason) for failure in runs.failures)
 
+    @pytest.mark.slow
     def test_ctrl_c_keeps_what_is_done(self, grid):
         done = []
 
@@ -275,6 +284,7 @@ class TestFailures:
             tk.sweep(**grid, max_batch_size=0)
 
 
+@pytest.mark.slow
 def test_one_bar(grid, capsys):
     tk.sweep(**{**grid, "progress": True})
     err = capsys.readouterr().err
@@ -284,6 +294,7 @@ def test_one_bar(grid, capsys):
     assert "Loading" not in err.replace("Loading the model", "")
 
 
+@pytest.mark.slow
 def test_a_model_is_loaded_once(grid, monkeypatch):
     loaded = []
     load = Worker.load
@@ -336,6 +347,7 @@ class TestCheckpoints:
             with pytest.raises(ComparisonError, match=r"different models \(step20 and step100\)"):
                 refused()
 
+    @pytest.mark.slow
     def test_they_are_revisions_of_the_hub(self, lab, tmp_path):
         steps = {"main": lab / "first", "step1": lab / "first", "refs/pr/2": lab / "second"}
         pairs = lab / "pairs.jsonl"
@@ -393,6 +405,7 @@ class TestCommand:
         (tmp_path / "sweep.toml").write_text(text)
         return tmp_path / "sweep.toml"
 
+    @pytest.mark.slow
     def test_a_file_is_a_sweep(self, command, file, tmp_path):  # noqa: F811
         code, out, err = command("sweep", file, "--quiet")
         assert code == 0, err
@@ -427,6 +440,7 @@ class TestCommand:
             file.write_text(f"{key} = 1")
             assert f"Unknown key {key!r}" in command("sweep", file)[2]
 
+    @pytest.mark.slow
     def test_reproduce_in_parts_writes_no_report(self, command, tmp_path):  # noqa: F811
         arguments = ("reproduce", "table-heads", "--model", "demo", "--dataset", "demo-bias")
         arguments += ("--methods", "top-k,random", "--limit", 6, "--draws", 3, "--no-held-out")
@@ -442,6 +456,7 @@ class TestCommand:
         assert command(*arguments, "--part", "3")[0] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_warning_of_a_run_says_which_it_is(grid, jobs, tmp_path, capfd):
     script = tmp_path / "swept.py"
@@ -463,6 +478,7 @@ def test_a_warning_of_a_run_says_which_it_is(grid, jobs, tmp_path, capfd):
         assert any(line.startswith(start) for line in lines), lines
 
 
+@pytest.mark.slow
 def test_threads_of_one_process_do_not_mix(grid):
     """Two sweeps in two folders at once."""
     done = {}

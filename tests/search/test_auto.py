@@ -202,6 +202,7 @@ def test_a_front_takes_the_sets_that_hold_better(tracer, monkeypatch):
         assert result.effect == pytest.approx(tracer.evaluate(result.components))
 
 
+@pytest.mark.slow
 def test_single_effects_that_hold_better_have_a_set_of_every_size(tracer, monkeypatch):
     """A larger set may have a smaller mean here; but not with components that do nothing alone."""
     monkeypatch.setattr(CrossFit, "choice_near", lambda self, size: 1)
@@ -237,6 +238,7 @@ def test_single_effects_that_hold_better_have_a_set_of_every_size(tracer, monkey
     assert [result.method for result in front] == ["local-search", *["ranked"] * 3]
 
 
+@pytest.mark.slow
 def test_a_set_that_lowers_the_effect_at_hand_is_not_taken(tracer, monkeypatch):
     """Where the joint search has one that raises it."""
     monkeypatch.setattr(CrossFit, "_leads", lambda self, effects: -torch.ones(len(self.sizes), 4))
@@ -274,6 +276,7 @@ def test_a_set_that_lowers_the_effect_at_hand_is_not_taken(tracer, monkeypatch):
     assert [result.method for result in results] == [alone, joint]
 
 
+@pytest.mark.slow
 def test_many_components_ranked_alone_have_sets_of_some_sizes(tracer, monkeypatch):
     assert list(sizes_alone(384, 2, 5)) == [2, 3, 4, 5]
     sizes = sizes_alone(385, 2, 300)
@@ -293,6 +296,7 @@ def test_many_components_ranked_alone_have_sets_of_some_sizes(tracer, monkeypatc
         assert {result.method for result in front} == {"fixed" if choice else "local-search"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["front", "run"])
 def test_leads_are_those_of_the_sets_on_all_examples(tracer, monkeypatch, asked):
     """The effects that choose: of the joint search's sets first, size by size."""
@@ -321,6 +325,7 @@ def test_leads_are_those_of_the_sets_on_all_examples(tracer, monkeypatch, asked)
     assert torch.allclose(fit.on_all, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_takes_the_set_that_holds_better(tracer, monkeypatch):
     order = worst_first(tracer)
     for rival, method in ((Fixed(order=order), "greedy"), (Fixed(order=order[::-1]), "fixed")):
@@ -348,6 +353,7 @@ def test_a_run_takes_the_set_that_holds_better(tracer, monkeypatch):
         assert method in {result.method for result in curve}
 
 
+@pytest.mark.slow
 def test_what_was_chosen_from_is_saved(tracer, tmp_path):
     result = tracer.run("local-search", budget=3, objective="auto", max_passes=60)
     loaded = tk.TraceResult.load(result.save(tmp_path / "run"))

@@ -94,6 +94,7 @@ def test_halving_finds_how_many_of_the_last_are_enough(n, size, n_below, enough,
     assert len(target.tried) <= 2 or enough > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["noising", "denoising"])
 @pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("is_negative", [False, True])
@@ -197,6 +198,7 @@ class TestOfEdges:
             full if sign == "full" else sign,
         )
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("kinds", "asked", "objective"),
         [

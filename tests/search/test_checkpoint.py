@@ -38,6 +38,7 @@ def interrupted_after(calls, monkeypatch):
         monkeypatch.setattr(tk.search.Target, name, counted(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("components", ["attention-patterns", "mlp-outputs"])
 def test_a_checkpoint_goes_on_where_the_search_stopped(model, monkeypatch, tmp_path, components):
     def fresh():
@@ -80,6 +81,7 @@ def test_a_search_goes_on_with_more_passes(model, tmp_path):
         assert more.at(size).effect >= few.at(size).effect
 
 
+@pytest.mark.slow
 def test_checkpoints_of_other_searches_are_refused(model, tmp_path):
     file = tmp_path / "front.ckpt"
     data = tiny.pairs(6, seed=3)
@@ -112,6 +114,7 @@ def test_a_metric_of_the_same_name_does_not_pass_for_another(model, tmp_path):
         tracer(2).pareto(**options)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_a_flipped_bit_is_refused(model, tmp_path):
     file, data = tmp_path / "front.ckpt", tiny.pairs(6, seed=3)
     options = {"statistics": False, "max_passes": 40, "checkpoint": file}

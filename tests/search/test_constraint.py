@@ -83,6 +83,7 @@ def test_every_search_stays_within_the_bound(model, tracer, neutral, every_set, 
     assert result.cost.forward > 0
 
 
+@pytest.mark.slow
 @pytest.mark.cells(2)
 @pytest.mark.parametrize("method", ["greedy", "top-k", "random", "exhaustive", "local-search"])
 def test_a_bound_that_nothing_reaches_changes_no_search(tracer, neutral, method):
@@ -156,6 +157,7 @@ def test_a_front_of_sets_within_the_bound(model, tracer, neutral, every_set, tmp
         tracer.pareto(**options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_passes", [12, 40, 160])
 def test_a_limit_on_passes_counts_what_is_kept(tracer, neutral, max_passes):
     """Whatever is run: a set that is measured is measured on the kept pairs, too."""
@@ -173,6 +175,7 @@ def test_a_limit_on_passes_counts_what_is_kept(tracer, neutral, max_passes):
     assert front.stopped == "max_passes"
 
 
+@pytest.mark.slow
 def test_a_metric_of_the_traced_examples_is_kept(model, tracer):
     keep = tk.Constraint(metric="entropy-change", at_most=0.05)
     result = tracer.run("exhaustive", budget=2, constraint=keep)
@@ -195,6 +198,7 @@ def test_keeping_asks_as_the_tracer_does(model, neutral, options):
         assert result.constraint.effect == pytest.approx(other.evaluate(result), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_refused(tracer, neutral):
     with pytest.raises(NothingFoundError, match="No set that was tried keeps kl within 1e-09"):
         tracer.run("greedy", budget=2, constraint=tk.Constraint(pairs=neutral, at_most=1e-9))
@@ -207,6 +211,7 @@ def test_what_is_refused(tracer, neutral):
         tk.Constraint(metric="kll", at_most=1.0)
 
 
+@pytest.mark.slow
 def test_a_front_that_begins_later_says_so(tracer, neutral):
     front = tracer.pareto(max_budget=4, statistics=False)
     later = tk.ParetoFront(front.results[1:], front.largest, front.ranking)
@@ -214,6 +219,7 @@ def test_a_front_that_begins_later_says_so(tracer, neutral):
         later.at(1)
 
 
+@pytest.mark.slow
 def test_sets_within_the_bound_come_first_however_small_the_whole_effect(model):
     """All components together may do next to nothing where single ones do much."""
     pairs, neutral = tiny.pairs(4, seed=0), tiny.pairs(7, seed=8)
@@ -228,6 +234,7 @@ def test_sets_within_the_bound_come_first_however_small_the_whole_effect(model):
         assert result.effect == pytest.approx(best, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_histories_hold_effects_only(tracer, neutral):
     keep = tk.Constraint(pairs=neutral, metric="kl", at_most=0.05)
     result = tracer.run("local-search", budget=4, constraint=keep)

@@ -132,6 +132,7 @@ def test_every_search_maximises_it_and_reports_effects(model, is_exchanged, scor
     assert chosen > max(singles)
 
 
+@pytest.mark.slow
 def test_it_is_no_search_by_effect(model, is_exchanged):
     tracer = traced(model, exchange=is_exchanged)
     by_effect, faithful = (
@@ -147,6 +148,7 @@ def test_it_is_no_search_by_effect(model, is_exchanged):
     assert distances[1] < distances[0]
 
 
+@pytest.mark.slow
 def test_a_faithful_search_takes_at_most_twice_the_passes_and_those_of_balancing(
     model, is_exchanged
 ):
@@ -159,6 +161,7 @@ def test_a_faithful_search_takes_at_most_twice_the_passes_and_those_of_balancing
         assert passes[1] <= 2.2 * passes[0] + 2 * (HALVINGS + 1), method
 
 
+@pytest.mark.slow
 def test_it_stays_within_a_constraint(model, is_exchanged):
     tracer = traced(model, exchange=is_exchanged)
     free = tracer.run("exhaustive", budget=3, objective="faithful")
@@ -198,6 +201,7 @@ def test_errors(model, is_exchanged):
         require_full_effect(wrong.engine.sharing(metric=flat))
 
 
+@pytest.mark.slow
 def test_halves_of_the_wrong_sign_lose_no_front(model, is_exchanged):
     """Statistics search halves of the examples, which may have a full effect below 0."""
     tracer = traced(model, exchange=is_exchanged)

@@ -60,6 +60,7 @@ def test_the_best_so_far_is_kept(tracer, interrupted_after, monkeypatch, method)
     assert tracer.results[-2:] == list(curve)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["greedy", "random", "exhaustive"])
 def test_by_an_objective_and_within_a_bound_too(tracer, interrupted_after, monkeypatch, method):
     by_kl = tk.Tracer(tracer.model, tracer.pairs, layers=[0, 1], metric="kl")

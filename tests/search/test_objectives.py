@@ -158,6 +158,7 @@ def test_slopes_of_weighted_scores_are_those_of_small_changes(tracer, objective)
         assert slopes[number].item() == pytest.approx(change / 2e-5, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_fronts_do_better_by_it_at_every_size(tracer, tmp_path):
     options = {"max_budget": 4, "checkpoint": tmp_path / "search.ckpt", "max_passes": 80}
     front = tracer.pareto(objective="log-odds", **options)

@@ -71,6 +71,7 @@ def test_the_other_sign_is_the_search_of_exchanged_continuations(both, method, o
             assert other.run.held_out_by[name] == pytest.approx(-effect, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_constraints_held_out_examples_and_log_odds_go_with_it(model, both, is_negative):
     keep = tk.Constraint(metric="kl", at_most=0.05)
     plain, other = (
@@ -90,6 +91,7 @@ def test_constraints_held_out_examples_and_log_odds_go_with_it(model, both, is_n
     assert held.run("exhaustive", budget=2, sign="negative").effect <= sets.mean(1).min() + 1e-6
 
 
+@pytest.mark.slow
 def test_fronts_of_the_other_sign(both, tmp_path):
     plain = both[0].pareto(max_budget=3, max_passes=60)
     other = both[1].pareto(max_budget=3, max_passes=60, sign="negative")
@@ -149,6 +151,7 @@ def test_what_is_warned_of_and_refused(both):
         both[0].run("top-k", budget=1, objective="faithful", sign="negative")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_which_component_differs_between_two_models(seed):
     """Only the MLP of a layer differs, and the other model's values raise x."""

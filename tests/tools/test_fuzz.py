@@ -36,6 +36,7 @@ def test_at_length(start):
     at_length(start, MINUTES / 2)
 
 
+@pytest.mark.slow
 def test_a_property_that_does_not_hold_is_found():
     """The net has no hole where it is tied: a wrong number and a foreign error are findings."""
     from tools.fuzz import properties

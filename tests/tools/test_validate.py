@@ -49,6 +49,7 @@ def test_the_model_of_the_table_agrees(demo, table):
     assert found.largest_difference < 1e-3 * found.largest_published
 
 
+@pytest.mark.slow
 def test_other_weights_do_not(demo_model, demo, table):
     """Also if only one head's are other ones."""
     import copy
@@ -168,6 +169,7 @@ def run(capsys, *arguments):
     return code or 0, " ".join(out.out.split()), " ".join(out.err.split())
 
 
+@pytest.mark.slow
 def test_the_command(capsys, tmp_path, demo_model):
     """With a table of the embedded model, and with other weights."""
     pairs = tk.load_dataset("demo-bias", demo_model)

@@ -113,6 +113,7 @@ class TestPasses:
         # What is left is less than a gradient takes, which is two passes.
         assert 38 * len(tracer.pairs) < counted.done <= estimate.example_passes
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("asked", ["mean", "median", "auto", "constraint"])
     def test_of_a_front_are_a_bound_however_it_is_asked(self, tracer, asked):
         keep = tk.Constraint(pairs=tiny.pairs(6, seed=9), at_most=5.0)
@@ -128,6 +129,7 @@ class TestPasses:
         # What is kept, and scores, are run for the statistics too.
         assert spent.forward_equivalents * len(tracer.pairs) > 0.95 * counted.done
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("statistics", [False, True])
     def test_of_a_front_count_both_searches(self, tracer, statistics):
         """Local search, twelve components alone and three of their prefixes; halves besides."""
@@ -189,6 +191,7 @@ class TestPassesOfExplanations:
         tracer.explain(members)
         assert opened[0] == ("explain", expected)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("size", "max_sets"), [(13, 200), (14, 1)])
     def test_are_a_bound_for_many_members(self, model, size, max_sets):
         tracer = tk.Tracer(model, tiny.pairs(4), "attention-patterns+mlp-blocks")
@@ -326,6 +329,7 @@ class TestTime:
         once = alone.seconds - limited.seconds
         assert less == pytest.approx(2 * once, rel=1e-3)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("call", "options", "times", "is_said"),
         [
@@ -386,6 +390,7 @@ def test_an_estimate_is_one_line(tracer):
     assert "\n" not in text
 
 
+@pytest.mark.slow
 def test_says_how_many_examples_go_through_the_model_at_once(tracer):
     estimate = tracer.estimate("top-k", budget=3)
     assert estimate.rows == 64
@@ -560,6 +565,7 @@ class TestWhereItIsShown:
         tracer.run("top-k", budget=2)
         assert not bars.bars
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("given", "is_said"), [(None, True), (False, False)])
     def test_elsewhere_a_line_a_minute(self, model, bars, monkeypatch, capsys, given, is_said):
         """Of what runs, how far it is, and how long it took; the clock ticks with every look."""

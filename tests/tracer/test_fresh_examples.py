@@ -33,6 +33,7 @@ def fresh(model):
     return tracer, tracer.run("top-k", budget=3)
 
 
+@pytest.mark.slow
 def test_an_explanation_without_fresh_examples_has_no_p(without, tmp_path):
     tracer, result = without
     for given in (result, result.components, result.binary_mask):

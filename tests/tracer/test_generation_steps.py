@@ -73,6 +73,7 @@ def own_hooks(model, tracer, name, positions, prompt, other):
     return [(at, lambda x, hook=None, at=at: put(x, hook, at)) for at in tracer.registry.hook_names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["zero", "mean", "counterfactual"])
 @pytest.mark.parametrize("kind", KIND_NAMES)
 def test_generate_acts_on_the_positions_of_the_prompt(demo_model, pairs, kind, source):

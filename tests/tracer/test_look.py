@@ -36,6 +36,7 @@ def part(look, name):
     return next(each for each in look.parts if each.name == name)
 
 
+@pytest.mark.slow
 def test_parts_have_the_numbers_of_the_tools(seen, demo_model, facts):
     own, fresh = facts[0:12:2], facts[12:24:2]
     tracer = tk.Tracer(demo_model, own, HEADS, "logit-difference", held_out=fresh)
@@ -95,6 +96,7 @@ def test_first_choices_are_those_of_the_model(seen, demo_model, facts):
     assert rows["counterfactual"]["n"] == 6
 
 
+@pytest.mark.slow
 def test_what_comes_next_runs(seen, demo_model, facts):
     written = part(seen, "next").lines[-1].partition("tracer = ")[2].removesuffix(":")
     tracer = eval(written, {"tk": tk, "model": demo_model, "pairs": facts[:6]})
@@ -123,6 +125,7 @@ def looked(model, pairs, metric="logit-difference", **options):
     return tk.Tracer(model, pairs, "mlp-blocks", metric, **options).look()
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_said(model):
     pairs = tiny.pairs(8)
     without = looked(model, pairs, "accuracy")
@@ -136,6 +139,7 @@ def test_what_is_missing_is_said(model):
     assert looked(model, pairs, direction="denoising").sets
 
 
+@pytest.mark.slow
 def test_places_suit_the_prompts(model, demo_model, facts):
     # Tokens of several lengths from the end, positions of one length, named spans.
     ragged = looked(model, tiny.pairs(8))
@@ -148,6 +152,7 @@ def test_places_suit_the_prompts(model, demo_model, facts):
     assert "subject" in part(looked(demo_model, facts[:6]), "where").rows[0]
 
 
+@pytest.mark.slow
 def test_advice_suits_the_effect(demo_model, facts):
     look = looked(demo_model, facts[:8], METRICS["probability-drop"])
     assert any("is bounded" in said for said in part(look, "next").lines)

@@ -19,6 +19,7 @@ def test_noise_floor_is_zero_in_float32(tracer):
     assert tracer.noise_floor == 0
 
 
+@pytest.mark.slow
 def test_noise_floor_is_the_effect_of_the_batch_shape_on_the_clean_run():
     model = tk.load_model("demo", dtype="bfloat16")
     direction = torch.randn(128, generator=torch.Generator().manual_seed(0)).bfloat16()
@@ -37,6 +38,7 @@ def test_noise_floor_is_the_effect_of_the_batch_shape_on_the_clean_run():
     assert alone.noise_floor > 0
 
 
+@pytest.mark.slow
 def test_noise_floor_draws_the_rounding_where_batch_shapes_agree():
     model = tk.load_model("demo", dtype="bfloat16")
     tracer = tk.Tracer(model, tk.load_dataset("demo-bias", model)[:12], max_batch_size=1)
@@ -57,6 +59,7 @@ def test_noise_floor_of_few_examples_is_that_of_many(first):
     assert few == pytest.approx(many, rel=0.7)
 
 
+@pytest.mark.slow
 def test_noise_floor_runs_few_of_many_rows_alone(monkeypatch):
     model = tk.load_model("demo", dtype="bfloat16")
     tracer = tk.Tracer(model, tk.load_dataset("demo-bias", model)[:20], max_batch_size=8)

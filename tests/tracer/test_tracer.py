@@ -252,6 +252,7 @@ def test_a_mask_may_have_the_shape_of_layers_and_heads(model, pairs):
         partial.evaluate(torch.zeros(3, 2))
 
 
+@pytest.mark.slow
 def test_a_named_component_is_the_same_in_a_partial_registry(any_model, pairs):
     """An entry of a partial registry acts on the head it names, for every head."""
     for kind in ("attention-patterns", "head-outputs", "mlp-neurons"):
@@ -477,6 +478,7 @@ class TestWeakEffects:
         assert not any("this is a bias" in text for text in texts)
         assert any("exchange x and y, or the prompts" in text for text in texts) == is_swapped
 
+    @pytest.mark.slow
     def test_usual_effects_are_silent(self, demo_model):
         tracer = tk.Tracer(demo_model, tk.load_dataset("demo-bias", demo_model)[:16])
         assert self.warnings_of(tracer) == []

@@ -78,6 +78,7 @@ class TestRecords:
         steps = [record.values["effect"] for record in records if record.kind == "step"]
         assert steps == [line["effect"] for line in result.history]
 
+    @pytest.mark.slow
     def test_of_a_front_hold_all_of_its_sets(self, tracer):
         records = []
         front = tracer.pareto(max_budget=3, max_passes=30, observe=records.append)
@@ -175,6 +176,7 @@ def offline_records(file):
             part = b""
 
 
+@pytest.mark.slow
 def test_weights_and_biases_offline(tracer, tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")

@@ -136,6 +136,7 @@ class TestDrafts:
         files.write_beside(tmp_path / "file", b"content")
         assert {path.name for path in tmp_path.iterdir()} == {"file", *kept}
 
+    @pytest.mark.slow
     def test_a_kill_in_the_middle_of_writing_leaves_the_old_file(self, tmp_path):
         path = tmp_path / "file"
         path.write_text("old")
@@ -193,6 +194,7 @@ class TestLocks:
         with files.locked(path), pytest.raises(BlockingIOError), files.locked(path, wait=False):
             pass
 
+    @pytest.mark.slow
     def test_a_lock_ends_with_its_process(self, tmp_path):
         script = (
             "import os, sys; from pathlib import Path; from tracekit._util import files\n"
@@ -249,6 +251,7 @@ class TestLocks:
         assert refused == [label for label in measured if label != "complements"]
         assert len(measured) >= 2
 
+    @pytest.mark.slow
     def test_a_run_that_another_process_is_at_is_waited_for(self, tmp_path, monkeypatch):
         job = Job(
             model="demo",

@@ -60,6 +60,7 @@ class TestGradientBaselines:
         with pytest.raises(NonFiniteMetricError, match=text):
             tk.Tracer(model, tiny.pairs(6), metric=rooted).run(method, budget=2, **options)
 
+    @pytest.mark.slow
     def test_eap_ig_agrees_with_plain_pytorch(self, shared, tmp_path):
         """Another implementation, of Llama alone; with queries that share keys, in any batches."""
         plain = runpy.run_path(str(shared / "prototypes/edges.py"))

@@ -41,6 +41,7 @@ def test_dcm_descends_the_raw_effect_with_a_concave_penalty(tracer):
     assert "binary_penalty" not in line
 
 
+@pytest.mark.slow
 def test_dcm_answers_budgets_and_targets(tracer):
     curve = tracer.run("dcm", budgets=[2, 5], epochs=8, trials=3)
     assert [result.method for result in curve] == ["dcm", "dcm"]

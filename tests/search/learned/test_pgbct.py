@@ -35,6 +35,7 @@ def test_one_step_of_the_paper_by_hand(tracer):
     assert record["n_selected"] == result.n_selected
 
 
+@pytest.mark.slow
 def test_the_budget_is_never_exceeded_and_needs_no_lambda(tracer):
     for budget in (1, 5):
         result = tracer.run(budget=budget, trials=2, epochs=3)

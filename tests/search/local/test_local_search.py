@@ -50,6 +50,7 @@ def test_few_passes_still_beat_the_rankings(model):
         assert found[0].cost.forward_equivalents <= 40
 
 
+@pytest.mark.slow
 def test_sets_of_many_components_are_better_than_of_rankings(model):
     tracer = tk.Tracer(model, tiny.pairs(6, seed=3), components="mlp-outputs")
     curve = tracer.run("local-search", budgets=[3, 0.1, 0.3])
@@ -69,6 +70,7 @@ def test_targets_are_reached_by_few(tracer, plain_effects):
         tracer.run("local-search", target_effect=1e6)
 
 
+@pytest.mark.slow
 def test_refinement_never_loses_and_keeps_to_its_passes(model):
     tracer = tk.Tracer(model, tiny.pairs(12, seed=3), metric="probability-ratio")
     gained = 0
@@ -84,6 +86,7 @@ def test_refinement_never_loses_and_keeps_to_its_passes(model):
     assert gained
 
 
+@pytest.mark.slow
 def test_names_tell_refined_pgbct_from_the_papers_method(tracer):
     paper, refined = (tracer.run(name, budget=2, epochs=2, trials=1) for name in NAMES)
     assert (paper.method, refined.method) == NAMES
@@ -124,6 +127,7 @@ def swept_sizes(tracer, monkeypatch, **options):
     return sizes
 
 
+@pytest.mark.slow
 def test_sweeps_go_up_first_and_then_down(tracer, monkeypatch):
     sizes = swept_sizes(tracer, monkeypatch, budget=6)
     assert sizes[:12] == [1, 2, 3, 4, 5, 6, 6, 5, 4, 3, 2, 1]
@@ -210,6 +214,7 @@ def test_bad_options_of_local_search(options, text, unchecked):
     assert text in str(caught.value)
 
 
+@pytest.mark.slow
 def test_metrics_without_a_finite_gradient_are_refused(model):
     def rooted(clean, intervened):
         return (intervened.x - intervened.x.detach()).clamp(min=0).sqrt()
@@ -229,6 +234,7 @@ def test_metrics_without_a_finite_gradient_are_refused(model):
         tk.Tracer(model, data).pareto(max_budget=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["logit-difference", "odds-ratio"])
 def test_a_limit_leaves_no_set_below_what_rankings_find(demo_model, metric):
     """Neurons of all layers: too many to be measured one by one."""
