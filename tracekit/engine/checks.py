@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from operator import itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -137,9 +138,11 @@ def check_engine(engine: Engine) -> None:
             f"positions={engine.config.positions!r}. Choose components and positions that reach "
             "the scored tokens."
         )
-    if probe.data.ranks.count == 1:
+    for batch in probe.data.batches if probe.data.ranks.count == 1 else ():
+        pairs = [probe.pairs[n] for n in batch.examples.tolist()]
         with probe.data.measuring():
-            check_alone(probe.pairs, probe.data.metric, clean, moved)
+            runs = probe.data.clean_of(batch), moved.map(itemgetter(batch.examples))
+            check_alone(pairs, probe.data.metric, *runs)
 
 
 def check_unchanged(engine: Engine) -> None:
