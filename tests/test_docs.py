@@ -92,10 +92,11 @@ def _page_id(page: Path) -> str:
 
 _LONG = (
     *("README.md", "circuits.md", "edges.md", "explain.md", "explorer.md"),
-    *("from-transformer-lens.md", "gallery.md", "index.md", "interactions.md", "methods.md"),
-    *("run.md", "sweeps.md"),
+    *("from-transformer-lens.md", "gallery.md", "index.md", "interactions.md", "keep.md"),
+    *("methods.md", "metric.md", "own-search.md", "performance.md", "run.md", "side-effects.md"),
+    "sweeps.md",
 )
-"""Pages whose blocks take more than two seconds."""
+"""Pages whose blocks take more than a second and a half."""
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,6 @@ def demo_tracer(record, components, metric):
     )
 
 
-@pytest.mark.slow
 def test_the_embedded_model_on_bias_agrees_with_the_published_code():
     record = oracle.read(DEMO_RECORDS / "demo_bias.json")
     tracer = demo_tracer(record, "attention-patterns", "odds-ratio")
@@ -104,7 +103,6 @@ def test_effects_of_masks(shared, name):
     assert_cases_agree(record, tracer_of(record, name, model))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(n for n in FILES if "gpt2" in n and "heads" in n))
 def test_effect_of_every_single_head(shared, name):
     record, model = load(shared, name)

@@ -189,7 +189,6 @@ def test_models_that_cannot_be_split(spoilt, text, monkeypatch):
     assert text in str(error.value)
 
 
-@pytest.mark.slow
 def test_text_is_not_written_through_edges():
     tracer = tk.Tracer("demo", tk.load_dataset("demo-facts", "demo")[:4], "edges-by-block", METRIC)
     with pytest.raises(ComponentError, match=r"not while text is written.*result\.nodes"):

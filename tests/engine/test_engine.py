@@ -225,7 +225,6 @@ def test_all_head_outputs_and_blocks_leave_the_difference_of_the_embeddings(any_
     torch.testing.assert_close(seen["patched"], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     batch_size=st.integers(1, 9),
@@ -286,7 +285,6 @@ def test_a_minibatch_gradient_is_that_of_its_examples(model, pairs):
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_permuting_heads_permutes_the_mask(pairs):
     """Heads of a layer moved about in the weights are found where they were moved to."""
     hf, moved = tiny.hf_model("gpt2"), tiny.hf_model("gpt2")

@@ -46,7 +46,6 @@ def test_many_sets_equal_one_at_a_time(any_model, kinds):
     close(plain.set_effects(sets).mean(1), plain.effects(masks).mean(1))
 
 
-@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 11), max_size=5, unique=True), min_size=1, max_size=12))
 def test_any_sets_equal_one_at_a_time(model, sets):

@@ -47,6 +47,7 @@ def test_noise_floor_draws_the_rounding_where_batch_shapes_agree():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 8, 20, 48])
 def test_noise_floor_of_few_examples_is_that_of_many(first):
     """A last bit changes the scores of a rare example, so one draw of eight may show nothing."""
