@@ -375,12 +375,6 @@ def build_tracer(
     seed, layers = given.get("seed", 0), parse_layers(given.get("layers"))
     usual = describe(given["dataset"])
     model, pairs = loaded or load_data(given)
-    held_out = None
-    if given.get("held_out") is not None:
-        by_prompt = given["source"] != "counterfactual"
-        pairs, held_out = pairs.split(1 - given["held_out"], seed=seed, by_prompt=by_prompt)
-    elif given.get("held_out_origin") is not None:
-        held_out = load_origin(given["held_out_origin"], model)
     if setup is None:
         positions = given["positions"] or ("prompt" if given["split_by"] else usual.positions)
         setup = tk.Setup(
@@ -391,6 +385,12 @@ def build_tracer(
             source_seed=seed,
             **{name: given[name] for name in _AS_GIVEN},
         )
+    held_out = None
+    if given.get("held_out") is not None:
+        by_prompt = setup.source != "counterfactual"
+        pairs, held_out = pairs.split(1 - given["held_out"], seed=seed, by_prompt=by_prompt)
+    elif given.get("held_out_origin") is not None:
+        held_out = load_origin(given["held_out_origin"], model)
     memory = given.get("max_memory")
     print_step(f"Checking hook points in {model.cfg.n_layers} layers ...")
     return tk.Tracer(
