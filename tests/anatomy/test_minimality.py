@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -54,8 +56,8 @@ def test_losses_are_differences_of_faithfulness(demo_model, pairs, direction):
     frame = found.to_frame()
     assert frame["loss"].is_monotonic_decreasing
     assert frame["component"].tolist()[0] == max(zip(found.losses, found.labels, strict=True))[1]
-    assert found.decided_on == f"the searched examples (n = {len(tracer.pairs)})"
-    assert found.examples == f"the held-out examples (n = {len(tracer.held_out)})"
+    assert found.decided_on == f"the {len(tracer.pairs)} searched examples"
+    assert found.examples == f"the {len(tracer.held_out)} held-out examples"
     said = f"Measured on {found.examples}; {found.decided_on} decided who is dropped."
     assert repr(found).splitlines()[-1] == said
     assert f"Faithfulness {found.faithfulness:.3g} with 4 members" in repr(found)
@@ -86,7 +88,27 @@ def test_nobody_selected_a_set_of_ones_own(demo_model, pairs, direction):
     # What is left of a set that was searched was chosen by the searched examples.
     searched = tracer.minimality(tracer.run("attribution", budget=4), tolerance=0.9)
     left = tracer.minimality(tracer.as_result(searched))
-    assert left.decided_on == f"the searched examples (n = {len(tracer.pairs)})"
+    assert left.decided_on == f"the {len(tracer.pairs)} searched examples"
+
+
+def test_searched_and_held_out_examples_count_by_their_weights(demo_model, pairs):
+    """Which are around 1 in each part, and around 1 and 6 as they were given."""
+    weights = [[1.0, 2.0, 3.0] + [0.5] * 7, [5.0] * 4 + [7.0] * 6]
+    parts = [
+        replace(part, pairs=tuple(replace(p, weight=w) for p, w in zip(part, own, strict=True)))
+        for part, own in zip(pairs, weights, strict=True)
+    ]
+    tracer, members = traced(demo_model, parts), (0, 3, 5, 12)
+    found = tracer.minimality([tracer.registry[i] for i in members])
+    plain = traced(demo_model, pairs)
+    both = [plain.engine, plain.traced.held_out]
+    own = torch.cat([alone(engine, members) for engine in both])
+    full = torch.cat([engine.full_effects for engine in both])
+    given = torch.tensor([*weights[0], *weights[1]])
+    assert found.faithfulness == pytest.approx(((own @ given) / (full @ given)).item(), abs=1e-5)
+    grouped = traced(demo_model, [pairs[0].grouped([0, 0, *range(1, 9)])], held_out=False)
+    said = grouped.minimality(["L1H4"]).examples
+    assert said == "all 10 (9 independent) examples"
 
 
 @pytest.mark.slow

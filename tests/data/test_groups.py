@@ -282,3 +282,7 @@ def test_a_look_at_zeros_halves_by_prompt(demo_model, crossed):
     said = str(tk.Tracer(demo_model, crossed, source="zero").look(examples=24))
     own, fresh = (int(n) for n in re.findall(r"\((\d) independent\)", said)[:2])
     assert own + fresh == 7
+    few = tk.load_dataset("demo-binding", demo_model)[:12]
+    said = str(tk.Tracer(demo_model, few.grouped([0] * 6 + [1] * 6), source="zero").look())
+    assert "12 (2 independent) examples" in said
+    assert "held-out examples" not in said

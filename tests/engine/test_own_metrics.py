@@ -47,15 +47,52 @@ def test_a_metric_of_all_examples_together_is_refused(change):
         traced(change)
 
 
-def test_so_is_one_among_others():
+def test_it_is_refused_if_examples_go_one_at_a_time():
+    with pytest.raises(MetricError, match="must look at each example alone"):
+        traced(lambda drops: drops - drops.mean(), max_batch_size=1)
+
+
+@pytest.mark.parametrize("max_batch_size", [None, 1])
+def test_so_is_one_among_others(max_batch_size):
     metric = tk.metrics.Metric(
         "own", lambda clean, moved: drop(clean, moved) - drop(clean, moved).mean(), needs_y=False
     )
-    tracer = tk.Tracer(MODEL, PAIRS, "head-outputs", "probability-drop", extra_metrics=[metric])
-    with pytest.raises(MetricError, match="'own' must look at each example alone: it draws"):
+    ways = {"metric": "probability-drop", "max_batch_size": max_batch_size}
+    tracer = tk.Tracer(MODEL, PAIRS, "head-outputs", extra_metrics=[metric], **ways)
+    said = pytest.raises(MetricError, match="'own' must look at each example alone: it draws")
+    with said:
         tracer.run("top-k", budget=2)
-    with pytest.raises(MetricError, match="'own' must look at each example alone: it draws"):
+    with said:
         tracer.evaluate(tracer.registry, metrics=["kl", metric])
+    tracer = tk.Tracer(MODEL, PAIRS, "head-outputs", **ways)
+    with said:
+        tracer.side_effects([tracer.registry[0]], {"own": (PAIRS, metric)})
+    with said:
+        tracer.run("top-k", budget=2, constraint=tk.Constraint(metric=metric, at_most=0.1))
+
+
+@pytest.mark.parametrize("factor", [1, 1e2, 1e4])
+def test_rounding_is_no_other_example(factor):
+    """A product of matrices is rounded otherwise for another number of rows."""
+    counts = (torch.arange(MODEL.cfg.d_vocab) % 2).float() * factor
+
+    def change(clean, moved):
+        return moved.distribution.exp() @ counts - clean.distribution.exp() @ counts
+
+    metric = tk.metrics.Metric("own", change, needs_y=False, reads=("distribution",))
+    tracer = tk.Tracer(MODEL, PAIRS, "head-outputs", metric)
+    plain = tk.Tracer(MODEL, PAIRS, "head-outputs", "probability-drop")
+    for component in tracer.registry:
+        assert plain.evaluate([component], metrics=[metric])["own"]["effect"] == pytest.approx(
+            tracer.evaluate([component]), rel=1e-3, abs=1e-6 * factor
+        )
+
+
+def test_a_metric_that_squeezes_is_taken():
+    metric = tk.metrics.Metric(
+        "own", lambda clean, moved: (clean.x - moved.x)[:, None].squeeze(), needs_y=False
+    )
+    assert tk.Tracer(MODEL, PAIRS, "head-outputs", metric).full_effect
 
 
 def numbers(tracer):

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util import progress
+from tracekit._util.clusters import n_text
 from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text, printable, with_ends
 from tracekit._util.options import check_seed, check_whole
@@ -146,7 +147,7 @@ def controls(
         ),
         random={like: part for like, part in zip(LIKE, drawn, strict=True) if part.shape[1]},
         is_tested=traced.selected_on(members) != data.fingerprint,
-        examples=f"{which} examples, n = {data.n_distinct}",
+        examples=f"{which} examples, n = {n_text(len(data), data.clusters)}",
         metric=engine.metric.name,
         cost=engine.cost - before,
     )

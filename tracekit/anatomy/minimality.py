@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tracekit._util.clusters import n_text
 from tracekit._util.deferred import pd
 from tracekit._util.markup import number_text, printable, with_ends
 from tracekit._util.options import check_loss
@@ -175,16 +177,22 @@ class _Examples:
     @property
     def described(self) -> str:
         """Which ones they are, and how many."""
-        n = sum(engine.n_examples for engine in self.engines)
-        return f"the {self.kind} examples (n = {n})" if self.kind != "all" else f"all {n} examples"
+        n = n_text(len(self.clusters), self.clusters)
+        return f"the {n} {self.kind} examples" if self.kind != "all" else f"all {n} examples"
 
     @cached_property
     def full(self) -> Effects:
         """Effects of all components."""
-        return torch.cat([engine.full_effects for engine in self.engines])
+        return self._joined([engine.full_effects for engine in self.engines])
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """Effects on all, by the weights of all: each engine has its own around 1."""
+        weights = [fmean(pair.weight for pair in engine.pairs) for engine in self.engines]
+        own = [part * (w / max(weights)) for part, w in zip(parts, weights, strict=True)]
+        return torch.cat(own, dim=-1)
 
     @property
-    def clusters(self) -> Int[Tensor, " example"] | None:
+    def clusters(self) -> Int[Tensor, " example"]:
         """Number of the independent example that each is part of."""
         numbered, first = [], 0
         for engine in self.engines:
@@ -197,7 +205,7 @@ class _Examples:
     def alone(self, sets: Sequence[ComponentSet]) -> Float[Tensor, "set example"]:
         """What each set does by itself: the full effect less that of its complement (noising)."""
         parts = [each.set_effects(_patched(each, sets), "minimality") for each in self.engines]
-        effects = torch.cat(parts, dim=1)
+        effects = self._joined(parts)
         return effects if self.engines[0].metric.direction == "denoising" else self.full - effects
 
     def share(self, effects: Effects) -> float:

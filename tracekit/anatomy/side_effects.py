@@ -42,6 +42,7 @@ from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.cost import Cost
+from tracekit.engine.effects import check_metric
 from tracekit.engine.engine import Engine
 from tracekit.engine.setup import BoundSetup
 from tracekit.errors import PairsError
@@ -152,8 +153,7 @@ class SideEffects(PatchedSet, Tabular):
         both = (self.target, other)
         if min(len(by_cluster(each.effects, each.clusters)) for each in both) < FEWEST:
             return float("nan"), float("nan")
-        strengths = _resampled(self.target, 0), _resampled(other, 0 if is_paired else 1)
-        values = _indices(*strengths)
+        values = _indices(_resampled(self.target, 0), _resampled(other, 0 if is_paired else 1))
         values = values[~values.isnan()]
         if not len(values):
             return float("nan"), float("nan")
@@ -368,6 +368,7 @@ def _engines_of(bound: BoundSetup, others: Any) -> dict[str, Engine]:
 def _measure(
     name: str, engine: Engine, members: ComponentSet, controls: Sequence[ComponentSet]
 ) -> EffectOn:
+    check_metric(engine.data)
     full = engine.full_effects
     if not full.abs().sum() > 0:
         raise PairsError(

@@ -473,6 +473,11 @@ def independent(pairs: Iterable[Any]) -> list[int]:
     return [numbers.setdefault(first_of(own), len(numbers)) for own in owns]
 
 
+def of_own_prompts(pairs: Iterable[PromptPair]) -> list[PromptPair]:
+    """The pairs as a source has them that does not read their counterfactuals."""
+    return [replace(pair, drawn_for=pair.prompt_ids) for pair in pairs]
+
+
 def divided(pairs: Iterable[Any], order: Sequence[int], count: int) -> tuple[list[int], list[int]]:
     """Numbers of the pairs in two parts that share no example and no group, ascending.
 

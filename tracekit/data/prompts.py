@@ -32,6 +32,7 @@ from tracekit.data.pair import (
     independent,
     kinds_and_lengths,
     misaligned,
+    of_own_prompts,
     pairs_from_ids,
     split_by_position,
     split_by_span,
@@ -182,8 +183,7 @@ class PromptPairs(Sequence[PromptPair]):
         count = round(share * len(self)) if 0 < share < 1 else 0
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self), generator=generator).tolist()
-        drawn = (replace(pair, drawn_for=pair.prompt_ids) for pair in self)
-        first, rest = divided(drawn if by_prompt else self, order, count)
+        first, rest = divided(of_own_prompts(self) if by_prompt else self, order, count)
         if not (first and rest):
             raise ConfigError(
                 f"A share of {shortened(share)} leaves one part of the {len(self)} pairs empty. "

@@ -94,7 +94,10 @@ class BlockSkipper:
         for layer in layers[1:]:
             if not _close(inputs[layer], recorded[residual_hook(layer)][-1]):
                 return f"block {layer} reads something else than the residual stream"
-        for layer in _boundaries(len(layers)):
+        # State that flows past the residual stream does so between neighbours (of which two in a
+        # row show both parities), from early blocks to late ones, or to the last.
+        n = len(layers)
+        for layer in sorted({1, 2, n // 2, n - 1} & set(range(1, n))):
             with self.run_only(layer, residual=recorded[residual_hook(layer)][-1]):
                 resumed = model.run_with_hooks(tokens, fwd_hooks=[])
             if not _close(resumed, whole):
@@ -106,15 +109,6 @@ class BlockSkipper:
             except StopPassError:
                 pass
         return ""
-
-
-def _boundaries(n_layers: int) -> list[int]:
-    """Blocks at which passes are resumed and stopped on trial.
-
-    State that flows past the residual stream does so between neighbours (of which two in a row show
-    both parities), from early blocks to late ones, or to the last.
-    """
-    return sorted({1, 2, n_layers // 2, n_layers - 1} & set(range(1, n_layers)))
 
 
 def _hand_on(*args: Any, residual: ResidualStream | None, in_tuple: bool, **kwargs: Any) -> Any:

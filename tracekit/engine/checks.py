@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from operator import itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,7 +30,7 @@ from tracekit._util.warn import warn
 from tracekit.components import KINDS, ComponentRegistry, Site
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.edge_checks import check_edges
-from tracekit.engine.effects import check_alone, empty_mask_effect, log_probs
+from tracekit.engine.effects import check_metric, empty_mask_effect, log_probs
 from tracekit.engine.engine import Engine
 from tracekit.engine.packing import pad
 from tracekit.engine.patching import MaskedPatch
@@ -138,11 +137,7 @@ def check_engine(engine: Engine) -> None:
             f"positions={engine.config.positions!r}. Choose components and positions that reach "
             "the scored tokens."
         )
-    for batch in probe.data.batches if probe.data.ranks.count == 1 else ():
-        pairs = [probe.pairs[n] for n in batch.examples.tolist()]
-        with probe.data.measuring():
-            runs = probe.data.clean_of(batch), moved.map(itemgetter(batch.examples))
-            check_alone(pairs, probe.data.metric, *runs)
+    check_metric(probe.data)
 
 
 def check_unchanged(engine: Engine) -> None:

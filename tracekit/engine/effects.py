@@ -79,10 +79,9 @@ def metric_effects(
         for batch, _, log_probs in data.passes(_one(data, mask), reads=reads):
             clean = data.clean_of(batch, reads)
             for row, metric in zip(effects, metrics, strict=True):
-                if data.ranks.count == 1:
-                    first = [data.pairs[n] for n in batch.examples[:4].tolist()]
-                    check_alone(first, metric, clean, log_probs)
                 row[batch.examples] = data.weighted(batch, metric(clean, log_probs))
+                if data.ranks.count == 1:
+                    _check_alone(data, batch, metric, clean, log_probs)
     data.account.count(data.n_examples)
     (effects,) = data.ranks.add(effects.cpu())
     for row, metric in zip(effects, metrics, strict=True):
@@ -114,15 +113,34 @@ def stream_effects(data: PreparedData, mask: ComponentsLike) -> Iterator[BatchEf
         yield measured
 
 
-def check_alone(pairs: Sequence[Any], metric: Metric, *runs: ContinuationLogProbs) -> None:
-    """Refuses a metric that gives one of the first examples another effect beside others."""
-    for n, together in enumerate(metric(*runs)[:4]):
-        (alone,) = metric(*(run.map(itemgetter(slice(n, n + 1))) for run in runs))
-        if together.isfinite() and not torch.isclose(alone, together, rtol=1e-3, atol=3e-6):
+def check_metric(data: PreparedData) -> None:
+    """Refuses a metric that gives an example another effect where others stand beside it.
+
+    Several ranks do not look: one that raised an error would leave the others waiting.
+    """
+    for batch in data.batches[:1] if data.ranks.count == 1 else ():
+        with data.measuring():
+            ((_, _, moved),) = data.passes(_one(data, torch.ones(data.n_components)), [batch])
+            _check_alone(data, batch, data.metric, data.clean_of(batch), moved)
+
+
+def _check_alone(data: PreparedData, batch: Batch, metric: Metric, *runs: Any) -> None:
+    """Compares effects beside other examples with those beside copies, which are rounded alike."""
+    few = [vars(run.map(itemgetter(slice(4)))) for run in runs]
+    read = [name for name, value in few[0].items() if value is not None is not few[1][name]]
+    # The others are the same examples with their runs exchanged: a batch may have a single row.
+    both = [
+        ContinuationLogProbs(**{name: torch.cat([first[name], second[name]]) for name in read})
+        for first, second in (few, few[::-1])
+    ]
+    together = metric(*both)
+    for n, number in enumerate(batch.examples[:4].tolist()):
+        alone = metric(*(run.map(itemgetter([n] * len(together))) for run in both))[n]
+        if together[n].isfinite() and not alone.isclose(together[n], rtol=1e-3, atol=3e-6):
             raise MetricError(
                 f"The metric {metric.name!r} must look at each example alone: it draws, or gives "
-                f"{pairs[n].describe()} {alone:.4g} alone and "
-                f"{together:.4g} beside others."
+                f"{data.pairs[number].describe()} {alone:.4g} alone and {together[n]:.4g} beside "
+                "others."
             )
 
 

@@ -224,8 +224,7 @@ class Setup:
         `...` stands where a value has no code, as for tensors of one's own; the name of a function
         for a metric of one's own.
         """
-        always = {"components": self.components, "metric": self.metric}
-        values = {**always, **self.changes}
+        values = {"components": self.components, "metric": self.metric, **self.changes}
         return {name: _CODES.get(name, repr)(value) for name, value in values.items()}
 
     @property

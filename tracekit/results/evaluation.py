@@ -155,8 +155,7 @@ def from_mib(traced: Traced, path: str | Path) -> Tensor:
 def _said(traced: Traced, given: ComponentsLike, engine: Engine) -> str:
     """Whether a set was selected on the examples of an engine, and how many these are."""
     entries = mask_of(given, traced.registry)
-    is_set = bool(((entries == 0) | (entries == 1)).all())
-    return traced.said_of(given if is_set else "all", engine)
+    return traced.said_of(given if ((entries == 0) | (entries == 1)).all() else "all", engine)
 
 
 def _by_metric(

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit.components import ComponentGrid, ComponentRegistry, kind_of
+from tracekit.components import ComponentRegistry, kind_of
 from tracekit.components.masks import BinaryMask, Mask, ranking
 from tracekit.components.registry import MOST_COLUMNS
 from tracekit.errors import ConfigError
@@ -73,52 +73,41 @@ def panels_of(
     `values` say the colour of each component, None for white; `texts` stand at the pointer below
     its name.
     """
-    panels = []
+    panels, is_selected = [], selected.tolist()
     hover = [f"{plain(registry.label(i))}: {text}" for i, text in enumerate(texts)]
     for grid in registry.grids:
         of_span = f"{title}, {plain(grid.span)}" if title else plain(grid.span)
-        name = of_span if grid.span else title
-        panels.append(_panel(grid, selected, values, hover, name, registry.windows))
-    return panels
-
-
-def _panel(
-    grid: ComponentGrid,
-    selected: BinaryMask,
-    values: Sequence[float | None],
-    hover: Sequence[str],
-    title: str,
-    windows: str,
-) -> SelectionPanel:
-    """A panel of a grid; a row is a share where there are too many columns."""
-    rows, is_share = grid.cells, len(grid.indices) > MOST_COLUMNS
-    studied = [[flat for flat in row if flat is not None] for row in rows]
-    shares = [selected[flat].float().mean().item() for flat in studied]
-    texts = [
-        [f"layer {layer}: not studied" if flat is None else hover[flat] for flat in row]
-        for row, layer in zip(rows, grid.layers, strict=True)
-    ]
-    if is_share:
-        texts = [
-            [f"layer {layer}: {round(share * len(flat))} of {len(flat)} ({100 * share:.3g} %)"]
-            for layer, flat, share in zip(grid.layers, studied, shares, strict=True)
+        rows, is_share = grid.cells, len(grid.indices) > MOST_COLUMNS
+        studied = [[flat for flat in row if flat is not None] for row in rows]
+        shares = [selected[flat].float().mean().item() for flat in studied]
+        shown = [
+            [f"layer {layer}: not studied" if flat is None else hover[flat] for flat in row]
+            for row, layer in zip(rows, grid.layers, strict=True)
         ]
-        rows = tuple(() for _ in rows)
-    is_selected = selected.tolist()
-    return SelectionPanel(
-        title=title,
-        kind=grid.kind + windows,
-        noun=plain(kind_of(grid.kind).noun) + windows,
-        has_numbers=kind_of(grid.kind).component_dim is not None,
-        layers=grid.layers,
-        indices=() if is_share else grid.indices,
-        span_names=() if is_share else grid.span_names,
-        selected=tuple(tuple(None if i is None else is_selected[i] for i in row) for row in rows),
-        values=tuple(tuple(None if i is None else values[i] for i in row) for row in rows),
-        shares=tuple(shares),
-        overall_share=selected[[flat for row in studied for flat in row]].float().mean().item(),
-        hover=tuple(map(tuple, texts)),
-    )
+        if is_share:
+            shown = [
+                [f"layer {layer}: {round(share * len(flat))} of {len(flat)} ({100 * share:.3g} %)"]
+                for layer, flat, share in zip(grid.layers, studied, shares, strict=True)
+            ]
+            rows = tuple(() for _ in rows)
+        panel = SelectionPanel(
+            title=of_span if grid.span else title,
+            kind=grid.kind + registry.windows,
+            noun=plain(kind_of(grid.kind).noun) + registry.windows,
+            has_numbers=kind_of(grid.kind).component_dim is not None,
+            layers=grid.layers,
+            indices=() if is_share else grid.indices,
+            span_names=() if is_share else grid.span_names,
+            selected=tuple(
+                tuple(None if i is None else is_selected[i] for i in row) for row in rows
+            ),
+            values=tuple(tuple(None if i is None else values[i] for i in row) for row in rows),
+            shares=tuple(shares),
+            overall_share=selected[[flat for row in studied for flat in row]].float().mean().item(),
+            hover=tuple(map(tuple, shown)),
+        )
+        panels.append(panel)
+    return panels
 
 
 def scale_of(

@@ -24,7 +24,7 @@ from math import ceil
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.clusters import by_cluster
@@ -192,7 +192,10 @@ def _resampled_p_values(
         nan=0.0, posinf=torch.inf, neginf=-torch.inf
     )
     measured, order = statistics.abs().sort(descending=True)
-    n_rows, is_shared = len(statistics), _is_shared(by_cluster(effects, clusters))
+    # Every third resample of a row leaves an example out that makes up most of it, deviates widely,
+    # and would hide what all other rows show. The p value of such a row is that of its tails.
+    n_rows, sizes = len(statistics), by_cluster(effects, clusters).abs()
+    is_shared = sizes.amax(1) <= _MOST * sizes.sum(1)
     hits, above, below = torch.ones(3, n_rows, dtype=torch.float64)
     n_draws = _n_draws(n_rows)
     for shifts, errors in resamples.deviations(max(1, _AT_ONCE // 8 // n_rows), n_draws):
@@ -207,16 +210,6 @@ def _resampled_p_values(
     tails = (2 * torch.minimum(above, below) / (n_draws + 1)).clamp(max=1)
     corrected = (hits / (n_draws + 1)).cummax(0).values
     return tails, torch.maximum(torch.empty_like(corrected).scatter(0, order, corrected), tails)
-
-
-def _is_shared(effects: Float[Tensor, "row example"]) -> Bool[Tensor, " row"]:
-    """Whether no single example makes up most of a row.
-
-    Every third resample of a row leaves such an example out, deviates widely, and would hide what
-    all other rows show. Its own p value is that of the tails.
-    """
-    sizes = effects.abs()
-    return sizes.amax(1) <= _MOST * sizes.sum(1)
 
 
 def _reached(

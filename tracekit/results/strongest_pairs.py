@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util import progress
-from tracekit._util.clusters import Over
+from tracekit._util.clusters import Over, n_text
 from tracekit._util.deferred import pd
 from tracekit._util.markup import printable
 from tracekit._util.options import check_whole
@@ -220,7 +220,7 @@ def strongest_pairs(
         predicted=torch.tensor([predicted for _, predicted in chosen]),
         intervals=intervals,
         tests=tests,
-        examples=f"{examples}, n = {measured.n_distinct}",
+        examples=f"{examples}, n = {n_text(len(measured), measured.clusters)}",
         n_components=len(paired),
         n_measured=len(proposals),
         given=tuple(label(i) for i in context),

@@ -165,17 +165,14 @@ class _Dispatch:
         else:
             busy = Counter(self.jobs[n[0]].model for n in (*self.running.values(), *tasks))
             model = max(waiting, key=lambda name: len(waiting[name]) / (busy[name] + 1))
-        count = self._share(model) if self.workers.whole_groups else 1
+        count = 1
+        if self.workers.whole_groups:
+            # Every task starts a process. It does all jobs of a model, or a part of them where more
+            # workers were asked for than there are models.
+            parts = max(1, (self.workers.at_most or 1) // len(self.waiting))
+            count = -(-sum(job.model == model for job in self.jobs) // parts)
         numbers, self.waiting[model] = waiting[model][:count], waiting[model][count:]
         return numbers
-
-    def _share(self, model: str) -> int:
-        """Jobs in a task where every task starts a process: all jobs of a model.
-
-        They are divided where more workers were asked for than there are models.
-        """
-        parts = max(1, (self.workers.at_most or 1) // len(self.waiting))
-        return -(-sum(job.model == model for job in self.jobs) // parts)
 
     def _task(self, numbers: Sequence[int], workers: int) -> Task:
         return Task(

@@ -16,6 +16,7 @@ import torch
 from tracekit._util.options import check_seed, check_whole
 from tracekit.anatomy.look import Look, LookPart, Row
 from tracekit.components.members import members_of
+from tracekit.data.pair import independent, of_own_prompts
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import checks
 from tracekit.engine.engine import Engine
@@ -72,7 +73,7 @@ def look(
     own = few = few[:: -(-len(few) // examples)]
     fresh = None if fresh is None else fresh[:: -(-len(fresh) // examples)]
     by_prompt = traced.setup.source != "counterfactual"
-    n_distinct = len({pair.prompt_ids for pair in few}) if by_prompt else few.n_distinct
+    n_distinct = len({*independent(of_own_prompts(few) if by_prompt else few)})
     if fresh is None and n_distinct >= _FEWEST_TO_SPLIT:
         own, fresh = few.split(0.5, seed=seed, by_prompt=by_prompt)
     parts: list[LookPart] = []

@@ -25,7 +25,7 @@ from tracekit.components.masks import from_indices, members_of_mask
 from tracekit.components.members import members_of
 from tracekit.engine import checks
 from tracekit.engine.cost import Cost
-from tracekit.engine.effects import metric_effects
+from tracekit.engine.effects import check_metric, metric_effects
 from tracekit.engine.engine import Engine
 from tracekit.engine.sources import OtherModel
 from tracekit.errors import (
@@ -630,4 +630,6 @@ def _constrained(traced: Traced, constraint: Constraint) -> Engine:
             "tk.Constraint(pairs=..., at_most=0.05)."
         )
     pairs = traced.pairs if constraint.pairs is None else constraint.pairs
-    return traced.bound.engine(pairs, metric=constraint.metric)  # type: ignore[arg-type]
+    engine = traced.bound.engine(pairs, metric=constraint.metric)  # type: ignore[arg-type]
+    check_metric(engine.data)
+    return engine

@@ -51,8 +51,7 @@ class ShrunkenTopK:
     def planned(self, n_components: int, goal: Goal) -> Planned:
         """A pass for each component or two for each gradient, and one for each budget."""
         points = self.steps + 1
-        takes_gradients = self._takes_gradients(n_components)
-        cost = Cost(points, points) if takes_gradients else Cost(n_components)
+        cost = Cost(points, points) if self._takes_gradients(n_components) else Cost(n_components)
         return planned_prefixes(n_components, goal, cost, is_exact=True)
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:

@@ -165,8 +165,7 @@ def best_within_budgets(
             mask = from_indices(largest, target.n_components)
             if largest not in measured:
                 measured[largest] = target.effects(mask)
-            projected = replace(snapshot, mask=mask, effects=measured[largest])
-            for candidate in (snapshot, projected):
+            for candidate in (snapshot, replace(snapshot, mask=mask, effects=measured[largest])):
                 fits = 0 < candidate.size <= budget
                 # Ties go to the later epoch, whose soft mask is closer to binary.
                 if fits and (best is None or candidate.effect >= best[1].effect):
