@@ -101,6 +101,14 @@ def test_a_set_that_was_searched_on_these_examples_has_no_p(model):
     assert tracer.controls(["L0H0"], draws=5).table["p"].notna().all()
 
 
+def test_examples_of_groups_are_counted_beside_the_independent_ones(model):
+    pairs = tiny.pairs(6).grouped([0, 0, 1, 2, 3, 4])
+    tracer = tk.Tracer(model, pairs, metric="logit-difference")
+    said = "n = 6 (5 independent)"
+    assert said in str(tracer.controls(["L0H0"], draws=5))
+    assert tracer.strongest_pairs(2).examples == f"the examples that proposed them, {said}"
+
+
 def test_bad_input(tracer, members):
     for draws in (0, -1):
         with pytest.raises(ConfigError, match=r"draws is .*Give a whole number, at least 1"):
