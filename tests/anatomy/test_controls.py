@@ -7,8 +7,11 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.anatomy.controls import Controls
 from tracekit.components.masks import complement_of
+from tracekit.engine.cost import Cost
 from tracekit.errors import ComponentError, ConfigError
+from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.pareto_statistics import control_sets
 
 DRAWS = 12
@@ -48,17 +51,56 @@ def test_every_number_is_measured(tracer, found):
         sets = control_sets(registry, chosen, DRAWS, generator, like)
         expected = torch.stack([measured(each) for each in sets], 1)
         torch.testing.assert_close(found.random[like], expected, atol=1e-5, rtol=1e-3)
-        signs = (own[0].sign().item(), 1, -1)
-        for name, sign, value, row in zip(
-            ("effect", "faithfulness", "completeness"), signs, own, expected, strict=True
+        for name, value, row in zip(
+            ("effect", "faithfulness", "completeness"), own, expected, strict=True
         ):
             shown = table.loc[like, name]
             assert shown["value"] == pytest.approx(value.item(), abs=1e-5)
             assert shown["control"] == pytest.approx(row.mean().item(), abs=1e-5)
             assert shown["control_high"] == pytest.approx(row.max().item(), abs=1e-5)
-            hits = int((sign * row >= sign * value).sum())
-            assert shown["p"] == pytest.approx((1 + hits) / (1 + len(sets)))
+            above, below = 1 + int((row >= value).sum()), 1 + int((row <= value).sum())
+            hits = {"faithfulness": above, "completeness": below}.get(name, 2 * min(above, below))
+            assert shown["p"] == pytest.approx(min(1, hits / (1 + len(sets))))
             assert shown["draws"] == len(sets)
+
+
+@pytest.mark.parametrize(
+    ("mean", "full", "direction"),
+    [(0.0, 5.0, "noising"), (-1.0, 0.1, "noising"), (4.0, -0.1, "denoising")],
+)
+def test_p_of_a_set_that_is_one_more_random_set_is_uniform(mean, full, direction):
+    """Of exchangeable sets a share of at most a has p <= a, wherever their effects lie."""
+    n_tables, draws, generator = 700, 39, torch.Generator().manual_seed(0)
+    values = mean + torch.randn(2, n_tables, draws + 1, generator=generator)
+    p = {"effect": [], "faithfulness": [], "completeness": []}
+    for effects, others in values.unbind(1):
+        own = Faithfulness.of(
+            effects[:1, None].expand(1, 2),
+            others[:1, None].expand(1, 2),
+            torch.full((2,), full),
+            sizes=[3],
+            n_components=12,
+            metric="logit-difference",
+            direction=direction,
+        )
+        sides = (others, effects) if direction == "noising" else (full - effects, full - others)
+        shares = [1 - side[1:] / full for side in sides]
+        table = Controls(
+            labels=("a",),
+            own=own,
+            random={"size": torch.stack([effects[1:], *shares])},
+            is_tested=True,
+            examples="",
+            metric="logit-difference",
+            cost=Cost(),
+        ).table
+        for name, value in zip(table["quantity"], table["p"], strict=True):
+            p[name].append(value)
+    for name, each in p.items():
+        for level in (0.05, 0.1, 0.2, 0.5):
+            share = (torch.tensor(each) <= level + 1e-6).float().mean().item()
+            error = (level * (1 - level) / n_tables) ** 0.5
+            assert level - 4 * error < share < level + 3.5 * error, (name, level)
 
 
 def test_random_sets_have_the_form_of_the_set(tracer):
@@ -84,8 +126,10 @@ def test_the_text_says_examples_brackets_and_p(found):
     assert "(95 % interval " in effect
     assert len(rest) == 2 + 9
     assert all(", p = " in line for line in rest[2:])
-    is_least = found.table["p"] * (found.table["draws"] + 1) == 1
-    assert ["the least that so many can give" in line for line in rest[2:]] == is_least.tolist()
+    least = [{"effect": 2}.get(name, 1) / (DRAWS + 1) for name in found.table["quantity"]]
+    is_least = found.table["p"] == least
+    shown = ["the smallest p that so many sets can give" in line for line in rest[2:]]
+    assert shown == is_least.tolist()
     assert {True, False} == set(is_least)
     latex = found.to_latex()
     assert "toprule" in latex

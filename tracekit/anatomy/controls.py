@@ -2,7 +2,12 @@
 
 A set of heads that is known from elsewhere, or that a search found, does something by chance alone.
 How much, random sets say: with as many components of every kind in every layer, of every kind, or
-in all. The p value is exact: the share of the sets, the given one among them, that do as well.
+in all. The p value is exact, of the hypothesis that the set is one more such random set: if it is,
+p is at most a in at most a share a of cases. Of faithfulness and completeness p is one-sided: the
+share of the sets, the given one among them, that are at least as faithful, or as complete. A set
+may be given for an effect of either sign, and all components together may have hardly any effect
+whose sign could say which, so p of the effect is two-sided: twice the smaller of two shares, of the
+sets whose effect is at least as high, and of those whose effect is at least as low.
 """
 
 from __future__ import annotations
@@ -59,16 +64,16 @@ class Controls(Tabular):
 
         Columns: `random_sets`, the form; `draws`; `quantity`; its `value` for the set, with its 95
         % interval `value_low` and `value_high`; the mean of the random sets, `control`, their least
-        and greatest, `control_low` and `control_high`; `p`, the share of all these sets that do as
-        well as the set: an effect at least as far on its side of 0, a faithfulness at least as
-        high, a completeness at most as high. NaN on the examples that the set was selected on.
+        and greatest, `control_low` and `control_high`; `p`, the share of these sets, the given one
+        among them, with a faithfulness at least as high, or a completeness at most as high; of the
+        effect it is two-sided, twice the smaller of the shares at least as high and at least as
+        low. No p is below 1 / (draws + 1), of the effect 2 / (draws + 1). NaN on the examples that
+        the set was selected on.
         """
         own, names = self.own.table.iloc[0], ("effect", "faithfulness", "completeness")
         rows = []
         for form, drawn in self.random.items():
             for name, values in zip(names, drawn, strict=True):
-                sign = -1 if name == "completeness" or (name == "effect" and own[name] < 0) else 1
-                hits = int((sign * values >= sign * own[name] - 1e-9).sum())
                 rows.append(
                     {
                         "random_sets": form,
@@ -76,7 +81,7 @@ class Controls(Tabular):
                         "quantity": name,
                         **with_ends("value", own[name], (own[f"{name}_low"], own[f"{name}_high"])),
                         **with_ends("control", values.mean().item(), map(float, values.aminmax())),
-                        "p": (1 + hits) / (1 + len(values)) if self.is_tested else float("nan"),
+                        "p": _p(name, own[name], values) if self.is_tested else float("nan"),
                     }
                 )
         return pd.DataFrame(rows)
@@ -92,7 +97,8 @@ class Controls(Tabular):
         for row in self.table.to_dict("records"):
             ends = interval_text(row["control_low"], row["control_high"])
             p = f", p = {row['p']:.2g}" if row["p"] == row["p"] else ""
-            p += " (the least that so many can give)" * (row["p"] * (1 + row["draws"]) < 1.5)
+            least = _least_hits(row["quantity"]) / (1 + row["draws"])
+            p += " (the smallest p that so many sets can give)" * (row["p"] <= least < 1)
             lines.append(
                 f"{row['draws']} random sets of the same {row['random_sets']}, {row['quantity']}: "
                 f"{row['control']:.3g} (least to greatest: {ends}){p}"
@@ -100,6 +106,20 @@ class Controls(Tabular):
         return printable("\n".join(lines))
 
     __repr__ = __str__
+
+
+def _p(quantity: str, own: float, drawn: Float[Tensor, " draw"]) -> float:
+    """P value of a set among random ones; on which side is known before it is measured."""
+    # Sets that do the same differ by rounding.
+    rounding = 1e-6 * max(abs(own), drawn.abs().max().item())
+    above = 1 + int((drawn >= own - rounding).sum())
+    below = 1 + int((drawn <= own + rounding).sum())
+    hits = {"faithfulness": above, "completeness": below, "effect": 2 * min(above, below)}
+    return min(1.0, hits[quantity] / (1 + len(drawn)))
+
+
+def _least_hits(quantity: str) -> int:
+    return 2 if quantity == "effect" else 1
 
 
 def controls(
@@ -114,7 +134,7 @@ def controls(
         traced: The question, laid out.
         members: A set as in `evaluate`, or a mask of zeros and ones.
         draws: Different random sets of each form; all, if there are fewer. No p is below
-            1 / (draws + 1).
+            1 / (draws + 1); the p of the effect, which is two-sided, not below 2 / (draws + 1).
         seed: Draws them.
 
     Raises:

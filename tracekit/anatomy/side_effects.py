@@ -98,7 +98,8 @@ class EffectOn(OverExamples):
         """
         if not len(self.controls):
             return float("nan")
-        hits = (self.control_strengths >= self.strength).sum().item()
+        # Sets that do the same differ by rounding.
+        hits = (self.control_strengths >= (1 - 1e-6) * self.strength).sum().item()
         return (1 + hits) / (1 + len(self.controls))
 
 

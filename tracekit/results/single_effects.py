@@ -41,7 +41,8 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
     """What is tested: the effect, or the change of the `log-odds` behind that of an odds ratio or a
     probability, which is less skewed and has the same sign on every example."""
     same_sign: Float[Tensor, " member"]
-    """Share of the examples whose effect has the sign of the mean."""
+    """Share of the examples whose effect has the sign of the mean; it describes and does not test,
+    as without any effect it is above one half more often than below."""
     full_effect: float
     """Mean effect of all components of the tracer together."""
     n_measured_on: int
