@@ -58,9 +58,10 @@ def plain(demo_model):
     return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
 
 
-def plainly(hf, ids, pair, stream=None):
+def plainly(hf, ids, pair):
+    """Attentions, and contributions with the scales of norms of the prompt."""
     x, y = pair.x_ids[0], pair.y_ids[0]
-    return plain_reads(hf, *parts_of("gpt2", hf), ids, x, y, HEADS, stream)
+    return plain_reads(hf, parts_of("gpt2", hf), ids, x, y, HEADS, pair.prompt_ids)[:2]
 
 
 def test_attention_by_span_and_contributions_equal_a_plain_model(facts, attention, plain):
@@ -68,8 +69,8 @@ def test_attention_by_span_and_contributions_equal_a_plain_model(facts, attentio
     for number, pair in enumerate(facts):
         subject = list(pair.spans["subject"])
         rest = [n for n in range(6) if n not in subject]
-        patterns, direct, stream = plainly(plain, pair.prompt_ids, pair)
-        others, of_other, _ = plainly(plain, pair.counterfactual_ids, pair, stream)
+        patterns, direct = plainly(plain, pair.prompt_ids, pair)
+        others, of_other = plainly(plain, pair.counterfactual_ids, pair)
         for each, by_place in (
             (patterns, attention.clean),
             (others, attention.counterfactual),

@@ -21,7 +21,7 @@ from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.pair import PromptPair
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import LAST, REST, Spans, position_names, with_implied
-from tracekit.engine.head_reads import contributions, head_reads
+from tracekit.engine.head_reads import HeadReads, contributions, head_reads
 from tracekit.errors import ComponentError, PairsError
 from tracekit.metrics import Bounds
 from tracekit.results.display import Tabular
@@ -38,10 +38,13 @@ _HOOKS = ("attn.hook_z", "attn.hook_pattern")
 class Attention(OfMembers, Tabular):
     """Attention of heads from a token of each prompt, and their direct contributions.
 
-    The direct contribution of a head is the logit of x less that of y (their first tokens; without
-    y the logit of x) that its output at the last token alone gives through the final norm and the
-    unembedding, the scale of the norm frozen at that of the clean run (folded norm). `direction`
-    does not matter here: `clean` is of the prompts, `counterfactual` of what takes their place.
+    The direct contribution of a head is the change of the logit of x less that of y (their first
+    tokens; without y the logit of x) that its output at the last token alone makes through all
+    norms behind it and the unembedding. The scales of these norms (the final one, and one behind
+    the attention where the model has it) are those of the clean run, so the contributions of the
+    heads of a layer add up to that of their attention block without its biases. Logits are those
+    before a final soft cap. `direction` does not matter here: `clean` is of the prompts,
+    `counterfactual` of what takes their place.
     """
 
     FILE: ClassVar[str] = "attention.json"
@@ -118,8 +121,8 @@ class Attention(OfMembers, Tabular):
         lines = [
             f"Attention of {len(self.labels)} heads of {self.model} on {self.dataset}, "
             f"{self.said_at}, {self.examples}: in the clean run{change}. Contributions are to the "
-            "logit of x less that of y, the final norm's scale frozen; brackets: the 95 % interval "
-            "in the clean run."
+            "logit of x less that of y, before a final soft cap, with the scale of every norm "
+            "frozen at the clean run; brackets: the 95 % interval in the clean run."
         ]
         for row in self.contributions.to_dict("records"):
             of_head: Any = self.table[self.table["component"] == row["component"]]
@@ -153,9 +156,8 @@ def attention(traced: Traced, members: ComponentsLike, *, at: str = "last") -> A
     """What heads attend to from a token of each prompt, and what they write to the logits.
 
     Attention is by span where all pairs have spans, else by position, in the clean and the
-    counterfactual run. The direct contribution is the logit of x less that of y that the
-    output of a head alone gives through the final norm, its scale frozen at that of the clean
-    run, and the unembedding. On the held-out examples, if the tracer has some.
+    counterfactual run. Direct contributions are those of `Attention`. On the held-out examples, if
+    the tracer has some.
 
     Args:
         traced: The question, laid out.
@@ -167,6 +169,7 @@ def attention(traced: Traced, members: ComponentsLike, *, at: str = "last") -> A
         ComponentError: No member is a head.
         PairsError: The prompts differ in length and have no spans, or no such place.
         MaskError: About the mask.
+        UnsupportedModelError: A block of the model does more to the stream than to add to it.
     """
     engines = {traced.direction: traced.fresh}
     # Else the source is no run of the model.
@@ -189,10 +192,10 @@ def attention(traced: Traced, members: ComponentsLike, *, at: str = "last") -> A
     engines = [clean] if counterfactual is None else [clean, counterfactual]
     spans = [_spans(engine.pairs, clean.pairs, token_text) for engine in engines]
     places = tuple(dict.fromkeys(name for of_pair in spans[0] for name in of_pair))
-    reads = [
-        head_reads(engine.data, list(heads), _queries(of_run, places, at))
-        for engine, of_run in zip(engines, spans, strict=True)
-    ]
+    reads: list[HeadReads] = []
+    for engine, of_run in zip(engines, spans, strict=True):
+        queries, frozen_at = _queries(of_run, places, at), reads[0] if reads else None
+        reads.append(head_reads(engine.data, list(heads), queries, frozen_at=frozen_at))
     weights = 1.0 if clean.pairs.weights is None else clean.pairs.weights
     patterns = [
         weights * _by_place(of_run, places, read.patterns)

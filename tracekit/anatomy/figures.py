@@ -175,7 +175,8 @@ def attention_figure(attention: Any) -> go.Figure:
         beside="logits",
         title=data_and_model(attention.dataset, attention.model),
         subtitle=f"attention {attention.said_at}; {attention.examples}"
-        + ("; cf.: counterfactual" if len(runs) > 1 else ""),
+        + ("; cf.: counterfactual" if len(runs) > 1 else "")
+        + "; logits: direct contribution, scales of norms frozen at the clean run",
     )
 
 

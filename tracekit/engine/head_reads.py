@@ -1,15 +1,19 @@
 """What heads attend to from a position of a prompt, and what they write to the logits.
 
-A head's direct contribution is the logit of x less that of y (their first tokens; without y the
-logit of x) that its output alone gives through the final norm and the unembedding, with the scale
-of the norm as it is in the clean run (a folded norm): contributions of all parts of the stream then
-sum to the logits, but for their biases and a soft cap. The output is taken in the stream, as what
-is lost there where the head's `hook_z` is 0.
+The direct contribution of a head is the change of the logit of x less that of y (their first
+tokens; without y the logit of x) that the output of this head alone makes on its way through all
+norms behind it and the unembedding. The scale of each norm is the one of the clean run: of the norm
+behind the attention, where the architecture has one, and of the final norm. With frozen scales
+everything from the heads to the logits is linear, so the contributions of the heads of a layer add
+up to that of their attention block without the bias of its output projection. Biases belong to no
+head. The logits are those before a final soft cap, and after a multiplier of the logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,11 +23,21 @@ from torch import Tensor
 from tracekit.engine.batch import Batch
 from tracekit.engine.forward import replacing
 from tracekit.engine.prepared import PreparedData
-from tracekit.models.architectures import MLP, out_of, stream_hook
-from tracekit.models.hooked import dtype_of
+from tracekit.errors import UnsupportedModelError
+from tracekit.models.architectures import (
+    ATTENTION,
+    MLP,
+    norm_behind,
+    out_of,
+    residual_multiplier,
+    stream_hook,
+)
+from tracekit.models.hooked import dtype_of, model_name
 
 HeadPlace = tuple[int, int]
 """Layer and index of a head."""
+_ROUNDING = 0.05
+"""Share of the largest number of a stream by which a sum in bfloat16 may be off."""
 _PATTERN, _OUTPUT = "blocks.{}.attn.hook_pattern", "blocks.{}.attn.hook_z"
 
 
@@ -33,15 +47,28 @@ class HeadReads(NamedTuple):
     patterns: Float[Tensor, "head example key"]
     """Attention weights of a query of each prompt; 0 behind the prompt."""
     outputs: Float[Tensor, "head example d_model"]
-    """What each adds to the residual stream at the last position."""
+    """What each adds to the residual stream at the last position, the scale of a norm behind the
+    attention frozen."""
     streams: Float[Tensor, "example d_model"]
     """The stream that the final norm reads there."""
+    attention: Float[Tensor, "layer example d_model"]
+    """What a norm behind the attention reads there; 0 in layers without one, or without a head."""
 
 
 def head_reads(
-    data: PreparedData, heads: Sequence[HeadPlace], queries: Int[Tensor, " example"] | None = None
+    data: PreparedData,
+    heads: Sequence[HeadPlace],
+    queries: Int[Tensor, " example"] | None = None,
+    *,
+    frozen_at: HeadReads | None = None,
 ) -> HeadReads:
-    """Runs the prompts as they are, and reads heads at `queries`: by default the last positions."""
+    """Runs the prompts as they are, and reads heads at `queries`: by default the last positions.
+
+    The scales of norms behind the attention are those of `frozen_at`, by default of this run.
+
+    Raises:
+        UnsupportedModelError: A block does more to the stream than to add to it.
+    """
     queries = data.layout.starts if queries is None else queries
     n, width = data.n_examples, data.layout.longest
     d_model, n_layers = int(data.model.cfg.d_model), int(data.model.cfg.n_layers)
@@ -49,16 +76,27 @@ def head_reads(
         torch.zeros(len(heads), n, width),
         torch.zeros(len(heads), n, d_model),
         torch.zeros(n, d_model),
+        torch.zeros(n_layers, n, d_model),
     )
+    scales = reads if frozen_at is None else frozen_at
     layers = {layer for layer, _ in heads}
+    norms = {layer: norm_behind(data.model, layer) for layer in layers}
     names = {stream_hook(block) for block in (n_layers, *layers, *(at + 1 for at in layers))}
-    names |= {_PATTERN.format(layer) for layer in layers} | {out_of(at, MLP) for at in layers}
+    names |= {_PATTERN.format(layer) for layer in layers}
+    # All that a head's output goes through on its way to the final norm.
+    behind = range(min(layers), n_layers)
+    names |= {stream_hook(layer) for layer in behind}
+    names |= {out_of(layer, part) for layer in behind for part in (ATTENTION, MLP)}
     run = data.forward_pass.activations
     with data.measuring():
         for batch in data.batches:
             examples, rows = batch.examples.cpu(), _last_positions(batch)[0]
-            clean = run(batch, [], sorted(names))
+            with _inputs_of(norms) as read:
+                clean = run(batch, [], sorted(names))
+            _check_that_blocks_add(data, clean, behind)
             reads.streams[examples] = _last(clean[stream_hook(n_layers)], batch)
+            for layer, value in read.items():
+                reads.attention[layer, examples] = _last(value, batch)
             for number, (layer, head) in enumerate(heads):
                 pattern = clean[_PATTERN.format(layer)][:, head]
                 at = (each.to(pattern.device) for each in (rows, queries[examples]))
@@ -67,9 +105,33 @@ def head_reads(
                 )
                 mlp, before, after = out_of(layer, MLP), stream_hook(layer), stream_hook(layer + 1)
                 hooks = [(_OUTPUT.format(layer), _without(head)), (mlp, replacing(clean[mlp]))]
-                without = run(batch, hooks, [after], start=layer, residual=clean[before])
-                reads.outputs[number, examples] = _last(clean[after] - without[after], batch)
+                with _inputs_of(norms) as read_without:
+                    without = run(batch, hooks, [after], start=layer, residual=clean[before])
+                if norms[layer] is None:
+                    written = _last(clean[after] - without[after], batch)
+                else:
+                    written = _last(read[layer] - read_without[layer], batch)
+                    norm = _on_vectors(data, norms[layer].forward)
+                    written = _with_frozen_scale(norm, written, scales.attention[layer, examples])
+                    written = residual_multiplier(data.model) * written
+                reads.outputs[number, examples] = written
     return HeadReads(*data.ranks.add(*reads))
+
+
+def _check_that_blocks_add(
+    data: PreparedData, clean: Mapping[str, Tensor], layers: Sequence[int]
+) -> None:
+    """Refuses blocks that do more to the stream than to add attention and MLP to it."""
+    for layer in layers:
+        before, after = (clean[stream_hook(block)].float() for block in (layer, layer + 1))
+        added = [clean[out_of(layer, part)].float() for part in (ATTENTION, MLP)]
+        size = max(each.abs().max().item() for each in (before, after, *added))
+        if (before + sum(added) - after).abs().max() > _ROUNDING * size:
+            raise UnsupportedModelError(
+                f"Block {layer} of {model_name(data.model)} does more to the residual stream than "
+                "to add its attention and its MLP to it, so heads have no direct contributions. "
+                "Use tracer.paths for what they do to the logits."
+            )
 
 
 def contributions(
@@ -82,24 +144,64 @@ def contributions(
     with data.measuring():
         for batch in data.batches:
             examples = batch.examples.cpu()
-            own, written = streams[examples], outputs[:, examples]
-            nothing = torch.zeros_like(own)
             of_y = data.layout.targets[examples, 1, 0].to(data.device) if batch.all_have_y else None
             weights = data.forward_pass.unembedding(batch, of_y).cpu()
-            normed = _normed(data, batch, torch.stack([nothing, own, own + own.std()]))
-            # Layer norm takes the mean away, RMS norm does not.
-            shift = int((normed[2] - normed[1]).abs().max() < 1e-3 * normed[1].abs().max())
-            size = (own - shift * own.mean(-1, keepdim=True)).norm(dim=-1)
-            sizes = (written - shift * written.mean(-1, keepdim=True)).norm(dim=-1)
-            # As large as the stream, so that the norm divides both by the same.
-            times = torch.where(sizes > 0, size / sizes, 0.0)[..., None]
-            values = _normed(data, batch, written * times) - normed[0]
-            parts = (values * weights).sum(-1) / times[..., 0]
-            direct[:, examples] = torch.where(sizes > 0, parts, 0.0)
+            norm = partial(_final_norm, data, batch)
+            values = _with_frozen_scale(norm, outputs[:, examples], streams[examples])
+            direct[:, examples] = (values * weights).sum(-1)
     return data.ranks.add(direct)[0]
 
 
-def _normed(
+def _with_frozen_scale(
+    norm: Callable[[Tensor], Tensor],
+    vectors: Float[Tensor, "*some example d_model"],
+    own: Float[Tensor, "example d_model"],
+) -> Float[Tensor, "*some example d_model"]:
+    """What a norm makes of vectors, without its bias, where its scale is the one that `own` has."""
+    of_nothing, of_own, of_shifted = norm(
+        torch.stack([torch.zeros_like(own), own, own + own.std()])
+    )
+    # Layer norm takes the mean away, RMS norm does not.
+    is_centred = (of_shifted - of_own).abs().max() < 1e-3 * of_own.abs().max()
+    sizes = [
+        (each - is_centred * each.mean(-1, keepdim=True)).norm(dim=-1, keepdim=True)
+        for each in (own, vectors)
+    ]
+    # As large as `own`, so that the norm divides both by the same.
+    times = torch.where(sizes[1] > 0, sizes[0] / sizes[1], 0.0)
+    return torch.where(times > 0, (norm(vectors * times) - of_nothing) / times, 0.0)
+
+
+def _on_vectors(data: PreparedData, norm: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A norm of the model as a function of vectors in float32 on the CPU."""
+
+    def apply(vectors: Tensor) -> Tensor:
+        return norm(vectors.to(data.device, dtype_of(data.model))).float().cpu()
+
+    return apply
+
+
+@contextmanager
+def _inputs_of(modules: Mapping[int, Any]) -> Iterator[dict[int, Tensor]]:
+    """Within the block, what modules read in a pass is kept under their numbers."""
+    kept: dict[int, Tensor] = {}
+
+    def keep(module: Any, args: Any, *, number: int) -> None:
+        kept[number] = args[0].detach().clone()
+
+    handles = [
+        module.register_forward_pre_hook(partial(keep, number=number))
+        for number, module in modules.items()
+        if module is not None
+    ]
+    try:
+        yield kept
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _final_norm(
     data: PreparedData, batch: Batch, vectors: Float[Tensor, "vector example d_model"]
 ) -> Float[Tensor, "vector example d_model"]:
     """What the unembedding reads where the final stream holds vectors at the last positions."""

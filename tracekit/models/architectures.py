@@ -224,6 +224,14 @@ def block_parts(model: Any, layer: int) -> BlockParts:
     )
 
 
+def norm_behind(model: Any, layer: int) -> Any:
+    """The module that norms what the attention of a block adds to the stream; None: there is none.
+
+    Its input is the output of the attention, of a bridge and of a `HookedTransformer`.
+    """
+    return model.blocks[layer]._modules.get("ln1_post")
+
+
 def _matrix(module: Any) -> Float[Tensor, "out in"]:
     """The weights of a linear map; transformers keeps those of a Conv1D the other way round."""
     return module.weight.T if type(module).__name__ == "Conv1D" else module.weight
