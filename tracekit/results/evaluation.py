@@ -18,7 +18,6 @@ from tracekit._util.options import as_path
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
 from tracekit.components.masks import complement_of
-from tracekit.components.masks import ranking as ranked
 from tracekit.components.members import ComponentsLike, mask_of, members_of, scores_of
 from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
@@ -27,7 +26,7 @@ from tracekit.metrics import Direction, Metric, MetricFunction
 from tracekit.results.curve import TraceCurve
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness, Ranking
 from tracekit.results.intervals import effect_interval
-from tracekit.results.mib import model_sizes, read_mib
+from tracekit.results.mib import first_of_mib, model_sizes, n_in_mib, read_mib
 from tracekit.results.on_examples import OnExamples, examples_said
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
@@ -202,16 +201,17 @@ def faithfulness(
     pairs, n = traced.fresh.pairs, len(traced.registry)
     ((engine, sets),) = planned_faithfulness(traced, members, ranking=ranking)
     is_mib = [*map(len, sets[: len(sets) // 2])] == [int(share * n) for share in MIB_SHARES]
-    whole = is_mib or getattr(members, "largest", None) == n
+    follows_mib = ranking is not None or getattr(members, "largest", None) == n
     measured = measure_faithfulness(
         engine,
         sets[: len(sets) // 2],
-        shares=MIB_SHARES if ranking is not None or whole else (),
+        shares=MIB_SHARES if follows_mib or is_mib else (),
         how=ranking or "sets",
         method=getattr(first if ranking is None else members, "method", ""),
     )
     examples = examples_said(found_on, pairs.fingerprint, n_text(len(pairs), pairs.clusters))
-    return replace(measured, examples=examples)
+    counts_like_mib = follows_mib or sum(n_in_mib(traced.registry)) == n
+    return replace(measured, examples=examples, counts_like_mib=counts_like_mib)
 
 
 def planned_faithfulness(
@@ -222,19 +222,20 @@ def planned_faithfulness(
 ) -> PlannedSets:
     """What `faithfulness` patches: sets, and after them the complement of each."""
     registry, n = traced.registry, len(traced.registry)
+    counts = n_in_mib(registry)
+    most = [int(share * sum(counts)) for share in MIB_SHARES]
     if ranking is not None:
         if ranking not in get_args(Ranking):
             raise ConfigError(f"Unknown ranking {ranking!r}. Use 'signed' or 'absolute'.")
         scores = scores_of(members, registry)
-        order = ranked(scores if ranking == "signed" else scores.abs())
-        sets = [tuple(sorted(order[: int(share * n)])) for share in MIB_SHARES]
+        sets = first_of_mib(scores if ranking == "signed" else scores.abs(), counts, most)
     elif isinstance(members, ParetoFront) and members.largest == n:
-        sets = [
-            members_of(members.at(int(share * n)), registry)
-            if share * n >= members.sizes[0]
-            else ()
-            for share in MIB_SHARES
-        ]
+        of_front = [members_of(members.at(size), registry) for size in members.sizes]
+        sizes = [sum(counts[index] for index in each) for each in of_front]
+        sets = []
+        for limit in most:
+            fitting = [each for each, size in zip(of_front, sizes, strict=True) if size <= limit]
+            sets.append(max(fitting, key=len, default=()))
         # All components, of which no set of fewer may do better.
         sets[-1] = tuple(range(n))
     else:

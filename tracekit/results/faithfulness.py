@@ -78,6 +78,9 @@ class Faithfulness(Tabular):
     """`noising`, which computes the set anew among patched components, or `denoising`."""
     examples: str = ""
     """On which examples, and on how many, in words."""
+    counts_like_mib: bool = True
+    """Whether `shares` are of the edges that MIB counts. False for a curve of budgets where heads
+    share keys: a budget counts an edge into a shared key once, MIB once for each head."""
 
     @classmethod
     def of(
@@ -150,7 +153,8 @@ class Faithfulness(Tabular):
 
         Raises:
             BudgetError: The sets do not reach from the smallest share to all components.
-            ConfigError: Clean values were put back, so that the area is not MIB's.
+            ConfigError: Clean values were put back, or shared keys are counted once, so that the
+                area is not MIB's.
         """
         return self._of_mib(self.area)
 
@@ -165,16 +169,22 @@ class Faithfulness(Tabular):
                 "CPR and CMD compute the set anew among patched components, and in denoising it is "
                 "copied in. Trace with direction='noising', or read area and distance."
             )
+        if not self.counts_like_mib:
+            raise ConfigError(
+                "CPR and CMD count an edge into a shared key once for each head that reads it, and "
+                "these budgets count it once. Give a ranking, "
+                "tracer.faithfulness(result, ranking='signed'), or read area and distance."
+            )
         return area
 
     @property
     def area(self) -> float:
-        """Area under faithfulness, in either direction; in noising it is MIB's CPR."""
+        """Area under faithfulness over `shares`; MIB's CPR in noising, if `counts_like_mib`."""
         return self._area(lambda value: value)
 
     @property
     def distance(self) -> float:
-        """Area between faithfulness and 1, in either direction; in noising it is MIB's CMD."""
+        """Area between faithfulness and 1 over `shares`; MIB's CMD as `area` is its CPR."""
         return self._area(lambda value: abs(1 - value))
 
     def _area(self, height: Callable[[float], float]) -> float:
@@ -238,9 +248,11 @@ class Faithfulness(Tabular):
     def __repr__(self) -> str:
         areas, source = "", self.method or "scores"
         if self.shares == MIB_SHARES:
-            names = ("CPR", "CMD") if self.direction == "noising" else ("area", "distance")
+            reason = "" if self.counts_like_mib else "shared keys are counted once"
+            reason = "denoising" if self.direction == "denoising" else reason
+            names = ("area", "distance") if reason else ("CPR", "CMD")
             areas = f"; {names[0]} {self.area:.4g}, {names[1]} {self.distance:.4g}"
-            areas += "" if self.direction == "noising" else " (denoising, not MIB's)"
+            areas += f" ({reason}, not MIB's)" if reason else ""
         areas += f"; {self.examples}; 95 % intervals" if self.examples else ""
         lines = [f"Faithfulness of {source} by {self.metric}, {self.ranking}{areas}"]
         for row in self.table.to_dict("records"):

@@ -3,14 +3,17 @@
 A file names heads `a5.h3`, MLPs `m5` and edges `a5.h3->a7.h2<q>`, and says of each how important it
 is and whether it is in the circuit. Heads are `head-outputs`, MLPs `mlp-blocks`, edges `edges`.
 Other kinds have no counterpart there. A key that several heads share is one receiver here; in a
-file each of the heads has an edge of its own, with an equal part of the importance.
+file each of the heads has an edge of its own, with an equal part of the importance. Shares of a
+ranking count it once for each head, too.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ import torch
 from tracekit._util.files import write_beside
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.edges import EMBEDDING, LOGITS
-from tracekit.components.masks import BinaryMask, Mask
+from tracekit.components.masks import BinaryMask, Mask, ranking
 from tracekit.errors import DataFormatError
 
 _NODES = {"head-outputs": "a{layer}.h{index}", "mlp-blocks": "m{layer}"}
@@ -119,6 +122,27 @@ def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | 
                 )
             scores[-1] += float(score)
     return torch.tensor(scores)
+
+
+def n_in_mib(registry: ComponentRegistry) -> list[int]:
+    """How many nodes or edges of MIB each component is.
+
+    That is one, but of an edge into a key or a value that several heads share: one for each head.
+    """
+    if registry.kinds != ("edges",):
+        return [1] * len(registry)
+    return [len(_names(component, registry)) for component in registry]
+
+
+def first_of_mib(scores: Mask, counts: Sequence[int], most: Sequence[int]) -> list[tuple[int, ...]]:
+    """The highest-scored components of each size, as MIB counts them: at most so many of its edges.
+
+    As in a file, the edges of MIB that are one component here have an equal part of its score. A
+    component is in a set if all of its edges are.
+    """
+    order = ranking(scores / torch.tensor(counts))
+    sizes = list(accumulate(counts[index] for index in order))
+    return [tuple(sorted(order[: bisect_right(sizes, each)])) for each in most]
 
 
 def check_registry(registry: ComponentRegistry) -> None:
