@@ -92,7 +92,6 @@ TYPES = {
         "Reading",
     ],
     "tracekit.models.hooked": ["HookedModel"],
-    "tracekit.tracer.planted": ["PlantedName", "PlantedKind"],
     "tracekit.results.interactions": ["PairKind"],
     "tracekit.search.learned.reward": ["Reward"],
     "tracekit.search.learned.pgbct": ["Schedule"],

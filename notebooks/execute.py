@@ -168,6 +168,10 @@ def main(given: Sequence[str] | None = None) -> int:
     for path, reason in left_out.items():
         sys.stdout.write(f"{path.name} is skipped: {reason}.\n")
     paths = [path for path in paths if path not in left_out]
+    # Kernels find the modules of the checkout.
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(FOLDER.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     # Several kernels would take each other's cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     start = time.perf_counter()

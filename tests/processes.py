@@ -13,18 +13,28 @@ from pathlib import Path
 
 import psutil
 
+ROOT: Path = Path(__file__).resolve().parents[1]
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    # `paper` is only in the checkout.
+    "PYTHONPATH": str(ROOT),
+}
+
 
 class Command:
-    """`tracekit` in a session of its own, as a terminal starts it, and all that it starts."""
+    """A command in a session of its own, as a terminal starts it, and all that it starts."""
 
-    def __init__(self, *arguments: object, log: Path, folder: Path | None = None) -> None:
+    def __init__(
+        self, *arguments: object, log: Path, folder: Path | None = None, module: str = "tracekit"
+    ) -> None:
         self._log = log
         with log.open("w") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tracekit", *map(str, arguments)],
+                [sys.executable, "-m", module, *map(str, arguments)],
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+                env={**os.environ, **_ENVIRONMENT},
                 cwd=folder,
                 start_new_session=True,
                 # A shell that starts the tests in the background has Ctrl-C ignored.

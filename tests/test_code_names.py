@@ -15,6 +15,7 @@ import pytest
 import typer
 
 import tracekit as tk
+from paper.__main__ import app as paper_app
 from tracekit.cli import app
 from tracekit.data.registry import DATASETS
 from tracekit.engine.setup import SETUP_OPTIONS
@@ -117,7 +118,7 @@ def called(function: Any, node: ast.Call) -> Any:
 
 def options_and_commands() -> tuple[set[str], set[str]]:
     group: Any = typer.main.get_command(app)
-    commands = group.commands.values()
+    commands = [*group.commands.values(), typer.main.get_command(paper_app)]
     options = {o for c in commands for p in c.params for o in (*p.opts, *p.secondary_opts)}
     return options, set(group.commands)
 

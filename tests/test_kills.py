@@ -39,12 +39,12 @@ COMMANDS = {
         *("--output", "out", "--quiet"),
     ),
     "evaluate": ("evaluate", "--limit", 64, "--mask", "mask.json", "--output", "out/effects.csv"),
-    "reproduce": (
-        *("reproduce", "table-heads", "fig-heads", "--model", "demo", "--dataset", "demo-bias"),
+    "paper": (
+        *("table-heads", "fig-heads", "--model", "demo", "--dataset", "demo-bias"),
         *("--methods", "top-k,greedy", "--limit", 8, "--output", "out", "--quiet"),
     ),
-    "reproduce in processes": (
-        *("reproduce", "table-heads", "--model", "demo", "--dataset", "demo-bias", "--jobs", 2),
+    "paper in processes": (
+        *("table-heads", "--model", "demo", "--dataset", "demo-bias", "--jobs", 2),
         *("--methods", "top-k,greedy", "--limit", 8, "--output", "out", "--quiet"),
     ),
     "demo": ("demo", "--output", "out"),
@@ -54,7 +54,8 @@ COMMANDS = {
 def start(folder: Path, name: str) -> Command:
     (folder / "out").mkdir(parents=True, exist_ok=True)
     (folder / "mask.json").write_text(json.dumps([0.5] * 32))
-    return Command(*COMMANDS[name], log=folder / "log", folder=folder)
+    module = "paper" if name.startswith("paper") else "tracekit"
+    return Command(*COMMANDS[name], log=folder / "log", folder=folder, module=module)
 
 
 def finish(folder: Path, name: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def test_every_public_name_is_there(name):
 
 def test_all_names_and_no_others():
     assert dir(tk) == sorted(tk.__all__)
-    assert {"Tracer", "errors", "planted_model", "__version__"} < set(tk.__all__)
+    assert {"Tracer", "errors", "__version__"} < set(tk.__all__)
     with pytest.raises(AttributeError, match="module 'tracekit' has no attribute 'Frobnicate'"):
         _ = tk.Frobnicate
 

@@ -1,8 +1,8 @@
 """The numbers of every experiment on the embedded model, pinned.
 
-`python -m tools.golden OUTPUT` compares what `tracekit reproduce all --model demo --output OUTPUT`
+`python -m tools.golden OUTPUT` compares what `python -m paper all --model demo --output OUTPUT`
 wrote with `tests/golden/experiments.json`; with `--write` it becomes the new pin. With `--few` it
-is `experiments-few.json`, of `tracekit reproduce all --model demo --limit 8 --draws 10`.
+is `experiments-few.json`, of `python -m paper all --model demo --limit 8 --draws 10`.
 """
 
 from __future__ import annotations

@@ -19,13 +19,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 import tracekit as tk
+from paper.models import SINGLE_HEAD_TABLES
+from paper.published import SingleHeads, single_heads, table_of_heads
 from tracekit._util.table import Table
 from tracekit.cli.output import console, load, print_facts, print_problem
 from tracekit.cli.parsing import parse_loading
 from tracekit.engine import checks
 from tracekit.errors import ComparisonError, DataFormatError, DataNotFoundError, TracekitError
-from tracekit.paper.models import SINGLE_HEAD_TABLES
-from tracekit.paper.published import SingleHeads, single_heads, table_of_heads
 
 _CORRELATION = 0.99
 """Least correlation that counts as agreement."""
@@ -124,7 +124,7 @@ def validate(tracer: tk.Tracer, table: SingleHeads) -> Validation:
 
 
 def read_single_heads(path: str | Path) -> SingleHeads:
-    """A table from a JSON file with the keys of `tracekit/paper/single_heads.json`.
+    """A table from a JSON file with the keys of `paper/single_heads.json`.
 
     Raises:
         DataNotFoundError, DataFormatError: There is no such file, or it is no such table.

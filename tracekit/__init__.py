@@ -20,7 +20,5 @@ import tracekit._util.version as _version
 from tracekit._util.stubs import attached as _attached
 
 __version__ = _version.__version__
-__getattr__, __dir__, __all__ = _attached(
-    __name__, __file__, more=("models", "paper", "runs", "tracer")
-)
+__getattr__, __dir__, __all__ = _attached(__name__, __file__, more=("models", "runs", "tracer"))
 __all__ += ["__version__"]

@@ -28,6 +28,5 @@ from tracekit.runs import load_runs as load_runs
 from tracekit.runs import sweep as sweep
 from tracekit.search import Constraint as Constraint
 from tracekit.tracer import Tracer as Tracer
-from tracekit.tracer.planted import planted_model as planted_model
 
 __version__: str

@@ -60,7 +60,6 @@ _TABLES: dict[str, dict[str, str]] = {
         **_ESTIMATES,
     },
     "report": {},
-    "reproduce": {"experiments": "name, about", "*": "*"},
     "show": {
         "results": _RESULTS,
         **_CHOICES,

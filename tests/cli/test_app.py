@@ -103,4 +103,4 @@ def test_commands_stand_in_the_order_of_use(help_of):
     listed = re.findall(r"^│ ([a-z-]+)  ", help_of().split("Commands")[1], re.MULTILINE)
     assert listed == list(COMMANDS)
     assert listed[:4] == ["demo", "trace", "pareto", "evaluate"]
-    assert listed.index("show") < listed.index("datasets") < listed.index("reproduce")
+    assert listed.index("show") < listed.index("datasets") < listed.index("sweep")

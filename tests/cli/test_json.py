@@ -53,7 +53,6 @@ OUTPUTS = {
     "look": ["demo", "demo-bias", "--limit", 6, "--held-out", 0.5, "--output", "seen"],
     "pareto": [*QUICK, "--max-budget", 2, "--max-passes", 20, "--output", "front"],
     "report": ["{folder}", "--output", "report.html"],
-    "reproduce": ["--list"],
     "show": ["{folder}", "--all"],
     "side-effects": ["{folder}", "--other", "kl=demo-bias", "--other-limit", 4, "--draws", 2],
     "sweep": ["sweep.toml", "--quiet"],

@@ -39,13 +39,6 @@ class TestPathsAreCheckedFirst:
         )
         assert (code, "unknown column 'shade'" in err) == (1, True)
 
-    def test_of_a_reproduction(self, command, tmp_path):
-        options = ("table-heads", "--model", "demo", "-o", tmp_path / "out")
-        code, _, err = command("reproduce", *options, "--dataset", tmp_path / "none.csv")
-        assert (code, "There is no file" in err) == (1, True)
-        code, _, err = command("reproduce", *options, "--data-dir", tmp_path / "none")
-        assert (code, "with data files" in err) == (1, True)
-
 
 class TestOutputs:
     """Where nothing can be written, that is said before a model is loaded."""
@@ -66,7 +59,6 @@ class TestOutputs:
             ["pareto"],
             ["demo"],
             ["evaluate", "--mask", "mask.json"],
-            ["reproduce", "table-heads", "--model", "demo"],
         ],
         ids=lambda arguments: arguments[0],
     )

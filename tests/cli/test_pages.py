@@ -9,7 +9,7 @@ import pytest
 from tests.test_docs import ROOT, commands_of
 
 _ELSEWHERE = re.compile(
-    r"gpt2|models/|mine|masks\.json|neutral\.jsonl|sweep\.toml|smollm2|reproduce|pareto"
+    r"gpt2|models/|mine|masks\.json|neutral\.jsonl|sweep\.toml|smollm2|pareto"
     r"|^demo"
 )
 """Commands that need a model or a file of the reader's, or that take minutes."""

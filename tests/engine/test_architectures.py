@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import tracekit as tk
+from paper.models import PAPER_MODELS
 from tests import architectures, tiny
 from tests.architectures import ARCHITECTURES, random_model, try_out
 from tracekit.cli.models import REFUSED as TABLE
 from tracekit.components import KINDS
 from tracekit.errors import UnknownNameError
-from tracekit.paper.models import PAPER_MODELS
 
 FIRST = tuple(ARCHITECTURES)[:14]
 """Those that are tested in every run; the others are soak tests."""

@@ -10,9 +10,9 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tools import planted
 from tracekit.engine import path_effects
 from tracekit.errors import ComponentError, ConfigError, HookPointError
-from tracekit.tracer import planted
 
 _LLAMA = {
     "block": "model.layers.{}",
@@ -287,7 +287,7 @@ def found(paths):
 
 
 def test_of_a_chain_through_an_mlp_and_one_by_a_query():
-    backup = tk.planted_model("backup")
+    backup = planted.planted_model("backup")
     kinds = "head-outputs+mlp-blocks"
     tracer = tk.Tracer(backup.model, backup.pairs, kinds, "logit-difference")
     effects = found(tracer.paths(["L0H0", "L0H3", "MLP0", "L1H0", "MLP1"]))

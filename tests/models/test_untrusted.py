@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 import tracekit as tk
+from paper.jobs import ModelAt
 from tracekit.demo import MODEL_DIR
 from tracekit.errors import UnsupportedModelError
-from tracekit.paper.jobs import ModelAt
 
 OWN_CODE = "brings code of its own, which is not run. Give a model whose architecture transformers"
 PICKLED = "hold Python objects, which could run code when they are read. Give weights in safet"

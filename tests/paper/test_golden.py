@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
+from paper.reproduction import EXPERIMENTS
+from tests.processes import ROOT
 from tools import golden
-from tracekit.paper.reproduction import EXPERIMENTS
 
 
 @pytest.mark.timeout(1200)
@@ -22,9 +23,10 @@ from tracekit.paper.reproduction import EXPERIMENTS
     ],
 )
 def test_all_experiments_on_the_embedded_model(tmp_path, options, pinned):
-    command = ["reproduce", "all", "--model", "demo", "--jobs", "2", "--quiet", *options]
+    command = ["all", "--model", "demo", "--jobs", "2", "--quiet", *options]
     done = subprocess.run(
-        [sys.executable, "-m", "tracekit", *command, "--output", str(tmp_path)],
+        [sys.executable, "-m", "paper", *command, "--output", str(tmp_path)],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

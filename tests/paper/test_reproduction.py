@@ -18,8 +18,19 @@ import pytest
 import torch
 
 import tracekit as tk
+from paper import reproduction
+from paper.experiment import (
+    PaperTable,
+    Report,
+    Setting,
+    effects_frame,
+    notes_on_sameness,
+    notes_on_size,
+)
+from paper.jobs import ModelAt
+from paper.models import DEMO_SIZES, PAPER_MODELS
+from paper.reproduction import EXPERIMENTS, plan, reproduce, select_experiments
 from tests import tiny
-from tracekit import paper
 from tracekit.engine.effects import log_probs
 from tracekit.engine.setup import Setup
 from tracekit.errors import (
@@ -30,20 +41,8 @@ from tracekit.errors import (
     SearchStoppedWarning,
     UnknownNameError,
 )
-from tracekit.paper import reproduction
-from tracekit.paper.experiment import PaperTable, effects_frame, notes_on_sameness, notes_on_size
-from tracekit.paper.jobs import ModelAt
-from tracekit.paper.models import PAPER_MODELS
-from tracekit.paper.reproduction import (
-    EXPERIMENTS,
-    Failure,
-    Job,
-    Run,
-    Setting,
-    select_experiments,
-)
 from tracekit.results.storage import FORMAT_VERSION, read_document, write_document
-from tracekit.runs import store
+from tracekit.runs import Failure, Job, Run, store
 from tracekit.runs.dispatch import do_all
 from tracekit.runs.jobs import RunEnvironment
 from tracekit.runs.store import folder_of, weights_hash
@@ -95,8 +94,8 @@ def test_all_that_the_paper_shows_is_listed():
     for one in EXPERIMENTS.values():
         assert set(one.models) <= set(PAPER_MODELS)
     with pytest.raises(UnknownNameError, match="Unknown experiment 'fig-head'. Did you mean"):
-        paper.select_experiments(["fig-head"])
-    assert len(paper.select_experiments(["all"])) == 15
+        select_experiments(["fig-head"])
+    assert len(select_experiments(["all"])) == 15
 
 
 class TestPlans:
@@ -130,12 +129,11 @@ class TestPlans:
 
     def test_experiments_share_jobs(self):
         setting = Setting(models=[DEMO])
-        alone = sum(len(paper.plan([one], setting)) for one in EXPERIMENTS.values())
-        together = len(paper.plan(list(EXPERIMENTS.values()), setting))
+        alone = sum(len(plan([one], setting)) for one in EXPERIMENTS.values())
+        together = len(plan(list(EXPERIMENTS.values()), setting))
         assert together < alone
         table, figure = (
-            paper.plan(paper.select_experiments([name]), setting)
-            for name in ("table-heads", "fig-heads")
+            plan(select_experiments([name]), setting) for name in ("table-heads", "fig-heads")
         )
         assert {one.identity for one in figure} <= {one.identity for one in table}
 
@@ -156,12 +154,15 @@ class TestPlans:
     def test_two_models_of_one_name_are_refused(self, tmp_path):
         models = [ModelAt.parse(f"/models/{run}/final") for run in ("run1", "run2")]
         with pytest.raises(ConfigError, match="run1/final and .*run2/final would both be"):
-            paper.reproduce(["findings"], Setting(models=models), tmp_path)
+            reproduce(["findings"], Setting(models=models), tmp_path)
 
     def test_sizes_of_a_model_on_disk_are_read_before_planning(self, tmp_path):
         tiny.hf_model("llama").save_pretrained(tmp_path / "model")
         assert ModelAt.parse(str(tmp_path / "model")).count("attention-patterns") == 12
         assert DEMO.count("mlp-outputs") == 512
+        cfg = tk.load_model("demo").cfg
+        for name, size in vars(DEMO_SIZES).items():
+            assert getattr(cfg, name) == size
         assert ModelAt.parse("someone/something").count("attention-patterns") is None
 
     def test_data_are_those_of_the_published_code(self):
@@ -271,10 +272,10 @@ class TestStore:
             plain,
             name="named",
             plan=lambda *given: [replace(job, variant="other") for job in plain.plan(*given)],
-            report=lambda setting, runs: paper.Report(notes=[run.job.label for run in runs]),
+            report=lambda setting, runs: Report(notes=[run.job.label for run in runs]),
         )
         monkeypatch.setattr(reproduction, "EXPERIMENTS", {"named": named, "table-single": plain})
-        written = paper.reproduce(["table-single", "named"], setting, tmp_path, images=False)
+        written = reproduce(["table-single", "named"], setting, tmp_path, images=False)
         assert written[1].report.notes[0] == "other"
         assert len(list((tmp_path / "runs").iterdir())) == 1
 
@@ -297,7 +298,7 @@ class TestStore:
         setting = Setting(
             models=[DEMO], datasets=["demo-bias"], methods=["top-k", "exhaustive"], limit=6
         )
-        (written,) = paper.reproduce(["table-heads"], setting, tmp_path, images=False)
+        (written,) = reproduce(["table-heads"], setting, tmp_path, images=False)
         assert {one.job.method for one in written.failures} == {"exhaustive"}
         assert "demo, demo-bias, attention-patterns, odds-ratio, exhaustive: " in written.reasons[0]
         assert set(written.report.tables["effects"].frame["method"]) == {"top-k"}
@@ -400,7 +401,7 @@ class TestStore:
 
         names = ["table-single", "table-heads"]
         with pytest.raises(KeyboardInterrupt):
-            paper.reproduce(names, setting, tmp_path, images=False, on_done=on_done)
+            reproduce(names, setting, tmp_path, images=False, on_done=on_done)
         # The one after the last run of the first experiment is of the second one.
         assert [done for done, _ in written][-2:] == [True, True]
         assert written[-1][1]
@@ -439,7 +440,7 @@ class TestStore:
         assert "is not on this machine and the hub cannot be reached" in done[0].reason
         assert done[0].no_model
         with pytest.raises(NoResultError, match="No run could be done. The model 'nobody"):
-            paper.reproduce(["findings"], Setting(models=[gone], datasets=["demo-bias"]), tmp_path)
+            reproduce(["findings"], Setting(models=[gone], datasets=["demo-bias"]), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -452,7 +453,7 @@ class TestStore:
 def test_an_option_that_nothing_has_is_refused(tmp_path, options, message):
     setting = Setting(models=[DEMO], **options)
     with pytest.raises(UnknownNameError, match=message):
-        paper.reproduce(["table-facts"], setting, tmp_path)
+        reproduce(["table-facts"], setting, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -480,7 +481,7 @@ class TestReports:
     @pytest.mark.slow
     def test_effects_with_held_out_examples(self, tmp_path):
         setting = Setting(models=[DEMO], limit=20, methods=["top-k"])
-        (written,) = paper.reproduce(["table-heads"], setting, tmp_path, images=False)
+        (written,) = reproduce(["table-heads"], setting, tmp_path, images=False)
         table = written.report.tables["effects"].frame
         assert table["budget"].tolist() == [3, 6, 9, 12]
         pairs = tk.load_dataset("demo-bias", tk.load_model("demo"))[:20]
@@ -559,11 +560,11 @@ class TestReports:
     @pytest.mark.slow
     def test_binding_measures_both_interventions(self, tmp_path, demo_model):
         setting = Setting(models=[DEMO], limit=12, methods=["top-k"])
-        (written,) = paper.reproduce(["fig-binding"], setting, tmp_path, images=False)
+        (written,) = reproduce(["fig-binding"], setting, tmp_path, images=False)
         frame = written.report.tables["accuracy"].frame
         assert set(frame["intervention"]) == {"value", "operation"}
         row = frame[(frame["intervention"] == "value") & (frame["budget"] == 10)].iloc[0]
-        run = paper.Run(
+        run = Run(
             EXPERIMENTS["fig-binding"].jobs(setting)[0],
             next((tmp_path / "runs").iterdir()),
         )
@@ -587,7 +588,7 @@ class TestReports:
         at = ModelAt.parse(str(tmp_path / "standin"))
         done = []
         for _ in range(2):
-            (written,) = paper.reproduce(
+            (written,) = reproduce(
                 ["ioi-circuit"],
                 Setting(models=[at], limit=8),
                 tmp_path,
@@ -624,7 +625,7 @@ class TestReports:
 
     @pytest.mark.slow
     def test_published_heads_are_of_another_model(self, tmp_path):
-        (written,) = paper.reproduce(["ioi-circuit"], SMALL, tmp_path, images=False)
+        (written,) = reproduce(["ioi-circuit"], SMALL, tmp_path, images=False)
         (note,) = [note for note in written.report.notes if "published heads" in note]
         assert "are not of demo. The circuit 'ioi' is of heads of a model of 12 layers of" in note
         assert written.report.tables["sets"].frame["precision"].isna().all()
@@ -632,7 +633,7 @@ class TestReports:
 
     @pytest.mark.slow
     def test_findings_count_signs(self, tmp_path):
-        (written,) = paper.reproduce(["findings"], SMALL, tmp_path, images=False)
+        (written,) = reproduce(["findings"], SMALL, tmp_path, images=False)
         row = written.report.tables["findings"].frame.iloc[0]
         tracer = tk.Tracer("demo", tk.load_dataset("demo-bias", tk.load_model("demo"))[:6])
         singles = tracer.engine.set_effects([[i] for i in range(32)]).mean(1)

@@ -6,6 +6,7 @@ import pytest
 
 import tests.tiny as tiny
 import tracekit as tk
+from tools.planted import planted_model
 from tracekit.errors import ComponentError, ConfigError, UnknownNameError
 
 
@@ -85,7 +86,7 @@ def test_a_head_at_any_span_is_in_the_set(demo_model):
     [("or", 1.0), ("backup", 1.0), ("sum", 1.0), ("and", 0.5)],
 )
 def test_planted_heads_are_found_again(name, share):
-    planted = tk.planted_model(name)
+    planted = planted_model(name)
     truth = [str(each) for each in planted.components]
     found = planted.tracer().run("local-search", budget=len(truth), max_passes=80).against(truth)
     assert (found.precision, found.recall) == (share, share)

@@ -8,6 +8,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tools.planted import planted_model
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError, NotDifferentiableError, ResultFormatError
 from tracekit.results import effect_interval
@@ -163,7 +164,7 @@ def test_what_is_patched_besides(tracer):
 
 
 def test_a_planted_pair_comes_first():
-    planted = tk.planted_model("or")
+    planted = planted_model("or")
     found = planted.tracer().strongest_pairs(3)
     label = planted.tracer().registry.label
     registry = planted.tracer().registry

@@ -440,21 +440,6 @@ class TestCommand:
             file.write_text(f"{key} = 1")
             assert f"Unknown key {key!r}" in command("sweep", file)[2]
 
-    @pytest.mark.slow
-    def test_reproduce_in_parts_writes_no_report(self, command, tmp_path):  # noqa: F811
-        arguments = ("reproduce", "table-heads", "--model", "demo", "--dataset", "demo-bias")
-        arguments += ("--methods", "top-k,random", "--limit", 6, "--draws", 3, "--no-held-out")
-        arguments += ("--output", tmp_path, "--quiet")
-        for number in (1, 2):
-            code, out, err = command(*arguments, "--part", f"{number}/2")
-            assert code == 0, err
-            assert "Ran 1 of 1. Runs are in" in out
-            assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-        code, out, _ = command(*arguments)
-        assert "Ran 0 of 2" in out
-        assert (tmp_path / "table-heads" / "notes.md").exists()
-        assert command(*arguments, "--part", "3")[0] == 1
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])

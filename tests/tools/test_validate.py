@@ -10,6 +10,8 @@ import torch
 import typer
 
 import tracekit as tk
+from paper import published
+from paper.models import PAPER_MODELS
 from tests import tiny
 from tools.validate import Validation, main, read_single_heads, validate
 from tracekit.errors import (
@@ -18,8 +20,6 @@ from tracekit.errors import (
     DataNotFoundError,
     UnknownNameError,
 )
-from tracekit.paper import published
-from tracekit.paper.models import PAPER_MODELS
 
 
 @pytest.fixture(scope="module")

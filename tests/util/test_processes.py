@@ -22,8 +22,7 @@ from tracekit._util import files
 from tracekit._util.processes import WorkerProcesses
 from tracekit.engine.engine import Engine
 from tracekit.errors import ResultFormatError
-from tracekit.paper.jobs import ModelAt
-from tracekit.runs.jobs import Job, RunEnvironment
+from tracekit.runs.jobs import Job, ModelSource, RunEnvironment
 from tracekit.runs.worker import Worker
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -269,7 +268,7 @@ class TestLocks:
             return run(self, *given, **options)
 
         monkeypatch.setattr(tk.Tracer, "run", slowly)
-        environment = RunEnvironment(sources={"demo": ModelAt.parse("demo")})
+        environment = RunEnvironment(sources={"demo": ModelSource.parse("demo")})
         done = []
         threads = [
             threading.Thread(target=lambda: done.append(Worker(environment, tmp_path).do(job)))
@@ -282,53 +281,6 @@ class TestLocks:
         assert len(ran) == 1
         assert sorted(run.fresh for run in done) == [False, True]
         assert len(list(tmp_path.iterdir())) == 1
-
-
-REPRODUCE = (
-    *("reproduce", "table-heads", "--model", "demo", "--dataset", "demo-bias", "--jobs", 2),
-    *("--methods", "top-k,greedy,local-search", "--no-held-out", "--quiet"),
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stop", "group", "status"),
-    [
-        (signal.SIGINT, True, 130),
-        pytest.param(signal.SIGINT, False, 130, marks=pytest.mark.soak),
-        pytest.param(signal.SIGTERM, False, -signal.SIGTERM, marks=pytest.mark.soak),
-        pytest.param(signal.SIGTERM, True, -signal.SIGTERM, marks=pytest.mark.soak),
-        pytest.param(signal.SIGKILL, False, -signal.SIGKILL, marks=pytest.mark.soak),
-    ],
-)
-def test_reproduce_leaves_no_process_and_keeps_what_is_finished(tmp_path, stop, group, status):
-    runs, arguments = tmp_path / "out" / "runs", (*REPRODUCE, "--output", tmp_path / "out")
-
-    def finished():
-        return {path.name for path in runs.glob("*") if path.name[0] != "."}
-
-    command = Command(*arguments, log=tmp_path / "log")
-    # Workers are at work, and have done something.
-    command.wait_until(finished)
-    assert len(command.family()) >= 3
-    assert command.stop(stop, group=group) < 5
-    assert command.process.returncode == status
-    kept = finished()
-    assert kept
-    assert "Traceback" not in command.output
-    if stop != signal.SIGKILL:
-        assert "Stopped." in command.output
-        assert len(list(runs.iterdir())) == len(kept)
-    if group:
-        return
-    written = {name: (runs / name / "run.json").stat().st_mtime_ns for name in kept}
-    again = Command(*arguments, log=tmp_path / "log")
-    again.process.wait(300)
-    assert again.process.returncode == 0, again.output
-    assert f"Ran {len(finished()) - len(kept)} of" in again.output
-    for name, time_written in written.items():
-        assert (runs / name / "run.json").stat().st_mtime_ns == time_written
-    assert not [path for path in (tmp_path / "out").rglob(".*")]
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from tracekit.cli import (  # noqa: F401, I001
     look,
     models,
     sweep,
-    reproduce,
 )
 from tracekit.cli.app import app, main
 

@@ -1,4 +1,6 @@
+from tracekit.runs.dispatch import run_jobs as run_jobs
 from tracekit.runs.grid import Grid as Grid
+from tracekit.runs.grid import part_of as part_of
 from tracekit.runs.jobs import Job as Job
 from tracekit.runs.jobs import ModelSource as ModelSource
 from tracekit.runs.jobs import RunEnvironment as RunEnvironment
@@ -7,3 +9,4 @@ from tracekit.runs.sweeps import Runs as Runs
 from tracekit.runs.sweeps import load_runs as load_runs
 from tracekit.runs.sweeps import sweep as sweep
 from tracekit.runs.worker import Failure as Failure
+from tracekit.runs.worker import reasons as reasons

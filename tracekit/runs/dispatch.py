@@ -14,13 +14,80 @@ from typing import Any
 
 from tracekit._util.files import marker, remove_abandoned, remove_abandoned_locks
 from tracekit.errors import NoResultError, WorkerError
+from tracekit.runs.devices import own_device
 from tracekit.runs.executors import Workers, workers_of
-from tracekit.runs.jobs import Job, RunEnvironment
-from tracekit.runs.store import Run, decisive_versions
+from tracekit.runs.grid import part_of
+from tracekit.runs.jobs import Job, ModelSource, RunEnvironment, by_title
+from tracekit.runs.store import RUN_FOLDERS, Run, decisive_versions
 from tracekit.runs.worker import Failure, Task, Worker, WorkerReport, try_job, work
 
 _POLL_SECONDS = 1.0
 """How often new workers are looked for."""
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    models: Iterable[ModelSource],
+    output: Path,
+    *,
+    data_dir: Path | None = None,
+    device: str | None = None,
+    max_batch_size: int | None = None,
+    loading: Mapping[str, Any] | None = None,
+    processes: int | None = None,
+    executor: Any = None,
+    executor_options: Mapping[str, Any] | None = None,
+    part: str | None = None,
+    progress: bool | None = False,
+    on_done: Callable[[Run | Failure], object] = lambda outcome: None,
+) -> list[Run | Failure]:
+    """Runs jobs, each once. Every finished run is kept in `output/runs` and never repeated.
+
+    Args:
+        jobs: The runs.
+        models: Where the models of the jobs are.
+        output: Folder of the runs.
+        data_dir: Folder with data files, or with a folder for each data set. None: downloads.
+        device: As in `load_model`. Parallel workers take a CUDA device each, if it has no number.
+        max_batch_size: Examples per pass; changes no result.
+        loading: Further options of `load_model`, e.g. `device_map`.
+        processes: Number of runs at a time.
+        executor: Where the runs are done; as in `tracekit.sweep`.
+        executor_options: Parameters of `submitit.AutoExecutor`.
+        part: `3/16`: only every sixteenth job, beginning with the third.
+        progress: Of each run, as in `Tracer`.
+        on_done: Called with each run or failure, in this process.
+
+    Returns:
+        A run or a failure for each job of the part.
+
+    Raises:
+        ConfigError: Two models have one name, or the part has another form.
+        ConfigError, WorkerError, MissingExtraError: About the executor and its workers.
+        NoResultError: All jobs failed; the message gives the first reason.
+    """
+    is_one_of_many = part is not None and executor is None and (processes or 1) == 1
+    environment = RunEnvironment(
+        sources=by_title(models),
+        data_dir=data_dir,
+        device=own_device(device, loading or {}) if is_one_of_many else device,
+        max_batch_size=max_batch_size,
+        progress=progress,
+        loading=loading or {},
+    )
+    outcomes = do_all(
+        part_of(jobs, part),
+        environment,
+        output / RUN_FOLDERS,
+        processes=processes,
+        executor=executor,
+        executor_options=executor_options,
+        on_done=on_done,
+    )
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    if failures and len(failures) == len(outcomes):
+        raise NoResultError(f"No run could be done. {failures[0].reason}")
+    return outcomes
 
 
 def do_all(
@@ -58,14 +125,6 @@ def do_all(
         on_done(outcome)
         outcomes.append(outcome)
     return outcomes
-
-
-def refuse_failures(outcomes: Sequence[Run | Failure]) -> list[Failure]:
-    """The failures; where nothing but these came of the jobs, an error with the first reason."""
-    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-    if failures and len(failures) == len(outcomes):
-        raise NoResultError(f"No run could be done. {failures[0].reason}")
-    return failures
 
 
 def _tidy(root: Path) -> None:

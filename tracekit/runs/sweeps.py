@@ -31,10 +31,9 @@ from tracekit.errors import (
 from tracekit.results.curve import TraceCurve
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import effect_columns, result_table
-from tracekit.runs.devices import own_device
-from tracekit.runs.dispatch import do_all, refuse_failures
+from tracekit.runs.dispatch import run_jobs
 from tracekit.runs.grid import Grid, part_of
-from tracekit.runs.jobs import Job, RunEnvironment, named
+from tracekit.runs.jobs import Job, named
 from tracekit.runs.store import RUN_FOLDERS, Run, is_run_folder, read_run_folder
 from tracekit.runs.worker import Failure
 from tracekit.search import DEFAULT_METHOD
@@ -240,7 +239,8 @@ def sweep(
     grid = Grid(
         models=models, datasets=datasets, methods=methods, budgets=budgets, setup=setup, **further
     )
-    planned = part_of(grid.jobs(), part)
+    planned = grid.jobs()
+    total = len(part_of(planned, part))
     if executor is None:
         grid.check_models()
     max_batch_size = convert("max_batch_size", max_batch_size, PositiveInt | None)
@@ -248,17 +248,8 @@ def sweep(
     loading = dict(convert("model_options", model_options or {}, dict[str, Any]))
     executor_options = convert("executor_options", executor_options or {}, dict[str, Any])
     is_watched = is_wanted() if progress is None else progress
-    is_one_of_many = part is not None and executor is None and (jobs or 1) == 1
-    environment = RunEnvironment(
-        sources=grid.sources(),
-        data_dir=None if data_dir is None else as_path("data_dir", data_dir),
-        device=own_device(device, loading) if is_one_of_many else device,
-        max_batch_size=max_batch_size,
-        progress=None if progress is None and not is_watched else False,
-        loading=loading,
-    )
     folder = as_path("output", output)
-    bar = tqdm(total=len(planned), disable=not is_watched, unit="run", desc="sweep")
+    bar = tqdm(total=total, disable=not is_watched, unit="run", desc="sweep")
     with _made(folder), _in_use(folder, part), bar:
 
         def count(outcome: Run | Failure) -> None:
@@ -266,20 +257,25 @@ def sweep(
             bar.update()
             on_done(outcome)
 
-        outcomes = do_all(
+        outcomes = run_jobs(
             planned,
-            environment,
-            folder / RUN_FOLDERS,
+            grid.sources().values(),
+            folder,
+            data_dir=None if data_dir is None else as_path("data_dir", data_dir),
+            device=device,
+            max_batch_size=max_batch_size,
+            loading=loading,
             processes=jobs,
             executor=executor,
             executor_options=executor_options,
+            part=part,
+            progress=None if progress is None and not is_watched else False,
             on_done=count,
         )
-        failures = refuse_failures(outcomes)
         if part is None:
             write_csv(load_runs(folder).to_frame(), folder / _TABLE)
-    runs = [outcome for outcome in outcomes if isinstance(outcome, Run)]
-    return Runs(tuple(runs), tuple(failures))
+    runs = tuple(outcome for outcome in outcomes if isinstance(outcome, Run))
+    return Runs(runs, tuple(outcome for outcome in outcomes if isinstance(outcome, Failure)))
 
 
 @contextmanager

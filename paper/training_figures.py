@@ -8,9 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from tracekit import figures
-from tracekit.paper.effect_tables import HEADS
-from tracekit.paper.experiment import (
+from paper.effect_tables import HEADS
+from paper.experiment import (
     PaperTable,
     Report,
     Setting,
@@ -20,9 +19,9 @@ from tracekit.paper.experiment import (
     trace_job,
     with_held_out,
 )
-from tracekit.paper.jobs import ModelAt
-from tracekit.runs.jobs import Job
-from tracekit.runs.store import Run
+from paper.jobs import ModelAt
+from tracekit import figures
+from tracekit.runs import Job, Run
 from tracekit.search import title_of
 
 _LAMBDA = 1e-3

@@ -13,19 +13,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from paper import effect_tables, interaction_figures, training_figures
+from paper.experiment import Experiment, Report, Setting, notes_on_size
 from tracekit import figures
-from tracekit._util.files import write_beside
-from tracekit._util.options import check_known
-from tracekit.data.registry import describe
-from tracekit.errors import FigureExportError, UnknownNameError
-from tracekit.paper import effect_tables, interaction_figures, training_figures
-from tracekit.paper.experiment import Experiment, Report, Setting, notes_on_size
-from tracekit.runs.devices import own_device
-from tracekit.runs.dispatch import do_all, refuse_failures
-from tracekit.runs.grid import part_of
-from tracekit.runs.jobs import Job, RunEnvironment, by_title
-from tracekit.runs.store import RUN_FOLDERS, Run
-from tracekit.runs.worker import Failure, reasons
+from tracekit.data import describe
+from tracekit.errors import FigureExportError, UnknownNameError, UnknownOptionError
+from tracekit.runs import Failure, Job, Run, reasons, run_jobs
 from tracekit.search import METHODS
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -129,19 +122,9 @@ def reproduce(
     jobs = plan(experiments, setting)
     # An option that no data set or no method has would silently change nothing.
     methods: list[Any] = [METHODS[job.method] for job in jobs if job.method]
-    check_known(setting.data_options, {o for job in jobs for o in describe(job.dataset).options})
-    check_known(setting.method_options, {o.name for method in methods for o in fields(method)})
-    jobs = part_of(jobs, part)
-    is_one_of_many = part is not None and executor is None and (processes or 1) == 1
+    _check_options(setting.data_options, {o for job in jobs for o in describe(job.dataset).options})
+    _check_options(setting.method_options, {o.name for each in methods for o in fields(each)})
     models = [model for experiment in experiments for model in experiment.models_for(setting)]
-    environment = RunEnvironment(
-        sources=by_title(models),
-        data_dir=data_dir,
-        device=own_device(device, loading or {}) if is_one_of_many else device,
-        max_batch_size=max_batch_size,
-        loading=loading or {},
-        progress=progress,
-    )
     by_job: dict[tuple[str, ...], Run | Failure] = {}
     written: dict[str, Reproduction] = {}
 
@@ -154,22 +137,33 @@ def reproduce(
             if name not in written and all(job in by_job for job in needed):
                 written[name] = _report(experiment, setting, by_job, output / name)
 
-    outcomes = do_all(
+    run_jobs(
         jobs,
-        environment,
-        output / RUN_FOLDERS,
+        models,
+        output,
+        data_dir=data_dir,
+        device=device,
+        max_batch_size=max_batch_size,
+        loading=loading,
         processes=processes,
         executor=executor,
         executor_options=executor_options,
+        part=part,
+        progress=progress,
         on_done=keep,
     )
-    refuse_failures(outcomes)
     if part is not None:
         return []
     reproductions = [written[experiment.name] for experiment in experiments]
     if images:
         _write_images(reproductions)
     return reproductions
+
+
+def _check_options(given: Mapping[str, Any], allowed: set[str]) -> None:
+    for name in given:
+        if name not in allowed:
+            raise UnknownOptionError(name, allowed or {"none"})
 
 
 def _report(
@@ -190,6 +184,7 @@ def _report(
         return Reproduction(experiment, folder, None, failures)
     report = experiment.report(setting, runs)
     report = replace(report, notes=[*report.notes, *notes_on_size(setting)])
+    folder.mkdir(parents=True, exist_ok=True)
     for name, table in report.tables.items():
         table.save(folder, slug(name))
     figures.write_all(
@@ -199,8 +194,8 @@ def _report(
     lines += [f"- {note}" for note in report.notes]
     lines += _left_out(runs)
     lines += [f"- Skipped: {reason}" for reason in reasons(failures)]
-    lines += ["", "Runs:", "", *(f"- {RUN_FOLDERS}/{run.folder.name}" for run in runs)]
-    write_beside(folder / "notes.md", "\n".join(lines) + "\n")
+    lines += ["", "Runs:", "", *(f"- runs/{run.folder.name}" for run in runs)]
+    (folder / "notes.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return Reproduction(experiment, folder, report, failures)
 
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from tracekit import figures
-from tracekit.errors import UnknownNameError
-from tracekit.paper.experiment import (
+from paper.experiment import (
     NOT_PUBLISHED,
     PaperTable,
     Report,
@@ -25,14 +23,13 @@ from tracekit.paper.experiment import (
     usual_kind,
     with_held_out,
 )
-from tracekit.paper.jobs import ModelAt
-from tracekit.paper.models import PAPER_MODELS, SINGLE_HEAD_TABLES
-from tracekit.paper.published import paper_similarity, paper_singles, single_heads
-from tracekit.results.comparison import compare
-from tracekit.results.curve_figures import effect_curve
-from tracekit.results.result import TraceResult
-from tracekit.runs.jobs import Job
-from tracekit.runs.store import Run
+from paper.jobs import ModelAt
+from paper.models import PAPER_MODELS, SINGLE_HEAD_TABLES
+from paper.published import paper_similarity, paper_singles, single_heads
+from tracekit import TraceResult, compare, figures
+from tracekit.errors import UnknownNameError
+from tracekit.results import effect_curve
+from tracekit.runs import Job, Run
 from tracekit.search import title_of
 
 HEADS = (0.1, 0.2, 0.3, 0.4)

@@ -7,11 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tracekit._util.deferred import transformers
-from tracekit.demo import DEMO, MODEL_DIR
+from paper.models import DEMO_SIZES, PAPER_MODELS, ModelSizes, PaperModel
 from tracekit.errors import ComparisonError
-from tracekit.paper.models import PAPER_MODELS, ModelSizes, PaperModel
-from tracekit.runs.jobs import ModelSource
+from tracekit.runs import ModelSource
 
 DEMO_DATASETS = {
     "winogender": "demo-bias",
@@ -53,7 +51,7 @@ class ModelAt(ModelSource):
     @property
     def is_demo(self) -> bool:
         """Whether it is the embedded model."""
-        return self.source == DEMO
+        return self.source == "demo"
 
     def count(self, kinds: str) -> int | None:
         """Number of components of a kind, or of several joined by `+`.
@@ -83,11 +81,15 @@ class ModelAt(ModelSource):
 @cache
 def _sizes_on_disk(source: str) -> ModelSizes | None:
     """Sizes from the configuration file of a model directory; None if there is none."""
-    folder = MODEL_DIR if source == DEMO else Path(source).expanduser()
+    if source == "demo":
+        return DEMO_SIZES
+    folder = Path(source).expanduser()
     if not (folder / "config.json").is_file():
         return None
+    from transformers import AutoConfig
+
     try:
-        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         return ModelSizes(
             n_layers=config.num_hidden_layers,
             n_heads=config.num_attention_heads,

@@ -7,12 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from tracekit import figures
-from tracekit.data.registry import describe
-from tracekit.engine.setup import Setup
-from tracekit.errors import ConfigError
-from tracekit.paper.effect_tables import HEADS, NEURONS
-from tracekit.paper.experiment import (
+from paper.effect_tables import HEADS, NEURONS
+from paper.experiment import (
     PaperTable,
     Report,
     Setting,
@@ -23,11 +19,12 @@ from tracekit.paper.experiment import (
     trace_job,
     usual_kind,
 )
-from tracekit.paper.jobs import ModelAt
-from tracekit.paper.published import paper_joint
-from tracekit.results.result import TraceResult
-from tracekit.runs.jobs import Job
-from tracekit.runs.store import Run
+from paper.jobs import ModelAt
+from paper.published import paper_joint
+from tracekit import Setup, TraceResult, figures
+from tracekit.data import describe
+from tracekit.errors import ConfigError
+from tracekit.runs import Job, Run
 
 _RELATIVE_LAYERS = (1 / 2, 2 / 3, 3 / 4)
 """Layers 6, 8 and 9 of GPT-2 small's 12, and those at the same height of other models."""

@@ -119,7 +119,7 @@ def planted_model(
     """Builds a model in which components interact in a known way.
 
     ```python
-    planted = tk.planted_model("or")
+    planted = planted_model("or")
     tracer = planted.tracer()
     print(tracer.explain(planted.components))
     ```

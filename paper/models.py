@@ -59,6 +59,9 @@ PAPER_MODELS: Mapping[str, PaperModel] = {
 }
 """By title."""
 
+DEMO_SIZES = ModelSizes(n_layers=4, n_heads=8, d_model=128)
+"""The sizes of the embedded model."""
+
 GPT2_FAMILY = ("DistilGPT2", "GPT2-small", "GPT2-medium", "GPT2-large", "GPT2-xl")
 
 SINGLE_HEAD_TABLES: Mapping[str, str] = {

@@ -1,27 +1,27 @@
-"""`tracekit reproduce` on a model that is none of the paper's."""
+"""Experiments on a model that is none of the paper's."""
 
 from __future__ import annotations
 
 import pytest
 
 import tracekit as tk
-from tracekit import paper
+from paper.experiment import Setting
+from paper.jobs import ModelAt
+from paper.reproduction import reproduce
 
 pytestmark = [pytest.mark.real, pytest.mark.soak]
 
 
-def test_reproduce_leaves_out_what_the_tokenizer_does_not_allow(real_model, shared, tmp_path):
-    setting = paper.Setting(
-        models=[paper.ModelAt.parse("smollm2-135m")],
+def test_examples_are_left_out_what_the_tokenizer_does_not_allow(real_model, shared, tmp_path):
+    setting = Setting(
+        models=[ModelAt.parse("smollm2-135m")],
         datasets=["professions"],
         methods=["mask-ig"],
         limit=6,
         held_out=False,
     )
     data_dir = shared / "data"
-    (written,) = paper.reproduce(
-        ["table-neurons"], setting, tmp_path, data_dir=data_dir, images=False
-    )
+    (written,) = reproduce(["table-neurons"], setting, tmp_path, data_dir=data_dir, images=False)
     whole = tk.load_dataset(
         "professions", real_model, data_dir=data_dir / "professions", on_mismatch="skip"
     )

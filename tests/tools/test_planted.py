@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import tracekit as tk
+from tools.planted import PlantedName, planted_model
 from tracekit.errors import ConfigError
 from tracekit.results.significance import (
     sign_flip_p_values,
     without_rounding,
 )
-from tracekit.tracer.planted import PlantedName
 
 NAMES = PlantedName.__args__
 MODELS = [
@@ -43,7 +43,7 @@ def built():
 
     def build(name, kind="head-outputs"):
         if (name, kind) not in made:
-            planted = tk.planted_model(name, kind)
+            planted = planted_model(name, kind)
             made[name, kind] = planted, planted.tracer()
         return made[name, kind]
 
@@ -164,7 +164,7 @@ def test_the_backup_of_a_head_is_named(built):
 
 
 def test_the_backup_of_a_head_is_significant_on_held_out_examples():
-    planted = tk.planted_model("backup", n_examples=32)
+    planted = planted_model("backup", n_examples=32)
     own, held_out = planted.pairs.split(0.5)
     tracer = tk.Tracer(planted.model, own, "head-outputs", "logit-difference", held_out=held_out)
     primary, backup = planted.components
@@ -225,13 +225,13 @@ def test_bad_input(unchecked):
         (("backup", "mlp-neurons"), "backup is a head.*Leave the kind out, or use "),
     ):
         with pytest.raises(ConfigError, match=text):
-            tk.planted_model(*arguments)
+            planted_model(*arguments)
     with pytest.raises(ConfigError, match="n_examples is 1. Give a whole number, at least 2."):
-        tk.planted_model("or", n_examples=1)
+        planted_model("or", n_examples=1)
 
 
 def test_they_take_more_examples_and_options():
-    planted = tk.planted_model("or", n_examples=40)
+    planted = planted_model("or", n_examples=40)
     tracer = planted.tracer(metric="probability-drop", direction="denoising", layers=[0])
     assert len(tracer.pairs) == 40
     assert tracer.direction == "denoising"

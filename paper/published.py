@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -94,7 +94,7 @@ def paper_similarity() -> Any:
 
 @cache
 def _read(name: str) -> dict[str, Any]:
-    return json.loads((files("tracekit.paper") / name).read_text(encoding="utf-8"))
+    return json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
 def table_of_heads(entry: dict[str, Any], source: str) -> SingleHeads:
