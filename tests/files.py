@@ -20,7 +20,7 @@ def rewrite(
     change: Callable[[dict[str, Any], dict[str, Tensor]], object],
 ) -> None:
     """Changes a document and the tensors beside it, if there are any, in place."""
-    document: dict[str, Any] = read_document(path)[0]
+    document: dict[str, Any] = read_document(path)
     beside = path.with_suffix(".safetensors")
     tensors = safetensors.torch.load(beside.read_bytes()) if beside.exists() else {}
     change(document, tensors)

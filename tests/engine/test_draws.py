@@ -7,8 +7,6 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.engine.setup import Setup
-from tracekit.errors import SourceError
 
 SOURCES = ["noise", "resample", tk.Noise(factor=2.0)]
 
@@ -104,21 +102,6 @@ def test_noise_of_text_is_drawn_by_example(demo_model):
     whole = torch.cat([pair.counterfactual.noise.flatten() for pair in every])
     assert abs(whole.std() - 1) < 0.1
     assert abs(whole.mean()) < 0.1
-
-
-@pytest.mark.parametrize("source", ["noise", "noise on who times 2.5", "resample"])
-def test_runs_of_the_earlier_rule_say_why_they_are_not_measured(model, source):
-    setup = Setup(components="head-outputs", source=source, source_seed=3)
-    spec = setup.spec()
-    assert spec["drawn"] == "by example"
-    assert Setup.from_spec(spec) == setup
-    del spec["drawn"]
-    earlier = Setup.from_spec(spec)
-    assert earlier.drawn == "in order"
-    with pytest.raises(SourceError, match="was drawn for one example after the other, as by earl"):
-        tk.Tracer(model, tk.PromptPairs.from_ids(rows(4, seed=1)), earlier)
-    zero = Setup(components="head-outputs", source="zero")
-    assert Setup.from_spec({k: v for k, v in zero.spec().items() if k != "drawn"}) == zero
 
 
 def test_prompts_to_go_on_with_do_not_draw_from_each_other(demo_model):

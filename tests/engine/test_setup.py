@@ -91,7 +91,7 @@ def test_tracer_from_a_setup_is_the_tracer_from_its_options(model):
 
 
 def test_options_of_a_tracer_are_the_fields_of_a_setup():
-    names = {each.name for each in fields(Setup)} - {"components", "metric", "drawn"}
+    names = {each.name for each in fields(Setup)} - {"components", "metric"}
     assert names == {*SetupOptions.__annotations__}
 
 

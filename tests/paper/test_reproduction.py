@@ -712,7 +712,7 @@ def test_grids_are_read_back(tmp_path, model):
 def test_damaged_grids_are_refused(tmp_path, model, change):
     path = tk.Tracer(model, tiny.pairs(4)).interactions(layers=[1]).save(tmp_path / "grid.json")
     if change == "text":
-        write_document(path, read_document(path)[0] | {"singles": "none"})
+        write_document(path, read_document(path) | {"singles": "none"})
     else:
         path.write_text(path.read_text().replace('"title": "', '"title": "another '))
     with pytest.raises(ResultFormatError, match="is damaged, was changed|cannot be read"):

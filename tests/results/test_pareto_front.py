@@ -45,20 +45,6 @@ def test_fronts_are_saved_and_loaded(front, tmp_path):
     assert torch.equal(loaded.effects, front.effects)
 
 
-def test_files_that_call_cross_fitted_effects_held_out_are_read(front, tmp_path):
-    def earlier(document, _):
-        document["statistics"] = [
-            {name.replace("cross_fitted", "held_out"): value for name, value in row.items()}
-            for row in document["statistics"]
-        ]
-
-    assert any(row.cross_fitted is not None for row in front.statistics)
-    front.save(tmp_path)
-    rewrite(tmp_path / "pareto.json", earlier)
-    assert "held_out_error" in (tmp_path / "pareto.json").read_text()
-    assert tk.ParetoFront.load(tmp_path).statistics == front.statistics
-
-
 def test_a_front_of_one_size_is_saved_and_loaded(tracer, tmp_path):
     front = tracer.pareto(max_budget=1, statistics=False, objective="mean", max_passes=30)
     assert len(front) == 1

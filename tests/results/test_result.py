@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -12,7 +11,6 @@ import tracekit as tk
 from tests import tiny
 from tests.files import rewrite
 from tracekit._util.files import write_csv
-from tracekit.anatomy import Explanation, Paths, SideEffects
 from tracekit.components.kinds import KINDS
 from tracekit.errors import (
     BudgetError,
@@ -24,7 +22,6 @@ from tracekit.results.on_examples import OnExamples
 from tracekit.results.storage import FORMAT_VERSION, write_document
 from tracekit.search.learned.pgbct import Exponential
 
-FORMAT_5 = Path(__file__).parents[1] / "golden" / "format-5"
 _DAMAGED = "is damaged, was changed, or belongs to another run than the files beside it. Run it"
 
 
@@ -80,27 +77,6 @@ def test_a_curve_is_saved_over_one_whose_runs_are_gone(tracer, tmp_path):
     shutil.rmtree(tmp_path / "budget-1")
     tracer.run("top-k", budgets=[2, 5]).save(tmp_path)
     assert [result.n_selected for result in tk.results.TraceCurve.load(tmp_path)] == [2, 5]
-
-
-def test_a_run_of_format_5_is_read(tmp_path):
-    """Written by the version before, whose values on examples stood side by side."""
-    result = tk.TraceResult.load(FORMAT_5)
-    document = json.loads((FORMAT_5 / "result.json").read_text())
-    assert (document["format_version"], "held_out_fingerprint" in document) == (5, True)
-    assert result.effect == pytest.approx(document["effect"])
-    assert result.full_effect == pytest.approx(document["full_effect"])
-    assert result.labels == document["selected"]
-    assert result.held_out_effect == pytest.approx(0.466726154088974)
-    assert result.held_out_interval == pytest.approx((-0.048446475, 0.77886275))
-    assert result.faithfulness().faithfulness[0] == pytest.approx(0.0383, abs=1e-4)
-    assert result.own.weights[0] == pytest.approx(0.7407, abs=1e-4)
-    assert result.held_out.fingerprint == document["held_out_fingerprint"]
-    assert result.own.origin.dataset == result.held_out.origin.dataset == "demo-facts"
-    again = tk.TraceResult.load(result.save(tmp_path))
-    assert_same(again, result)
-    for read in (Explanation.load, SideEffects.load, Paths.load):
-        assert read(FORMAT_5).labels == result.labels
-    assert tk.results.InteractionGrid.load(FORMAT_5 / "grid.json").labels == tuple(result.labels)
 
 
 def test_another_format_version_is_refused(result, tmp_path):

@@ -6,6 +6,8 @@ positions of the text.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -15,7 +17,6 @@ from tests.engine.test_masked_rows import MEAN, ROWS, WINDOWS
 from tests.tracer.test_generation import continued
 from tracekit.components import KINDS
 from tracekit.errors import ConfigError, MaskError, SourceError, UnsupportedModelError
-from tracekit.results import storage
 
 PROMPTS = ["the", "the nurse", "the pilot said that"]
 CHANGED = ["she", "she baker", "she cook forgot key"]
@@ -286,20 +287,12 @@ def test_settings_of_the_checkpoint_act_if_asked_for(demo_model, written, monkey
         assert not asked.table.equals(expected.table)
 
 
-def test_texts_that_were_saved_before_say_that_settings_acted(
-    demo_model, pairs, tmp_path, monkeypatch
-):
+def test_generations_name_the_settings_of_the_checkpoint(demo_model, pairs):
     tracer = tk.Tracer(demo_model, pairs, "head-outputs", source="mean", positions="all")
-    written = tracer.generate("L1H4", "the", max_new_tokens=2)
-    assert str(written).endswith("the likeliest ones.")
-    written.save(tmp_path)
-    entries = storage.read_document(tmp_path / "generations.json")[0]
-    del entries["checkpoint_settings"]
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "FORMAT_VERSION", 5)
-        storage.write_document(tmp_path / "generations.json", entries)
-    old = tk.results.Generations.load(tmp_path)
-    assert old.how.endswith("the likeliest ones, with the settings of the checkpoint.")
+    plain = tracer.generate("L1H4", "the", max_new_tokens=2)
+    assert plain.how.endswith("the likeliest ones.")
+    changed = replace(plain, checkpoint_settings=True)
+    assert changed.how.endswith("the likeliest ones, with the settings of the checkpoint.")
 
 
 def test_components_by_span_are_refused(demo_model, pairs):

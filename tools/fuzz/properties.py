@@ -493,7 +493,7 @@ def forged_saves(kind, data):
         shutil.copytree(saved(), folder)
         documents = [file for file in _files(kind) if file.endswith(".json")]
         path = folder / data.draw(st.sampled_from(documents))
-        document, _ = read_document(path)
+        document = read_document(path)
         write_document(path, data.draw(values.changed_document(document)))
         with taken_or_refused():
             _load(kind, folder)

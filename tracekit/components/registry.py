@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from operator import attrgetter
@@ -50,7 +50,7 @@ class Component:
     index: int = 0
     span: str = ""
     """Part of the prompt at which it acts; empty: all positions in use."""
-    ends: str = field(default="", metadata={"unsaid": ""})
+    ends: str = ""
     """Of an edge, its sender and receiver, e.g. `L5H3>L7Q2`; else empty."""
 
     def __str__(self) -> str:

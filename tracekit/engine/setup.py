@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, cast, get_args
 
-from typing_extensions import NotRequired, TypedDict, assert_never
+from typing_extensions import TypedDict, assert_never
 
 from tracekit._util.markup import printable
 from tracekit._util.names import KindName
@@ -26,7 +26,6 @@ from tracekit.engine.engine import Engine
 from tracekit.engine.layout import Positions
 from tracekit.engine.prepared import USUAL_ROWS, EngineConfig
 from tracekit.engine.sources import (
-    Drawn,
     Mean,
     Noise,
     Source,
@@ -75,7 +74,6 @@ class SetupSpec(TypedDict):
     positions: str | list[int]
     source: str
     source_seed: int
-    drawn: NotRequired[Drawn]
     direction: Direction
     continuation_mean: ContinuationMean
 
@@ -120,8 +118,6 @@ class Setup:
     source_seed: int = 0
     """Draws the noise of `noise` and the examples of `resample`, for each example by its tokens; 0
     where nothing is drawn."""
-    drawn: Drawn = "by example"
-    """How the source draws, for runs that are read: `in order` cannot be measured again."""
     direction: Direction = "noising"
     """`noising` patches counterfactual values into the clean run. `denoising` starts from the
     counterfactual run and patches clean values back; the effect is then how much of the way back
@@ -145,7 +141,6 @@ class Setup:
         if not draws(self.source):
             # So that setups that give the same numbers are equal.
             object.__setattr__(self, "source_seed", 0)
-            object.__setattr__(self, "drawn", "by example")
         for name in ("layers", "indices", "positions"):
             object.__setattr__(self, name, _frozen(getattr(self, name)))
         if isinstance(self.indices, Mapping):
@@ -210,8 +205,7 @@ class Setup:
     @classmethod
     def from_spec(cls, spec: SetupSpec) -> Setup:
         """The setup of a `spec`; refuses values that are those of no setup."""
-        # Runs of earlier versions do not say it.
-        values: dict[str, Any] = {"drawn": "in order", **spec}
+        values: dict[str, Any] = {**spec}
         if isinstance(values.get("components"), list):
             values["components"] = ComponentRegistry.from_spec(values["components"])
         if isinstance(values.get("indices"), dict):
@@ -289,7 +283,6 @@ class Setup:
             registry,
             positions=self.positions,
             seed=self.source_seed,
-            drawn=self.drawn,
             max_batch_size=config.max_batch_size or USUAL_ROWS,
         )
         return BoundSetup(

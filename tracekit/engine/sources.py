@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 from jaxtyping import Int
@@ -136,11 +136,6 @@ class OtherModel:
 Source = SourceName | Mean | Noise | OtherModel | Mapping[str, Tensor]
 
 
-Drawn = Literal["by example", "in order"]
-"""How noise and other prompts are drawn: by seed and example, as now; or, as once, one after the
-other, so that a draw depended on the examples before it."""
-
-
 def draws(source: Source | str) -> bool:
     """Whether a source draws, so that its seed matters."""
     if isinstance(source, str):
@@ -191,7 +186,6 @@ def resolve_source(
     *,
     positions: Positions = "prompt",
     seed: int = 0,
-    drawn: Drawn = "by example",
     max_batch_size: int = 64,
 ) -> ToPairs:
     """A function that gives pairs the counterfactuals of a source.
@@ -200,12 +194,6 @@ def resolve_source(
     draws noise and other examples.
     """
     check_seed(seed)
-    if drawn != "by example":
-        raise SourceError(
-            f"The source {name_of(source)!r} was drawn for one example after the other, as by "
-            "earlier versions: by the same seed examples now have other draws, each by itself, so "
-            "that effects are not the same. Run it again."
-        )
     kinds = registry.kinds_by_hook
     if isinstance(source, str):
         source = source_of_name(source)

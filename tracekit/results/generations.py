@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tracekit._util.deferred import pd
 from tracekit._util.markup import printable
@@ -40,11 +40,6 @@ class Generations(OfSet):
     dataset: str
     """Name of the traced pairs, which sources such as means are of."""
     dataset_fingerprint: str
-
-    @staticmethod
-    def from_earlier(entries: dict[str, Any], tensors: Any) -> tuple[dict[str, Any], Any]:
-        """Entries of format 5, when the settings of checkpoints always acted."""
-        return {**entries, "checkpoint_settings": True}, tensors
 
     @cached_property
     def table(self) -> pd.DataFrame:

@@ -29,7 +29,7 @@ from tracekit.components import Component, kind_of
 from tracekit.errors import ConfigError
 from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
 from tracekit.figures.style import plain
-from tracekit.results.significance import Mark, PValues, earlier_tests, said_of_few
+from tracekit.results.significance import Mark, PValues, said_of_few
 from tracekit.results.storage import SavedTable
 
 INTERACTION_ENDS = ("interaction_low", "interaction_high")
@@ -205,14 +205,6 @@ class InteractionGrid(SavedTable):
         subtitle += "; +, \u2212: signs of the largest"
         title = f"Interactions: {plain(self.title)}" if self.title else "Interactions"
         return pair_map(drawn, title=title, subtitle=subtitle)
-
-    @classmethod
-    def from_earlier(cls, entries: dict[str, Any], tensors: Any) -> tuple[dict[str, Any], Any]:
-        """Entries as they are now from those of format version 5, whose p was family-wise."""
-        opposite = entries.get("opposite")
-        if opposite is not None:
-            entries["opposite"] = cls.from_earlier(opposite, {})[0]
-        return earlier_tests(entries), tensors
 
 
 PairKind = Literal["none", "one-sided", "mixed", "and", "or", "xor", "inhibition"]

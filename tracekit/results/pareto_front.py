@@ -296,15 +296,6 @@ class ParetoFront(Results):
         front = load(cls, folder / _FRONT)
         return replace(front, results=load_runs(folder, front.curve_sha256))
 
-    @staticmethod
-    def renamed(entries: dict[str, Any]) -> dict[str, Any]:
-        """Entries of files in which cross-fitted effects are called held out."""
-        rows = [
-            {name.replace("held_out", "cross_fitted"): value for name, value in dict(row).items()}
-            for row in entries["statistics"]
-        ]
-        return {**entries, "statistics": rows}
-
 
 @dataclass(frozen=True, kw_only=True)
 class TradeOff:

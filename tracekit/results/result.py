@@ -43,31 +43,6 @@ from tracekit.search.base import Record, Stop
 from tracekit.search.targets import ConstraintEffect
 
 
-def _from_earlier(
-    document: dict[str, Any], tensors: dict[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Entries of format 5, where values on examples stood side by side, as they are now."""
-    asked = {name: document["setup"][name] for name in ("metric", "direction")}
-    asked["dataset"] = document["dataset"]
-    parts: dict[str, Any] = {}
-    for part, start in (("own", ""), ("held_out", "held_out_")):
-        names = {"effects": "held_out" if start else "per_example"}
-        names |= {"full": f"{start}full" if start else "full_per_example"}
-        names |= {each: start + each for each in ("complement", "weights", "clusters")}
-        moved = {f"{part}.{name}": tensors.pop(old, None) for name, old in names.items()}
-        tensors |= {name: value for name, value in moved.items() if value is not None}
-        fingerprint = document.pop(f"{start or 'dataset_'}fingerprint")
-        written = {"fingerprint": fingerprint, "origin": document.pop(f"{start}data"), "chat": None}
-        parts[part] = asked | written
-    if parts["held_out"]["fingerprint"] is None:
-        parts["held_out"] = None
-    run = document["run"] | {"held_out_by": document.pop("held_out_by"), "sign": "positive"}
-    facts = document["model_facts"] | {"explained_variance": {}}
-    gone = ("dataset", "effect", "full_effect")
-    kept = {name: entry for name, entry in document.items() if name not in gone}
-    return {**kept, **parts, "run": run, "model_facts": facts}, tensors
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
     """How a set was found, and the work that it took."""
@@ -501,8 +476,6 @@ class TraceResult(InFolder):
         """Largest size of a score of a component; 1 if there is none."""
         scores = self.component_scores
         return 1.0 if scores is None else scores.abs().max().item() or 1.0
-
-    from_earlier = staticmethod(_from_earlier)
 
 
 class Results(Sequence[TraceResult]):

@@ -114,12 +114,6 @@ def q_values(p: Float[Tensor, " row"]) -> Float[Tensor, " row"]:
     return q
 
 
-def earlier_tests(entries: dict[str, Any]) -> dict[str, Any]:
-    """Entries of format version 5, in which `p` was family-wise; a p and a q are at most that."""
-    p = entries.pop("p")
-    return {**entries, "tests": None if p is None else {"row": p, "q": p, "family": p}}
-
-
 def least_p(n_examples: int, n_rows: int = 1) -> float:
     """The least p value of so many independent examples, in a table of so many rows."""
     return max(2.0 ** (1 - min(n_examples, 1000)), 2 / (_n_draws(n_rows) + 1))

@@ -36,8 +36,6 @@ from tracekit.errors import ResultFormatError, ResultNotFoundError, TracekitErro
 from tracekit.results.display import Tabular
 
 FORMAT_VERSION = 6
-_EARLIER = 5
-"""The one earlier version that is read: a class whose entries were others has `from_earlier`."""
 NOT_SAVED = {"saved": False}
 """Metadata of a field that stays in this process."""
 _DIGEST, _TENSORS_DIGEST, _LABELS = "sha256", "tensors_sha256", "selected"
@@ -96,15 +94,11 @@ def load(cls: type[_T], path: Path, digest: str | None = None, *, inline: bool =
         ResultFormatError: It is damaged, was changed or is of another format version; or an entry
             or a tensor is of another type than the class has.
     """
-    document, version = read_document(path, digest)
+    document = read_document(path, digest)
     document.pop(_LABELS, None)
     tensors_digest = document.pop(_TENSORS_DIGEST, None)
     tensors = {} if tensors_digest is None else _read_tensors(path, tensors_digest)
     try:
-        if version == _EARLIER and hasattr(cls, "from_earlier"):
-            document, tensors = cls.from_earlier(document, tensors)  # type: ignore[attr-defined]
-        if hasattr(cls, "renamed"):
-            document = cls.renamed(document)  # type: ignore[attr-defined]
         entries = document_model(cls, inline).model_validate_json(json.dumps(document))
         value = _decoded(entries, cls, "", tensors)
         if tensors:
@@ -175,8 +169,8 @@ def _plain(entries: Any) -> Any:
     return json.loads(text.encode("utf-8", "replace"))
 
 
-def read_document(path: Path, digest: str | None = None) -> tuple[dict[str, Any], int]:
-    """A JSON file and its format version; `digest` is what `write_document` returned, where known.
+def read_document(path: Path, digest: str | None = None) -> dict[str, Any]:
+    """Reads a JSON file; `digest` is what `write_document` returned, where that is known.
 
     Raises:
         ResultNotFoundError: There is no such file.
@@ -193,16 +187,15 @@ def read_document(path: Path, digest: str | None = None) -> tuple[dict[str, Any]
     if not isinstance(document, dict):
         raise damaged(path)
     format_version = document.pop("format_version", None)
-    if format_version not in (_EARLIER, FORMAT_VERSION):
+    if format_version != FORMAT_VERSION:
         raise ResultFormatError(
-            f"{path} has format version {shortened(format_version)}; this tracekit reads versions "
-            f"{_EARLIER} and {FORMAT_VERSION}. Open it with the tracekit that wrote it, or run it "
-            "again."
+            f"{path} has format version {shortened(format_version)}; this tracekit reads version "
+            f"{FORMAT_VERSION}. Open it with the tracekit that wrote it, or run it again."
         )
     written = document.pop(_DIGEST, None)
     if written != digest_of(document) or digest not in (None, written):
         raise damaged(path)
-    return document, format_version
+    return document
 
 
 def damaged(path: Path) -> ResultFormatError:
@@ -287,12 +280,10 @@ def item_of(annotation: Any) -> Any:
 def document_model(cls: type, inline: bool) -> type[BaseModel]:
     """The pydantic model of what a document holds of a dataclass."""
     entries: dict[str, Any] = {}
-    # What files of earlier versions do not say.
-    unsaid = {each.name: each.metadata.get("unsaid", ...) for each in fields(cls)}
     for name, annotation in saved_fields(cls).items():
         entry = _json_type(annotation, inline, cls)
         if entry is not None:
-            entries[name] = (entry, unsaid[name])
+            entries[name] = (entry, ...)
     config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
     return create_model(cls.__name__, __config__=config, **entries)
 

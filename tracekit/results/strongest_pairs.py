@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -38,7 +37,6 @@ from tracekit.results.intervals import row_intervals
 from tracekit.results.pair_effects import added_effects, check_size, chosen_for_pairs
 from tracekit.results.significance import (
     PValues,
-    earlier_tests,
     n_testable,
     p_values,
     without_rounding,
@@ -124,12 +122,6 @@ class StrongestPairs(SavedTable):
             passed, n = self.tests.significant(), len(self.tests.q)
             text += f"; {n} tested, {sum(passed)} with q < .05"
         return printable(f"StrongestPairs({text}; l: {self.axis_label}; {self.examples})")
-
-    @classmethod
-    def from_earlier(cls, entries: dict[str, Any], tensors: Any) -> tuple[dict[str, Any], Any]:
-        """Entries as they are now from those of format version 5."""
-        entries |= {"proposed": entries["interactions"], "examples": "all examples"}
-        return earlier_tests(entries), tensors
 
 
 _Proposal = tuple[tuple[int, int], float]

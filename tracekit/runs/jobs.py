@@ -67,8 +67,6 @@ class Job:
         """Every field that decides the numbers, as JSON-ready values."""
         spec = {each.name: getattr(self, each.name) for each in fields(self)}
         del spec["variant"]
-        if self.sign is None:
-            del spec["sign"]  # As in stores from before it was known.
         return {**spec, "setup": self.setup.spec()}
 
     @property
