@@ -15,16 +15,18 @@ continuation of several tokens is the geometric mean of its token probabilities 
 code) or their arithmetic mean (the paper's formula); for one token they agree, and
 `logit-difference` is then the difference of two logits. Everything is computed from logarithms.
 
-Others read the distribution Q over the first token after the prompt. P is that of the clean run,
-P(X) the summed probability of all first tokens that count as x (`x_set_ids` of a pair; its first
-token where there are none):
+Others read the distribution Q over a single token: the first token of x that differs from that of
+y, after the prompt and what x and y share before it. Where y begins with all of x, this is the last
+token of x; without a y it is the first. P is the distribution in the clean run. P(X) is the summed
+probability of all tokens that count as x (`x_set_ids` of a pair; the first token of x where there
+are none), always as the first token after the prompt:
 
     kl                          sum P log (P / P_int), the divergence from the clean run
     jensen-shannon              the mean divergence of P and P_int from their mean
     entropy-change              H(P_int) - H(P)
     set-logit-difference        log P_int(Y) - log P_int(X) - (log P(Y) - log P(X))
     set-probability-difference  P_int(Y) - P_int(X) - (P(Y) - P(X))
-    rank-change                 rank of the first token of x under the intervention, less when clean
+    rank-change                 rank of that token of x under the intervention, less when clean
     first-choice-change         1 where the model's first choice is another token, else 0
 """
 
@@ -78,21 +80,24 @@ class ContinuationLogProbs:
     y_is_argmax: Bool[Tensor, " example"] | None = None
     """Whether every token of y is."""
     distribution: Float[Tensor, "example d_vocab"] | None = None
-    """Log-probability of every token as the first one after the prompt; None unless the metric
-    `reads` `distribution`."""
+    """Log-probability of every token in the place of the first one that differs in x and y; None
+    unless the metric `reads` `distribution`."""
     x_set: Float[Tensor, " example"] | None = None
     """Log of the summed probability of the first tokens that count as x; None unless the metric
     `reads` `token-sets`."""
     y_set: Float[Tensor, " example"] | None = None
     """The same for y; None also where some example has neither a y nor a set for it."""
+    set_choice: Int[Tensor, " example"] | None = None
+    """The most probable first token after the prompt; None unless the metric `reads`
+    `token-sets`."""
     x_rank: Int[Tensor, " example"] | None = None
-    """Rank of the first token of x, 1 for the most probable; None unless the metric `reads`
-    `rank`."""
+    """Rank of the first token of x that differs from that of y, 1 for the most probable; None
+    unless the metric `reads` `rank`."""
     first_choice: Int[Tensor, " example"] | None = None
-    """The most probable first token; None unless the metric `reads` `rank`."""
+    """The most probable token in its place; None unless the metric `reads` `rank`."""
     answer_tokens: Int[Tensor, "example answer"] | None = None
-    """First token of x, and of y where every example has one; None unless the metric `reads`
-    `answer-tokens`."""
+    """First token of x that differs from that of y, and that of y where every example has one; None
+    unless the metric `reads` `answer-tokens`."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> ContinuationLogProbs:
         """Log-probabilities with every tensor changed."""
@@ -128,6 +133,7 @@ _READING_OF = {
     "y_is_argmax": "argmax",
     "distribution": "distribution",
     "x_set": "token-sets",
+    "set_choice": "token-sets",
     "x_rank": "rank",
     "first_choice": "rank",
     "answer_tokens": "answer-tokens",
@@ -144,9 +150,9 @@ MetricFunction = Callable[[ContinuationLogProbs, ContinuationLogProbs], Effects]
 """Takes the log-probabilities of the clean and the intervened run, gives one effect per example.
 
 One whose first parameter is called `logits` is taken as metrics of TransformerLens are: it gets
-logits (log-probabilities after the prompt, of shape `example 1 d_vocab`) and answer tokens (the
-first of x and of y, `example 2`) of one run, and gives a value per example. The effect is the
-clean run's value less the intervened one's.
+logits (log-probabilities of shape `example 1 d_vocab`, after the prompt and what x and y share) and
+answer tokens (the first of x and of y that differ, `example 2`) of one run, and gives a value per
+example. The effect is the clean run's value less the intervened one's.
 """
 
 _NO_Y = (
@@ -405,12 +411,12 @@ def set_probability_difference(
 
 
 def rank_change(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
-    """By how many ranks the first token of x falls; no gradient."""
+    """By how many ranks the first token of x that differs from that of y falls; no gradient."""
     return (intervened.require("x_rank") - clean.require("x_rank")).float()
 
 
 def first_choice_change(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
-    """1 where another first token is the most probable one, else 0; no gradient."""
+    """1 where another token is the most probable one in its place, else 0; no gradient."""
     return (intervened.require("first_choice") != clean.require("first_choice")).float()
 
 

@@ -27,10 +27,10 @@ def lines(check):
     return {line.topic: line for line in check.lines}
 
 
-def pairs_of(model, changes):
+def pairs_of(model, changes, warn=False):
     """Sentences of the embedded model's words, each with the changes of a row."""
     row = {"prompt": "the maid", "counterfactual": "the nurse", "x": " smiled", "y": " left"}
-    return tk.PromptPairs.from_text([{**row, **change} for change in changes], model, warn=False)
+    return tk.PromptPairs.from_text([{**row, **change} for change in changes], model, warn=warn)
 
 
 class TestProbabilities:
@@ -391,3 +391,86 @@ def test_a_share_that_is_held_out_on_the_command_line(monkeypatch, capsys, tmp_p
         (row,) = [row for row in json.loads(out)["tables"]["checks"] if row["check"] == "groups"]
         assert row["color"] == color
     assert row["finding"].startswith("2 independent groups in 6 examples; held out: 2 independent")
+
+
+class TestBeginnings:
+    """x and y that begin alike: a warning when pairs are made, a line of the check."""
+
+    SHARED = "x and y begin with the same token 'ironed' in {} of {} pairs: move it into the prompt"
+
+    @pytest.mark.parametrize(
+        ("answers", "expected"),
+        [
+            ([(" ironed sheets", " ironed shirts")] * 2, [SHARED.format(2, 2)]),
+            (
+                [(" ironed sheets", " ironed shirts"), (" smiled", " left")],
+                [SHARED.format(1, 2)],
+            ),
+            (
+                [(" was lying under", " was lying on")] * 2,
+                ["x and y begin with the same tokens 'was' 'lying' in 2 of 2 pairs: move them"],
+            ),
+            (
+                [(" ironed", " ironed sheets"), (" was lying", " was")],
+                ["One of x and y is the beginning of the other in 2 of 2 pairs (example 0: "],
+            ),
+            (
+                [(" ironed", " ironed sheets"), (" ironed sheets", " ironed shirts")],
+                [SHARED.format(1, 2), "One of x and y is the beginning of the other in 1 of 2"],
+            ),
+            ([(" ironed sheets", " ironed sheets"), (" smiled", " left"), (" smiled", None)], []),
+        ],
+    )
+    def test_one_warning_and_one_line(self, demo_model, answers, expected):
+        nouns = ("maid", "nurse", "mechanic")
+        changes = [
+            {"prompt": f"the {noun}", "counterfactual": "the baker", "x": x, "y": y}
+            for noun, (x, y) in zip(nouns, answers, strict=False)
+        ]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pairs = pairs_of(demo_model, changes, warn=True)
+            pairs[:1].reversed()
+        texts = [str(each.message) for each in caught if each.category is DataWarning]
+        assert len(texts) == len(expected)
+        assert all(t.startswith(each) for t, each in zip(texts, expected, strict=True))
+        assert all(each.filename == __file__ for each in caught)
+        found = lines(pairs.check(demo_model)).get("beginnings")
+        assert (found and (found.color, found.text)) == (
+            ("yellow", " ".join(texts)) if texts else None
+        )
+
+    def test_pairs_of_ids_are_named_by_ids(self):
+        rows = [
+            {"prompt_ids": [5, 6, n], "x_ids": [30 + n % 4, 40], "y_ids": [30 + n % 4, 41]}
+            for n in range(8)
+        ]
+        with pytest.warns(DataWarning, match=r"same token 30, 31, 32, \.\.\. in 8 of 8 pairs"):
+            tk.PromptPairs.from_ids(rows)
+
+    def test_balance_and_leaks_look_at_the_token_that_differs(self, demo_model):
+        nouns = ("maid", "nurse", "mechanic", "baker")
+        sides = [(" ironed sheets", " ironed shirts"), (" ironed shirts", " ironed sheets")]
+        changes = [
+            {"prompt": f"the {noun}", "counterfactual": "the cook", "x": x, "y": y}
+            for noun in nouns
+            for x, y in sides
+        ]
+        with pytest.warns(DataWarning, match="begin with the same token"):
+            checked = lines(pairs_of(demo_model, changes, warn=True).check(demo_model))
+        balance = checked["balance"]
+        assert balance.color == "green"
+        assert balance.text.startswith(
+            "The commonest x begins, behind what y begins with too, with"
+        )
+        assert ": 4 of 8." in balance.text
+        assert checked["leak"].color == "green"
+
+    def test_the_command_line_says_it(self, monkeypatch, capsys, tmp_path):
+        row = {"prompt": "the maid", "counterfactual": "the nurse"}
+        rows = [{**row, "x": " ironed sheets", "y": " ironed shirts"}] * 2
+        path = tmp_path / "mine.json"
+        path.write_text(json.dumps(rows))
+        _, out, err = run(monkeypatch, capsys, "pairs", "check", path, "--model", "demo")
+        for text in (out, err):
+            assert self.SHARED.format(2, 2) in " ".join(text.split())

@@ -45,12 +45,12 @@ def test_sets_say_what_metrics_measure(model):
     labels = [tracer.registry.label(i) for i in range(12)]
     sets = [(0, 1), (2,), tuple(range(12))]
     said = tracer.traced.choices(sets)
-    for (_, first_y, odds, far), members in zip(said[2:].tolist(), sets, strict=True):
+    for (_, first_y, _, odds, far), members in zip(said[2:].tolist(), sets, strict=True):
         metrics = ["kl", "accuracy", "logit-difference"]
         effects = tracer.evaluate([labels[i] for i in members], metrics=metrics).loc["effect"]
         assert far == pytest.approx(effects["kl"], rel=1e-4)
         assert first_y - said[0, 1] == round(11 * effects["accuracy"])
-        assert said[0, 2].item() - odds == pytest.approx(effects["logit-difference"], rel=1e-3)
+        assert said[0, 3].item() - odds == pytest.approx(effects["logit-difference"], rel=1e-3)
     whole = tk.Tracer(model, pairs, *question).traced.choices(sets)
     torch.testing.assert_close(said, whole, rtol=1e-4, atol=1e-6)
 
@@ -90,7 +90,7 @@ CASES = {
 @pytest.mark.parametrize("text", CASES)
 def test_words_say_whether_the_behaviour_flips(text):
     runs = [[nan if each is None else each for each in run] for run in CASES[text]]
-    choices = torch.tensor([[x, y, 0.0, kl] for x, y, kl in runs]) if runs else None
+    choices = torch.tensor([[x, y, 16 - x - y, 0.0, kl] for x, y, kl in runs]) if runs else None
     names = {"dataset": "", "fingerprint": "", "metric": "", "direction": "noising"}
     on = OnExamples(effects=torch.zeros(16), full=torch.zeros(16), choices=choices, **names)
     assert on.said == text
@@ -135,4 +135,4 @@ def test_counterfactual_runs_of_other_lengths_belong_to_their_pairs(model):
             for key in ("prompt_ids", "counterfactual_ids")
         )
     far = (clean.exp() * (clean - other)).sum(1).mean().item()
-    assert tracer.traced.choices()[1, 3].item() == pytest.approx(far, rel=1e-4)
+    assert tracer.traced.choices()[1, 4].item() == pytest.approx(far, rel=1e-4)

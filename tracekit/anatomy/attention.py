@@ -39,12 +39,13 @@ class Attention(OfMembers, Tabular):
     """Attention of heads from a token of each prompt, and their direct contributions.
 
     The direct contribution of a head is the change of the logit of x less that of y (their first
-    tokens; without y the logit of x) that its output at the last token alone makes through all
-    norms behind it and the unembedding. The scales of these norms (the final one, and one behind
-    the attention where the model has it) are those of the clean run, so the contributions of the
-    heads of a layer add up to that of their attention block without its biases. Logits are those
-    before a final soft cap. `direction` does not matter here: `clean` is of the prompts,
-    `counterfactual` of what takes their place.
+    tokens that differ; without y the first token of x) that its output alone makes through all
+    norms behind it and the unembedding, where that token is predicted: at the last token of the
+    prompt, or of the beginning that x and y share. The scales of these norms (the final one, and
+    one behind the attention where the model has it) are those of the clean run, so the
+    contributions of the heads of a layer add up to that of their attention block without its
+    biases. Logits are those before a final soft cap. `direction` does not matter here: `clean` is
+    of the prompts, `counterfactual` of what takes their place.
     """
 
     FILE: ClassVar[str] = "attention.json"
@@ -121,8 +122,9 @@ class Attention(OfMembers, Tabular):
         lines = [
             f"Attention of {len(self.labels)} heads of {self.model} on {self.dataset}, "
             f"{self.said_at}, {self.examples}: in the clean run{change}. Contributions are to the "
-            "logit of x less that of y, before a final soft cap, with the scale of every norm "
-            "frozen at the clean run; brackets: the 95 % interval in the clean run."
+            "logit of x less that of y (their first tokens that differ), before a final soft cap, "
+            "with the scale of every norm frozen at the clean run; brackets: the 95 % interval in "
+            "the clean run."
         ]
         for row in self.contributions.to_dict("records"):
             of_head: Any = self.table[self.table["component"] == row["component"]]
@@ -162,12 +164,13 @@ def attention(traced: Traced, members: ComponentsLike, *, at: str = "last") -> A
     Args:
         traced: The question, laid out.
         members: As in `explain`; members that are no heads are left out.
-        at: Span, or name of a position, whose last token attends. Contributions are of the
-            last token of the prompt in any case.
+        at: Span, or name of a position, whose last token attends. Contributions do not depend
+            on it.
 
     Raises:
         ComponentError: No member is a head.
-        PairsError: The prompts differ in length and have no spans, or no such place.
+        PairsError: The prompts differ in length and have no spans, or no such place; or no token
+            tells x and y of a pair apart.
         MaskError: About the mask.
         UnsupportedModelError: A block of the model does more to the stream than to add to it.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -142,6 +143,26 @@ class PromptPair:
     def tokens(self) -> set[int]:
         """Every token of prompt, counterfactual and continuations."""
         return {*self.prompt_ids, *self.counterfactual_ids, *self.x_ids, *(self.y_ids or ())}
+
+    @property
+    def n_shared(self) -> int:
+        """Tokens that x and y begin with alike; 0 without a y."""
+        both = zip(self.x_ids, self.y_ids or (), strict=False)
+        equal = [a == b for a, b in both]
+        return (*equal, False).index(False)
+
+    @property
+    def read_at(self) -> int:
+        """Which token of x readouts of a single token read: the first that differs from that of y.
+
+        Where y begins with all of x, no token of x differs, and this is the last one of x.
+        """
+        return min(self.n_shared, len(self.x_ids) - 1)
+
+    @property
+    def is_told_by_a_token(self) -> bool:
+        """Whether some token of x differs from that of y in its place; True without a y."""
+        return self.y_ids is None or self.n_shared < min(len(self.x_ids), len(self.y_ids))
 
     @property
     def token_sets(self) -> tuple[Ids, Ids]:
@@ -446,6 +467,45 @@ def warn_of_groups(pairs: Sequence[PromptPair], of: str = "") -> None:
     if len(set(independent(pairs))) < FEWEST <= len({pair.evidence for pair in pairs}):
         text = f"{said_of_independent(pairs)}{of}: an interval needs {FEWEST}, so there is none."
         warn(f"{text} Give pairs of more groups.", DataWarning)
+
+
+def warn_of_beginnings(pairs: Sequence[PromptPair], token_texts: Mapping[int, str]) -> None:
+    """Warns where x and y begin alike, so that their first token does not tell them apart."""
+    for text in beginnings_text(pairs, token_texts):
+        warn(text, DataWarning)
+
+
+def beginnings_text(pairs: Sequence[PromptPair], token_texts: Mapping[int, str]) -> list[str]:
+    """What to say of pairs whose x and y begin alike, and of those whose x is a part of y."""
+    texts, n = list[str](), len(pairs)
+    begun = Counter(pair.x_ids[: pair.n_shared] for pair in pairs if pair.is_told_by_a_token)
+    if n_begun := n - sum(not pair.is_told_by_a_token for pair in pairs) - begun.pop((), 0):
+        shown = [
+            " ".join(repr(token_texts.get(token, token)) for token in ids)
+            for ids, _ in begun.most_common(3)
+        ]
+        more = ", ..." if len(begun) > 3 else ""
+        token = "token" if all(len(ids) == 1 for ids in begun) else "tokens"
+        texts.append(
+            f"x and y begin with the same {token} {', '.join(shown)}{more} in {n_begun} of {n} "
+            f"pairs: move {'it' if token == 'token' else 'them'} into the prompt. Means over "
+            "tokens count what is shared too; what is read of a single token (kl, ranks, "
+            "contributions of heads) is read at the first token that differs."
+        )
+    parts = [
+        number
+        for number, pair in enumerate(pairs)
+        if not pair.is_told_by_a_token and pair.x_ids != pair.y_ids
+    ]
+    if parts:
+        texts.append(
+            f"One of x and y is the beginning of the other in {len(parts)} of {n} pairs (example "
+            f"{parts[0]}: {pairs[parts[0]].describe()}), so both can be the first choice, and no "
+            "token tells them apart. What is read of a single token (kl, ranks) is read at the "
+            "first token of x behind y, or at the last one of x. End both with the same sign, such "
+            "as a full stop, or leave these pairs out."
+        )
+    return texts
 
 
 def said_of_independent(pairs: Sequence[PromptPair]) -> str:

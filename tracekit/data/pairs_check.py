@@ -22,7 +22,7 @@ from tracekit._util.deferred import pd
 from tracekit._util.markup import printable
 from tracekit._util.warn import warn
 from tracekit.data.counterfactuals import Ids, PromptCounterfactual
-from tracekit.data.pair import PromptPair, said_of_independent
+from tracekit.data.pair import PromptPair, beginnings_text, said_of_independent
 from tracekit.data.pairs_report import report_on
 from tracekit.data.tokenization import encoder
 from tracekit.errors import ConfigError, DataWarning, PairsError
@@ -65,8 +65,8 @@ class CheckLine:
     color: Color
     """`green`: as it should be; `yellow`: look at it; `red`: effects will say little."""
     topic: str
-    """`task`, `form` (of x), `form-of-y`, `form-of-x_set`, `form-of-y_set`, `tokens`, `balance`,
-    `leak`, `groups`, or the kind of a finding of the report."""
+    """`task`, `form` (of x), `form-of-y`, `form-of-x_set`, `form-of-y_set`, `tokens`, `beginnings`,
+    `balance`, `leak`, `groups`, or the kind of a finding of the report."""
     text: str
     """What was found, and what to do."""
 
@@ -103,6 +103,7 @@ def check_pairs(
         "task": _task(pairs, table),
         **_forms(pairs, model),
         "tokens": _tokens(table),
+        "beginnings": _beginnings(pairs, texts),
         "balance": _balance(pairs, texts),
         "leak": _leak(pairs, texts),
         "groups": _groups(parts or [pairs]),
@@ -337,14 +338,27 @@ def _tokens(table: pd.DataFrame) -> _Line:
     return "yellow", f"{shown}; probabilities are means over them. {of}."
 
 
+def _beginnings(pairs: Sequence[PromptPair], texts: Any) -> _Line | None:
+    """Whether x and y begin alike."""
+    lines = beginnings_text(pairs, texts)
+    return ("yellow", " ".join(lines)) if lines else None
+
+
 def _balance(pairs: Sequence[PromptPair], texts: Any) -> _Line:
     """Whether one x is much more frequent than the others."""
-    first, count = Counter(pair.x_ids[0] for pair in pairs).most_common(1)[0]
-    share = count / len(pairs)
-    shown = f"The commonest x begins with {texts.get(first, first)!r}: {count} of {len(pairs)}."
+    first, count = Counter(_first_of(pair) for pair in pairs).most_common(1)[0]
+    share, begun = count / len(pairs), any(pair.n_shared for pair in pairs)
+    where = ", behind what y begins with too," if begun else ""
+    shown = f"The commonest x begins{where} with {texts.get(first, first)!r}: "
+    shown += f"{count} of {len(pairs)}."
     if share <= _MOST:
         return "green", shown
     return "yellow", f"{shown} What raises it everywhere looks like the task: balance x."
+
+
+def _first_of(pair: PromptPair) -> int:
+    """The first token of x that differs from that of y."""
+    return pair.x_ids[pair.read_at]
 
 
 def _leak(pairs: Sequence[PromptPair], texts: Any) -> _Line:
@@ -353,7 +367,7 @@ def _leak(pairs: Sequence[PromptPair], texts: Any) -> _Line:
     if longer and (all(n > 0 for n in longer) or all(n < 0 for n in longer)):
         word = "more" if longer[0] > 0 else "fewer"
         return "yellow", f"x has {word} tokens than y on every example, which tells them apart."
-    firsts = Counter(pair.x_ids[0] for pair in pairs)
+    firsts = Counter(map(_first_of, pairs))
     by_token: dict[int, list[int]] = defaultdict(list)
     for pair in pairs:
         other = pair.counterfactual_ids
@@ -361,7 +375,7 @@ def _leak(pairs: Sequence[PromptPair], texts: Any) -> _Line:
         same = {a for a, b in zip(pair.prompt_ids, other, strict=False) if a == b}
         # A name that x repeats is the task, not a leak.
         for token in (same if is_prompt else set()) - {*pair.x_ids, *(pair.y_ids or ())}:
-            by_token[token].append(pair.x_ids[0])
+            by_token[token].append(_first_of(pair))
     leaks = [
         (token, values[0], len(values))
         for token, values in by_token.items()

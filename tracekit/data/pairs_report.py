@@ -152,7 +152,8 @@ def _run(ids: Sequence[int], token: int) -> int:
 
 def _has_other_count(pair: PromptPair) -> bool:
     counts = {len(pair.x_ids), len(pair.y_ids or pair.x_ids)}
-    return len(counts) > 1 and 1 in counts
+    # Where one begins the other, a warning of its own has said so; no cut would tell them apart.
+    return len(counts) > 1 and 1 in counts and pair.is_told_by_a_token
 
 
 def _has_two_spaces(pair: PromptPair, token_texts: Mapping[int, str]) -> bool:

@@ -36,6 +36,7 @@ from tracekit.data.pair import (
     pairs_from_ids,
     split_by_position,
     split_by_span,
+    warn_of_beginnings,
     warn_of_groups,
 )
 from tracekit.data.pairs_check import PairsCheck, check_pairs, known_pairs
@@ -324,6 +325,15 @@ class PromptPairs(Sequence[PromptPair]):
             ConfigError: Another value of `on_mismatch`.
             PairsError: There is no example, or one that cannot be traced; the message names it.
         """
+        made = cls._made(rows, name, on_mismatch)
+        warn_of_beginnings(made.pairs, {})
+        return made
+
+    @classmethod
+    def _made(
+        cls, rows: Sequence[Mapping[str, Any]], name: str, on_mismatch: OnMismatch
+    ) -> PromptPairs:
+        """Pairs from token ids, without a warning of how x and y begin."""
         if on_mismatch not in ("error", "skip"):
             raise ConfigError(f"on_mismatch is {on_mismatch!r}. Use 'error' or 'skip'.")
         pairs, skipped = pairs_from_ids(rows), ()
@@ -372,7 +382,8 @@ class PromptPairs(Sequence[PromptPair]):
                 beginning-of-sequence token comes first. A mapping gives the template arguments,
                 `{"enable_thinking": False}`; with `strftime_now`, the time that it reads.
             warn: Whether to warn where a prompt and its continuation are encoded otherwise than
-                they stand in one text, e.g. as the continuation lacks its leading space.
+                they stand in one text, e.g. as the continuation lacks its leading space; and where
+                x and y begin with the same token.
 
         Raises:
             UnsupportedModelError: The model has no tokenizer, or no chat template.
@@ -386,8 +397,10 @@ class PromptPairs(Sequence[PromptPair]):
             draws = noise.draw(lengths, width_of(model), [drawn_by(entry) for entry in encoded])
             for entry, drawn in zip(encoded, draws, strict=True):
                 entry["noise"] = drawn
-        pairs = cls.from_ids(encoded, name=name, on_mismatch=on_mismatch)
+        pairs = cls._made(encoded, name, on_mismatch)
         shown = token_texts(tokenizer, {token for pair in pairs for token in pair.tokens})
+        if warn:
+            warn_of_beginnings(pairs.pairs, shown)
         return replace(pairs, token_texts=shown, chat=writer.arguments if writer else None)
 
     @classmethod
@@ -465,7 +478,7 @@ def published(
     on_mismatch: OnMismatch,
     noise: GaussianNoise | None = None,
 ) -> PromptPairs:
-    """The pairs of a published data set, of whose boundaries nobody has to be warned."""
+    """The pairs of a published data set, of whose texts nobody has to be warned."""
     return PromptPairs.from_text(
         rows, model, noise=noise, name=name, on_mismatch=on_mismatch, prepend_bos=bos, warn=False
     )

@@ -49,9 +49,11 @@ class Batch:
     valid: Bool[Tensor, "example side token"]
     """Which tokens of x (side 0) and y (side 1) exist."""
     first_readout: Int[Tensor, " example"]
-    """The readout that predicts the first token after the prompt."""
-    first_token: Int[Tensor, " example"]
-    """The first token of x."""
+    """The readout that predicts the first token after the prompt, which token sets are of."""
+    single_readout: Int[Tensor, " example"]
+    """The readout that predicts the first token of x that differs from that of y."""
+    single_tokens: Int[Tensor, "example side"]
+    """The tokens of x and y there; -1 where there is none."""
     token_sets: Int[Tensor, "example side choice"]
     """First tokens that count as x (side 0) and as y (side 1); -1 where there is no further one."""
     all_have_y: bool
@@ -82,6 +84,7 @@ class Batch:
         indices = {
             "scored_readout": (self.scored_readout + shift * len(row)).flatten(),
             "first_readout": (self.first_readout + shift * len(row)).flatten(),
+            "single_readout": (self.single_readout + shift * len(row)).flatten(),
             "slot": slots.flatten(),
         }
         others = {
@@ -127,28 +130,33 @@ class Batch:
             more["x_is_argmax"] = both[:, 0]
             more["y_is_argmax"] = both[:, 1] if self.all_have_y else None
         if set(reads) - {"argmax"}:
-            more |= self._read_first(logits[self.first_readout], reads)
+            more |= self._read_single(logits, reads)
         return ContinuationLogProbs(sides[:, 0], sides[:, 1] if self.all_have_y else None, **more)
 
-    def _read_first(
-        self, logits: Float[Tensor, "example d_vocab"], reads: Sequence[Reading]
+    def _read_single(
+        self, logits: Float[Tensor, "readout d_vocab"], reads: Sequence[Reading]
     ) -> dict[str, Tensor | None]:
-        """Readings of the distribution over the first token after the prompt."""
+        """Readings of the distribution over one token: the first that differs in x and y.
+
+        Token sets are of the first token after the prompt.
+        """
         more: dict[str, Tensor | None] = {}
-        logs = logits.log_softmax(-1)
+        logs = logits[self.single_readout].log_softmax(-1)
+        tokens = self.single_tokens
         if "distribution" in reads:
             more["distribution"] = logs
         if "token-sets" in reads:
-            sets = self.token_sets
-            chosen = logs[:, None].expand(-1, 2, -1).gather(2, sets.clamp(min=0))
+            sets, of_first = self.token_sets, logits[self.first_readout].log_softmax(-1)
+            more["set_choice"] = of_first.argmax(1)
+            chosen = of_first[:, None].expand(-1, 2, -1).gather(2, sets.clamp(min=0))
             of_sides = chosen.masked_fill(sets < 0, -torch.inf)
             more["x_set"] = of_sides[:, 0].logsumexp(-1)
             if self.all_have_y_set:
                 more["y_set"] = of_sides[:, 1].logsumexp(-1)
         if "answer-tokens" in reads:
-            more["answer_tokens"] = self.token_sets[:, : 1 + self.all_have_y_set, 0]
+            more["answer_tokens"] = tokens[:, : 1 + self.all_have_y]
         if "rank" in reads:
-            more["x_rank"] = (logs > logs.gather(1, self.first_token[:, None])).sum(1) + 1
+            more["x_rank"] = (logs > logs.gather(1, tokens[:, :1])).sum(1) + 1
             more["first_choice"] = logs.argmax(1)
         return more
 

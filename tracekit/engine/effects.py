@@ -166,19 +166,20 @@ def empty_mask_effect(data: PreparedData) -> float:
 
 def choices_in(
     data: PreparedData, other: PreparedData | None, sets: Sequence[ComponentSet]
-) -> Float[Tensor, "run 4"]:
+) -> Float[Tensor, "run 5"]:
     """What is said in the clean run, the counterfactual one, and with each of some sets replaced.
 
-    On how many pairs x is the first choice, and on how many y; the means of log P(x) / P(y) and of
-    the KL from the clean run. Every token of x is the first choice or, by a metric of token sets,
-    one that counts as x. NaN: there is no y, or no counterfactual run (`other` begins from it).
+    On how many pairs x is the first choice, on how many y, and on how many neither; the means of
+    log P(x) / P(y) and of the KL from the clean run, at the first token that differs. Every token
+    of x is the first choice or, by a metric of token sets, one that counts as x; where y begins
+    with x, both can be. NaN: there is no y, or no counterfactual run (`other` begins from it).
     """
-    reads: tuple[Reading, ...] = ("argmax", "distribution", "rank", "token-sets")
+    reads: tuple[Reading, ...] = ("argmax", "distribution", "token-sets")
     reads = reads if "token-sets" in data.metric.reads else reads[:2]
     masks = torch.zeros(len(sets), data.n_components, device=data.device)
     for mask, members in zip(masks, sets, strict=True):
         mask[list(members)] = 1
-    sums = torch.zeros(2 + len(sets), 4, device=data.device)
+    sums = torch.zeros(2 + len(sets), 5, device=data.device)
     with data.measuring():
         for batch in data.batches:
             runs = [data.forward_pass.log_probs(batch, [], reads=reads)]
@@ -195,22 +196,23 @@ def choices_in(
                 sums[2:][some] += _summed(batch, runs[0], run)
     data.account.count(len(sets) * data.n_examples)
     (sums,) = data.ranks.add(sums.cpu())
-    sums[:, 2:] /= data.n_examples
+    sums[:, 3:] /= data.n_examples
     sums[1] = nan if other is None else sums[1]
     return sums
 
 
 def _summed(
     batch: Batch, clean: ContinuationLogProbs, run: ContinuationLogProbs
-) -> Float[Tensor, "run 4"]:
+) -> Float[Tensor, "run 5"]:
     """Sums over a batch, of one run or of several after each other."""
     n, x, y = len(batch.examples), run.require("x_is_argmax"), run.y_is_argmax
     if run.x_set is not None:
-        chosen = run.require("first_choice").reshape(-1, n, 1, 1)
+        chosen = run.require("set_choice").reshape(-1, n, 1, 1)
         x, y = (batch.token_sets == chosen).any(-1).unbind(-1)
         y = None if run.y_set is None else y
     far, lacking = kl(repeated(clean, len(run.x) // n), run), torch.full_like(run.x, nan)
-    parts = (x, y, None if run.y is None else run.x - run.y, far)
+    neither = None if y is None else ~(x | y)
+    parts = (x, y, neither, None if run.y is None else run.x - run.y, far)
     rows = [(lacking if each is None else each).to(run.x).reshape(-1, n).sum(1) for each in parts]
     return torch.stack(rows, 1)
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.engine.batch import Batch
@@ -104,21 +104,21 @@ class ForwardPass:
             return fired
         raise AssertionError(f"Of the hook points {', '.join(names)} only {list(fired)} fired.")
 
-    def unembedding(
-        self, batch: Batch, tokens_of_y: Int[Tensor, " example"] | None
-    ) -> Float[Tensor, "example d_model"]:
-        """By how much the logit of x less that of y, their first tokens, grows with what is read.
+    def unembedding(self, batch: Batch) -> Float[Tensor, "example d_model"]:
+        """By how much the logit of x less that of y grows with what is read.
 
-        Without y the logit of x. Taken at 0, where a soft cap leaves logits as they are.
+        Of their first tokens that differ; without y the logit of x. Taken at 0, where a soft cap
+        leaves logits as they are.
         """
         n, width = len(batch.examples), int(self._model.cfg.d_model)
         read = torch.zeros(1, n, width, dtype=self._dtype, device=self.device, requires_grad=True)
         with torch.enable_grad():
             logits = self._run(batch, [(self.scored_hook, replacing(read))])[0].float()
             each = torch.arange(n, device=logits.device)
-            grown = logits[each, batch.first_token]
-            if tokens_of_y is not None:
-                grown = grown - logits[each, tokens_of_y]
+            of_x, of_y = batch.single_tokens.unbind(1)
+            grown = logits[each, of_x]
+            if batch.all_have_y:
+                grown = grown - logits[each, of_y]
             return torch.autograd.grad(grown.sum(), read)[0][0].float()
 
     def bytes_of_row(self, batch: Batch) -> float:

@@ -1,12 +1,15 @@
 """What heads attend to from a position of a prompt, and what they write to the logits.
 
-The direct contribution of a head is the change of the logit of x less that of y (their first
-tokens; without y the logit of x) that the output of this head alone makes on its way through all
-norms behind it and the unembedding. The scale of each norm is the one of the clean run: of the norm
-behind the attention, where the architecture has one, and of the final norm. With frozen scales
-everything from the heads to the logits is linear, so the contributions of the heads of a layer add
-up to that of their attention block without the bias of its output projection. Biases belong to no
-head. The logits are those before a final soft cap, and after a multiplier of the logits.
+The direct contribution of a head is the change of the logit of x less that of y (their first tokens
+that differ; without y the first token of x) that the output of this head alone makes on its way
+through all norms behind it and the unembedding. The output is read where that token is predicted:
+at the last token of the prompt, or of the beginning that x and y share.
+
+The scale of each norm is the one of the clean run: of the norm behind the attention, where the
+architecture has one, and of the final norm. With frozen scales everything from the heads to the
+logits is linear, so the contributions of the heads of a layer add up to that of their attention
+block without the bias of its output projection. Biases belong to no head. The logits are those
+before a final soft cap, and after a multiplier of the logits.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from torch import Tensor
 
 from tracekit.engine.batch import Batch
 from tracekit.engine.forward import replacing
+from tracekit.engine.pair_checks import check_told_by_a_token
 from tracekit.engine.prepared import PreparedData
 from tracekit.errors import UnsupportedModelError
 from tracekit.models.architectures import (
@@ -47,8 +51,8 @@ class HeadReads(NamedTuple):
     patterns: Float[Tensor, "head example key"]
     """Attention weights of a query of each prompt; 0 behind the prompt."""
     outputs: Float[Tensor, "head example d_model"]
-    """What each adds to the residual stream at the last position, the scale of a norm behind the
-    attention frozen."""
+    """What each adds to the residual stream where the token is predicted, the scale of a norm
+    behind the attention frozen."""
     streams: Float[Tensor, "example d_model"]
     """The stream that the final norm reads there."""
     attention: Float[Tensor, "layer example d_model"]
@@ -67,8 +71,11 @@ def head_reads(
     The scales of norms behind the attention are those of `frozen_at`, by default of this run.
 
     Raises:
+        PairsError: No token tells x and y of an example apart.
         UnsupportedModelError: A block does more to the stream than to add to it.
     """
+    for number, pair in enumerate(data.pairs if data.layout.all_have_y else ()):
+        check_told_by_a_token(number, pair, "a contribution to their difference")
     queries = data.layout.starts if queries is None else queries
     n, width = data.n_examples, data.layout.longest
     d_model, n_layers = int(data.model.cfg.d_model), int(data.model.cfg.n_layers)
@@ -90,13 +97,13 @@ def head_reads(
     run = data.forward_pass.activations
     with data.measuring():
         for batch in data.batches:
-            examples, rows = batch.examples.cpu(), _last_positions(batch)[0]
+            examples, rows = batch.examples.cpu(), _read_positions(batch)[0]
             with _inputs_of(norms) as read:
                 clean = run(batch, [], sorted(names))
             _check_that_blocks_add(data, clean, behind)
-            reads.streams[examples] = _last(clean[stream_hook(n_layers)], batch)
+            reads.streams[examples] = _at_read(clean[stream_hook(n_layers)], batch)
             for layer, value in read.items():
-                reads.attention[layer, examples] = _last(value, batch)
+                reads.attention[layer, examples] = _at_read(value, batch)
             for number, (layer, head) in enumerate(heads):
                 pattern = clean[_PATTERN.format(layer)][:, head]
                 at = (each.to(pattern.device) for each in (rows, queries[examples]))
@@ -108,9 +115,9 @@ def head_reads(
                 with _inputs_of(norms) as read_without:
                     without = run(batch, hooks, [after], start=layer, residual=clean[before])
                 if norms[layer] is None:
-                    written = _last(clean[after] - without[after], batch)
+                    written = _at_read(clean[after] - without[after], batch)
                 else:
-                    written = _last(read[layer] - read_without[layer], batch)
+                    written = _at_read(read[layer] - read_without[layer], batch)
                     norm = _on_vectors(data, norms[layer].forward)
                     written = _with_frozen_scale(norm, written, scales.attention[layer, examples])
                     written = residual_multiplier(data.model) * written
@@ -144,8 +151,7 @@ def contributions(
     with data.measuring():
         for batch in data.batches:
             examples = batch.examples.cpu()
-            of_y = data.layout.targets[examples, 1, 0].to(data.device) if batch.all_have_y else None
-            weights = data.forward_pass.unembedding(batch, of_y).cpu()
+            weights = data.forward_pass.unembedding(batch).cpu()
             norm = partial(_final_norm, data, batch)
             values = _with_frozen_scale(norm, outputs[:, examples], streams[examples])
             direct[:, examples] = (values * weights).sum(-1)
@@ -204,28 +210,28 @@ def _inputs_of(modules: Mapping[int, Any]) -> Iterator[dict[int, Tensor]]:
 def _final_norm(
     data: PreparedData, batch: Batch, vectors: Float[Tensor, "vector example d_model"]
 ) -> Float[Tensor, "vector example d_model"]:
-    """What the unembedding reads where the final stream holds vectors at the last positions."""
+    """What the unembedding reads where the final stream holds vectors there."""
     n_layers, name = int(data.model.cfg.n_layers), data.forward_pass.scored_hook
-    rows, positions = _last_positions(batch)
+    rows, positions = _read_positions(batch)
     parts = []
     for vector in vectors:
         stream = torch.zeros(*batch.positions.shape, vector.shape[-1], dtype=dtype_of(data.model))
         stream[rows.cpu(), positions.cpu()] = vector.to(stream)
         stream = stream.to(data.device)
         got = data.forward_pass.activations(batch, [], [name], start=n_layers, residual=stream)
-        parts.append(_last(got[name], batch))
+        parts.append(_at_read(got[name], batch))
     return torch.stack(parts)
 
 
-def _last_positions(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Row and position of the last token of each example's prompt."""
+def _read_positions(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Row and position of each example that predict the token which contributions are to."""
     rows, positions = batch.readout_positions
-    return rows[batch.first_readout], positions[batch.first_readout]
+    return rows[batch.single_readout], positions[batch.single_readout]
 
 
-def _last(value: Tensor, batch: Batch) -> Float[Tensor, "example width"]:
-    """Of an activation by row and position, what is at the last token of each prompt."""
-    rows, positions = (index.to(value.device) for index in _last_positions(batch))
+def _at_read(value: Tensor, batch: Batch) -> Float[Tensor, "example width"]:
+    """Of an activation by row and position, what predicts the token of each example."""
+    rows, positions = (index.to(value.device) for index in _read_positions(batch))
     return value[rows, positions].float().cpu()
 
 

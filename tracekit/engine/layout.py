@@ -78,6 +78,8 @@ class Layout:
     source_index: Int[Tensor, "row pos"] | None
     """Position of the source that takes the place of each position; None: the same."""
     all_have_y: bool
+    read_at: Int[Tensor, " example"]
+    """Which token of x readouts of a single token read; see `PromptPair.read_at`."""
     token_sets: Int[Tensor, "example side choice"]
     """First tokens that count as x and as y; -1 where there is no further one."""
 
@@ -165,6 +167,7 @@ class Layout:
             span_numbers=span_numbers,
             source_index=source_index,
             all_have_y=all(pair.y_ids is not None for pair in pairs),
+            read_at=torch.tensor([pair.read_at for pair in pairs]),
             token_sets=_by_side([pair.token_sets for pair in pairs]),
         )
 
@@ -199,6 +202,9 @@ class Layout:
         valid = self.valid[examples]
         n_tokens = size(int(valid.sum(-1).max()), valid.shape[-1], valid.shape[-1])
         valid = valid[..., :n_tokens].contiguous()
+        read_at = self.read_at[examples]
+        # By example, each with its token of x and of y there.
+        tokens = torch.where(self.valid, self.targets, -1)[examples, :, read_at]
         example, side, step = valid.nonzero(as_tuple=True)
         row = local[example, side]
         # Token `step` of a continuation is predicted one position before its own: the first one by
@@ -227,7 +233,8 @@ class Layout:
             slot=_filled(valid.flatten().nonzero()[:, 0], most, -1),
             valid=valid,
             first_readout=scored_readout[(side == 0) & (step == 0)],
-            first_token=self.targets[examples, 0, 0],
+            single_readout=scored_readout[(side == 0) & (step == read_at[example])],
+            single_tokens=tokens,
             token_sets=self.token_sets[examples],
             all_have_y=self.all_have_y,
             all_have_y_set=bool((self.token_sets[:, 1, 0] >= 0).all()),

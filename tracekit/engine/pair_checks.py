@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tracekit.components import ComponentRegistry
 from tracekit.data.counterfactuals import NoCounterfactual
+from tracekit.data.pair import PromptPair
 from tracekit.data.pairs_report import check_padding
 from tracekit.data.prompts import PromptPairs
 from tracekit.errors import MissingContinuationError, PairsError
@@ -58,6 +59,8 @@ def check_continuations(pairs: PromptPairs, metric: Metric) -> None:
                 f"({pair.describe()}) has no y. Give every example a continuation y, or use "
                 "probability-drop or probability-ratio."
             )
+        if "answer-tokens" in metric.reads:
+            check_told_by_a_token(number, pair, f"the metric {metric.name!r}")
         if "token-sets" in metric.reads:
             of_x, of_y = pair.token_sets
             both = sorted({*of_x} & {*of_y})
@@ -67,6 +70,16 @@ def check_continuations(pairs: PromptPairs, metric: Metric) -> None:
                     f"({pair.describe()}), whose x and y begin alike. Give it token sets (x_set, "
                     "y_set), or use logit-difference."
                 )
+
+
+def check_told_by_a_token(number: int, pair: PromptPair, asking: str) -> None:
+    """Refuses a pair in which no token of x differs from that of y in its place."""
+    if not pair.is_told_by_a_token:
+        raise PairsError(
+            f"In example {number} ({pair.describe()}) one of x and y is the beginning of the other "
+            f"or equal to it, so no token tells them apart, and {asking} cannot be computed. Leave "
+            "the example out, or end both with the same sign, such as a full stop."
+        )
 
 
 def _check_exchange(pairs: PromptPairs, registry: ComponentRegistry) -> None:

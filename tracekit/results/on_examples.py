@@ -37,17 +37,15 @@ def largest_share(effects: Effects) -> tuple[int, float]:
     return largest, effects[largest].abs().item() / effects.abs().sum().clamp(min=1e-12).item()
 
 
-def rows_of(choices: Float[Tensor, "run 4"] | None, n: int) -> list[dict[str, Any]]:
+def rows_of(choices: Float[Tensor, "run 5"] | None, n: int) -> list[dict[str, Any]]:
     """A row for each run of n pairs, the set last; None for what there is not."""
     rows, measured = [], [] if choices is None else choices.tolist()
     for run, sums in zip(("clean", "counterfactual", "set"), measured, strict=False):
-        x, y, odds, far = (each if isfinite(each) else None for each in sums)
+        x, *of_y, odds, far = (each if isfinite(each) else None for each in sums)
         if x is not None:
-            firsts = {"first_x": int(x), "first_y": None if y is None else int(y)}
-            neither = None if y is None else int(n - x - y)
-            rows.append(
-                {"run": run, "n": n, **firsts, "neither": neither, "log_odds": odds, "kl": far}
-            )
+            y, neither = (None if each is None else int(each) for each in of_y)
+            firsts = {"first_x": int(x), "first_y": y, "neither": neither}
+            rows.append({"run": run, "n": n, **firsts, "log_odds": odds, "kl": far})
     return rows
 
 
@@ -111,7 +109,7 @@ class OnExamples(OverExamples):
     """By which metric the effects are."""
     direction: str
     """`noising` or `denoising`."""
-    choices: Float[Tensor, "run 4"] | None = None
+    choices: Float[Tensor, "run 5"] | None = None
     """What the model says by itself and with the set (`choices_in`); None: not measured."""
 
     @classmethod
@@ -121,7 +119,7 @@ class OnExamples(OverExamples):
         effects: Effects,
         complement: Effects | None = None,
         full: Effects | None = None,
-        choices: Float[Tensor, "run 4"] | None = None,
+        choices: Float[Tensor, "run 5"] | None = None,
     ) -> OnExamples:
         """Measured effects on the examples of an engine; `full` by another metric than its own."""
         pairs = engine.pairs

@@ -88,7 +88,10 @@ def look(
     title = tracer_text(asked).removeprefix("Tracer(").removesuffix(")")
     odd = [each for each in checked.lines[1:] if each.color != "green"]
     tell("pairs", title, *(f"{each.color:<6} {each.text}" for each in (checked.lines[0], *odd)))
-    said = "Task: where x, or y, is the first choice; mean log-odds of x against y, KL from clean"
+    said = (
+        "Task: where every token of x, or of y, is the first choice; mean log-odds of x against y; "
+        "KL from clean at the first token that differs"
+    )
     tell("task", said, rows=rows_of(replace(asked, pairs=few).choices(), len(few)))
     where, sets = None, list[TraceResult]()
     try:
