@@ -469,53 +469,113 @@ _RATIO = Linearization(
     lambda base, u: torch.expm1(-functional.softplus(u) - _per_example(base.x, u)),
 )
 
-_drop = partial(Metric, needs_y=False, lower_bound=-1.0)
-"""Of the probability of x."""
-_of_distribution = partial(Metric, needs_y=False, reads=("distribution",))
-_of_sets = partial(Metric, needs_y=False, reads=("token-sets",))
-_of_rank = partial(Metric, needs_y=False, differentiable=False, reads=("rank",), counts=True)
-
-_BY_LABEL = {
-    "odds ratio \u2212 1": Metric("odds-ratio", odds_ratio, lower_bound=-1.0, linearization=_ODDS),
-    "drop of P(x)": _drop(
-        "probability-drop", probability_drop, upper_bound=1.0, linearization=_DROP
-    ),
-    "probability ratio \u2212 1": _drop(
-        "probability-ratio", probability_ratio, linearization=_RATIO
-    ),
-    "logit difference, nats": Metric("logit-difference", logit_difference),
-    "change of accuracy": Metric(
-        *("accuracy", accuracy),
-        differentiable=False,
-        reads=("argmax",),
-        lower_bound=-1.0,
-        upper_bound=1.0,
-        counts=True,
-    ),
-    "KL divergence, nats": _of_distribution("kl", kl, is_flat_at_clean=True, lower_bound=0.0),
-    "Jensen-Shannon divergence, nats": _of_distribution(
-        *("jensen-shannon", jensen_shannon),
-        is_flat_at_clean=True,
-        lower_bound=0.0,
-        upper_bound=log(2),
-    ),
-    "change of entropy, nats": _of_distribution("entropy-change", entropy_change),
-    "logit difference of token sets, nats": _of_sets("set-logit-difference", set_logit_difference),
-    "probability difference of token sets": _of_sets(
-        *("set-probability-difference", set_probability_difference),
-        lower_bound=-2.0,
-        upper_bound=2.0,
-    ),
-    "ranks that x falls": _of_rank("rank-change", rank_change),
-    "share of changed first choices": _of_rank(
-        "first-choice-change", first_choice_change, lower_bound=0.0, upper_bound=1.0
-    ),
-}
-"""By what axes say of their effects."""
 METRICS: Mapping[str, Metric] = {
-    metric.name: replace(metric, axis_label=f"effect ({label})")
-    for label, metric in _BY_LABEL.items()
+    metric.name: metric
+    for metric in (
+        Metric(
+            name="odds-ratio",
+            function=odds_ratio,
+            axis_label="effect (odds ratio \u2212 1)",
+            lower_bound=-1.0,
+            linearization=_ODDS,
+        ),
+        Metric(
+            name="probability-drop",
+            function=probability_drop,
+            axis_label="effect (drop of P(x))",
+            needs_y=False,
+            lower_bound=-1.0,
+            upper_bound=1.0,
+            linearization=_DROP,
+        ),
+        Metric(
+            name="probability-ratio",
+            function=probability_ratio,
+            axis_label="effect (probability ratio \u2212 1)",
+            needs_y=False,
+            lower_bound=-1.0,
+            linearization=_RATIO,
+        ),
+        Metric(
+            name="logit-difference",
+            function=logit_difference,
+            axis_label="effect (logit difference, nats)",
+        ),
+        Metric(
+            name="accuracy",
+            function=accuracy,
+            axis_label="effect (change of accuracy)",
+            differentiable=False,
+            reads=("argmax",),
+            lower_bound=-1.0,
+            upper_bound=1.0,
+            counts=True,
+        ),
+        Metric(
+            name="kl",
+            function=kl,
+            axis_label="effect (KL divergence, nats)",
+            needs_y=False,
+            reads=("distribution",),
+            is_flat_at_clean=True,
+            lower_bound=0.0,
+        ),
+        Metric(
+            name="jensen-shannon",
+            function=jensen_shannon,
+            axis_label="effect (Jensen-Shannon divergence, nats)",
+            needs_y=False,
+            reads=("distribution",),
+            is_flat_at_clean=True,
+            lower_bound=0.0,
+            upper_bound=log(2),
+        ),
+        Metric(
+            name="entropy-change",
+            function=entropy_change,
+            axis_label="effect (change of entropy, nats)",
+            needs_y=False,
+            reads=("distribution",),
+        ),
+        Metric(
+            name="set-logit-difference",
+            function=set_logit_difference,
+            axis_label="effect (logit difference of token sets, nats)",
+            needs_y=False,
+            reads=("token-sets",),
+        ),
+        Metric(
+            name="set-probability-difference",
+            function=set_probability_difference,
+            axis_label="effect (probability difference of token sets)",
+            needs_y=False,
+            reads=("token-sets",),
+            lower_bound=-2.0,
+            upper_bound=2.0,
+        ),
+        Metric(
+            name="rank-change",
+            function=rank_change,
+            axis_label="effect (ranks that x falls)",
+            needs_y=False,
+            differentiable=False,
+            reads=("rank",),
+            counts=True,
+        ),
+        Metric(
+            name="first-choice-change",
+            function=first_choice_change,
+            axis_label="effect (share of changed first choices)",
+            needs_y=False,
+            differentiable=False,
+            reads=("rank",),
+            lower_bound=0.0,
+            upper_bound=1.0,
+            counts=True,
+        ),
+    )
 }
+"""Metrics by name. A new one is an entry here, and a name of `MetricName`."""
 
 
 def resolve(metric: str | Metric | MetricFunction) -> Metric:
