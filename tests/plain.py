@@ -214,7 +214,7 @@ def effects_by_span(plain, rows, tracer, mask):
         "mean-positional": lambda layer: torch.stack([each[layer] for each in every]).mean(0),
     }
     is_noising = tracer.direction == "noising"
-    noising = tracer.pairs if is_noising else tracer.pairs.reversed()
+    noising = tracer.engine.pairs if is_noising else tracer.engine.pairs.reversed()
     expected = []
     for row, own, pair in zip(rows, every, noising, strict=True):
         clean, length = row["prompt_ids"], len(row["prompt_ids"])

@@ -181,7 +181,7 @@ def plainly(tracer, plain, rows):
         [
             [
                 plain.effect(pair, member(r.sender), member(r.receiver), r.input)
-                for pair in tracer.pairs
+                for pair in tracer.engine.pairs
             ]
             for r in rows
         ]

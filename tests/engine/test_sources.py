@@ -151,7 +151,7 @@ class TestAgainstHuggingFace:
             for n, row in enumerate(rows)
         ]
         tracer = tracer_of(bridge, kind, without_counterfactuals(shuffled), source="resample")
-        chosen = [pair.counterfactual.ids for pair in tracer.pairs]
+        chosen = [pair.counterfactual.ids for pair in tracer.engine.pairs]
         mask = mask_of(tracer)
         for row, ids in zip(shuffled, chosen, strict=True):
             assert len(ids) == len(row["prompt_ids"])
@@ -178,7 +178,9 @@ class TestAgainstHuggingFace:
         tracer = tracer_of(
             bridge, kind, without_counterfactuals(), source="noise", direction="denoising"
         )
-        noises = {id(row): pair.prompt_noise for row, pair in zip(ROWS, tracer.pairs, strict=True)}
+        noises = {
+            id(row): pair.prompt_noise for row, pair in zip(ROWS, tracer.engine.pairs, strict=True)
+        }
         compare(
             tracer,
             plain,
@@ -313,7 +315,7 @@ class TestNames:
     def test_names_give_the_source(self, source):
         assert source_of_name(name_of(source)) == source
 
-    @pytest.mark.parametrize("name", ["mean of pairs", "mean-positional of x", "own tensors"])
+    @pytest.mark.parametrize("name", ["mean of pairs", "mean-positional of x", "own tensors of 2"])
     def test_others_take_more_than_a_name(self, name):
         with pytest.raises(SourceError, match=f"The source '{name}' takes more than its name. By"):
             source_of_name(name)
@@ -334,7 +336,7 @@ class TestNoise:
     def test_noise_on_spans_is_that_of_the_prompt_there(self, bridge):
         whole = tk.Tracer(bridge, self.rows(), source="noise")
         part = tk.Tracer(bridge, self.rows(), source=tk.Noise(spans=("subject",), factor=6.0))
-        for everywhere, there in zip(whole.pairs, part.pairs, strict=True):
+        for everywhere, there in zip(whole.engine.pairs, part.engine.pairs, strict=True):
             expected = 2 * everywhere.counterfactual.noise
             expected[:1], expected[3:] = 0, 0
             torch.testing.assert_close(there.counterfactual.noise, expected)
@@ -352,7 +354,7 @@ class TestNoise:
         pairs, source = tk.PromptPairs.from_ids(rows), tk.Noise(spans=("subject", "last"))
         options = {"direction": "denoising", "source": source, "split_by": by}
         tracer = tk.Tracer(model, pairs, "residual-before", "logit-difference", **options)
-        for pair in tracer.pairs.reversed():
+        for pair in tracer.engine.pairs.reversed():
             noise = pair.counterfactual.noise
             assert (noise[[1, 2, 3]] != 0).all()
             assert not noise[0].any()
@@ -549,7 +551,7 @@ class TestMeaning:
             hook = ("blocks.1.hook_mlp_out", lambda value, hook: seen.append(value[0].clone()))
             with torch.no_grad():
                 model.run_with_hooks(torch.tensor([pair.prompt_ids]), fwd_hooks=[hook])
-        constants = tracer.pairs[0].counterfactual.constants
+        constants = tracer.engine.pairs[0].counterfactual.constants
         torch.testing.assert_close(
             constants.values["blocks.1.hook_mlp_out"],
             torch.stack(seen).mean(0),
@@ -631,7 +633,8 @@ class TestMeaning:
 
     def test_the_seed_draws(self, model, even_pairs):
         def chosen(source, seed):
-            return tk.Tracer(model, even_pairs, source=source, source_seed=seed).pairs.fingerprint
+            tracer = tk.Tracer(model, even_pairs, source=source, source_seed=seed)
+            return tracer.engine.pairs.fingerprint
 
         for source in ("resample", "noise"):
             assert chosen(source, 0) == chosen(source, 0)
@@ -746,7 +749,7 @@ class TestRefusals:
             tk.Tracer(model, even_pairs, source=tensors)
 
     def test_pairs_that_mix_constants_and_prompts(self, model, even_pairs):
-        zero = tk.Tracer(model, even_pairs, source="zero").pairs
+        zero = tk.Tracer(model, even_pairs, source="zero").engine.pairs
         mixed = tk.PromptPairs(pairs=(*zero[:2], *even_pairs[2:]))
         with pytest.raises(PairsError, match="Some examples take constant values and others do"):
             tk.Tracer(model, mixed)

@@ -167,7 +167,7 @@ def test_prompts_of_other_lengths_are_compared_as_in_a_diff(demo_model):
 def test_constant_values_are_said(model):
     pairs = tk.PromptPairs.from_ids([{"prompt_ids": [5, 6, 7], "x_ids": [1]}])
     tracer = tk.Tracer(model, pairs, metric="probability-drop", source="zero")
-    assert "no prompt, but zero values" in tracer.pairs._repr_html_()
+    assert "no prompt, but zero values" in tracer.engine.pairs._repr_html_()
 
 
 def test_long_prompts_are_compared_token_by_token():

@@ -146,7 +146,7 @@ class Behaviour(Planted):
     """Both directions of patching 1, 2 and 3, on ten examples that differ in size."""
 
     n_examples = 10
-    pairs = tiny.pairs(10)
+    pairs = pairs_given = tiny.pairs(10)
 
     def __init__(self, behaviour, direction):
         everything = frozenset({1, 2, 3})

@@ -166,7 +166,7 @@ def controls(
             effects[:1], others[:1], full, sizes=[len(chosen)], n_components=n, **data.over, **said
         ),
         random={like: part for like, part in zip(LIKE, drawn, strict=True) if part.shape[1]},
-        is_tested=traced.selected_on(members) != data.fingerprint,
+        is_tested=traced.selected_on(members) != engine.fingerprint,
         examples=f"{which} examples, n = {n_text(len(data), data.clusters)}",
         metric=engine.metric.name,
         cost=engine.cost - before,

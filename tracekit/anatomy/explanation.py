@@ -444,7 +444,7 @@ def explain(
         tolerance=tolerance,
         outsiders=outsiders,
         selected_on=traced.selected_on(members),
-        proposed_on=None if outsiders is None else traced.own.pairs.fingerprint,
+        proposed_on=None if outsiders is None else traced.own.fingerprint,
         **facts_of(traced, engine, before),
     )
 

@@ -329,6 +329,7 @@ def side_effects(
         cost=sum((engine.cost - before[name] for name, engine in engines.items()), Cost()),
         model=traced.model_name,
         source=traced.source,
+        source_seed=traced.setup.source_seed,
     )
 
 
@@ -380,7 +381,7 @@ def _measure(
     return EffectOn(
         name=name,
         dataset=engine.pairs.name,
-        dataset_fingerprint=engine.pairs.fingerprint,
+        dataset_fingerprint=engine.fingerprint,
         metric=engine.metric.name,
         axis_label=engine.metric.axis_label,
         effects=effects[0].clone(),

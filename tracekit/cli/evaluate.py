@@ -55,7 +55,8 @@ def evaluate(given: Given) -> None:
     print_tracer(tracer)
     names = [further.name for further in tracer.extra_metrics]
     measured, rows = [], []
-    pairs = tracer.held_out or tracer.pairs
+    engine = tracer.traced.fresh
+    pairs = engine.pairs
     named_masks = [named_mask for path in given["mask"] for named_mask in read_masks(path)]
     for name, entries in named_masks:
         effects: Any = tracer.evaluate(entries, per_example=True)
@@ -66,7 +67,9 @@ def evaluate(given: Given) -> None:
         )
         total = mask_of(entries, tracer.registry).sum().item()
         ends = effect_interval(effects, bounds=tracer.engine.metric.bounds, **pairs.over)
-        n_searched = entries.own.n_among(pairs) if isinstance(entries, TraceResult) else 0
+        n_searched = (
+            entries.own.n_among(engine.pairs_given) if isinstance(entries, TraceResult) else 0
+        )
         if n_searched:
             print_problem("Warning", _SEARCHED.format(name, n_searched, len(pairs)), "yellow")
         means = with_ends("effect", effects.mean().item(), ends)

@@ -212,7 +212,7 @@ def print_tracer(tracer: tk.Tracer) -> None:
 
     console.print(f"{tracer}", soft_wrap=True)
     of = "" if tracer.held_out is None else " searched"
-    n = f"{n_text(len(tracer.pairs), tracer.pairs.clusters)}{of} examples"
+    n = f"{n_text(tracer.engine.n_examples, tracer.engine.pairs.clusters)}{of} examples"
     console.print(
         f"Effect of all components together ({tracer.engine.metric.name}, {n}): "
         f"{tracer.full_effect:.4g}"
@@ -394,6 +394,7 @@ def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = True) ->
         parts += [str(setup.positions), f"{setup.metric}: {result.axis_label}"]
         parts += [] if setup.continuation_mean == "geometric" else [setup.continuation_mean]
         parts += [] if setup.source == "counterfactual" else [f"source {setup.source}"]
+        parts += [f"seed of the source {setup.source_seed}"] if setup.source_seed else []
         parts += [] if setup.direction == "noising" else [setup.direction]
         by_setup.setdefault("; ".join(parts) + result.dataset_fingerprint, []).append(result)
     for text, rows in by_setup.items():

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 import tracekit as tk
-from tracekit import models
 from tracekit.cli.options import CHOSEN, OPTIONS, build_tracer
 from tracekit.cli.output import check_folder
 from tracekit.errors import ComparisonError, DataNotFoundError
@@ -78,12 +77,10 @@ def rebuild(
 
 def _check_same(tracer: tk.Tracer, result: tk.TraceResult) -> None:
     if tracer.pairs.fingerprint != result.dataset_fingerprint:
-        is_other = models.weights_digest(tracer.model) != result.model_facts.weights_digest
-        too = " The weights differ too, and values such as means are the model's: give --model."
         raise ComparisonError(
             f"The run is of {result.own.n_examples} examples of {result.dataset!r}, and these "
             f"{len(tracer.pairs)} are not the same. Give --dataset, --split, --limit, --held-out "
-            f"and --data-option as for the run.{too if is_other else ''}"
+            f"and --data-option as for the run."
         )
     saved, now = result.held_out, tracer.held_out
     if saved is not None and now is not None and now.fingerprint != saved.fingerprint:

@@ -111,7 +111,9 @@ def check_of_run(
     noun = stem if isinstance(saved, tk.anatomy.Explanation) else f"record of {stem}"
     pairs: list[tuple[Any, Any]] = [(saved.model, result.model)]
     if isinstance(saved, tk.results.Generations):
-        mine, theirs = ((each.source, each.positions) for each in (saved.setup, result.setup))
+        mine, theirs = (
+            (each.source, each.source_seed, each.positions) for each in (saved.setup, result.setup)
+        )
         pairs += [(saved.dataset_fingerprint, result.dataset_fingerprint), (mine, theirs)]
     else:
         asked = saved.target if isinstance(saved, tk.anatomy.SideEffects) else saved
@@ -120,6 +122,7 @@ def check_of_run(
             (saved.selected_on or asked.dataset_fingerprint, result.dataset_fingerprint),
             (asked.metric, result.setup.metric),
             (saved.source, result.setup.source),
+            (saved.source_seed, result.setup.source_seed),
             (saved.direction, result.setup.direction),
             (saved.positions, result.setup.positions),
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -169,17 +170,24 @@ class PromptPair:
         """First tokens that count as x, and as y; those of y are none without a y."""
         return self.x_set_ids or self.x_ids[:1], self.y_set_ids or (self.y_ids or ())[:1]
 
-    def content(self, *, with_spans: bool) -> bytes:
+    def content(self) -> bytes:
         """Bytes that are equal for equal pairs, apart from weights; part of the fingerprint."""
-        parts = [repr((self.prompt_ids, self.x_ids, self.y_ids)).encode()]
-        parts.append(self.counterfactual.content())
-        if self.prompt_noise is not None:
-            parts.append(self.prompt_noise.contiguous().numpy().tobytes())
-        if with_spans:
-            parts.append(repr((self.spans, self.counterfactual_spans)).encode())
-        if self.x_set_ids or self.y_set_ids:
-            parts.append(repr((self.x_set_ids, self.y_set_ids)).encode())
-        return b"".join(parts)
+        noise = self.prompt_noise
+        values = (
+            *(self.prompt_ids, self.x_ids, self.y_ids, self.x_set_ids, self.y_set_ids, self.group),
+            *(sorted((s or {}).items()) for s in (self.spans, self.counterfactual_spans)),
+            *(type(self.counterfactual).__name__, self.counterfactual.content()),
+            None if noise is None else noise.contiguous().numpy().tobytes(),
+        )
+        # A digest, so that where one pair ends and the next begins is plain.
+        return hashlib.sha256(repr(values).encode()).digest()
+
+    @property
+    def prompts_digest(self) -> str:
+        """Equal for pairs that are one example by their prompts (`evidence`); results save it."""
+        evidence = self.evidence
+        prompts = sorted(evidence, key=repr) if isinstance(evidence, frozenset) else evidence
+        return hashlib.sha256(repr(prompts).encode()).hexdigest()[:16]
 
     def reversed(self) -> PromptPair:
         """The pair with prompt and counterfactual exchanged.

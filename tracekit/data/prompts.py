@@ -78,7 +78,7 @@ class PromptPairs(Sequence[PromptPair]):
     skipped: tuple[str, ...] = ()
     """One line per example dropped under `on_mismatch="skip"`."""
     is_split: bool = False
-    """Whether components are split by span; spans are then a part of the fingerprint."""
+    """Whether components are split by span."""
     token_texts: Mapping[int, str] = field(default_factory=dict)
     """Text of each token in use, to show; empty where no tokenizer was given."""
     origin: DataOrigin | None = None
@@ -217,12 +217,16 @@ class PromptPairs(Sequence[PromptPair]):
         """Spans that some example has, in order of their first token; `last` and `rest` last."""
         return names_of_spans(pair.spans or {} for pair in self)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over all ids, counterfactuals and weights; equal data have equal fingerprints."""
+        """SHA-256 over the pairs: equal data have equal fingerprints, and other data another one.
+
+        It covers, in the order of the pairs, prompts, counterfactuals, x, y, token sets, spans,
+        groups, and weights relative to each other. It does not cover texts, names and the origin.
+        """
         digest = hashlib.sha256()
         for pair in self.pairs:
-            digest.update(pair.content(with_spans=self.is_split))
+            digest.update(pair.content())
         if self.weights is not None:
             digest.update(self.weights.numpy().tobytes())
         return digest.hexdigest()

@@ -33,8 +33,18 @@ class DataView:
 
     @property
     def pairs(self) -> PromptPairs:
-        """The data set."""
+        """The data set with the values of the source, in the direction of the setup."""
         return self.data.pairs
+
+    @property
+    def pairs_given(self) -> PromptPairs:
+        """The data set as the user gave it."""
+        return self.data.pairs_given
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the data set as the user gave it: the same for every source."""
+        return self.pairs_given.fingerprint
 
     @property
     def registry(self) -> ComponentRegistry:
@@ -84,6 +94,7 @@ class Engine(DataView):
         registry: ComponentRegistry,
         metric: Metric,
         config: EngineConfig | None = None,
+        pairs_given: PromptPairs | None = None,
     ) -> None:
         """Lays the data set out; runs none of it yet.
 
@@ -93,13 +104,16 @@ class Engine(DataView):
             registry: The components that masks stand for.
             metric: Gives the effects.
             config: Settings; the defaults of `EngineConfig` if left out.
+            pairs_given: The data set before a source, a direction or a split changed it; `pairs` if
+                left out.
 
         Raises:
             MissingContinuationError: The metric needs a y that an example lacks.
             PairsError: A token id outside the vocabulary, noise of another width, or a sequence
                 longer than the model's context.
         """
-        data = PreparedData.build(model, pairs, registry, metric, config or EngineConfig())
+        config = config or EngineConfig()
+        data = PreparedData.build(model, pairs, registry, metric, config, pairs_given)
         vars(self)["data"], vars(self)["_record"] = data, None
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -102,6 +102,9 @@ class PreparedData:
 
     model: HookedModel
     pairs: PromptPairs
+    """The pairs that are run: with the values of the source, in the direction of the setup."""
+    pairs_given: PromptPairs
+    """The pairs as the user gave them, which is what results name as their data."""
     registry: ComponentRegistry
     metric: Metric
     config: EngineConfig
@@ -125,6 +128,7 @@ class PreparedData:
         registry: ComponentRegistry,
         metric: Metric,
         config: EngineConfig,
+        pairs_given: PromptPairs | None = None,
     ) -> PreparedData:
         """Lays the data set out; runs none of it yet. All ranks must give the same."""
         check_pairs(pairs, model, registry, metric)
@@ -151,6 +155,7 @@ class PreparedData:
         data = cls(
             model=model,
             pairs=pairs,
+            pairs_given=pairs if pairs_given is None else pairs_given,
             registry=registry,
             metric=metric,
             config=config,

@@ -362,7 +362,7 @@ class BoundSetup:
             prepared, resolved = prepared.reversed(), resolved.denoising()
         elif started != "noising":
             assert_never(started)
-        return Engine(self.model, prepared, self.registry, resolved, self.config)
+        return Engine(self.model, prepared, self.registry, resolved, self.config, pairs)
 
     def metrics(self, given: Sequence[str | Metric | MetricFunction]) -> tuple[Metric, ...]:
         """Further metrics, in the direction of the setup; refuses one that is named twice."""

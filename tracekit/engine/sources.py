@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from math import isfinite
 from typing import Any, cast, get_args
 
@@ -28,6 +28,7 @@ from jaxtyping import Int
 from torch import Tensor
 from typing_extensions import assert_never
 
+from tracekit._util.files import digest_of, tensors_digest
 from tracekit._util.names import SourceName
 from tracekit._util.options import check_seed, first_few, shortened
 from tracekit.components import ComponentRegistry, Kind
@@ -64,6 +65,8 @@ from tracekit.models.hooked import (
 )
 
 _OWN_TENSORS = "own tensors"
+_SHOWN_DIGITS = 8
+"""Hexadecimal digits of a digest that stand in the name of a source."""
 ToPairs = Callable[[PromptPairs], PromptPairs]
 
 
@@ -132,6 +135,11 @@ class OtherModel:
         if not isinstance(self.model, HookedModel):
             object.__setattr__(self, "model", load_model(self.model))
 
+    @cached_property
+    def digest(self) -> str:
+        """Digest of its weights."""
+        return weights_digest(self.model)
+
 
 Source = SourceName | Mean | Noise | OtherModel | Mapping[str, Tensor]
 
@@ -144,14 +152,30 @@ def draws(source: Source | str) -> bool:
 
 
 def name_of(source: Source | str) -> str:
-    """The name that results give a source."""
+    """The name that results give a source.
+
+    What its words leave open is in brackets, as a digest: the pairs of a mean, the weights of
+    another model, the user's tensors. Two sources of one name give the same values.
+    """
     if isinstance(source, str):
         return source
-    if isinstance(source, Mean):
-        return f"{'mean-positional' if source.positional else 'mean'} of {source.pairs.name}"
     if isinstance(source, Noise):
         return source.describe()
-    return f"model {model_name(source.model)}" if isinstance(source, OtherModel) else _OWN_TENSORS
+    if isinstance(source, Mean):
+        named = f"{'mean-positional' if source.positional else 'mean'} of {source.pairs.name}"
+        digest = source.pairs.fingerprint
+    elif isinstance(source, OtherModel):
+        named, digest = f"model {model_name(source.model)}", source.digest
+    else:
+        named, digest = _OWN_TENSORS, _digest_of_tensors(source)
+    return f"{named} ({digest[:_SHOWN_DIGITS]})"
+
+
+def _digest_of_tensors(values: Mapping[str, Tensor]) -> str:
+    """Equal for equal tensors; of anything else, which is refused later, by its text."""
+    if isinstance(values, Mapping) and all(isinstance(v, Tensor) for v in values.values()):
+        return tensors_digest({str(name): each.detach().cpu() for name, each in values.items()})
+    return digest_of({"values": shortened(values)})
 
 
 def source_of_name(name: str) -> Source:
@@ -167,7 +191,7 @@ def source_of_name(name: str) -> Source:
                 factor=3.0 if factor is None else float(factor),
             )
     by_name = ", ".join(get_args(SourceName))
-    if name == _OWN_TENSORS or re.match(r"(mean(-positional)? of|model) ", name):
+    if re.match(rf"(mean(-positional)? of|model|{_OWN_TENSORS}) ", name):
         raise SourceError(
             f"The source {name!r} takes more than its name. By name there are {by_name}, and noise "
             "on spans, e.g. 'noise on subject'. Build the tracer in Python for others."

@@ -17,6 +17,7 @@ from tracekit._util.deferred import pd
 from tracekit._util.markup import printable, with_ends
 from tracekit._util.options import guided
 from tracekit._util.table import Column, Table, latex_text
+from tracekit.engine.setup import Setup
 from tracekit.errors import ComparisonError, NoResultError
 from tracekit.metrics import bounds_of
 from tracekit.results.curve_figures import effect_curve
@@ -74,11 +75,11 @@ class Comparison(Results):
         Raises:
             ComparisonError: There are not as many tracers as results, or one is of other examples.
         """
-        own = [tracer.pairs.fingerprint for tracer in tracers]
-        if own != [result.dataset_fingerprint for result in self.results]:
+        own = [(tracer.pairs.fingerprint, *_question(tracer.traced.setup)) for tracer in tracers]
+        if own != [(each.dataset_fingerprint, *_question(each.setup)) for each in self.results]:
             raise ComparisonError(
                 f"The {len(own)} tracers are not those of the {len(self)} results, in their order. "
-                "Give one for each, of its examples."
+                "Give one for each, of its examples, metric and source."
             )
         rows = [
             [tracer.evaluate(result, held_out=False) for tracer in tracers]
@@ -258,6 +259,11 @@ def compare(
             f"There are {len(flat)} results and {len(labels)} labels. Give a label for each."
         )
     return Comparison(tuple(flat), tuple(labels or _labels(flat)), any_dtype)
+
+
+def _question(setup: Setup) -> tuple[object, ...]:
+    """What of a setup decides an effect on an example, beside components and positions."""
+    return setup.metric, setup.source, setup.source_seed, setup.direction
 
 
 def _labels(results: Sequence[TraceResult]) -> list[str]:

@@ -198,7 +198,7 @@ def faithfulness(
     """
     first = members[0] if isinstance(members, (ParetoFront, TraceCurve)) else members
     found_on = traced.selected_on(first) if isinstance(first, TraceResult) else None
-    pairs, n = traced.fresh.pairs, len(traced.registry)
+    fresh, n = traced.fresh, len(traced.registry)
     ((engine, sets),) = planned_faithfulness(traced, members, ranking=ranking)
     is_mib = [*map(len, sets[: len(sets) // 2])] == [int(share * n) for share in MIB_SHARES]
     follows_mib = ranking is not None or getattr(members, "largest", None) == n
@@ -209,7 +209,8 @@ def faithfulness(
         how=ranking or "sets",
         method=getattr(first if ranking is None else members, "method", ""),
     )
-    examples = examples_said(found_on, pairs.fingerprint, n_text(len(pairs), pairs.clusters))
+    n_said = n_text(fresh.n_examples, fresh.pairs.clusters)
+    examples = examples_said(found_on, fresh.fingerprint, n_said)
     counts_like_mib = follows_mib or sum(n_in_mib(traced.registry)) == n
     return replace(measured, examples=examples, counts_like_mib=counts_like_mib)
 

@@ -44,6 +44,8 @@ class PatchedSet(OfSet):
     model: str
     source: str
     """Where the values come from that are put in."""
+    source_seed: int = 0
+    """Seed of the source, if it draws its values."""
     direction: str
     """`noising` or `denoising`."""
     positions: str | tuple[int, ...]
@@ -91,11 +93,12 @@ def facts_of(traced: Traced, engine: Engine, before: Cost) -> dict[str, Any]:
     return {
         "model": traced.model_name,
         "source": traced.source,
+        "source_seed": traced.setup.source_seed,
         "registry": engine.registry,
         **engine.pairs.over,
         "axis_label": engine.metric.axis_label,
         "dataset": engine.pairs.name,
-        "dataset_fingerprint": engine.pairs.fingerprint,
+        "dataset_fingerprint": engine.fingerprint,
         "metric": engine.metric.name,
         "direction": engine.metric.direction,
         "positions": positions_of(engine),

@@ -14,6 +14,7 @@ from torch import Tensor
 from tracekit._util.clusters import Over, independent, n_text
 from tracekit._util.markup import with_ends
 from tracekit._util.table import value_text
+from tracekit.data.pair import of_own_prompts
 from tracekit.data.prompts import DataOrigin, PromptPairs
 from tracekit.engine.engine import Engine
 from tracekit.errors import NoResultError
@@ -99,7 +100,9 @@ class OnExamples(OverExamples):
     dataset: str
     """Name of the data set."""
     fingerprint: str
-    """Fingerprint of the examples."""
+    """Fingerprint of the examples as they were given: the same for every source and direction."""
+    prompts: tuple[str, ...] = ()
+    """Digest of the prompts of each example, by which it is found among others."""
     origin: DataOrigin | None = None
     """Where they are from; None: made by hand."""
     chat: Mapping[str, Any] | None = None
@@ -129,7 +132,8 @@ class OnExamples(OverExamples):
             complement=complement,
             **pairs.over,
             dataset=pairs.name,
-            fingerprint=pairs.fingerprint,
+            fingerprint=engine.fingerprint,
+            prompts=tuple(pair.prompts_digest for pair in pairs),
             origin=pairs.origin,
             chat=pairs.chat,
             metric=engine.metric.name,
@@ -138,12 +142,12 @@ class OnExamples(OverExamples):
         )
 
     def n_among(self, pairs: PromptPairs) -> int:
-        """How many of some pairs are among these examples, as far as it is known."""
-        own, other = self.origin, pairs.origin
-        if pairs.fingerprint == self.fingerprint or own is None or other is None:
-            return len(pairs) * (pairs.fingerprint == self.fingerprint)
-        is_same = own.dataset == other.dataset and {**own.options} == {**other.options}
-        return len({*own.examples} & {*other.examples}) * is_same
+        """How many of some pairs, as they were given, are of the prompts of these examples."""
+        own = {*self.prompts}
+        # Under zeros, say, all pairs of one prompt are one example.
+        alone = of_own_prompts(pairs)
+        both = zip(pairs, alone, strict=True)
+        return sum(not own.isdisjoint(each.prompts_digest for each in forms) for forms in both)
 
     @property
     def mean(self) -> float:

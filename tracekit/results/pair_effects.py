@@ -107,14 +107,14 @@ def interactions(
         layers = [layer + n_layers if layer < 0 else layer for layer in layers]
     paired = chosen_for_pairs(registry, components, given=context, layers=layers, most=MOST_IN_GRID)
     engines = [each.own if components is None else each.fresh for each in asked]
-    is_own = found_on in {engine.pairs.fingerprint for engine in engines}
+    is_own = found_on in {engine.fingerprint for engine in engines}
     grids = [
         measure_pairs(
             engine,
             paired,
             title=traced.title,
             given=context,
-            selected_on=engine.pairs.fingerprint if is_own else found_on,
+            selected_on=engine.fingerprint if is_own else found_on,
         )
         for engine in engines
     ]
@@ -145,7 +145,7 @@ def measure_pairs(
     grid = torch.diag(means[:n])
     grid[rank[0], rank[1]] = means[n:]
     grid[rank[1], rank[0]] = means[n:]
-    over, fingerprint = engine.pairs.over, engine.pairs.fingerprint
+    over, fingerprint = engine.pairs.over, engine.fingerprint
     bounds, is_few = engine.metric.bounds, engine.pairs.n_distinct < FEWEST
     interactions = effects[n:].double() - effects[rank[0]].double() - effects[rank[1]].double()
     scale = effects[n:].abs() + effects[rank[0]].abs() + effects[rank[1]].abs()

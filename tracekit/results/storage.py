@@ -35,7 +35,9 @@ from tracekit._util.version import __version__
 from tracekit.errors import ResultFormatError, ResultNotFoundError, TracekitError
 from tracekit.results.display import Tabular
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
+"""Files of other versions are refused: until version 6 a fingerprint depended on the source, so
+that searched examples would be taken for fresh ones."""
 NOT_SAVED = {"saved": False}
 """Metadata of a field that stays in this process."""
 _DIGEST, _TENSORS_DIGEST, _LABELS = "sha256", "tensors_sha256", "selected"

@@ -171,7 +171,7 @@ def check_comparable(
     `of_sets`, which are compared and not their effects, data may differ, and models whose names do.
     One model may be loaded in `any_dtype`.
     """
-    may_differ = {"data sets", "examples"} if of_sets else set()
+    may_differ = {"data sets", "examples", "seeds of the source"} if of_sets else set()
     dtypes = [result.model_facts.dtype for result in results]
     named = [(r.model, d if any_dtype else "") for r, d in zip(results, dtypes, strict=True)]
     weights = {*zip(named, [r.model_facts.weights_digest for r in results], strict=True)}
@@ -184,6 +184,7 @@ def check_comparable(
         ("weights", [result.model_facts.weights_digest[:12] for result in results]),
         ("data sets", [result.dataset for result in results]),
         ("sources", [result.setup.source for result in results]),
+        ("seeds of the source", [result.setup.source_seed for result in results]),
         ("directions", [result.setup.direction for result in results]),
         ("examples", [result.dataset_fingerprint for result in results]),
         ("metrics", [result.setup.metric for result in results]),

@@ -210,21 +210,21 @@ class Traced:
             if not given.config.get("selected", True):
                 return None
             # Some of the searched examples are as good as all.
-            pairs = self.fresh.pairs
-            return pairs.fingerprint if given.own.n_among(pairs) else given.own.fingerprint
+            is_among = given.own.n_among(self.fresh.pairs_given) > 0
+            return self.fresh.fingerprint if is_among else given.own.fingerprint
         members = members_of(given, self.registry, or_none=True)
         if len(members) == len(self.registry):
             return None  # Nobody chose among them.
-        return self.own.pairs.fingerprint if members in self.sets.selected else None
+        return self.own.fingerprint if members in self.sets.selected else None
 
     def selected_on(self, given: ComponentsLike) -> str | None:
         """The same; with held-out examples no set was selected on others than the searched ones."""
         found_on = self.found_on(given)
         is_fresh = found_on is None and self.held_out is not None
-        return self.own.pairs.fingerprint if is_fresh else found_on
+        return self.own.fingerprint if is_fresh else found_on
 
     def said_of(self, given: ComponentsLike, engine: Engine | None = None) -> str:
         """On which examples a set is measured, by default the `fresh` ones, in words."""
-        pairs = (engine or self.fresh).pairs
-        n = n_text(len(pairs), pairs.clusters)
-        return examples_said(self.selected_on(given), pairs.fingerprint, n)
+        measured = engine or self.fresh
+        n = n_text(measured.n_examples, measured.pairs.clusters)
+        return examples_said(self.selected_on(given), measured.fingerprint, n)

@@ -187,6 +187,7 @@ def _key(target: Target, config: Mapping[str, Any]) -> str:
     """Names a search on a data set."""
     return digest_of(
         {
+            # With the values of the source: what was measured with others is of no use.
             "data": target.pairs.fingerprint,
             "components": target.registry.spec(),
             "metric": target.metric.name,

@@ -258,6 +258,7 @@ class Target(DataView):
         if constraint is not None:
             bound, measures = constraint
             self._bound = _Bound(bound, measures, self.full_effects.mean().abs().item() or 1.0)
+            # Of the pairs as they are run: a checkpoint of another source is of another search.
             keeping = f"keeping {bound.describe(self.pairs)} ({measures.pairs.fingerprint[:12]})"
             is_smooth = metric.differentiable and measures.metric.differentiable
             metric = named_metric(metric, f"{metric.name}, {keeping}")
@@ -330,7 +331,7 @@ class Target(DataView):
         return ConstraintEffect(
             metric=measures.metric.name,
             dataset=measures.pairs.name,
-            dataset_fingerprint=measures.pairs.fingerprint,
+            dataset_fingerprint=measures.fingerprint,
             at_most=self._bound.constraint.at_most,
             effect=self._bound.effect(members),
         )

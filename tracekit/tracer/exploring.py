@@ -11,7 +11,6 @@ from tracekit.components import ComponentSet, masks
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
-from tracekit.engine.sources import name_of
 from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.metrics import Effects
 from tracekit.models import model_name, weights_digest
@@ -70,10 +69,11 @@ def arrows_of(paths: Paths, traced: Traced) -> list[dict[str, Any]]:
         ComponentError: A member that the tracer does not study.
     """
     engine, held_out = traced.own, traced.held_out
-    prints = [each.pairs.fingerprint for each in (engine, held_out) if each is not None]
+    prints = [each.fingerprint for each in (engine, held_out) if each is not None]
     own = model_name(engine.model), engine.metric.name, engine.metric.direction
-    own += name_of(traced.setup.source), positions_of(engine)
-    given = paths.model, paths.metric, paths.direction, paths.source, paths.positions
+    own += traced.source, traced.setup.source_seed, positions_of(engine)
+    given = paths.model, paths.metric, paths.direction
+    given += paths.source, paths.source_seed, paths.positions
     if given != own or paths.dataset_fingerprint not in prints:
         raise ConfigError(
             f"The paths are of {paths.dataset} data and {paths.model}, by {paths.metric} and "
@@ -96,7 +96,7 @@ def arrows_of(paths: Paths, traced: Traced) -> list[dict[str, Any]]:
 
 def is_of(traced: Traced, result: TraceResult) -> bool:
     """Whether a result answers the question on its data and model, so that its effects hold."""
-    own = traced.own.pairs.fingerprint, traced.setup, weights_digest(traced.model)
+    own = traced.own.fingerprint, traced.setup, weights_digest(traced.model)
     given = result.own.fingerprint, result.setup, result.model_facts.weights_digest
     return own == given and result.registry == traced.own.registry
 

@@ -347,7 +347,7 @@ def _card(
         "is as it was.\n",
         f"- Components: {', '.join(labels)}",
         f"- Question: {engine.metric.name} on {len(engine.pairs)} examples of "
-        f"{engine.pairs.name} (fingerprint `{engine.pairs.fingerprint[:16]}`)",
+        f"{engine.pairs.name} (fingerprint `{engine.fingerprint[:16]}`)",
         f"- Effect, read again from these files: {export.written_effects.mean():.6g}; with hooks: "
         f"{export.effects.mean():.6g}; largest difference on an example: "
         f"{export.largest_difference:.2g}",

@@ -182,7 +182,7 @@ def generate(
         checkpoint_settings=checkpoint_settings,
         model=model_name(model),
         dataset=traced.pairs.name,
-        dataset_fingerprint=traced.own.pairs.fingerprint,
+        dataset_fingerprint=traced.own.fingerprint,
     )
 
 

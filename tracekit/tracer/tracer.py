@@ -272,7 +272,7 @@ class Tracer:
             observed.results(results)
         self.traced.results.extend(results)
         self._last = results
-        diagnostics.warn_of_results(results, self.pairs, self.noise_floor)
+        diagnostics.warn_of_results(results, self.engine.pairs, self.noise_floor)
         return results[0] if budgets is None else TraceCurve(tuple(results))
 
     def pareto(
@@ -368,13 +368,13 @@ class Tracer:
 
     @property
     def pairs(self) -> PromptPairs:
-        """The data set."""
-        return self.engine.pairs
+        """The data set as it was given; `engine.pairs` has what the source made of it."""
+        return self.traced.pairs
 
     @property
     def held_out(self) -> PromptPairs | None:
-        """Examples that no search sees, if there are any."""
-        return None if self.traced.held_out is None else self.traced.held_out.pairs
+        """Examples that no search sees, as they were given, if there are any."""
+        return self.traced.held_out_pairs
 
     @property
     def results(self) -> list[TraceResult]:
