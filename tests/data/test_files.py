@@ -84,7 +84,6 @@ class TestTables:
         ("table", "options", "error", "text"),
         [
             (ROWS, {"columns": {"z": "x"}}, DataFormatError, "columns maps 'z', which the list do"),
-            ({"train": ROWS}, {}, DataFormatError, "a dict with the parts train. Give one"),
             (5, {}, DataFormatError, "cannot be read from a int. Give a file, a DataFrame"),
             (ROWS, {"format": "csv"}, UnknownNameError, "Unknown format 'csv'. "),
             (ROWS, {"format": "blimp", "columns": {}}, ConfigError, "A format knows its columns"),

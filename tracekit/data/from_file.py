@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from difflib import get_close_matches
-from math import nan
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -26,6 +25,7 @@ from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.formats import FORMATS
 from tracekit.data.pair import OWN_KEYS, SET_KEYS, TEXT_KEYS, id_keys
 from tracekit.data.prompts import OnMismatch, PromptPairs
+from tracekit.data.tables import rows_of
 from tracekit.data.tokenization import tokenizer_of
 from tracekit.errors import (
     ConfigError,
@@ -72,9 +72,11 @@ def load_pairs(
 
     Args:
         data: A `.csv` file with a header, a `.jsonl` file with an object per line, or a `.json`
-            file with a list of objects (or one list by a name); a DataFrame of pandas or polars, a
-            `datasets.Dataset`, or a list of mappings. Empty cells count as missing. With a warning,
-            row numbers are left out, and columns of usual names (`answer`) read as what they are.
+            file with a list of objects (or one list by a name); a table of pandas, polars or
+            pyarrow, a `datasets.Dataset` in any format (a `ClassLabel` is read as the names of its
+            labels), a list of rows, or a dict of columns. Empty cells count as missing. With a
+            warning, row numbers are left out, and columns of usual names (`answer`) are read as
+            what they are.
         model: The model to be traced.
         columns: Names of columns -> what they are here, e.g. `{"clean": "prompt", "notes": None}`,
             where None leaves a column out. Or the same as text, `clean:prompt,notes:`.
@@ -138,7 +140,7 @@ def read_rows(
         raise ConfigError("columns and format were given. A format knows its columns: leave one.")
     path = _named(data)
     is_file = isinstance(data, (str, Path))
-    rows = _from_file(as_path("The file", data)) if is_file else _from_table(data)
+    rows = _from_file(as_path("The file", data)) if is_file else rows_of(data)
     if isinstance(columns, str):
         parts = [part.partition(":") for part in columns.split(",")]
         columns = {name: to or None for name, _, to in parts}
@@ -206,28 +208,6 @@ def _from_file(path: Path) -> list[dict[str, Any]]:
         return _from_csv(path)
     # Some publish JSON Lines under the name of JSON.
     return _from_json_lines(path) if path.suffix == ".jsonl" else _from_json(path)
-
-
-def _from_table(data: Any) -> list[dict[str, Any]]:
-    """Rows of a DataFrame, a `datasets.Dataset` or a list of mappings."""
-    if hasattr(data, "to_dicts"):
-        data = data.to_dicts()
-    elif hasattr(data, "columns") and hasattr(data, "to_dict"):
-        # Of some columns it gives None for what pandas takes for empty.
-        records = data.to_dict("records")
-        data = [{k: nan if v is None else v for k, v in row.items()} for row in records]
-    if hasattr(data, "keys"):
-        raise DataFormatError(
-            f"Pairs cannot be read from a {type(data).__name__} with the parts "
-            f"{', '.join(map(str, data.keys()))}. Give one of them."
-        )
-    try:
-        return [dict(each.items()) for each in data]
-    except (TypeError, AttributeError) as error:
-        raise DataFormatError(
-            f"Pairs cannot be read from a {type(data).__name__}. Give a file, a DataFrame, a "
-            "datasets.Dataset or a list of mappings."
-        ) from error
 
 
 def _is_missing(value: Any) -> bool:
@@ -349,7 +329,7 @@ def _from_json(path: Path) -> list[dict[str, Any]]:
         document = records[0] if len(records) == 1 else None
     if not isinstance(document, list):
         raise DataFormatError(f"{path} holds no list of objects. Write a JSON list, one per pair.")
-    return _from_table(document)
+    return rows_of(document)
 
 
 def _from_json_lines(path: Path) -> list[dict[str, Any]]:

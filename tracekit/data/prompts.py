@@ -219,14 +219,11 @@ class PromptPairs(Sequence[PromptPair]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the pairs: equal data have equal fingerprints, and other data another one.
+        """SHA-256 over prompts, counterfactuals, x, y, token sets, spans, groups and weights.
 
-        It covers, in the order of the pairs, prompts, counterfactuals, x, y, token sets, spans,
-        groups, and weights relative to each other. It does not cover texts, names and the origin.
+        It covers the order of the pairs too; texts, names and the origin do not count.
         """
-        digest = hashlib.sha256()
-        for pair in self.pairs:
-            digest.update(pair.content())
+        digest = hashlib.sha256(b"".join(pair.content() for pair in self.pairs))
         if self.weights is not None:
             digest.update(self.weights.numpy().tobytes())
         return digest.hexdigest()

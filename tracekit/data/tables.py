@@ -1,0 +1,109 @@
+"""Tables in memory as rows, whatever library they are of and in whatever form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import nan
+from typing import Any
+
+from tracekit.errors import DataFormatError
+
+_WANTED = (
+    "Give a file, a DataFrame, a datasets.Dataset, a list of rows, each of which is a dict, or a "
+    "dict of columns, each of which is a list."
+)
+
+
+def rows_of(data: Any) -> list[dict[str, Any]]:
+    """The rows of a table.
+
+    Tables of pandas, polars and pyarrow, a `datasets.Dataset` in any format, a dict of columns, and
+    any series or list of mappings. Labels of a `ClassLabel` become their names.
+
+    Raises:
+        DataFormatError: It is no table, or one of several parts.
+    """
+    kind = type(data).__name__
+    labels: Mapping[str, Any] = {}
+    if hasattr(data, "with_format") and hasattr(data, "features"):
+        # In another format rows are tensors, or a slice of a DataFrame.
+        data, labels = data.with_format(None), data.features or {}
+    elif hasattr(data, "to_dicts"):
+        data = data.to_dicts()
+    elif hasattr(data, "to_pylist"):
+        data = data.to_pylist()
+    elif hasattr(data, "columns") and hasattr(data, "to_dict"):
+        data = _of_frame(data)
+    elif hasattr(data, "to_list"):
+        data = data.to_list()
+    elif isinstance(data, Mapping):
+        data = _of_columns(data, kind)
+    try:
+        return [{k: _named(v, labels.get(k)) for k, v in each.items()} for each in data]
+    except (TypeError, AttributeError) as error:
+        raise DataFormatError(f"Pairs cannot be read from a {kind}. {_WANTED}") from error
+
+
+def _of_frame(frame: Any) -> list[dict[str, Any]]:
+    """Rows of a pandas DataFrame, whatever its index is."""
+    columns = list(frame.columns)
+    twice = [name for number, name in enumerate(columns) if name in columns[:number]]
+    if twice:
+        raise DataFormatError(
+            f"The {type(frame).__name__} has the column {twice[0]!r} twice. Keep one of them."
+        )
+    # Of some columns it gives None for what pandas takes for empty.
+    records = frame.to_dict("records")
+    return [{k: nan if v is None else v for k, v in row.items()} for row in records]
+
+
+def _of_columns(table: Mapping[Any, Any], kind: str) -> list[dict[str, Any]]:
+    """Rows of a dict of columns: lists, arrays, tensors or series of one length."""
+    columns = {name: _listed(column) for name, column in table.items()}
+    lists = {name: column for name, column in columns.items() if isinstance(column, list)}
+    if len(lists) < len(columns) or all(map(_is_part, columns.values())):
+        named = ", ".join(map(repr, columns))
+        if all(isinstance(value, str) for value in table.values()):
+            raise DataFormatError(
+                f"The {kind} with the keys {named} is a single row. Give a list of rows: [row]."
+            )
+        raise DataFormatError(
+            f"Pairs cannot be read from a {kind} with the parts {named}. If each part is a table, "
+            "give one of them. If each part is a column, give every one as a list."
+        )
+    lengths = {name: len(column) for name, column in lists.items()}
+    if len({*lengths.values()}) > 1:
+        raise DataFormatError(
+            f"The columns of the {kind} differ in length: {lengths}. Give each the same number of "
+            "entries, one for each pair."
+        )
+    return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+
+
+def _listed(column: Any) -> Any:
+    """A column as a list, if it is one."""
+    # A tensor says it is on a graph or a device; its list does not.
+    column = column.detach() if hasattr(column, "detach") else column
+    is_column = not hasattr(column, "columns") and not hasattr(column, "column_names")
+    if is_column and hasattr(column, "tolist"):
+        column = column.tolist()
+    is_text = isinstance(column, (str, bytes))
+    return list(column) if isinstance(column, Sequence) and not is_text else column
+
+
+def _is_part(column: Iterable[Any]) -> bool:
+    """Whether it is a list of rows, and no column."""
+    return isinstance(column, list) and bool(column) and isinstance(column[0], Mapping)
+
+
+def _named(value: Any, feature: Any) -> Any:
+    """A value of a `datasets.Dataset`, with the name of a label in the place of its number."""
+    if feature is None or value is None:
+        return value
+    if isinstance(value, list):
+        within = getattr(feature, "feature", feature)
+        within = within[0] if isinstance(within, list) else within
+        return [_named(each, within) for each in value]
+    # A label of -1 is a missing one.
+    names = getattr(feature, "names", None)
+    return value if names is None else names[value] if value >= 0 else None
