@@ -68,7 +68,10 @@ def test_clicks_show_the_measured_effect_of_the_set_on_screen(chromium, heads):
             alone = sum(heads.evaluate([member]) for member in members)
             text = f"alone they sum to {three(alone)} (interaction +{three(effect - alone)})"
             await view.page.get_by_text(text).wait_for()
-            assert f"{100 * effect / heads.full_effect:.0f} % of all" in await view.status()
+            assert (
+                f"{100 * effect / heads.full_effect:.0f} % of the effect of all"
+                in await view.status()
+            )
             # In the next cell:
             assert view.widget.components == members
             assert view.widget.effect == pytest.approx(effect, abs=1e-7)
@@ -298,7 +301,7 @@ def test_a_set_as_a_circuit_its_paths_and_what_the_model_writes(chromium, demo_m
                 words.append(f"{name} {three(value)} [{three(ends[0])}, {three(ends[1])}]")
             await page.get_by_text(" \u00b7 ".join(words)).wait_for()
             ends = [three(round(100 * end)) for end in scores.share_of_full_intervals[0]]
-            assert f" % of all [{ends[0]}, {ends[1]}] \u00b7 " in await view.status()
+            assert f" % of the effect of all [{ends[0]}, {ends[1]}] \u00b7 " in await view.status()
             drawn = "all => all.map(path => path.dataset.path)"
             arrows = page.locator(".tk-arrows path[data-path]")
             assert set(await arrows.evaluate_all(drawn)) == between != set()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from tracekit.results.significance import p_values
+from tracekit.results.significance import PValues, p_values
 
 
 def test_rows_that_one_example_makes_up_hide_no_other_row():
@@ -18,6 +19,37 @@ def test_rows_that_one_example_makes_up_hide_no_other_row():
     assert p.family[0] < 0.01
     assert p.q[0] < 0.05
     assert (p.family[1:6] > 0.3).all()
+
+
+@pytest.mark.parametrize("side", [1, -1])
+def test_one_large_example_does_not_part_p_from_p_family(side):
+    """Of three differences by one method with one large example, each row is judged by its tail."""
+    ones = torch.linspace(1, 2.3, 11)
+    rows = side * torch.stack(
+        [torch.cat([torch.tensor([12.2]), ones]), torch.cat([torch.tensor([11.0]), ones - 0.3])]
+    )
+    third = torch.randn(1, 12, generator=torch.Generator().manual_seed(5)) + 0.2
+    p = p_values(torch.cat([rows, third]))
+    assert (p.row[:2] < 0.01).all()
+    assert (p.family[:2] < 0.05).all()
+    assert (p.family <= 10 * p.row).all()
+    assert (p.family >= p.row).all()
+
+
+def test_q_of_skewed_effects_of_few_examples_comes_with_a_caution():
+    draw = torch.Generator().manual_seed(0)
+    skewed = torch.randn(40, 20, generator=draw).exp()
+    found = p_values(skewed)
+    assert found.skewness == pytest.approx(1.6, abs=0.3)
+    assert found.caution.startswith("q is not reliable here: the effects are skewed (median skew")
+    zeros = torch.zeros(60, 20)
+    assert p_values(torch.cat([skewed, zeros])).skewness == pytest.approx(found.skewness)
+    normal, many = torch.randn(40, 20, generator=draw), torch.randn(40, 60, generator=draw).exp()
+    for effects in (normal, many, zeros):
+        assert p_values(effects).caution == ""
+    clusters = torch.arange(60) // 2
+    assert p_values(many, clusters=clusters).caution
+    assert PValues.none(3).caution == ""
 
 
 def test_q_is_the_false_discovery_rate_of_its_definition():

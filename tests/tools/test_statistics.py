@@ -11,6 +11,7 @@ from tools.statistics.simulated import (
     SIZES,
     coverage,
     discoveries,
+    false_findings,
     family_wise_error,
     flips_alone,
     planted_pairs,
@@ -90,6 +91,29 @@ def test_a_grid_finds_more_by_all_examples_than_by_halves():
         of_half, wrong = by_way[f"{count} chosen by a half, q"]
         assert of_half < found
         assert wrong <= 0.06
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("n", [12, 20])
+@pytest.mark.parametrize(
+    "name", ["normal", "normal, groups of 4", "skewed (products of odds)", SKEWED[0]]
+)
+def test_p_family_holds_its_level_in_many_draws(name, n):
+    """Within three standard errors of 2,000 draws; log-normal effects as the docs say."""
+    for rows in ROWS:
+        most = 0.13 if name == SKEWED[0] else 0.05 + (0.02 if rows == 1 else 0)
+        assert family_wise_error(KINDS[name], n, rows, 2000) <= most + 0.015
+
+
+@pytest.mark.slow
+def test_q_is_below_its_level_too_often_where_it_comes_with_a_caution():
+    """Of 40 rows of mean 0: normal ones have neither, log-normal ones both."""
+    error, cautions = false_findings(KINDS["normal"], 20, 60)
+    assert error <= 0.12
+    assert cautions <= 0.05
+    error, cautions = false_findings(KINDS[SKEWED[0]], 20, 60)
+    assert error >= 0.15
+    assert cautions == 1
 
 
 @pytest.mark.soak

@@ -442,7 +442,7 @@ class TestWeakEffects:
         assert share > 0.5
         (text,) = self.warnings_of(tracer)
         assert text.startswith(f"Example {int(effects.argmax())} (")
-        assert f"carries {100 * share:.0f} % of the effect of all 8 examples" in text
+        assert f"carries {100 * share:.0f} % of the effect of all components" in text
         # It points to the line of whoever asked, not into a cached property.
         with pytest.warns(UnreliableResultWarning) as caught:
             tk.Tracer(model, pairs, metric=metric).run("top-k", budget=1)

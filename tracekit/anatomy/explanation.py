@@ -234,11 +234,7 @@ class Explanation(OfMembers):
         columns += PValues.none(0).columns()
         if not self.outsiders:
             return pd.DataFrame(columns=columns)
-        of_rises = PValues.none(len(self.outsiders))
-        if self.proposed_on != self.dataset_fingerprint:
-            rises = torch.stack([each.rise for each in self.outsiders])
-            of_rises = self._p_values(rises, torch.stack([each.scale for each in self.outsiders]))
-        tests = of_rises.columns()
+        tests = self._tests_of_rises.columns()
         rows = [
             {
                 **self._named(each, "backup"),
@@ -250,6 +246,15 @@ class Explanation(OfMembers):
         ]
         rising = [row for row in rows if row["rise_low"] > self._least]
         return _sorted(pd.DataFrame(rising, columns=columns), "rise")
+
+    @cached_property
+    def _tests_of_rises(self) -> PValues:
+        """P values of what outsiders do more; NaN on the examples that proposed them."""
+        outsiders = self.outsiders or ()
+        if not outsiders or self.proposed_on == self.dataset_fingerprint:
+            return PValues.none(len(outsiders))
+        rises = torch.stack([each.rise for each in outsiders])
+        return self._p_values(rises, torch.stack([each.scale for each in outsiders]))
 
     def _named(self, outsider: MeasuredOutsider, role: str) -> dict[str, str]:
         names = self.labels[outsider.player], self.registry.label(outsider.outsider)
@@ -343,6 +348,7 @@ class Explanation(OfMembers):
                 "Backups, which are outside the set and do more once a member is patched "
                 f"({how}): {', '.join(named) if named else 'none'}."
             )
+            lines += filter(None, [self._tests_of_rises.caution if named else ""])
         return printable("\n".join(lines))
 
     def _left_out(self, label: str) -> str:

@@ -74,15 +74,10 @@ class Paths(OfMembers, Tabular):
         """
         effects = self.effects.double()
         scale = effects.abs().max(0).values
-        tested = without_rounding(effects, scale.expand_as(effects))
         tests: list[dict[str, Any]] = [{}] * len(effects)
-        is_whole = torch.tensor([row.input == "all" for row in self.rows])
-        for rows in (is_whole.nonzero()[:, 0], (~is_whole).nonzero()[:, 0]):
-            values = PValues.none(len(rows))
-            if self.is_tested and len(rows):
-                values = p_values(tested[rows], **self.over)
+        for rows, values in self._tests:
             columns = values.columns()
-            for number, at in enumerate(rows.tolist()):
+            for number, at in enumerate(rows):
                 tests[at] = {name: column[number] for name, column in columns.items()}
         ends = row_intervals(effects, bounds=bounds_of(self.metric), **self.over)
         least = RESOLUTION * scale.mean().item()
@@ -104,6 +99,19 @@ class Paths(OfMembers, Tabular):
                 path[f"{row.input}_q"] = test["q"]
         frame = pd.DataFrame(list(paths.values()))
         return frame.sort_values("effect", key=abs, ascending=False, ignore_index=True)
+
+    @cached_property
+    def _tests(self) -> list[tuple[list[int], PValues]]:
+        """Rows that are tested together, whole paths and those by one input, and their p values."""
+        effects, tests = self.effects.double(), []
+        tested = without_rounding(effects, effects.abs().max(0).values.expand_as(effects))
+        is_whole = torch.tensor([row.input == "all" for row in self.rows])
+        for rows in (is_whole.nonzero()[:, 0], (~is_whole).nonzero()[:, 0]):
+            values = PValues.none(len(rows))
+            if self.is_tested and len(rows):
+                values = p_values(tested[rows], **self.over)
+            tests.append((rows.tolist(), values))
+        return tests
 
     def _name(self, member: int | None, end: str) -> str:
         return end if member is None else self.registry.label(member)
@@ -139,6 +147,8 @@ class Paths(OfMembers, Tabular):
             lines.append(
                 f"The embedding is no sender: the source {self.source!r} is no run of the model."
             )
+        cautions = dict.fromkeys(values.caution for _, values in self._tests)
+        lines += filter(None, cautions if table["significant"].any() else ())
         return printable("\n".join([*lines, *self.said_of_p]))
 
     def __repr__(self) -> str:

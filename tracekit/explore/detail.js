@@ -23,7 +23,7 @@ function statusOf({ setup, known, session, host, members, now }) {
     const ends = circuit
       ? ` [${percent(circuit.share_of_full_low)}, ${percent(circuit.share_of_full_high)}]`
       : "";
-    rest.push(`${Math.round((100 * now.effect) / setup.full)} % of all${ends}`);
+    rest.push(`${Math.round((100 * now.effect) / setup.full)} % of the effect of all${ends}`);
   }
   const singles = members.map((i) => known.alone(i));
   if (members.length > 1 && singles.every((value) => value !== null)) {

@@ -295,7 +295,7 @@ def _add_bars(
         y=[min(rows) - 0.5, max(rows) + 0.5],
         mode="lines",
         line={"color": "black", "width": 1.2, "dash": "dot"},
-        hovertemplate=f"all layers: {uniform:.3g} %<extra></extra>",
+        hovertemplate=f"all layers: {uniform:.3g} % of {panel.kind}<extra></extra>",
         **axes,
     )
 

@@ -150,7 +150,8 @@ def _sections(
     for where, name, brackets in on:
         lead += (
             f" On the {where.n_text} {name} examples their effect is {where.mean:.4g} ({brackets} "
-            f"{interval_text(*where.interval)}), {100 * where.share:.0f} % of that of all."
+            f"{interval_text(*where.interval)}), {100 * where.share:.0f} % of the effect of all "
+            "components."
         )
         lead += f" First choices: {where.said}." if where.said else ""
     name = f"{first.dataset} data, {first.model} model, {first.setup.metric}"
@@ -204,11 +205,14 @@ def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:
     return figures
 
 
+_LARGEST = "largest example's share of the effect"
+
+
 def _sets(comparison: Comparison) -> Table:
     shares = [largest_share(result.per_example)[1] for result in comparison.results]
     table = comparison.table(most_labels=comparison[0].n_components)
-    table = Table([*table.columns, Column("largest_share", "largest share", shares, ".0%")])
-    effects = (*effect_columns(comparison.results), "largest share")
+    table = Table([*table.columns, Column("largest_share", _LARGEST, shares, ".0%")])
+    effects = (*effect_columns(comparison.results), _LARGEST)
     return table.only("result", "budget", *effects, "passes", "seconds", "components")
 
 

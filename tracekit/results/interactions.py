@@ -104,7 +104,10 @@ class InteractionGrid(SavedTable):
         if self.significant is not None:
             share = f"{sum(self.significant)} of {len(self.index_pairs)} pairs have q < .05"
             n = self.n_independent
-            few = said_of_few(n, len(self.index_pairs)) if n and not any(self.significant) else ""
+            if any(self.significant):
+                few = self.tests.caution if self.tests is not None else ""
+            elif n:
+                few = said_of_few(n, len(self.index_pairs))
         return "".join(f"; {note}" for note in (share, self.examples, few) if note)
 
     @cached_property

@@ -107,6 +107,12 @@ class Resamples:
         is_whole = (self.centres - self.centres.round()).abs() < 1e-6
         return is_whole & (self._residuals.abs().amax(1) <= least)
 
+    @property
+    def skewness(self) -> Float[Tensor, " row"]:
+        """Skewness of the effects of each row around its mean; 0 where they are alike."""
+        squares, cubes = self._residuals.square().mean(1), self._residuals.pow(3).mean(1)
+        return torch.where(squares > 0, cubes / squares.pow(1.5), 0.0).nan_to_num(0.0, 0.0, 0.0)
+
     def share_unseen(self, tail: float) -> float:
         """Largest share of examples that as many as these may all miss."""
         return 1 - tail ** (self._bases.square().sum() / self._bases.sum().square()).item()

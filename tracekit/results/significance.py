@@ -1,25 +1,31 @@
 """Whether mean effects differ from 0: p values over examples, alone and for many rows.
 
-A row of a table has the three numbers `p`, `q` and `p_family` of `docs/statistics.md`. Three tests
-give them, of which `p` is the larger of the first and last, and `p_family` the largest. Each alone
-fails somewhere (the page has the table, `pytest -m soak tests/tools -k table` its numbers):
+A row of a table has the three numbers `p`, `q` and `p_family` of `docs/statistics.md`. `p` is the
+larger of two tests, each of which alone fails somewhere (the page has the table, `pytest -m soak
+tests/tools -k table` its numbers):
 
 - *sign flips* are exact where effects are symmetric around 0, with few examples too. Where they are
   skewed, they call a mean of exactly 0 significant in up to nine of ten tables;
-- a *studentised bootstrap*, resamples of effects around their own mean, knows of the skewness;
-- the same bootstrap in each tail by itself, as in the 95 % interval of the row (`intervals.py`): no
-  p value is below .05 beside an interval that holds 0.
+- a *studentised bootstrap*, resamples of effects around their own mean, knows of the skewness. Its
+  p value is twice the smaller tail, as the 95 % interval of the row has 2.5 % in either
+  (`intervals.py`): no p value is below .05 beside an interval that holds 0.
 
-For `p_family`, the first two are corrected for all rows (step-down maxT: Westfall and Young,
+For `p_family`, both are corrected for all rows (step-down maxT: Westfall and Young,
 Resampling-based multiple testing, 1993): the p value of the row with the largest statistic is the
 share of draws in which the largest of all rows reaches it; that of the next row leaves the first
-one out, and so on. Rows that a single example makes up are left out of the others' bootstrap.
+one out, and so on. Sums of flips are divided by what 5 % of the row's own flips exceed, so that a
+row with one large example is judged like any other. In the bootstrap such a row has one long tail,
+on the side away from that example. So rows are turned until all are skewed to one side, and the p
+value is twice the smaller tail, of the largest or of the smallest of all rows. Where a row's
+skewness is below its standard error, its side is not known, and both tails count together. Rows
+that a single example makes up are left out of the others' bootstrap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from math import ceil
 from typing import Any, Literal
 
@@ -47,6 +53,11 @@ _AT_ONCE = 20_000_000
 _MOST = 0.5
 """Share of the summed effects of a row that one example may have, for the row to count with the
 others."""
+MANY_EXAMPLES = 50
+"""Independent examples from which on q holds for skewed effects too."""
+SKEWED = 0.8
+"""Median size of skewness of rows from which on it does not hold with fewer: `python -m
+tools.statistics` prints how often q is below `LEVEL` in tables without any effect."""
 _LEAST_ERROR = 0.1
 """As in `intervals.py`, of p values: lower, which finds less in skewed effects by chance."""
 
@@ -74,6 +85,19 @@ class PValues:
     """False discovery rate (Benjamini and Hochberg)."""
     family: Float[Tensor, " row"]
     """Corrected for all rows: the family-wise error."""
+    skewness: float | None = None
+    """Median over rows of the size of the skewness of their effects, where it makes q unreliable:
+    at least 0.8, with fewer than 50 independent examples. None elsewhere."""
+
+    @property
+    def caution(self) -> str:
+        """A sentence where q is not reliable; else empty."""
+        if self.skewness is None:
+            return ""
+        return (
+            f"q is not reliable here: the effects are skewed (median skewness {self.skewness:.2g}) "
+            f"and there are fewer than {MANY_EXAMPLES} independent examples. Decide by p_family."
+        )
 
     def columns(self, by: Mark = "q") -> dict[str, list[Any]]:
         """Columns `p`, `q`, `p_family` and `significant`, whether what decides is below 0.05."""
@@ -101,7 +125,23 @@ def p_values(
     """Two-sided p values of means of 0; arguments as `row_intervals`."""
     flips = sign_flip_p_values(by_cluster(effects, clusters))
     row, family = map(torch.maximum, flips, _resampled_p_values(effects, weights, clusters))
-    return PValues(row=row.float(), q=q_values(row).float(), family=family.float())
+    q = q_values(row).float()
+    skewness = _skewness(effects, weights, clusters)
+    return PValues(row=row.float(), q=q, family=family.float(), skewness=skewness)
+
+
+def _skewness(
+    effects: Float[Tensor, "row example"],
+    weights: Float[Tensor, " example"] | None,
+    clusters: Int[Tensor, " example"] | None,
+) -> float | None:
+    """The field of `PValues`; rows without any effect do not count."""
+    n_independent = by_cluster(effects, clusters).shape[1]
+    rows = effects[(effects != 0).any(1)]
+    if n_independent >= MANY_EXAMPLES or not len(rows):
+        return None
+    median = Resamples(rows, weights, clusters).skewness.abs().median().item()
+    return median if median >= SKEWED else None
 
 
 def q_values(p: Float[Tensor, " row"]) -> Float[Tensor, " row"]:
@@ -150,14 +190,14 @@ def sign_flip_p_values(
 ) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
     """Two-sided p values from sign flips: of each row, and corrected for any number of rows.
 
-    Effects are times the weights of their examples. Each row is divided by its root sum of squares,
-    which no flip changes, so that its sum grows with its t statistic. Up to 13 examples have all
-    of their flips; of more, 10,000 are drawn, and the measured signs count as one. With n examples
-    no p value lies below 2 / 2^n.
+    Effects are times the weights of their examples. For the correction each row is divided by the
+    size of sum that 5 % of its flips exceed, which no flip changes. Up to 13 examples have all of
+    their flips; of more, 10,000 are drawn, and the measured signs count as one. With n examples no
+    p value lies below 2 / 2^n.
     """
     values = effects.double().cpu()
     n_rows, n = values.shape
-    scale = values.square().sum(1, keepdim=True).sqrt()
+    scale = _exceeded_by_few(values)[:, None]
     # A row without any effect is as far from 0 as every flip of it.
     values = torch.where(scale > 0, values / scale, 0.0)
     measured, order = values.sum(1).abs().sort(descending=True)
@@ -185,25 +225,47 @@ def _resampled_p_values(
     statistics = torch.where(spreads > 0, centres / spreads, torch.inf * centres.sign()).nan_to_num(
         nan=0.0, posinf=torch.inf, neginf=-torch.inf
     )
-    measured, order = statistics.abs().sort(descending=True)
     # Every third resample of a row leaves an example out that makes up most of it, deviates widely,
     # and would hide what all other rows show. The p value of such a row is that of its tails.
     n_rows, sizes = len(statistics), by_cluster(effects, clusters).abs()
     is_shared = sizes.amax(1) <= _MOST * sizes.sum(1)
-    hits, above, below = torch.ones(3, n_rows, dtype=torch.float64)
+    skewness = resamples.skewness
+    sides = torch.where(skewness < 0, -1.0, 1.0).double()
+    turned = sides * statistics
+    # What is compared: sizes, and each tail of the rows that are turned to one side.
+    measured = [statistics.abs(), turned, -turned]
+    orders = [each.argsort(descending=True) for each in measured]
+    hits = torch.ones(len(measured), n_rows, dtype=torch.float64)
+    above, below = torch.ones(2, n_rows, dtype=torch.float64)
     n_draws = _n_draws(n_rows)
     for shifts, errors in resamples.deviations(max(1, _AT_ONCE // 8 // n_rows), n_draws):
         floored = torch.maximum(errors, _LEAST_ERROR * spreads[:, None])
         deviations = torch.where(floored > 0, shifts / floored, 0.0)
-        shared = torch.where(is_shared[:, None], deviations.abs(), 0.0)
-        hits += _reached(shared[order], measured - 1e-9)
+        deviations = torch.where(is_shared[:, None], deviations * sides[:, None], 0.0)
+        drawn = (deviations.abs(), deviations, -deviations)
+        for number, (each, order) in enumerate(zip(drawn, orders, strict=True)):
+            hits[number] += _reached(each[order], measured[number][order] - 1e-9)
         floored = torch.maximum(errors, LEAST_ERROR * spreads[:, None])
         deviations = torch.where(floored > 0, shifts / floored, 0.0)
         above += deviations.ge(statistics[:, None] - 1e-9).sum(1)
         below += deviations.le(statistics[:, None] + 1e-9).sum(1)
     tails = (2 * torch.minimum(above, below) / (n_draws + 1)).clamp(max=1)
-    corrected = (hits / (n_draws + 1)).cummax(0).values
-    return tails, torch.maximum(torch.empty_like(corrected).scatter(0, order, corrected), tails)
+    corrected = (hits / (n_draws + 1)).cummax(1).values
+    in_order = torch.stack(orders)
+    both, upper, lower = torch.empty_like(corrected).scatter(1, in_order, corrected)
+    of_tail = (2 * torch.minimum(upper, lower)).clamp(max=1)
+    has_side = skewness.abs() >= (6 / sizes.shape[1]) ** 0.5
+    return tails, torch.maximum(torch.where(has_side, of_tail, both), tails)
+
+
+def _exceeded_by_few(values: Float[Tensor, "row example"]) -> Float[Tensor, " row"]:
+    """The size of a row's sum that `LEVEL` of its sign flips exceed."""
+    n = values.shape[1]
+    # All flips, of up to 2,000 examples.
+    signs = torch.cat([*islice(_flips(n, max(1, _AT_ONCE // n)), 2)])
+    rows = values.split(max(1, _AT_ONCE // len(signs)))
+    rank = ceil((1 - LEVEL) * len(signs))
+    return torch.cat([(part @ signs.T).abs().kthvalue(rank, dim=1).values for part in rows])
 
 
 def _reached(

@@ -136,7 +136,7 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
 
     def __repr__(self) -> str:
         n_significant, n = sum(self.tests.significant()), len(self.members)
-        few = "" if n_significant else said_of_few(self.n_independent, n)
+        few = self.tests.caution if n_significant else said_of_few(self.n_independent, n)
         lines = [
             f"Single effects of {n} components of {self.model} on {self.dataset}, {self.axis_label}"
             f", {self.direction}, n = {self.n_text} searched: {n_significant} with q < .05."

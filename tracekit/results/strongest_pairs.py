@@ -121,6 +121,7 @@ class StrongestPairs(SavedTable):
         if self.tests is not None:
             passed, n = self.tests.significant(), len(self.tests.q)
             text += f"; {n} tested, {sum(passed)} with q < .05"
+            text += f"; {self.tests.caution}" if any(passed) and self.tests.caution else ""
         return printable(f"StrongestPairs({text}; l: {self.axis_label}; {self.examples})")
 
 

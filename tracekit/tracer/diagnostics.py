@@ -98,7 +98,8 @@ def warn_of_effects(engine: Engine) -> None:
     if n >= FEWEST_TO_SHARE and share > 0.5:
         _doubt(
             f"Example {largest} ({engine.pairs[largest].describe()}) carries "
-            f"{100 * share:.0f} % of the effect of all {n} examples. What is found holds for this "
+            f"{100 * share:.0f} % of the effect of all components, summed in size over all {n} "
+            "examples. What is found holds for this "
             "one; use a metric in nats such as logit-difference, or leave the example out."
         )
 

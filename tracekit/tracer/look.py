@@ -195,7 +195,8 @@ def _advice(engine: Engine, sets: list[TraceResult]) -> tuple[dict[str, Any], li
     if len(effects) >= FEWEST_TO_SHARE and share > TOO_LARGE_A_SHARE:
         options["objective"] = "median" if metric.linearization is None else "log-odds"
         which = f"Example {number} ({engine.pairs[number].describe()})"
-        carries = f"{which} carries {100 * share:.0f} % of the effect of all"
+        carries = f"{which} carries {100 * share:.0f} % of the effect of all components"
+        carries += f", summed in size over {len(effects)} examples"
         said.append(f"{carries}: search with objective={options['objective']!r}.")
     elif any(each.share_of_full_effect > _MUCH for each in sets):
         options["objective"] = "faithful"

@@ -25,7 +25,8 @@ from tracekit.search.prefix import best_prefixes, planned_prefixes
 from tracekit.search.targets import Target
 
 _LARGEST_GAP = 0.02
-"""How far scores along a line may be from adding up, as a share of the effect of all."""
+"""How far scores along a line may be from adding up, as a share of the mean size of the effect of
+all components on an example."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,8 @@ class MaskIG:
     records_every_size: ClassVar[bool] = True
     steps: int = 10
     """Intervals of the line; the trapezoid rule takes steps + 1 gradients. The scores sum to the
-    effect of all components but for what the rule misses: beyond 2 % of it is a warning."""
+    effect of all components but for what the rule misses. A difference beyond 2 % of the mean size
+    of that effect on an example is a warning."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "steps")
@@ -77,11 +79,13 @@ class MaskIG:
         # Not on the halves of `auto`, whose passes nobody planned.
         if (full := target.along_line) is not None:
             total = scores.sum().item()
-            gap = abs(total - full.mean().item()) / full.abs().mean().clamp(min=1e-9).item()
+            size = full.abs().mean().clamp(min=1e-9).item()
+            gap = abs(total - full.mean().item()) / size
             text = (
                 f"The scores of {self.name} sum to {total:.3g}, and all components together have "
-                f"an effect of {full.mean():.3g}: {100 * gap:.0f} % are missing or too many, as "
-                f"{self.steps} steps are too few for the line. Give steps={2 * self.steps}, or "
+                f"an effect of {full.mean():.3g}. The difference is {100 * gap:.0f} % of the mean "
+                f"size of their effect on an example, {size:.3g}: {self.steps} steps are too few. "
+                f"Give steps={2 * self.steps}, or "
                 "more, where components of near scores are to be told apart."
             )
             if gap > _LARGEST_GAP:
