@@ -1,7 +1,8 @@
 """How Sphinx builds the site: `sphinx-build -W -b html docs site`.
 
 Pages are Markdown (MyST), the notebooks of `notebooks/` are pages with the outputs that they hold,
-and API pages are the docstrings. Nothing is executed and nothing is fetched.
+API pages are the docstrings, and the JSON Schemas are made from the classes. No page is executed
+and nothing is fetched.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(ROOT), str(DOCS / "_ext")]
 
+from docs.schemas.make import write  # noqa: E402
 from tracekit import __version__  # noqa: E402
 
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -43,6 +45,7 @@ def copy_notebooks(source: Path, target: Path) -> None:
 
 
 copy_notebooks(ROOT / "notebooks", DOCS / "notebooks")
+write(DOCS / "schemas")
 
 project = "tracekit"
 author = "The tracekit developers"

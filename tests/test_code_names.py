@@ -54,6 +54,7 @@ FURTHER = {
 OTHERS = {"--help", "--kind", "--examples", "--only", "--quick"}
 """Options of every command, and of the benchmarks, that texts name alone."""
 _FILE = re.compile(r"[\w/]+\.(py|json|csv|safetensors)")
+_PYTHON_FILE = re.compile(r"(?<![\w/.-])[\w./-]*\w\.py(?!\w)")
 _FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 
@@ -155,6 +156,18 @@ def problem_of(code: str) -> str | None:
     return None
 
 
+FILES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in ("tracekit", "paper", "tools", "tests", "docs", "notebooks", ".ci")
+    for path in (ROOT / folder).rglob("*.py")
+)
+
+
+def is_there(name: str) -> bool:
+    """Whether a Python file has this path, or a path that ends so."""
+    return any(f"/{path}".endswith(f"/{name}") for path in FILES)
+
+
 def texts_of(path: Path) -> Iterator[str]:
     """A page, or the docstrings of a module, those of attributes too."""
     text = path.read_text(encoding="utf-8")
@@ -176,6 +189,23 @@ def test_code_in_running_text_names_what_there_is(paths):
         if (problem := problem_of(code))
     ]
     assert not found, "\n".join(found)
+
+
+def test_modules_that_texts_name_are_there():
+    """Names of Python files in backticks, also within commands, on pages and in docstrings."""
+    folders = ("paper", "tools", "tests", "docs", "notebooks")
+    sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    pages = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+    missing = [
+        f"{path.relative_to(ROOT)}: `{name}`"
+        for path in (*pages, *SOURCES, *sources)
+        for text in texts_of(path)
+        for code in _CODE.findall(_FENCE.sub("", text))
+        for name in _PYTHON_FILE.findall(code)
+        if not is_there(name)
+    ]
+    assert not missing, "\n".join(missing)
+    assert not is_there("no_such_module.py")
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""Writes the JSON Schema of every saved document: `python docs/schemas/make.py`."""
+"""Writes the JSON Schema of every saved document, which `docs/conf.py` does for the site.
+
+`python docs/schemas/make.py` writes them beside this file, where git ignores them.
+"""
 
 from __future__ import annotations
 
@@ -77,16 +80,18 @@ SCHEMAS = {
 }
 
 
-def texts() -> dict[Path, str]:
-    """The files and their texts."""
-    folder = Path(__file__).parent
-    return {
-        folder / f"{name}.schema.json": json.dumps(described, indent=1) + "\n"
-        for name, described in SCHEMAS.items()
-    }
+def write(folder: Path) -> list[Path]:
+    """Writes the schemas to a folder; files that would stay the same are left as they are."""
+    paths = []
+    for name, described in SCHEMAS.items():
+        path, text = folder / f"{name}.schema.json", json.dumps(described, indent=1) + "\n"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Sphinx reads a page again whenever a file that it links has a new time.
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+        paths.append(path)
+    return paths
 
 
 if __name__ == "__main__":
-    for path, text in texts().items():
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    write(Path(__file__).parent)

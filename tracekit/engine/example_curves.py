@@ -1,8 +1,8 @@
 """The curve of every example from the quantity that is about linear in the mask to the effect.
 
 For `odds-ratio` the quantity is the log-odds of y against x, and the curve is exact. Shapley values
-build an additive model of sets on it (`anatomy/additive_model.py`), and shrinkage moves examples
-along it (`search/shrinkage.py`).
+build an additive model of sets on it (`anatomy/shapley.py`), and empirical-Bayes shrinkage moves
+examples along it (`search/baselines/shrunken_topk.py`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ does little on fresh ones. Hence the objectives:
     lower-bound     the mean less standard errors of the mean
     median          half of the examples have at least this effect; `Quantile` for other shares
     faithful        how close the set comes to the effect of all components, and its complement to
-                    none (see `faithful.py`)
+                    none (see `Faithful`)
     auto            the mean, by the search or by single effects alone: whichever holds better on
                     examples that had no part in the selection (see `search/auto.py`)
 

@@ -1,9 +1,9 @@
 """Shrunken top-k: the components with the largest effects alone, as far as examples can tell.
 
 Top-k takes the largest mean effects at hand, and many of them are large by chance. Here each mean
-is shrunken to what all components have in common (see `search/shrinkage.py`), which ranks better
-for examples that had no part in the ranking. Beyond a few hundred components gradients along the
-line from the empty to the full mask stand for single effects, example by example.
+is shrunken to what all components have in common, which ranks better for examples that had no part
+in the ranking. Beyond a few hundred components gradients along the line from the empty to the full
+mask stand for single effects, example by example.
 """
 
 from __future__ import annotations

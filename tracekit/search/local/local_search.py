@@ -11,8 +11,7 @@
    no gradient at the empty set points to. Up to 20 components, all pairs
    are, if they take half of the passes at most.
 3. Sweeps go up and down through these sizes (`sweeps.py`). At each of them the gradient at the best
-   set proposes a few components to add, to remove and to exchange (`neighbours.py`); measured
-   effects decide.
+   set proposes a few components to add, to remove and to exchange; measured effects decide.
 4. Once there was a sweep each way, the search ends with a sweep that gains nothing, or when its
    passes are spent. With many components or very few, or if a number of passes was asked for,
    sweeps with more neighbours follow.
