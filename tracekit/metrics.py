@@ -34,9 +34,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf, log
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -241,24 +239,6 @@ class Metric:
         direction = "" if self.direction == "noising" else f", {self.direction}"
         return printable(f"Metric({self.name}: {self.axis_label}{direction})")
 
-    def _lacking(
-        self, clean: ContinuationLogProbs, intervened: ContinuationLogProbs
-    ) -> MetricError | MissingContinuationError | None:
-        """The error that names what the function read although it is not there."""
-        lacking: list[str] = []
-        watched = [_Watched(**vars(each)) for each in (clean, intervened)]
-        for each in watched:
-            vars(each)["lacking"] = lacking
-        with suppress(Exception):
-            self.function(*watched)
-        if not lacking:
-            return None
-        try:
-            getattr(clean, f"require_{lacking[-1]}", partial(clean.require, lacking[-1]))()
-        except (MetricError, MissingContinuationError) as error:
-            return type(error)(f"The metric {self.name!r} cannot be computed. {error}")
-        return None
-
     def denoising(self) -> Metric:
         """The metric of clean values that are put back into the counterfactual run.
 
@@ -293,10 +273,15 @@ class Metric:
         try:
             effects = self.function(clean, intervened)
         except (TypeError, AttributeError) as error:
-            lacking = self._lacking(clean, intervened)
-            if lacking is None:
+            if "NoneType" not in str(error):
                 raise
-            raise lacking from error
+            missing = [name for name, value in vars(clean).items() if value is None]
+            raise MetricError(
+                f"The metric {self.name!r} cannot be computed: {error}. The log-probabilities of "
+                f"this run have no {', '.join(missing)}. Name in `reads` what the metric needs, "
+                "e.g. Metric(name, function, reads=('distribution',)); y is there only where every "
+                "example has one."
+            ) from error
         except RuntimeError as error:
             if "requires grad" not in str(error):
                 raise
@@ -320,33 +305,19 @@ def no_gradient(name: str) -> NotDifferentiableError:
 
 
 def _check_values(name: str, values: Any, like: Effects) -> None:
-    """Refuses what is not one real number per example, whatever its type and device."""
+    """Refuses what is not one real number per example."""
     if not isinstance(values, Tensor):
         problem: object = type(values).__name__
-    elif values.is_nested or values.is_quantized or values.layout != torch.strided:
-        problem = "a tensor that is nested, sparse or quantized"
-    elif values.shape != like.shape:
-        problem = tuple(values.shape)
+    elif values.is_nested or values.shape != like.shape:
+        problem = "tensors of several shapes" if values.is_nested else tuple(values.shape)
     elif values.is_complex():
         problem = "complex numbers"
-    elif values.is_meta and not like.is_meta:
-        problem = "a tensor on the device meta, which holds no numbers"
     else:
         return
     raise MetricError(
         f"The metric {name!r} returned {problem}. It must return a tensor of shape "
         f"{tuple(like.shape)}: one effect per example, a real number."
     )
-
-
-class _Watched(ContinuationLogProbs):
-    """Log-probabilities that note which of what they lack was read."""
-
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if value is None and name in ContinuationLogProbs.__dataclass_fields__:
-            super().__getattribute__("lacking").append(name)
-        return value
 
 
 def odds_ratio(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:

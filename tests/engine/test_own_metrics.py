@@ -136,13 +136,7 @@ def test_types_with_a_gradient_lead_every_search_where_float32_does():
     ("change", "named"),
     [
         (lambda effects: effects + 0j, "complex numbers"),
-        (lambda effects: effects.to("meta"), "on the device meta"),
-        (torch.Tensor.to_sparse, "nested, sparse or quantized"),
-        (lambda effects: torch.nested.nested_tensor(list(effects)), "nested, sparse or quantized"),
-        (
-            lambda effects: torch.quantize_per_tensor(effects.detach(), 0.1, 0, torch.qint8),
-            "nested, sparse or quantized",
-        ),
+        (lambda effects: torch.nested.nested_tensor(list(effects)), "tensors of several shapes"),
         (torch.Tensor.mean, r"\(\)"),
         (lambda effects: effects[:, None], r"\(4, 1\)"),
         (lambda effects: float(effects.sum()), "float"),

@@ -27,6 +27,7 @@ from tracekit.errors import (
 )
 from tracekit.runs import sweeps, worker
 from tracekit.runs.dispatch import do_all
+from tracekit.runs.jobs import RunEnvironment
 from tracekit.runs.worker import Failure, Worker
 
 
@@ -310,7 +311,7 @@ def test_a_model_is_loaded_once(grid, monkeypatch):
     jobs = sweeps.Grid(
         **{name: grid[name] for name in ("models", "datasets", "methods", "budgets")}
     )
-    environment = sweeps.RunEnvironment(sources=jobs.sources())
+    environment = RunEnvironment(sources=jobs.sources())
     mixed = jobs.jobs()[::2] + jobs.jobs()[1::2]
     outcomes = do_all(mixed, environment, grid["output"])
     assert loaded == ["first", "second"]
