@@ -40,10 +40,11 @@ class NoWait(TorchDispatchMode):
 @pytest.mark.parametrize("longest", [1, 4])
 def test_nothing_is_read_from_the_device_inside_a_step(positions, reward, longest):
     """A device without data stands in for an accelerator: nothing can be read from it."""
-    hf = tiny.hf_model("llama")
-    here = tk.load_model(hf)
-    hf.to("meta")
-    hf.hf_device_map = {"": "meta"}  # As if its weights were fetched from elsewhere.
+    here = tk.load_model(tiny.hf_model("llama"))
+    here.original_model.to("meta")
+    here.original_model.hf_device_map = {
+        "": "meta"
+    }  # As if its weights were fetched from elsewhere.
     pairs = tiny.pairs(8, longest=longest)
     engine = tiny.engine(
         here,

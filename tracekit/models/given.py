@@ -1,0 +1,141 @@
+"""A model in memory as it was given: compiled, with adapters, or changed by hand.
+
+What is traced is a copy of its modules around the same weights, so that the caller's model stays
+as it is. What stands around it is taken off only where the logits stay those of the model as given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from copy import deepcopy
+from functools import partial
+from itertools import repeat
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tracekit._util.deferred import transformers
+from tracekit.errors import UnknownModelError, UnsupportedModelError
+from tracekit.models.hooked import HookedModel, is_exact
+from tracekit.models.verification import (
+    Reference,
+    compiled_from,
+    difference_from,
+    logits_of,
+)
+
+_MERGED = 3e-5
+"""Share of the largest logit by which merging weights in float32 may change one."""
+
+
+def hugging_face_of(given: Any) -> tuple[Any, Any]:
+    """A model or the one compiled twice, and the Hugging Face or hooked model inside of it.
+
+    Raises:
+        UnknownModelError: There is none inside.
+    """
+    if not isinstance(given, torch.nn.Module):
+        # What is compiled twice is a function around the forward of a compiled module.
+        given = getattr(getattr(given, "_torchdynamo_orig_callable", None), "__self__", given)
+    inside = given
+    while not isinstance(inside, HookedModel | transformers.PreTrainedModel):
+        within = _inside(inside) if isinstance(inside, torch.nn.Module) else None
+        if within is None:
+            raise UnknownModelError(
+                f"Cannot trace a {type(inside).__name__}. Give a name, a directory, a Hugging Face "
+                "model, a TransformerBridge or a HookedTransformer."
+            )
+        inside = within
+    return given, inside
+
+
+def _inside(model: Any) -> Any:
+    """The model that torch.compile or PEFT put a module around; None for other modules."""
+    inside = compiled_from(model)
+    if inside is None and hasattr(model, "get_base_model"):
+        return model.get_base_model()
+    return model.model if inside is None and hasattr(model, "merge_and_unload") else inside
+
+
+def unwrapped(given: Any, reference: Reference | None, name: object) -> Any:
+    """A Hugging Face model that computes what one does that is compiled or has adapters.
+
+    Raises:
+        UnsupportedModelError: Without what is around it, it computes other logits.
+    """
+    model = given
+    while not isinstance(model, transformers.PreTrainedModel):
+        is_compiled = compiled_from(model) is not None
+        copies = repeat(model) if is_compiled else map(deepcopy, repeat(model))
+        model = without_wrapper(copies, reference, name)
+    return model
+
+
+def without_wrapper(copies: Iterator[Any], reference: Reference | None, name: object) -> Any:
+    """The model inside of the first copy of a wrapped one that has the logits as they were given.
+
+    With adapters merged, or taken out where they are off; else with them as they are. Where weights
+    are rounded to 16 bits or fewer, merging changes the logits, and the adapters stay.
+    """
+    copy = next(copies)
+    kind = type(copy).__name__
+    if reference is None:
+        return _inside(copy)
+    has_adapters = hasattr(copy, "merge_and_unload") and compiled_from(copy) is None
+    ways = (_merge, _take_out, _inside) if has_adapters and is_exact(copy) else (_inside,)
+    for take in ways:
+        with suppress(AttributeError, NotImplementedError, TypeError, ValueError):
+            model = take(copy)
+            difference, largest = difference_from(reference, logits_of(model, reference.tokens))
+            if difference <= _MERGED * largest:
+                return model
+        if take is not ways[-1]:
+            copy = next(copies)
+    raise UnsupportedModelError(
+        f"{name} computes other logits without the {kind} around it, which adds something of its "
+        "own, such as virtual tokens or a hook. TransformerLens would leave that out. Give the "
+        "model inside, or put the change into its layers."
+    )
+
+
+def _merge(model: Any) -> Any:
+    return model.merge_and_unload()
+
+
+def _take_out(model: Any) -> Any:
+    return model.unload()
+
+
+def copy_around_weights(model: Any) -> Any:
+    """A copy of all modules of a model around the memory of the same weights, not compiled.
+
+    The model itself where a function that refers to its modules replaces the forward of one, as
+    accelerate's hooks do too.
+    """
+    own = [vars(each).get("forward") for each in model.modules() if compiled_from(each) is None]
+    if any(isinstance(forward, FunctionType | partial) for forward in own):
+        return model
+    tensors = [
+        value
+        for module in model.modules()
+        for part in (module._parameters, module._buffers, vars(module))
+        for value in part.values()
+        if isinstance(value, Tensor)
+    ]
+    copy = deepcopy(model, {id(tensor): _alias(tensor) for tensor in tensors})
+    for module in copy.modules():
+        module._compiled_call_impl = None
+        for name, part in module._modules.items():
+            if part is not None:
+                module._modules[name] = part._modules.get("_orig_mod", part)
+    return copy
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """Another tensor with the same memory; quantised weights, which know more, are themselves."""
+    if type(tensor) is torch.nn.Parameter:
+        return torch.nn.Parameter(tensor.detach(), requires_grad=False)
+    return tensor.detach() if type(tensor) is Tensor else tensor
