@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING
 
 from tracekit._util.markup import MOST_ROWS, card, html_text
 from tracekit.data.counterfactuals import (
@@ -14,9 +13,7 @@ from tracekit.data.counterfactuals import (
     NoiseCounterfactual,
     PromptCounterfactual,
 )
-
-if TYPE_CHECKING:
-    from tracekit.data.pair import PromptPair
+from tracekit.data.pair import PromptPair
 
 
 @dataclass(frozen=True)

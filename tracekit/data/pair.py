@@ -23,7 +23,6 @@ from tracekit.data.counterfactuals import (
     as_ids,
     counterfactual_from_row,
 )
-from tracekit.data.display import ShownPair, shown_pair
 from tracekit.data.spans import LAST, REST, Spans, checked_spans, one_span, with_implied
 from tracekit.errors import DataWarning, PairsError, near_miss
 
@@ -227,10 +226,6 @@ class PromptPair:
             return brief(self.texts["prompt"])
         first_ids = " ".join(map(str, self.prompt_ids[:12]))
         return f"[{first_ids}{' ...' if len(self.prompt_ids) > 12 else ''}]"
-
-    def shown(self, token_texts: Mapping[int, str]) -> ShownPair:
-        """The example with its tokens by their texts; tokens without one are shown by their ids."""
-        return shown_pair(self, token_texts)
 
 
 def kinds_and_lengths(pairs: Sequence[PromptPair]) -> str:

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,15 +22,12 @@ from tracekit._util.deferred import pd
 from tracekit._util.markup import printable
 from tracekit._util.warn import warn
 from tracekit.data.counterfactuals import Ids, PromptCounterfactual
-from tracekit.data.pair import PromptPair, beginnings_text, said_of_independent
+from tracekit.data.pair import PromptPair, beginnings_text, independent, said_of_independent
 from tracekit.data.pairs_report import report_on
 from tracekit.data.tokenization import encoder
 from tracekit.errors import ConfigError, DataWarning, PairsError
 from tracekit.models import HookedModel
 from tracekit.models.hooked import device_of, frozen
-
-if TYPE_CHECKING:
-    from tracekit.data.prompts import PromptPairs
 
 Color = Literal["green", "yellow", "red"]
 
@@ -95,13 +92,27 @@ class PairsCheck:
 
 
 def check_pairs(
-    pairs: PromptPairs, model: HookedModel, parts: Sequence[PromptPairs], shown: bool | None
+    pairs: Sequence[PromptPair],
+    model: HookedModel,
+    parts: Sequence[Sequence[PromptPair]],
+    texts: Mapping[int, str],
+    in_chat: bool,
+    shown: bool | None,
 ) -> PairsCheck:
-    """The checks of pairs that are split into parts, if they are; with a bar if `shown`."""
-    table, texts = _table(pairs, model, shown), pairs.token_texts
+    """Checks pairs on a model.
+
+    Args:
+        pairs: The pairs.
+        model: The model.
+        parts: Searched and held-out pairs, if they are split: groups are counted in each.
+        texts: Text of each token, where it is known.
+        in_chat: Whether the prompts were written by a chat template.
+        shown: Whether to show a progress bar. None: in notebooks and terminals.
+    """
+    table = _table(pairs, model, shown)
     checks: dict[str, _Line | None] = {
         "task": _task(pairs, table),
-        **_forms(pairs, model),
+        **_forms(pairs, model, in_chat),
         "tokens": _tokens(table),
         "beginnings": _beginnings(pairs, texts),
         "balance": _balance(pairs, texts),
@@ -239,7 +250,7 @@ def _task(pairs: Sequence[PromptPair], table: pd.DataFrame) -> _Line:
     return color, f"The model prefers x to y on {count} of {of}{without}. {shown}.{advice}"
 
 
-def _forms(pairs: PromptPairs, model: HookedModel) -> dict[str, _Line]:
+def _forms(pairs: Sequence[PromptPair], model: HookedModel, in_chat: bool) -> dict[str, _Line]:
     """Whether x, y or a token set is likelier in another form; what is not is said of x only.
 
     Compared is the probability of the whole text, as forms are of several numbers of tokens, and
@@ -248,7 +259,7 @@ def _forms(pairs: PromptPairs, model: HookedModel) -> dict[str, _Line]:
     tokenizer = getattr(model, "tokenizer", None)
     if not callable(getattr(tokenizer, "decode", None)):
         return {}
-    tried, in_chat = pairs[:: -(-len(pairs) // _TRIED)], pairs.chat is not None
+    tried = pairs[:: -(-len(pairs) // _TRIED)]
     forms = [each for pair in tried for each in _other_forms(pair, tokenizer, in_chat)]
     asked = [each for *_, own, other in forms for each in (*own, *other)]
     values = _mean_probabilities(asked, model, False) if asked else ()
@@ -314,13 +325,14 @@ def _other_forms(
                     yield part, form, own, other
 
 
-def _groups(parts: Sequence[PromptPairs]) -> _Line | None:
+def _groups(parts: Sequence[Sequence[PromptPair]]) -> _Line | None:
     """How many independent examples there are, where groups or few pairs leave few."""
     shown = "; held out: ".join(map(said_of_independent, parts))
-    if min(part.n_distinct for part in parts) >= FEWEST:
+    counts = [len(set(independent(part))) for part in parts]
+    if min(counts) >= FEWEST:
         are_grouped = any(pair.group is not None for part in parts for pair in part)
         return ("green", f"{shown}.") if are_grouped else None
-    is_one = any(part.n_distinct == 1 < len(part) for part in parts)
+    is_one = any(n == 1 < len(part) for n, part in zip(counts, parts, strict=True))
     text = (
         f"{shown}. An interval needs {FEWEST} independent ones: give more, or pairs of more groups."
     )

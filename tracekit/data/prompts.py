@@ -271,7 +271,7 @@ class PromptPairs(Sequence[PromptPair]):
             parts: Searched and held-out pairs, if they are split: groups are counted in each.
             progress: Whether to show a progress bar. None: in notebooks and terminals.
         """
-        return check_pairs(self, model, parts, progress)
+        return check_pairs(self, model, parts, self.token_texts, self.chat is not None, progress)
 
     def known(self, model: HookedModel, probability: float = 0.1) -> PromptPairs:
         """The pairs that the model knows: x has at least this probability, and a larger one than y.

@@ -23,7 +23,7 @@ from tracekit._util.table import json_value
 from tracekit.components import Component, ComponentGrid, ComponentSet
 from tracekit.components.kinds import kind_of
 from tracekit.components.members import ComponentsLike
-from tracekit.data.display import ShownTokens
+from tracekit.data.display import ShownTokens, shown_pair
 from tracekit.errors import ComponentError
 from tracekit.explore.exploration import (
     Circuit,
@@ -396,7 +396,7 @@ def setup_of(
                 "x": list(map(printable, example.x)),
                 "y": list(map(printable, example.y)),
             }
-            for example in (pair.shown(pairs.token_texts) for pair in pairs)
+            for example in (shown_pair(pair, pairs.token_texts) for pair in pairs)
         ],
         "before": {
             "x": clean.x.exp().tolist(),

@@ -15,6 +15,7 @@ from tracekit._util.markup import interval_text
 from tracekit._util.options import as_path
 from tracekit._util.table import Column, Table, named
 from tracekit.anatomy import Attention, Explanation, Look, Paths, SideEffects
+from tracekit.data.display import shown_pair
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import DATASETS
 from tracekit.engine.setup import Setup
@@ -235,7 +236,7 @@ def _prompts(pairs: PromptPairs) -> list[str]:
     texts = []
     for pair in pairs:
         given = (pair.texts or {}).get("prompt")
-        tokens = pair.shown(pairs.token_texts).prompt.texts
+        tokens = shown_pair(pair, pairs.token_texts).prompt.texts
         texts.append(given if isinstance(given, str) and given else " ".join(tokens))
     return texts
 

@@ -9,28 +9,21 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 
 from tracekit._util.options import check_whole
+from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.edges import EMBEDDING, LOGITS, EdgeGraph
-from tracekit.components.masks import Mask, members_of_mask
+from tracekit.components.masks import Mask
 from tracekit.errors import ComponentError
 from tracekit.figures.paths import Arrow, path_network
-from tracekit.figures.style import data_and_model, plain
+from tracekit.figures.style import plain
 
 if TYPE_CHECKING:
     import networkx
 
-    from tracekit.results.result import TraceResult
 
-
-def nodes_of(result: TraceResult) -> tuple[str, ...]:
-    """Labels of the heads and MLPs that selected edges join, layer by layer, for other tracers.
-
-    Of heads that share a key or value, those that also send or have a query; of none, all.
-
-    Raises:
-        ComponentError: The components are no edges.
-    """
-    graph = _graph(result)
-    ends = [edge.ends.split(">") for edge in result.components]
+def nodes_of(registry: ComponentRegistry, members: ComponentSet) -> tuple[str, ...]:
+    """Returns the heads and MLPs that some edges of a registry join; see `TraceResult.nodes`."""
+    graph = _graph(registry)
+    ends = [registry[flat].ends.split(">") for flat in members]
     named = {sender for sender, _ in ends}
     receivers = [graph.nodes_of(receiver) for _, receiver in ends]
     named |= {nodes[0] for nodes in receivers if len(nodes) == 1}
@@ -39,27 +32,20 @@ def nodes_of(result: TraceResult) -> tuple[str, ...]:
     return tuple(label for label in graph.senders if label in named - {EMBEDDING})
 
 
-def graph_of(result: TraceResult) -> networkx.MultiDiGraph:
-    """The selected edges as a graph: `networkx.write_graphml(result.graph(), path)` writes it.
-
-    Nodes are the embedding `E`, heads, MLPs and `logits`. An edge has its `label`, `score`, `reads`
-    (q, k, v or nothing) and whether it `carries` anything: whether it lies on a way from `E` to the
-    logits. Where all but the selected edges are patched, at every position, the others change
-    nothing. One into a key that heads share enters each of them.
-
-    Raises:
-        ComponentError: The components are no edges.
-    """
+def graph_of(
+    registry: ComponentRegistry, members: ComponentSet, scores: Mask
+) -> networkx.MultiDiGraph:
+    """Returns some edges of a registry as a graph; see `TraceResult.graph`."""
     import networkx
 
-    graph, drawn = _graph(result), networkx.MultiDiGraph()
+    graph, drawn = _graph(registry), networkx.MultiDiGraph()
     drawn.add_nodes_from([EMBEDDING, LOGITS])
-    for flat in members_of_mask(result.binary_mask):
-        label = result.registry[flat].ends
+    for flat in members:
+        label = registry[flat].ends
         sender, receiver = label.split(">")
         reads = "".join(each.lower() for each in "QKV" if each in receiver)
         for node in graph.nodes_of(receiver):
-            score = _scores(result)[flat].item()
+            score = scores[flat].item()
             drawn.add_edge(sender, node, label=label, score=score, reads=reads)
     within = {EMBEDDING, *networkx.descendants(drawn, EMBEDDING)}
     within &= {LOGITS, *networkx.ancestors(drawn, LOGITS)}
@@ -68,24 +54,13 @@ def graph_of(result: TraceResult) -> networkx.MultiDiGraph:
     return drawn
 
 
-def circuit_figure(result: TraceResult, n: int = 30) -> go.Figure:
-    """The strongest edges as a circuit: nodes by layer, arrows from senders to receivers.
-
-    An arrow is as wide as its score is large, solid above 0 and dashed below; q, k or v at its head
-    says what it enters. Heads that share a key are one node (`G`) where it is read.
-
-    Args:
-        result: Selected edges.
-        n: Edges to draw; what the scores of the others sum to stands below the title, and how many
-            of all carry nothing (`graph`).
-
-    Raises:
-        ComponentError: The components are no edges.
-    """
-    graph = _graph(result)
+def circuit_figure(
+    registry: ComponentRegistry, members: ComponentSet, scores: Mask, title: str, n: int
+) -> go.Figure:
+    """Draws the `n` strongest edges of a set; see `TraceResult.circuit`."""
+    graph = _graph(registry)
     check_whole("n", n)
-    members, scores = members_of_mask(result.binary_mask), _scores(result)
-    values = [(float(scores[flat]), result.registry[flat]) for flat in members]
+    values = [(float(scores[flat]), registry[flat]) for flat in members]
     values.sort(key=lambda each: -abs(each[0]))
     shown, rest = values[:n], values[n:]
     ends = [edge.ends.split(">") for _, edge in shown]
@@ -110,23 +85,18 @@ def circuit_figure(result: TraceResult, n: int = 30) -> go.Figure:
     if rest:
         total, others = (sum(value for value, _ in part) for part in (values, rest))
         said += f"; the others sum to {others:+.3g} of {total:+.3g}"
-    carrying = {
-        facts["label"] for *_, facts in graph_of(result).edges(data=True) if facts["carries"]
-    }
+    edges = graph_of(registry, members, scores).edges(data=True)
+    carrying = {facts["label"] for *_, facts in edges if facts["carries"]}
     if len(carrying) < len(values):
         said += f"; {len(values) - len(carrying)} lie on no way from {EMBEDDING} to the logits"
     return path_network(
         names,
         [places[name] if isfinite(places[name]) else None for name in names],
         arrows,
-        title=f"{plain(result.title)}: {data_and_model(result.dataset, result.model)}",
+        title=title,
         subtitle=said,
         quantity="score",
     )
-
-
-def _scores(result: TraceResult) -> Mask:
-    return result.soft_mask if result.component_scores is None else result.component_scores
 
 
 def _node(graph: EdgeGraph, receiver: str) -> str:
@@ -142,10 +112,10 @@ def _place(node: str) -> float:
     return int(re.findall(r"\d+", node)[0]) + 0.5 * node.startswith("MLP")
 
 
-def _graph(result: TraceResult) -> EdgeGraph:
-    if result.registry.edges is None:
+def _graph(registry: ComponentRegistry) -> EdgeGraph:
+    if registry.edges is None:
         raise ComponentError(
-            f"The components are {result.registry.describe()}, and only edges make a circuit with "
+            f"The components are {registry.describe()}, and only edges make a circuit with "
             "arrows. Trace with components='edges', or ask tracer.paths of heads and MLPs."
         )
-    return result.registry.edges
+    return registry.edges

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import isnan
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import plotly.graph_objects as go
 import torch
@@ -23,7 +23,7 @@ from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import as_path, guided, shortened
 from tracekit._util.table import named, value_text
 from tracekit.components import Component, ComponentRegistry
-from tracekit.components.masks import BinaryMask, Mask
+from tracekit.components.masks import BinaryMask, Mask, members_of_mask
 from tracekit.engine.cost import Cost
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError
@@ -33,14 +33,17 @@ from tracekit.metrics import Effects
 from tracekit.results.circuit import circuit_figure, graph_of, nodes_of
 from tracekit.results.display import card, line, model_text
 from tracekit.results.faithfulness import Faithfulness
-from tracekit.results.known import Against, against, outlined
 from tracekit.results.mib import check_registry, write_mib
 from tracekit.results.on_examples import OnExamples, examples_said
 from tracekit.results.panels import Color, has_cells, panels_of, scale_of, texts_of, values_of
 from tracekit.results.picture import selection_svg
+from tracekit.results.published_circuits import Against, against, outlined
 from tracekit.results.storage import InFolder
 from tracekit.search.base import Record, Stop
 from tracekit.search.targets import ConstraintEffect
+
+if TYPE_CHECKING:
+    import networkx
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,10 +225,7 @@ class TraceResult(InFolder):
 
     @property
     def share_of_full_effect(self) -> float:
-        """Effect of the selection over that of all components; it may exceed 1.
-
-        NaN if all components together have no effect.
-        """
+        """Effect of the selection over the full effect: may exceed 1, NaN where that is 0."""
         return self.own.share
 
     @property
@@ -260,9 +260,7 @@ class TraceResult(InFolder):
         Raises:
             ConfigError: There is neither, but only the selection.
         """
-        if self.component_scores is not None:
-            return self.component_scores
-        if torch.equal(self.soft_mask, self.binary_mask.float()):
+        if self.component_scores is None and torch.equal(self.soft_mask, self.binary_mask.float()):
             asked = "" if self.run.objective == "mean" else f", searched by {self.run.objective},"
             asked = asked if self.constraint is None else ", searched within bounds,"
             raise ConfigError(
@@ -270,7 +268,7 @@ class TraceResult(InFolder):
                 "selection, which ranks nothing. Use a result of top-k, attribution, mask-ig or "
                 "pgb-ct, without constraint and objective."
             )
-        return self.soft_mask
+        return self._scores
 
     @property
     def extra_effects(self) -> dict[str, float]:
@@ -451,8 +449,43 @@ class TraceResult(InFolder):
         """What scores are, in words: those of top-k are effects."""
         return self.axis_label if self.method == "top-k" else "score"
 
-    nodes = property(nodes_of)
-    circuit, graph = guided(circuit_figure), graph_of
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Labels of the heads and MLPs that selected edges join, layer by layer, for other tracers.
+
+        Of heads that share a key or value, those that also send or have a query; of none, all.
+        """
+        return nodes_of(self.registry, members_of_mask(self.binary_mask))
+
+    def graph(self) -> networkx.MultiDiGraph:
+        """The selected edges as a graph: `networkx.write_graphml(result.graph(), path)` writes it.
+
+        Nodes are the embedding `E`, heads, MLPs and `logits`. An edge has its `label`, `score`,
+        `reads` (q, k, v or nothing), and `carries`: whether it lies on a way from `E` to the
+        logits. One into a key that heads share enters each of them.
+
+        Raises:
+            ComponentError: The components are no edges.
+        """
+        return graph_of(self.registry, members_of_mask(self.binary_mask), self._scores)
+
+    @guided
+    def circuit(self, n: int = 30) -> go.Figure:
+        """The `n` strongest selected edges: nodes by layer, arrows from senders to receivers.
+
+        An arrow is as wide as its score is large, solid above 0 and dashed below; q, k or v at its
+        head says what it enters. Heads that share a key are one node (`G`) where it is read.
+
+        Raises:
+            ComponentError: The components are no edges.
+        """
+        title = f"{plain(self.title)}: {data_and_model(self.dataset, self.model)}"
+        members = members_of_mask(self.binary_mask)
+        return circuit_figure(self.registry, members, self._scores, title, n)
+
+    @property
+    def _scores(self) -> Mask:
+        return self.soft_mask if self.component_scores is None else self.component_scores
 
     def panels(
         self, color: Color = "selected", *, title: str = "", framed: BinaryMask | None = None

@@ -1,4 +1,4 @@
-"""Circuits from the literature (`known.json`), and a set beside one: hits, misses and extras."""
+"""Circuits from the literature, and a set beside one: hits, misses and extras."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from tracekit.components.masks import BinaryMask
 from tracekit.components.members import mask_of
 from tracekit.errors import ConfigError, UnknownNameError
 from tracekit.results.display import Tabular
+
+_CIRCUITS = Path(__file__).with_name("published_circuits.json")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -56,7 +58,7 @@ def roles_of(circuit: str | Sequence[str], result: Any) -> tuple[str, dict[str, 
     if not isinstance(circuit, str):
         chosen = mask_of(circuit, result.registry).nonzero()[:, 0].tolist()
         return "circuit", dict.fromkeys((_labels(result)[i] for i in chosen), "")
-    circuits = json.loads(Path(__file__).with_name("known.json").read_text(encoding="utf-8"))
+    circuits = json.loads(_CIRCUITS.read_text(encoding="utf-8"))
     if circuit not in circuits:
         raise UnknownNameError("circuit", circuit, circuits)
     entry, sizes = circuits[circuit], result.model_facts.sizes
