@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tracekit as tk
 from tests import tiny
+from tests.models.test_as_given import IDS, TRACED
 from tracekit.demo import MODEL_DIR
 from tracekit.errors import (
     ConfigError,
@@ -242,3 +243,58 @@ def test_heads_of_the_real_model(real_model, tmp_path):
         assert export.effects.mean() > 2
         # Rounding of float32 through 30 layers; it differs between processors.
         assert export.largest_difference < 1e-5 * export.effects.abs().max()
+
+
+CHANGED = [
+    name
+    for name in TRACED
+    if name.startswith(("pruned", "norms_doubled", "old_norms", "spectral_norm", "low_rank model"))
+]
+"""Models whose weights are computed from others."""
+
+
+@pytest.mark.parametrize(
+    "name", [*CHANGED, "off", "lm_head", "second of two", "compiled", "all layers"]
+)
+def test_the_written_model_is_the_given_one_without_a_head(name, tmp_path):
+    given = TRACED[name]()
+    tracer = traced(tk.load_model(given), positions="all")
+    tracer.export(["L1H2"], tmp_path / "edited")
+    written = AutoModelForCausalLM.from_pretrained(tmp_path / "edited")
+    _, out = next(
+        (path, module)
+        for path, module in given.named_modules()
+        if path.endswith("layers.1.self_attn.o_proj")
+    )
+
+    def without_head(module, args):
+        heads = args[0].clone()
+        heads[..., 12:18] = 0
+        return (heads,)
+
+    out.register_forward_pre_hook(without_head)
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        expected = given(IDS).logits
+        torch.testing.assert_close(written(IDS).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("lm_head, tied", "lm_head is a peft.tuners.*Linear. .*adapters: by merge_and_unload"),
+        ("of transformers, on", "layers.0.self_attn.q_proj is a peft.tuners"),
+        ("hook at model.layers.1.mlp", "hooks were left at model.layers.1.mlp. A checkpoint"),
+        ("hook at ", "hooks were left at the model. A checkpoint"),
+        ("own MLP", "model.layers.1.mlp is a tests.models.test_as_given.ReluMLP"),
+        ("own projection", "model.layers.1.self_attn.o_proj is a .*Larger"),
+        ("forward of model.layers.1.mlp, False", "the forward of model.layers.1.mlp was replaced"),
+        ("forward of model.layers.1, True", "the forward of model.layers.1 was replaced"),
+        ("no final norm", "model.norm is a torch.nn.modules.linear.Identity"),
+        ("low_rank lm_head, tied", "as weights that it ties are not the same"),
+    ],
+)
+def test_what_weights_alone_do_not_compute_is_refused_by_name(name, reason, tmp_path):
+    tracer = traced(tk.load_model(TRACED[name]()))
+    with pytest.raises(UnsupportedModelError, match=f"A plain LlamaForCausalLM with .*{reason}"):
+        tracer.export(["L1H2"], tmp_path / "edited")
+    assert not (tmp_path / "edited").exists()

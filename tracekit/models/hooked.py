@@ -139,7 +139,12 @@ def foreign_hooks(model: HookedModel) -> list[str]:
     names[id(everywhere)] = "all modules"
     owners[everywhere] = None
     left = [names[id(owner)] for owner in owners if has_foreign_hooks(owner)]
-    return [re.sub(r"\._?original_component", "", name) for name in left]
+    return [plain_name(name) for name in left]
+
+
+def plain_name(name: str) -> str:
+    """The name of a module or weight without what a bridge puts around it."""
+    return re.sub(r"\._?original_component", "", name)
 
 
 def has_foreign_hooks(owner: Any) -> bool:

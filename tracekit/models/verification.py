@@ -39,6 +39,7 @@ from tracekit.models.hooked import (
     has_foreign_hooks,
     is_exact,
     is_foreign,
+    plain_name,
 )
 
 _TOKENS = 8
@@ -201,24 +202,33 @@ def cannot_wrap(loader: Loader, error: Exception) -> UnsupportedModelError:
 
 
 def changes_of(model: Any) -> list[str]:
-    """What of a model is not as its class and configuration make it, in words."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        plain = dict(type(model)(deepcopy(model.config)).named_modules())
+    """What of a Hugging Face model, wrapped or not, is not as its class makes it, in words."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            expected = dict(type(model)(deepcopy(model.config)).named_modules())
+    except Exception:  # A class of somebody else that needs data, or more arguments.
+        return []
+    # Of several modules with one name, the one inside of what a bridge puts around it.
+    modules = {plain_name(name): module for name, module in model.named_modules()}
     changes, replaced = [], ("",)
-    for name, module in model.named_modules():
-        kind, where = type(module), name or "the model"
-        if is_parametrized(module):
-            kind = kind.__mro__[1]
+    for name, plain in expected.items():
         if name.startswith(replaced[1:]):
             continue
-        if name not in plain or kind is not type(plain[name]):
+        where = name or "the model"
+        if name not in modules:
+            replaced += (f"{name}.",)
+            changes.append(f"{where} is not there")
+            continue
+        module = modules[name]
+        kind: Any = type(module).__mro__[1] if is_parametrized(module) else type(module)
+        if kind is not type(plain):
             replaced += (f"{name}.",)
             changes.append(f"{where} is a {kind.__module__}.{kind.__qualname__}")
             continue
         if "forward" in vars(module) and not hasattr(module, "_old_forward"):
             changes.append(f"the forward of {where} was replaced")
         if kind.forward.__module__.partition(".")[0] != kind.__module__.partition(".")[0]:
-            changes.append(f"the forward of every {kind.__name__} may have been replaced")
+            changes.append(f"the forward of {kind.__name__} was replaced")
         if has_foreign_hooks(module):
             changes.append(f"hooks were left at {where}")
     attention = getattr(model.config, "_attn_implementation", None)

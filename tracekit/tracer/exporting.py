@@ -8,11 +8,11 @@ coordinate of the MLP output a row. The model that was written is read again and
 from __future__ import annotations
 
 import copy
-import re
 import shutil
 from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,11 +20,13 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.utils.parametrize import is_parametrized
 
 from tracekit._util import progress
 from tracekit._util.deferred import transformers
 from tracekit._util.files import write_beside
 from tracekit._util.options import as_path
+from tracekit._util.table import named
 from tracekit._util.warn import warn
 from tracekit.anatomy import SideEffects
 from tracekit.components import ComponentRegistry
@@ -39,8 +41,9 @@ from tracekit.errors import ConfigError, ModelWarning, OutputError, UnsupportedM
 from tracekit.metrics import Effects
 from tracekit.models import HookedModel, load_model, model_name
 from tracekit.models.architectures import PROJECTIONS
-from tracekit.models.hooked import device_of, dtype_of
+from tracekit.models.hooked import device_of, dtype_of, is_exact, plain_name, random_tokens
 from tracekit.models.tokenizers import as_given, differences, tokenizer_in
+from tracekit.models.verification import Reference, changes_of, difference_from, logits_of
 from tracekit.results.on_examples import OnExamples
 from tracekit.results.result import TraceResult
 from tracekit.results.storage import versions
@@ -187,14 +190,15 @@ def _exact_constants(engine: Engine, setup: Setup) -> Constants:
 def _folded(engine: Engine, constants: Constants, mask: Mask) -> Any:
     """The Hugging Face model with the set folded into its weights, apart from the original."""
     original: Any = engine.model.original_model  # type: ignore[attr-defined]
-    expected = set(_empty(original, ()).state_dict())
-    names: dict[int, str] = {
-        id(module): _plain(name)
-        for name, module in original.named_modules(remove_duplicate=False)
-        # A bridge gives modules further names.
-        if f"{_plain(name)}.weight" in expected
+    # Of several modules with one name, the one inside of what a bridge puts around it.
+    modules = {
+        plain_name(name): module for name, module in original.named_modules(remove_duplicate=False)
     }
-    state: dict[str, Any] = {_plain(name): value for name, value in original.state_dict().items()}
+    expected = _empty(original, ()).state_dict()
+    state = _weights_of(modules, expected)
+    is_whole = len(state) == len(expected)
+    _check_plain(engine.model, _rebuilt(original, modules, state, {}, ()) if is_whole else None)
+    names = {id(module): name for name, module in modules.items() if f"{name}.weight" in state}
     changed: dict[str, Any] = {}
     weights: ChainMap[str, Any] = ChainMap(changed, state)
     settings: set[str] = set()
@@ -205,12 +209,13 @@ def _folded(engine: Engine, constants: Constants, mask: Mask) -> Any:
         for each in (*part.split("."), "original_component"):
             module = getattr(module, each, None)
         name = names.get(id(module))
-        if name is None or type(module).__name__ not in ("Linear", "Conv1D"):
+        kind = type(module).__mro__[1] if is_parametrized(module) else type(module)
+        if name is None or kind.__name__ not in ("Linear", "Conv1D"):
             raise UnsupportedModelError(
                 f"Block {layer} has no single projection behind {hook}, so its components cannot "
                 "be folded into weights. Trace other components."
             )
-        is_transposed = type(module).__name__ == "Conv1D"
+        is_transposed = kind.__name__ == "Conv1D"
         weight = weights[f"{name}.weight"]
         weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
         weight = (weight.T if is_transposed else weight).clone()
@@ -228,11 +233,50 @@ def _folded(engine: Engine, constants: Constants, mask: Mask) -> Any:
             changed[f"{name}.bias"] = bias
         if f"{name}.bias" in changed and f"{name}.bias" not in state:
             settings.add(setting)
-    return _rebuilt(original, state, changed, settings)
+    return _rebuilt(original, modules, state, changed, settings)
+
+
+def _weights_of(
+    modules: Mapping[str, torch.nn.Module], expected: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The weights that modules compute with, under the names and in the shapes of a plain model.
+
+    Those of pruned and parametrised modules are computed from others.
+    """
+    weights = {}
+    for name, plain in expected.items():
+        owner, _, attribute = name.rpartition(".")
+        value = getattr(modules.get(owner), attribute, None)
+        if isinstance(value, Tensor) and value.shape == plain.shape:
+            weights[name] = value.detach()
+    return weights
+
+
+def _check_plain(model: HookedModel, plain: Any) -> None:
+    """Refuses a model whose logits a plain one with its weights lacks; None: it has no such."""
+    tokens = random_tokens(model, 1, min(8, int(model.cfg.n_ctx or 8)))
+    with torch.no_grad():
+        logits = model.run_with_hooks(tokens.to(device_of(model)), fwd_hooks=[])[0]
+    reference = Reference(tokens, logits.float().cpu())
+    difference, largest = inf, 0.0
+    if plain is not None:
+        difference, largest = difference_from(reference, logits_of(plain, tokens))
+    if not difference <= (1e-4 if is_exact(model) else 0.05) * largest:
+        original: Any = model.original_model  # type: ignore[attr-defined]
+        reason = named(changes_of(original), 5) or "weights that it ties are not the same"
+        raise UnsupportedModelError(
+            f"A plain {type(original).__name__} with the weights of {model_name(model)} computes "
+            f"other logits, as {reason}. A checkpoint holds weights alone. Put the change into the "
+            "weights first (adapters: by merge_and_unload), and load the model again."
+        )
 
 
 def _rebuilt(
-    original: Any, state: dict[str, Tensor], changed: dict[str, Tensor], settings: set[str]
+    original: Any,
+    modules: Mapping[str, torch.nn.Module],
+    state: Mapping[str, Tensor],
+    changed: Mapping[str, Tensor],
+    settings: Iterable[str],
 ) -> Any:
     """A new model of the same class with changed weights, and with biases where they are needed."""
     rebuilt = _empty(original, settings)
@@ -253,6 +297,9 @@ def _rebuilt(
         for name, meta in expected.items()
     }
     rebuilt.load_state_dict(whole, assign=True)
+    for name, value in _weights_of(modules, dict(rebuilt.named_buffers())).items():
+        owner, _, attribute = name.rpartition(".")
+        setattr(rebuilt.get_submodule(owner), attribute, value)
     rebuilt.tie_weights()
     rebuilt.generation_config = copy.deepcopy(original.generation_config)
     return rebuilt
@@ -270,11 +317,6 @@ def _empty(original: Any, settings: Iterable[str]) -> Any:
             setattr(config, setting, True)
     with torch.device("meta"):
         return type(original)(config)
-
-
-def _plain(name: str) -> str:
-    """The name of a module or weight without what a bridge puts around it."""
-    return re.sub(r"\._?original_component", "", name)
 
 
 def _replaced(
