@@ -13,8 +13,8 @@ import tracekit as tk
 from tests import tiny
 from tests.engine.test_head_reads import parts_of, plain_reads
 from tracekit.anatomy import Attention
-from tracekit.cli.report import check_of_run
 from tracekit.errors import ComponentError, PairsError, ResultFormatError
+from tracekit.reports.saved import check_of_run
 from tracekit.results.intervals import effect_interval
 
 HEADS = ((1, 2), (3, 4))

@@ -12,9 +12,9 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.anatomy import Paths
-from tracekit.cli.report import check_of_run
 from tracekit.errors import ResultFormatError, ResultNotFoundError
 from tracekit.reports.report import path_table
+from tracekit.reports.saved import check_of_run
 from tracekit.results.intervals import effect_interval
 from tracekit.results.significance import p_values
 

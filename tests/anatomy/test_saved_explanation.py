@@ -10,8 +10,8 @@ import pytest
 import tracekit as tk
 from tests.files import rewrite
 from tracekit.anatomy.explanation import EXPLANATION
-from tracekit.cli.report import check_of_run
 from tracekit.errors import ResultFormatError, ResultNotFoundError
+from tracekit.reports.saved import check_of_run
 
 
 @pytest.fixture(scope="module")

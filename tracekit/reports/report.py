@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 import plotly.graph_objects as go
 
 from tracekit._util.markup import interval_text
-from tracekit._util.options import as_path
+from tracekit._util.options import as_path, shortened
 from tracekit._util.table import Column, Table, named
 from tracekit.anatomy import Attention, Explanation, Look, Paths, SideEffects
 from tracekit.data.display import shown_pair
@@ -22,13 +22,15 @@ from tracekit.engine.setup import Setup
 from tracekit.errors import ComparisonError, NoResultError
 from tracekit.metrics import METRICS
 from tracekit.reports.page import Section, write_page
-from tracekit.results.comparison import Comparison, compare
+from tracekit.reports.saved import read_saved
+from tracekit.results.comparison import Comparable, Comparison, compare
 from tracekit.results.display import facts_table
 from tracekit.results.generations import Generations
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.on_examples import largest_share
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
+from tracekit.results.saved import all_results, is_several
 from tracekit.results.tables import (
     check_comparable,
     effect_columns,
@@ -42,9 +44,9 @@ from tracekit.search.objectives import ObjectiveName
 from tracekit.search.targets import ConstraintEffect
 
 Anatomy = Explanation | Paths | Attention | SideEffects | Generations | Look
-Reported = TraceResult | Sequence[TraceResult] | InteractionGrid | Anatomy | PromptPairs
+Reported = Comparable | InteractionGrid | Anatomy | PromptPairs
 """Results, curves, fronts, comparisons, grids, explanations, paths, attention, side effects,
-generations; and pairs, whose prompts stand beside the effects on them."""
+generations; folders of these; and pairs, whose prompts stand beside the effects on them."""
 _ANATOMY = (Explanation, Paths, Attention, SideEffects, Generations, Look)
 _SINGLE = (TraceResult, InteractionGrid, ParetoFront, PromptPairs, *_ANATOMY)
 
@@ -70,14 +72,20 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     Args:
         results: Results, curves, fronts, comparisons, grids, explanations, paths, attention, side
             effects and generations. Attention stands beside the paths of its set. Looks, which come
-            first. And pairs, such as `tracer.pairs`: their prompts stand in the table of examples.
+            first. Folders, of which all that was saved there or below is reported. And pairs, such
+            as `tracer.pairs`: their prompts stand in the table of examples.
         path: The HTML file, which is returned; it holds all it needs, and opens without a network.
 
     Raises:
         NoResultError: There are none.
+        ResultNotFoundError, ResultFormatError: A folder holds none, or files that were changed.
+        ConfigError: Something else was given.
     """
-    is_single = isinstance(results, _SINGLE)
-    given: list[Reported] = [results] if is_single else list(results)  # type: ignore[list-item]
+    path = as_path("path", path)
+    is_single = isinstance(results, _SINGLE) or not is_several(results)
+    given: list[Any] = []
+    for each in [results] if is_single else results:  # type: ignore[union-attr]
+        given += read_saved(each) if isinstance(each, (str, Path)) else [each]
     if not given:
         raise NoResultError("There is no result to report. Give at least one.")
     groups = _grouped(given)
@@ -103,7 +111,7 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
         sections.append(Section(heading="Who acts together", paragraphs=[text], figures=drawn))
     first = groups[0].results[0] if groups else None
     title = f"tracekit: {first.dataset} data, {first.model} model" if first else "tracekit"
-    return write_page(as_path("path", path), title, sections)
+    return write_page(path, title, sections)
 
 
 class _Group(NamedTuple):
@@ -118,7 +126,8 @@ def _grouped(given: Sequence[Reported]) -> list[_Group]:
     for each in given:
         if isinstance(each, (InteractionGrid, PromptPairs, *_ANATOMY)):
             continue
-        results = [each] if isinstance(each, TraceResult) else list(each)
+        if not (results := all_results(each)):
+            raise NoResultError(f"There is no result in {shortened(each)}. Leave it out.")
         group = next((g for g in groups if _is_comparable(g.results[0], results[0])), None)
         if group is None:
             group = _Group([], [])

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
@@ -26,6 +27,7 @@ from tracekit.results.intervals import row_intervals
 from tracekit.results.panels import Color
 from tracekit.results.pareto_statistics import jaccard
 from tracekit.results.result import Results, TraceResult
+from tracekit.results.saved import all_results
 from tracekit.results.selection_figures import comparison_heatmap
 from tracekit.results.significance import p_values, without_rounding
 from tracekit.results.tables import (
@@ -218,8 +220,12 @@ class Comparison(Results):
         return f"{self[0].axis_label} on {n} searched examples"
 
 
+Comparable = TraceResult | Sequence[TraceResult] | str | Path
+"""Results in memory, and folders that results were saved to."""
+
+
 def compare(
-    results: Iterable[TraceResult | Sequence[TraceResult]],
+    results: Comparable | Iterable[Comparable],
     labels: Sequence[str] | None = None,
     *,
     any_dtype: bool = False,
@@ -231,19 +237,21 @@ def compare(
     tables, which have one scale, refuse them.
 
     Args:
-        results: Results, curves or fronts of searches of the same components and metric.
+        results: Results, curves or fronts of searches of the same components and metric; what
+            `tk.load_runs` returns; and folders, of which every result saved there or below counts.
+            One of these, or several in a list.
         labels: What to call each result. None: its method, and its size where methods repeat.
         any_dtype: Whether results of one model may be in several types, e.g. bfloat16 and float32.
             The noise floor of each (`result.noise_floor`) says which differences are rounding.
 
     Raises:
         NoResultError: There are none.
+        ResultNotFoundError: A folder holds no result.
+        ConfigError: Something else was given.
         ComparisonError: They answer different questions, are of two models of one name, have
             different held-out examples, or there are not as many labels.
     """
-    flat: list[TraceResult] = []
-    for result in results:
-        flat += [result] if isinstance(result, TraceResult) else result
+    flat = all_results(results)
     if not flat:
         raise NoResultError("There is no result to compare. Give at least one.")
     check_comparable(flat, of_sets=True, any_dtype=any_dtype)

@@ -197,9 +197,14 @@ def check_comparable(
             is_long = name in ("examples", "components")
             shown = "" if is_long else f" ({values[0]} and {others[0]})"
             also = " Or give any_dtype=True." if name == "dtypes" and of_sets else ""
+            if not of_sets and name in ("models", "data sets", "examples", "seeds of the source"):
+                also = " The heatmap and `jaccard` of tk.compare(...) compare the sets themselves."
             raise ComparisonError(
                 f"The results are of different {name}{shown}, so one figure or table would mix "
-                f"numbers that mean different things. Make one for each.{also}"
+                "numbers that mean different things. Make one for each. Or measure every set with "
+                "one tracer, which has all their components: "
+                "tk.compare([tracer.as_result(each) for each in results])."
+                f"{also}"
             )
 
 

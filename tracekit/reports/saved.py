@@ -1,0 +1,98 @@
+"""What a report is of, read from folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tracekit._util.options import as_path
+from tracekit.anatomy.attention import Attention
+from tracekit.anatomy.explanation import Explanation
+from tracekit.anatomy.look import Look
+from tracekit.anatomy.paths import Paths
+from tracekit.anatomy.side_effects import SideEffects
+from tracekit.errors import ResultFormatError
+from tracekit.results.generations import Generations
+from tracekit.results.interactions import InteractionGrid
+from tracekit.results.pareto_front import ParetoFront
+from tracekit.results.result import TraceResult
+
+
+def read_saved(path: str | Path) -> list[Any]:
+    """Results, and what was measured of sets, saved at a path or below it.
+
+    Raises:
+        ConfigError: It is no path.
+        ResultNotFoundError, ResultFormatError: As of `TraceResult.load`.
+    """
+    path = as_path("path", path)
+    if path.suffix == ".json":
+        return [InteractionGrid.load(path)]
+    of_sets: tuple[Any, ...] = (
+        *(Explanation, Paths, Attention),
+        *(SideEffects, Generations),
+    )
+    anatomy = [
+        _of_run(kind, file.parent) for kind in of_sets for file in sorted(path.rglob(kind.FILE))
+    ]
+    anatomy += [Look.load(file.parent) for file in sorted(path.rglob(Look.FILE))]
+    folders = [file.parent for file in sorted(path.rglob("pareto.json"))]
+    fronts = [ParetoFront.load(folder) for folder in folders]
+    files = sorted(path.rglob("result.json"))
+    # Those of a front were read with it.
+    own = [file.parent for file in files if not {*folders} & {*file.parents}]
+    runs = [TraceResult.load(folder) for folder in own]
+    if not fronts and not runs and not anatomy:
+        # The error says what a folder must hold.
+        runs.append(TraceResult.load(path))
+    runs.sort(key=lambda result: (result.method, result.n_selected))
+    return [*runs, *fronts, *anatomy]
+
+
+def _of_run(kind: Any, folder: Path) -> Any:
+    """What was measured of a set, which must be of the run beside it, if there is one."""
+    loaded = kind.load(folder)
+    if (folder / "result.json").exists():
+        check_of_run(loaded, TraceResult.load(folder), folder)
+    return loaded
+
+
+def check_of_run(
+    saved: Explanation | Paths | Attention | SideEffects | Generations,
+    result: TraceResult,
+    folder: Path,
+) -> None:
+    """Refuses what was measured on another run than the one that it is saved beside.
+
+    Raises:
+        ResultFormatError: It is of another set, or of other data, another metric or model.
+    """
+    stem = Path(saved.FILE).stem.replace("_", " ")
+    noun = stem if isinstance(saved, Explanation) else f"record of {stem}"
+    pairs: list[tuple[Any, Any]] = [(saved.model, result.model)]
+    if isinstance(saved, Generations):
+        mine, theirs = (
+            (each.source, each.source_seed, each.positions) for each in (saved.setup, result.setup)
+        )
+        pairs += [(saved.dataset_fingerprint, result.dataset_fingerprint), (mine, theirs)]
+    else:
+        asked = saved.target if isinstance(saved, SideEffects) else saved
+        pairs += [
+            # Of held-out examples, those that the set was selected on.
+            (saved.selected_on or asked.dataset_fingerprint, result.dataset_fingerprint),
+            (asked.metric, result.setup.metric),
+            (saved.source, result.setup.source),
+            (saved.source_seed, result.setup.source_seed),
+            (saved.direction, result.setup.direction),
+            (saved.positions, result.setup.positions),
+        ]
+    if isinstance(saved, Attention):
+        # Only heads are read.
+        pairs.append(({*saved.components} - {*result.components}, set()))
+    else:
+        pairs.append((saved.components, result.components))
+    if any(mine != theirs for mine, theirs in pairs):
+        raise ResultFormatError(
+            f"The {noun} in {folder} is of another run than the one beside it. Measure it again, "
+            f"or delete its {saved.FILE}."
+        )
