@@ -156,14 +156,16 @@ class Faithfulness(Tabular):
             ConfigError: Clean values were put back, or shared keys are counted once, so that the
                 area is not MIB's.
         """
-        return self._of_mib(self.area)
+        self._check_mib()
+        return self.area
 
     @property
     def cmd(self) -> float:
         """Area between faithfulness and 1 over the share of components (MIB); lower is better."""
-        return self._of_mib(self.distance)
+        self._check_mib()
+        return self.distance
 
-    def _of_mib(self, area: float) -> float:
+    def _check_mib(self) -> None:
         if self.direction == "denoising":
             raise ConfigError(
                 "CPR and CMD compute the set anew among patched components, and in denoising it is "
@@ -175,7 +177,6 @@ class Faithfulness(Tabular):
                 "these budgets count it once. Give a ranking, "
                 "tracer.faithfulness(result, ranking='signed'), or read area and distance."
             )
-        return area
 
     @property
     def area(self) -> float:
@@ -191,7 +192,8 @@ class Faithfulness(Tabular):
         if self.shares != MIB_SHARES:
             raise BudgetError(
                 "CPR and CMD are areas over all shares of components from 0.001 to 1, and these "
-                "sets do not cover them. Take a front without max_budget, or a result's ranking: "
+                "sets do not cover them. Take a front without max_budget, or the ranking of a "
+                "result of top-k, attribution or mask-ig: "
                 "tracer.faithfulness(result, ranking='signed')."
             )
         points = list(zip(self.shares, map(height, self.faithfulness), strict=True))

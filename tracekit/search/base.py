@@ -181,9 +181,9 @@ def require_gradient(metric: Metric, method: str) -> None:
     """Refuses a metric without a gradient."""
     if not metric.differentiable:
         raise NotDifferentiableError(
-            f"The metric {metric.name!r} has no gradient for {method} to follow. "
-            "Search with logit-difference or odds-ratio and evaluate the set it finds, "
-            "or use another method."
+            f"The metric {metric.name!r} has no gradient for {method} to follow. Search with "
+            f"{'logit-difference' if metric.needs_y else 'probability-drop'} and evaluate the set "
+            "it finds, or use a method without gradients, e.g. top-k."
         )
 
 

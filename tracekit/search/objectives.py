@@ -191,8 +191,9 @@ def log_odds_of(metric: Metric) -> Metric:
     curve = metric.linearization
     if curve is None:
         raise ConfigError(
-            f"The metric {metric.name!r} has no log-odds. Search by them with odds-ratio, "
-            "probability-drop or probability-ratio, or use another objective."
+            f"The metric {metric.name!r} has no log-odds. Search by them with "
+            f"{'odds-ratio' if metric.needs_y else 'probability-drop'}, or use another objective, "
+            "e.g. 'median'."
         )
     sign = 1 if metric.direction == "noising" else -1
 

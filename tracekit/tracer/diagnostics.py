@@ -19,6 +19,7 @@ from tracekit.results.on_examples import largest_share
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.results.traced import Traced
+from tracekit.search.auto import FEWEST_EXAMPLES
 from tracekit.search.objectives import Faithful
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def warn_of_pairs(traced: Traced) -> None:
 def warn_before(run: SearchRun, asked: str | None, *, statistics: bool | None = None) -> None:
     """Warns of effects that say little, and of what the limits of a search do not bound."""
     warn_of_effects(run.traced.own)
-    warn_of_sign(run.traced.own, run.sign, asked, run.objective)
+    warn_of_sign(run.traced.own, run.sign, asked, run.objective, run.goal.target is not None)
     if (said := run.outside(statistics=statistics)) is not None:
         warn(said, SearchStoppedWarning)
 
@@ -104,20 +105,29 @@ def warn_of_effects(engine: Engine) -> None:
         )
 
 
-def warn_of_sign(engine: Engine, sought: int, asked: str | None, objective: object) -> None:
+def warn_of_sign(
+    engine: Engine,
+    sought: int,
+    asked: str | None,
+    objective: object,
+    has_target: bool = False,
+) -> None:
     """Warns where all components together have another sign than what a search seeks.
 
-    Not where a positive one was `asked` for, nor where only what all do is sought.
+    Not where a positive one was `asked` for, nor where only what all do is sought. A target effect
+    has its own sign, so with one no other sign is advised.
     """
     mean, is_faithful = engine.full_effects.mean().item(), isinstance(objective, Faithful)
     is_some = engine.metric.name not in METRICS or abs(mean) >= _NEAR_ZERO
     if mean * sought < 0 and is_some and asked != "positive" and not is_faithful:
+        todo = "or exchange x and y, or the prompts"
+        todo = f"Give a target_effect of the other sign, {todo}" if has_target else todo
+        todo = todo if has_target else f"Give sign='full' for sets that do what all do, {todo}"
         is_away = (mean > 0) == (engine.metric.direction == "noising")
         _doubt(
             f"All components together have an effect of {mean:.3g}: they move the metric "
             f"{'away from x' if is_away else 'towards x'}, and the search seeks sets that move it "
-            f"the other way, with effects {'above' if sought > 0 else 'below'} 0. Give sign='full' "
-            "for sets that do what all do; or exchange x and y, or the prompts."
+            f"the other way, with effects {'above' if sought > 0 else 'below'} 0. {todo}."
         )
 
 
@@ -138,9 +148,10 @@ def warn_of_results(
         _doubt(
             f"Example {number} ({pairs[number].describe()}) carries {100 * share:.0f} % of the "
             f"effect of the selected set (size {worst.n_selected}) on all {n} examples. Search "
-            "with objective='auto' or 'log-odds', or leave the example out."
+            f"with {_steadier(worst)}, or leave the example out."
         )
-    _warn_of_held_out([(r.n_selected, r.effect, r.held_out_effect) for r in results])
+    rows = [(r.n_selected, r.effect, r.held_out_effect) for r in results]
+    _warn_of_held_out(rows, _steadier(results[0]))
     warn_of_circuits(results)
     if any(result.stopped == "interrupted" for result in results):
         warn("Stopped by Ctrl-C: the result is the best found so far.", SearchStoppedWarning)
@@ -166,8 +177,8 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
         _doubt(
             f"The set of {result.n_selected} has {scores.shares_of_full[0]:.2f} times the effect "
             "of all components: it leaves out those that push back. A large effect is no circuit: "
-            f"its faithfulness is {scores.faithfulness[0]:.2f}, where 1 is what the model does. "
-            "Search with objective='faithful' for that."
+            f"its faithfulness is {scores.faithfulness[0]:.2f}, where 1 is what the model does."
+            + _faithful_instead(result)
         )
     sought = [each for each in measured if each[0].run.objective.startswith("faithful")]
     if sought:
@@ -192,6 +203,26 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
         )
 
 
+def _steadier(result: TraceResult, *, is_front: bool = False) -> str:
+    """Options of a search like that of a result, which few examples decide less."""
+    metric, objectives = METRICS.get(result.setup.metric), []
+    if result.constraint is None and len(result.per_example) >= FEWEST_EXAMPLES:
+        objectives.append("auto")
+    has_log_odds = metric is not None and metric.linearization is not None
+    objectives.append("log-odds" if has_log_odds else "median")
+    named = " or ".join(repr(each) for each in objectives if each != result.run.objective)
+    text = f"objective={named}" if named else "a smaller budget"
+    return text if is_front or result.budget is not None or not named else f"a budget and {text}"
+
+
+def _faithful_instead(result: TraceResult) -> str:
+    """What to search with for a faithful set; nothing where that is what was sought."""
+    if result.run.objective.startswith("faithful"):
+        return ""
+    budget = "a budget and " if result.budget is None else ""
+    return f" Search with {budget}objective='faithful' for that."
+
+
 def _warn_of_noise(results: Sequence[TraceResult], floor: float) -> None:
     least = min(results, key=lambda result: abs(result.effect))
     small = {f"The effect of the set of {least.n_selected}": abs(least.effect)}
@@ -211,7 +242,7 @@ def warn_of_front(front: ParetoFront) -> None:
     And of the size at which another set that is as good shares least.
     """
     rows = [(row.size, front.at(row.size).effect, row.cross_fitted) for row in front.statistics]
-    _warn_of_held_out(rows)
+    _warn_of_held_out(rows, _steadier(front[0], is_front=True))
     # Where the front took components ranked one by one, it knows of sets with larger effects.
     rows = [
         row
@@ -232,10 +263,11 @@ def warn_of_front(front: ParetoFront) -> None:
         )
 
 
-def _warn_of_held_out(rows: Sequence[tuple[int, float, float | None]]) -> None:
+def _warn_of_held_out(rows: Sequence[tuple[int, float, float | None]], options: str) -> None:
     """Warns of the least held-out effect, as a share of the effect, if that is below half.
 
-    A row is the size of a set, its effect and its held-out effect.
+    A row is the size of a set, its effect and its held-out effect; `options` are those to search
+    with instead.
     """
     rows_measured = [
         (size, effect, held_out) for size, effect, held_out in rows if held_out is not None
@@ -248,5 +280,5 @@ def _warn_of_held_out(rows: Sequence[tuple[int, float, float | None]]) -> None:
         _doubt(
             f"On examples that had no part in choosing it, a set of size {size} has an effect of "
             f"{held_out:.3g}, less than half of the {effect:.3g} on those that had. Give more "
-            "examples, or search with objective='auto' or 'log-odds'."
+            f"examples, or search with {options}."
         )
