@@ -554,6 +554,7 @@ def resolve(metric: str | Metric | MetricFunction) -> Metric:
 
     Raises:
         UnknownNameError: No metric of that name.
+        MetricError: It is neither a name nor a function.
     """
     if isinstance(metric, Metric):
         return metric
@@ -561,6 +562,8 @@ def resolve(metric: str | Metric | MetricFunction) -> Metric:
         if metric not in METRICS:
             raise UnknownNameError("metric", metric, METRICS)
         return METRICS[metric]
+    if not callable(metric):
+        raise MetricError(f"The metric is {metric!r}. Pass a name, a tk.Metric or a function.")
     name = getattr(metric, "__name__", type(metric).__name__)
     if _takes_logits(metric):
         reads = ("distribution", "answer-tokens")

@@ -189,6 +189,9 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     """
     if isinstance(value, Number):
         value = getattr(value, "item", lambda: value)()  # Numbers of NumPy have it.
+    is_number = _is_of_numbers(hint) and bool not in (hint, *get_args(hint))
+    if isinstance(value, bool) and is_number:
+        raise ConfigError(f"The option {name} is {value}. Give a number.")
     if isinstance(value, str):
         if value.lower() == "none" and type(None) in get_args(hint):
             return None

@@ -18,6 +18,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from tracekit._util.arguments import checked
 from tracekit._util.options import as_path, shortened
 from tracekit._util.warn import warn
 from tracekit.data.chat import Chat
@@ -35,6 +36,7 @@ from tracekit.errors import (
     UnknownNameError,
     near_miss,
 )
+from tracekit.models.hooked import HookedModel
 
 SUFFIXES = (".csv", ".jsonl", ".json")
 _WORDS = (
@@ -55,9 +57,10 @@ _INDEX_COLUMNS = ("", "Unnamed: 0", "index", "__index_level_0__")
 """What pandas and spreadsheets call the numbers of rows."""
 
 
+@checked
 def load_pairs(
     data: Any,
-    model: Any,
+    model: HookedModel | str | Path,
     *,
     columns: Mapping[str, str | None] | str | None = None,
     format: str | None = None,

@@ -10,6 +10,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from tracekit._util.arguments import checked
 from tracekit._util.options import check_known, convert
 from tracekit.data import (
     demo,
@@ -24,7 +25,7 @@ from tracekit.data import (
 from tracekit.data.from_file import load_pairs
 from tracekit.data.prompts import DataOrigin, PromptPairs
 from tracekit.errors import DataFormatError, UnknownNameError
-from tracekit.models import load_model
+from tracekit.models import HookedModel, load_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,8 @@ def describe(name: str) -> Dataset:
     )
 
 
-def load_dataset(name: str, model: Any, **options: Any) -> PromptPairs:
+@checked
+def load_dataset(name: str, model: HookedModel | str | Path, **options: Any) -> PromptPairs:
     """Loads a data set for a model.
 
     Args:

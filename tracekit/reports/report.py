@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, get_args
 
 import plotly.graph_objects as go
 
+from tracekit._util.arguments import checked
 from tracekit._util.markup import interval_text
 from tracekit._util.options import as_path, shortened
 from tracekit._util.table import Column, Table, named
@@ -64,6 +65,7 @@ _CHECKED = (
 )
 
 
+@checked
 def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     """Writes a page on some results: setting, figures, sets, examples, and how to repeat the runs.
 

@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 import torch
 
 from tracekit import figures
+from tracekit._util.arguments import checked
 from tracekit._util.deferred import pd
 from tracekit._util.markup import printable, with_ends
 from tracekit._util.options import guided
@@ -41,6 +42,7 @@ from tracekit.results.tables import (
 )
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Comparison(Results):
     """Results that answer the same question, on the same examples or others; see `compare`."""
@@ -224,6 +226,7 @@ Comparable = TraceResult | Sequence[TraceResult] | str | Path
 """Results in memory, and folders that results were saved to."""
 
 
+@checked
 def compare(
     results: Comparable | Iterable[Comparable],
     labels: Sequence[str] | None = None,

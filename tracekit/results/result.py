@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._util.arguments import checked
 from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text, printable
 from tracekit._util.options import as_path, guided, shortened
@@ -109,6 +110,7 @@ class ModelFacts:
     """By kind of features and layer, the share of the variance of activations they rebuild."""
 
 
+@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TraceResult(InFolder):
     """One set of components, how it was found, and its effect."""

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import PositiveInt
 from tqdm.auto import tqdm
 
+from tracekit._util.arguments import checked
 from tracekit._util.files import locked, write_csv
 from tracekit._util.markup import printable
 from tracekit._util.options import as_path, check_known, convert, is_whole
@@ -119,6 +120,7 @@ class Runs(Sequence[Run]):
         return self.shown().html()
 
 
+@checked
 def load_runs(folder: str | Path) -> Runs:
     """Reads all runs of a sweep or of a reproduction, or all saved results below a folder.
 
@@ -168,6 +170,7 @@ def _run_of(result: TraceResult, folder: Path) -> Run:
     return run
 
 
+@checked
 def sweep(
     models: Sequence[Any],
     datasets: Sequence[Any],

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, TypeVar, overload
 import plotly.graph_objects as go
 from typing_extensions import ParamSpec, Unpack
 
+from tracekit._util.arguments import checked
 from tracekit._util.names import MethodChoice, MetricChoice, SignName
 from tracekit._util.options import check_known, check_seed, guided
 from tracekit._util.ranks import Ranks
@@ -76,6 +77,7 @@ def _asks(function: Callable[Concatenate[Traced, _P], _R]) -> Callable[Concatena
     return method
 
 
+@checked
 class Tracer:
     """Traces which components of a model jointly move a metric.
 

@@ -1,0 +1,176 @@
+"""Arguments of public functions, held to their annotations.
+
+`checked` is the one place where values of a wrong type become a `ConfigError`. Most checks stand in
+the functions themselves, which say more; so annotations are asked where a function fails with an
+error of Python, and beforehand about switches, as any value is true or false.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, wraps
+from inspect import Parameter, isclass, isfunction, signature, unwrap
+from numbers import Real
+from pathlib import Path
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from typing_extensions import get_protocol_members, is_protocol
+
+from tracekit._util.options import is_whole, shortened
+from tracekit.errors import ConfigError, TracekitError
+
+_C = TypeVar("_C", bound=Callable[..., Any])
+_OF_PYTHON = (TypeError, AttributeError, ValueError, LookupError)
+"""What a value of a wrong type raises where nobody checks it."""
+_MOST_NAMES = 8
+"""Names that a message lists."""
+
+
+def checked(function: _C) -> _C:
+    """The same function, or class with its public methods, which refuses values of a wrong type.
+
+    Raises:
+        ConfigError: An argument does not fit its annotation; the message has its value.
+    """
+    if isinstance(function, type):
+        for name, method in list(vars(function).items()):
+            inner = getattr(method, "__func__", method)
+            if isfunction(inner) and (name == "__init__" or not name.startswith("_")):
+                kind = type(method) if isinstance(method, (classmethod, staticmethod)) else None
+                setattr(function, name, kind(checked(inner)) if kind else checked(inner))
+        return function  # type: ignore[return-value]
+    parameters = signature(function)
+
+    @wraps(function)
+    def method(*args: Any, **keywords: Any) -> Any:
+        switches = _switches(function)
+        for name in switches & keywords.keys():
+            _refuse(name, keywords[name], _hints(function)[name])
+        try:
+            return function(*args, **keywords)
+        except TracekitError:
+            raise
+        except _OF_PYTHON as error:
+            try:
+                given = parameters.bind(*args, **keywords).arguments
+            except TypeError:
+                raise error from None
+            for name, value in given.items():
+                kind = parameters.parameters[name].kind
+                if kind not in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL):
+                    _refuse(name, value, _hints(function).get(name, Any), error)
+            raise
+
+    return method  # type: ignore[return-value]
+
+
+def _refuse(name: str, value: object, hint: Any, error: Exception | None = None) -> None:
+    if not fits(value, hint):
+        text = f"{name} is {shortened(value)}. Pass {described(hint)}."
+        raise ConfigError(text) from error
+
+
+@cache
+def _hints(function: Any) -> dict[str, Any]:
+    """Annotations by parameter, but those with names that only type checkers import."""
+    function, hints = unwrap(function), {}
+    for name, annotation in function.__annotations__.items():
+        with suppress(NameError):
+            one = SimpleNamespace(__annotations__={name: annotation})
+            hints |= get_type_hints(one, globalns=function.__globals__)
+    return hints
+
+
+@cache
+def _switches(function: Any) -> frozenset[str]:
+    """Parameters that are True or False, or None."""
+    hints = _hints(function).items()
+    return frozenset(name for name, hint in hints if all(map(_is_switch, get_args(hint) or [hint])))
+
+
+def _is_switch(hint: Any) -> bool:
+    return hint is bool or hint is NoneType
+
+
+def fits(value: object, hint: Any) -> bool:
+    """Whether a value is of an annotated type; True of annotations that are not understood."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, UnionType):
+        return any(fits(value, part) for part in parts)
+    if origin is Annotated:
+        return fits(value, parts[0])
+    if origin is Literal:
+        # Functions list the names that they know.
+        return any(isinstance(value, type(part)) for part in parts)
+    if hint is None or hint is NoneType:
+        return value is None
+    if hint is bool:
+        # Booleans of NumPy have the dtype bool.
+        return isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
+    if hint is int:
+        return is_whole(value)
+    if hint is float:
+        return isinstance(value, Real) and not isinstance(value, bool)
+    base = origin or hint
+    if base is Callable:
+        return callable(value)
+    if not isclass(base):
+        return True
+    if is_protocol(base):
+        return all(hasattr(value, member) for member in get_protocol_members(base))
+    if issubclass(base, Path):
+        return isinstance(value, os.PathLike)
+    if issubclass(base, Mapping):
+        return isinstance(value, Mapping)
+    if base in _SEVERAL:
+        is_several = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+        within = value if is_several and isinstance(value, (list, tuple)) else ()
+        inner = parts[0] if parts else Any
+        return is_several and all(fits(each, inner) for each in within)
+    # Annotations of arrays have shapes, which functions check.
+    is_array = base.__module__.startswith("jaxtyping")
+    return is_array or isinstance(value, base)
+
+
+def described(hint: Any) -> str:
+    """What an annotation allows, in words."""
+    return _joined(_words(hint))
+
+
+def _joined(words: Iterable[str]) -> str:
+    *others, last = dict.fromkeys(words)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _words(hint: Any, within: bool = False) -> Iterator[str]:
+    """One word or more for each type of a union; `within` a list they have no article."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        # None, the default, comes last.
+        for part in sorted(parts, key=lambda part: part is NoneType):
+            yield from _words(part, within)
+    elif origin is Annotated:
+        yield from _words(parts[0], within)
+    elif origin is Literal and len(parts) <= _MOST_NAMES:
+        yield from map(repr, parts)
+    elif origin is Literal:
+        yield "a name"
+    elif origin in _SEVERAL:
+        single = [word for part in parts for word in _words(part, within=True)]
+        if not within:
+            yield f"a list of {_joined(single)}" if single and Any not in parts else "a list"
+    elif origin in (Callable, *_MAPPINGS):
+        yield "a function" if origin is Callable else "a mapping"
+    else:
+        plain = None if within and hint is not NoneType else _PLAIN.get(hint)
+        yield plain or getattr(hint, "__name__", str(hint))
+
+
+_SEVERAL, _MAPPINGS = (Sequence, Iterable, list, tuple, set, frozenset), (Mapping, dict)
+_PLAIN: dict[Any, str] = {bool: "True or False", int: "a whole number", float: "a number"}
+_PLAIN |= {str: "a str", Path: "a pathlib.Path", NoneType: "None", type: "a class"}
