@@ -214,7 +214,9 @@ def test_names():
 def test_what_is_refused(tracer, unchecked):
     with pytest.raises(ConfigError, match=r"Unknown objective 'best'. Use one of mean, log-odds"):
         tracer.run("top-k", budget=2, objective="best")
-    with pytest.raises(ConfigError, match="'kl' has no log-odds. Search by them with odds-ratio"):
+    with pytest.raises(
+        ConfigError, match="'kl' has no log-odds. Search by them with probability-d"
+    ):
         log_odds_of(METRICS["kl"])
     with pytest.raises(BudgetError, match="A target_effect is a mean effect, and the search max"):
         tracer.run("top-k", target_effect=0.1, objective="median")

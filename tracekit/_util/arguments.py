@@ -79,8 +79,8 @@ def _hints(function: Any) -> dict[str, Any]:
     function, hints = unwrap(function), {}
     for name, annotation in function.__annotations__.items():
         with suppress(NameError):
-            one = SimpleNamespace(__annotations__={name: annotation})
-            hints |= get_type_hints(one, globalns=function.__globals__)
+            holder = SimpleNamespace(__annotations__={name: annotation})
+            hints |= get_type_hints(holder, globalns=function.__globals__)
     return hints
 
 

@@ -205,7 +205,7 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
 
 def _steadier(result: TraceResult, *, is_front: bool = False) -> str:
     """Options of a search like that of a result, which few examples decide less."""
-    metric, objectives = METRICS.get(result.setup.metric), []
+    metric, objectives = METRICS.get(str(result.setup.metric)), []
     if result.constraint is None and len(result.per_example) >= FEWEST_EXAMPLES:
         objectives.append("auto")
     has_log_odds = metric is not None and metric.linearization is not None
