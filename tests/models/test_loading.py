@@ -196,6 +196,28 @@ def test_the_demo_model_is_loaded_by_the_ordinary_path(demo_model):
     assert scored_hook(demo_model) in demo_model.hook_dict
 
 
+def test_the_given_name_is_in_titles_and_saved_results(tmp_path, directory):
+    for number, source in enumerate((directory, "demo", tiny.hf_model("llama"))):
+        model = load_model(source, name=f"tuned {number}")
+        assert model_name(model) == f"tuned {number}"
+    result = tk.Tracer(model, tiny.pairs(), "head-outputs").run("top-k", budget=2)
+    assert result.model == "tuned 2"
+    assert "tuned 2:" in repr(result)
+    result.save(tmp_path / "saved")
+    assert tk.TraceResult.load(tmp_path / "saved").model == "tuned 2"
+    # One object under two names, and a hooked model.
+    hf = tiny.hf_model("llama")
+    first, second = load_model(hf, name="first"), load_model(hf, name="second")
+    assert [model_name(each) for each in (first, second)] == ["first", "second"]
+    assert model_name(load_model(second, name="third")) == "third"
+
+
+@pytest.mark.parametrize("name", ["", "  ", "two\nlines", 3])
+def test_a_name_is_a_text_of_one_line(name):
+    with pytest.raises(ConfigError, match="The name of a model is a text of one line, not"):
+        load_model("demo", name=name)
+
+
 WAITED = (" ...", r": 0\.\d s so far")
 """What follows the name of the model, line by line."""
 

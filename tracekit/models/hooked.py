@@ -74,7 +74,10 @@ class HookedModel(Protocol):
 
 
 def model_name(model: HookedModel) -> str:
-    """Short name for titles and messages."""
+    """Short name for titles and messages: the one given to `load_model`, or of where it is from."""
+    given = getattr(model.cfg, "tracekit_name", None)
+    if given is not None:
+        return given
     name = str(getattr(model.cfg, "model_name", "") or type(model).__name__)
     return short_name(name, is_on_hub=revision_of(model) is not None)
 

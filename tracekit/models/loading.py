@@ -68,6 +68,7 @@ _loading = RLock()
 def load_model(
     model: str | Path | HookedModel | transformers.PreTrainedModel = DEMO,
     *,
+    name: str | None = None,
     tokenizer: Any = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
@@ -86,6 +87,8 @@ def load_model(
             save it first.) Its logits on a few tokens, as it was given, are those of the traced
             model. In float32, adapters of PEFT, in memory or a folder, are merged into a copy where
             that keeps the logits; else they stay as modules, on or off as they were.
+        name: What titles, tables, comparisons and saved results call the model; by default the
+            last part of the name or path that it was loaded from, of a model in memory its class.
         tokenizer: Used instead of the model's own; needed for a Hugging Face model in memory if
             its data come as text.
         device: Where to put the model; by default the first of cuda, mps and cpu that there is. On
@@ -100,8 +103,9 @@ def load_model(
 
     Raises:
         UnknownOptionError: An option that TransformerLens does not have.
-        ConfigError: An option that does not suit the model, or a setting of torch that no trace
-            can have (`torch.inference_mode`, another default dtype).
+        ConfigError: An option that does not suit the model, a name that is not a text of one line,
+            or a setting of torch that no trace can have (`torch.inference_mode`, another default
+            dtype).
         UnknownModelError: It is none of these, or the hub has no such model or revision.
         HubUnreachableError: A hub name, not cached, and no connection. Comes within seconds.
         MissingExtraError: An adapter's folder or a GGUF file, and peft or gguf is not installed.
@@ -110,6 +114,8 @@ def load_model(
             something.
     """
     refuse_settings()
+    if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
+        raise ConfigError(f"The name of a model is a text of one line, not {name!r}. Give one.")
     check_known(options, signature(_bridge().boot_transformers).parameters if options else {})
     if not isinstance(model, (str, Path)):
         stated = {"device": device, "dtype": dtype, "revision": options.get("revision")}
@@ -120,14 +126,17 @@ def load_model(
                 "Move or convert it first, and leave them out."
             )
         loaded = _in_memory(model, tokenizer, options)
-        use_of(loaded)
-        return loaded
-    options = {"device": _device(device, options), **options}
-    revision = options.pop("revision", None)
-    name = str(model) if revision is None else f"{model}@{revision}"
-    # The embedded model is read at once.
-    with nullcontext() if name == DEMO else waiting(f"Loading the model {name}"):
-        return _from_files(name, locate(name), tokenizer, _dtype(dtype), options)
+    else:
+        options = {"device": _device(device, options), **options}
+        revision = options.pop("revision", None)
+        source = str(model) if revision is None else f"{model}@{revision}"
+        # The embedded model is read at once.
+        with nullcontext() if source == DEMO else waiting(f"Loading the model {source}"):
+            loaded = _from_files(source, locate(source), tokenizer, _dtype(dtype), options)
+    use_of(loaded)
+    if name is not None:
+        loaded.cfg.tracekit_name = name
+    return loaded
 
 
 def _from_files(
@@ -160,7 +169,6 @@ def _from_files(
             tokenizer = tokenizer or _tokenizer(folder, options)
             model = _bridged(name, str(folder), tokenizer, options, loader)
     model.cfg.tracekit_revision = files.commit
-    use_of(model)
     return model
 
 

@@ -108,7 +108,8 @@ def weights_hash(model: HookedModel) -> str:
     """
     config = getattr(getattr(model, "original_model", None), "config", None)
     settings = dict(vars(model.cfg)) if config is None else config.to_dict()
-    for name in ("_name_or_path", "model_name", "transformers_version", "device"):
+    names = ("_name_or_path", "model_name", "tracekit_name", "transformers_version", "device")
+    for name in names:
         settings.pop(name, None)
     state: Mapping[str, Any] = model.state_dict()  # type: ignore[attr-defined]
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
