@@ -6,8 +6,10 @@ import warnings
 
 import pytest
 import torch
+from einops import rearrange
 
 import tracekit as tk
+from tests import tiny
 from tracekit.errors import HookPointError, ModelWarning
 
 LAYER = 1
@@ -161,3 +163,91 @@ def test_what_is_no_tensor_of_finite_numbers_is_refused(demo_model, facts, value
     setattr(autoencoder, way, lambda given: change(own(given).detach()))
     with pytest.raises(HookPointError, match="do not fit layer 1 of .*fail with"):
         tracer_of(demo_model, facts, autoencoder)
+
+
+# ---- attention autoencoders, which read all heads laid end to end ----------------------------
+
+
+class OfHeads(torch.nn.Module):
+    """An autoencoder of all heads of the tiny models, laid end to end."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.into = torch.nn.Parameter(torch.randn(tiny.D_MODEL, 40, generator=generator))
+        self.out = torch.nn.Parameter(torch.randn(40, tiny.D_MODEL, generator=generator) / 10)
+
+    def encode(self, activation):
+        return (activation @ self.into).relu()
+
+    def decode(self, features):
+        return features @ self.out
+
+
+class ReshapesItself(OfHeads):
+    """Lays the heads end to end by itself, and apart again, as SAELens does."""
+
+    def encode(self, activation):
+        return super().encode(rearrange(activation, "... head e -> ... (head e)", head=4))
+
+    def decode(self, features):
+        return rearrange(super().decode(features), "... (head e) -> ... head e", head=4)
+
+
+def of_heads(autoencoder, width=40):
+    return tk.Kind(
+        name="features of heads",
+        hook="attn.hook_z",
+        axes=("batch", "pos", "component"),
+        width=width,
+        label="L{layer}F{index}",
+        features={LAYER: autoencoder.requires_grad_(False)},
+    )
+
+
+@pytest.mark.filterwarnings("ignore:The features:tracekit.errors.ModelWarning")
+@pytest.mark.parametrize("positions", ["all", "last"])
+@pytest.mark.parametrize("made", [OfHeads, ReshapesItself])
+def test_features_of_all_heads_act_as_plain_hooks_do(made, positions):
+    plain, autoencoder, chosen = tiny.hf_model("llama"), OfHeads(), [0, 3, 17, 39]
+    pairs = tk.PromptPairs.from_ids(tiny.rows(6, longest=1))
+    tracer = tk.Tracer(
+        tk.load_model(tiny.hf_model("llama")),
+        pairs,
+        of_heads(made()),
+        "logit-difference",
+        positions=positions,
+    )
+    out, seen = plain.model.layers[LAYER].self_attn.o_proj, []
+
+    def difference(ids, pair):
+        logits = plain(torch.tensor([ids])).logits[0, -1]
+        return (logits[pair.x_ids[0]] - logits[pair.y_ids[0]]).item()
+
+    def patch(module, args):
+        own, other = (autoencoder.encode(each) for each in (args[0], seen[-1]))
+        mixed = own.clone()
+        at = slice(None) if positions == "all" else slice(-1, None)
+        mixed[:, at, chosen] = other[:, at, chosen]
+        return (args[0] + autoencoder.decode(mixed) - autoencoder.decode(own),)
+
+    expected = []
+    with torch.no_grad():
+        for pair in pairs:
+            clean = difference(pair.prompt_ids, pair)
+            handle = out.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+            plain(torch.tensor([pair.counterfactual.ids]))
+            handle.remove()
+            handle = out.register_forward_pre_hook(patch)
+            expected.append(clean - difference(pair.prompt_ids, pair))
+            handle.remove()
+    effects = tracer.evaluate({LAYER: chosen}, per_example=True)
+    torch.testing.assert_close(effects, torch.tensor(expected), atol=1e-4, rtol=1e-4)
+    assert effects.abs().max() > 0.01
+    assert tracer.run("attribution", budget=2).labels
+
+
+def test_features_of_heads_with_another_width_are_refused():
+    model = tk.load_model(tiny.hf_model("llama"))
+    with pytest.raises(HookPointError, match=r"shape \(2, \d+, 40\) for activations of shape"):
+        tk.Tracer(model, tiny.pairs(), of_heads(OfHeads(), width=24), "logit-difference")

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from string import Formatter
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import Module
 from typing_extensions import TypedDict
@@ -29,8 +31,10 @@ class FeatureMap(Protocol):
     """Features of an activation, such as those of a sparse autoencoder of SAELens.
 
     Both functions run on the device of the layer, read and return float32, and keep all axes but
-    the last. Features are identified by the tensors that the object holds: those of its
-    `state_dict()`, or of its attributes.
+    the last. At a hook point by head, such as `attn.hook_z`, they read the outputs of all heads
+    laid end to end; an object that lays them end to end itself gets them by head. Features are
+    identified by the tensors that the object holds: those of its `state_dict()`, or of its
+    attributes.
     """
 
     def encode(self, activation: Tensor, /) -> Tensor:
@@ -40,6 +44,26 @@ class FeatureMap(Protocol):
     def decode(self, features: Tensor, /) -> Tensor:
         """Activations from features."""
         ...
+
+
+def encoded(features: FeatureMap, values: Float[Tensor, ...], n_axes: int) -> Float[Tensor, ...]:
+    """Features of an activation, which has so many axes or one more, that of the heads."""
+    if values.ndim > n_axes:
+        with suppress(Exception):  # What reads heads laid end to end fails on those apart.
+            of_heads = features.encode(values)
+            if of_heads.shape[:-1] == values.shape[:-2]:
+                return of_heads
+        values = values.flatten(-2)
+    return features.encode(values)
+
+
+def decoded(
+    features: FeatureMap, encoded: Float[Tensor, ...], like: Float[Tensor, ...]
+) -> Float[Tensor, ...]:
+    """The activation of features, by head where `like` is."""
+    activation = features.decode(encoded)
+    is_flat = like.ndim > encoded.ndim and activation.shape == like.flatten(-2).shape
+    return activation.reshape(like.shape) if is_flat else activation
 
 
 def _problem_of_features(features: Any) -> str | None:

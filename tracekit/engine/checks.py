@@ -28,6 +28,7 @@ from torch import Tensor
 
 from tracekit._util.warn import warn
 from tracekit.components import KINDS, ComponentRegistry, Site
+from tracekit.components.kinds import decoded, encoded
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.edge_checks import check_edges
 from tracekit.engine.effects import check_metric, empty_mask_effect, log_probs
@@ -199,7 +200,9 @@ def _check_shape(model: HookedModel, site: Site, activation: Tensor) -> None:
     expected = site.kind.expected_shape(
         rows=_ROWS, length=_TOKENS, n_components=site.width, d_model=int(model.cfg.d_model)
     )
-    shape = tuple(activation.shape)
+    # Features lie along one axis, and may be of an activation by head.
+    is_by_head = bool(site.kind.feature_layers) and activation.ndim == len(expected) + 1
+    shape = tuple(activation.flatten(-2).shape if is_by_head else activation.shape)
     fits = len(shape) == len(expected) and all(
         wanted in (None, size) for wanted, size in zip(expected, shape, strict=True)
     )
@@ -259,9 +262,9 @@ def _reconstruction(model: HookedModel, site: Site, activation: Tensor) -> Tenso
     start = f"The features of {name!r} do not fit layer {site.layer} of {model_name(model)}: "
     try:
         with torch.no_grad():
-            encoded = features.encode(values)
-            decoded = features.decode(encoded)
-        for each in (encoded, decoded):
+            made = encoded(features, values, len(site.kind.axes))
+            again = decoded(features, made, values)
+        for each in (made, again):
             if not (each.is_floating_point() and each.isfinite().all()):
                 raise ValueError(f"{each.dtype} or numbers that are not finite")
     except Exception as error:
@@ -270,18 +273,18 @@ def _reconstruction(model: HookedModel, site: Site, activation: Tensor) -> Tenso
             f"with: {error}. Give an autoencoder of this hook point that reads float32 on the "
             "layer's device; .float() makes one of half precision."
         ) from error
-    if encoded.shape != (*values.shape[:-1], site.width):
+    if made.shape != (*values.shape[: len(site.kind.axes) - 1], site.width):
         raise HookPointError(
-            f"{start}encode returns the shape {tuple(encoded.shape)} for activations of shape "
+            f"{start}encode returns the shape {tuple(made.shape)} for activations of shape "
             f"{tuple(values.shape)} and a width of {site.width}. Give the number of features as "
             "the width."
         )
-    if decoded.shape != values.shape:
+    if again.shape != values.shape:
         raise HookPointError(
-            f"{start}decode returns the shape {tuple(decoded.shape)}, and the activations have "
+            f"{start}decode returns the shape {tuple(again.shape)}, and the activations have "
             f"{tuple(values.shape)}. Give an autoencoder of this hook point."
         )
-    return decoded.float()
+    return again.float()
 
 
 def _check_mask_acts(model: HookedModel, patch: MaskedPatch, tokens: Tensor) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tracekit._util.devices import to_device
 from tracekit.components import ComponentRegistry, Kind, Site
-from tracekit.components.kinds import FeatureMap
+from tracekit.components.kinds import FeatureMap, decoded, encoded
 from tracekit.data.counterfactuals import Constants
 from tracekit.errors import MaskError, SourceError
 from tracekit.models.architectures import STREAM_PASSES_BY, scores_hook
@@ -243,7 +243,7 @@ def _mix(
         if weight.shape[dim + 1] > 1:
             weight = weight.narrow(dim + 1, start - first, stop - start)
         share = (weight * is_patched).to(activation.device, dtype)
-        mixed = _mixed(mixed, values, share, features)
+        mixed = _mixed(mixed, values, share, features, 1 + len(kind.axes))
     mixed = rearrange(mixed, "set row ... -> (set row) ...").to(activation.dtype)
     return _replaced(activation, mixed, kind, part)
 
@@ -268,18 +268,22 @@ def _mix_in_place(
 
 
 def _mixed(
-    clean: Tensor, counterfactual: Tensor, share: Tensor, features: FeatureMap | None
+    clean: Tensor, counterfactual: Tensor, share: Tensor, features: FeatureMap | None, n_axes: int
 ) -> Tensor:
-    """Values between the clean and the counterfactual ones."""
+    """Values between the clean and the counterfactual ones, with the axis of the set first."""
     if features is None:
         return torch.lerp(clean, counterfactual, share)
     # Features read float32, whatever the model runs in, and may return another type.
     with torch.autocast(clean.device.type, enabled=False):
-        own, other = (features.encode(each.float()) for each in (clean, counterfactual))
+        own = encoded(features, clean.float(), n_axes)
+        other = encoded(features, counterfactual.float(), n_axes - 1)[None]
+        # Features have no axis of the heads.
+        share = share.flatten(own.ndim - 1)
         dtype = torch.promote_types(own.dtype, torch.float32)
-        mixed = torch.lerp(own.to(dtype), other.to(dtype)[None], share.to(dtype)).to(own.dtype)
+        mixed = torch.lerp(own.to(dtype), other.to(dtype), share.to(dtype)).to(own.dtype)
         # What the features do not reconstruct stays as it is.
-        return clean + (features.decode(mixed).float() - features.decode(own).float())
+        changed, same = (decoded(features, each, clean).float() for each in (mixed, own))
+        return clean + (changed - same)
 
 
 def shares_of(
