@@ -7,6 +7,9 @@ feature-circuits   JSON Lines of Marks et al. 2024, subject-verb agreement: `cle
 blimp              JSON Lines of Warstadt et al. 2020
 crows-pairs        CSV of Nangia et al. 2020; x is what both sentences end with
 counterfact        JSON of Meng et al. 2022, without a counterfactual prompt: trace with noise
+
+Some files hold what pairs are made of, and no pairs. Errors name them, and the code that makes
+pairs of them (`refuse_without_pairs`).
 """
 
 from __future__ import annotations
@@ -107,3 +110,90 @@ FORMATS: Mapping[str, Callable[[Mapping[str, Any], Decode], Row | None]] = {
     "counterfact": _counterfact,
 }
 """By name, a row from a record; None where the record makes none."""
+
+
+_OF_WORDS = (
+    """tk.PromptPairs.from_template({prompts}, model, x='{{{x}}}', y='{{{x}2}}', """
+    """counterfactual={{'{field}': '{field}2', '{x}': '{x}2'}}, """
+    """values={{('{field}', '{x}'): {rows}}}, n={n})"""
+)
+"""Code that puts words into sentences; the foil is the answer of the counterfactual's word."""
+
+
+def refuse_without_pairs(document: Any, path: str) -> None:
+    """Refuses a document, or a record, that holds what pairs are made of and no pairs.
+
+    Raises:
+        DataFormatError: It names the code that makes pairs of it.
+    """
+    for is_of, content, advice in _WITHOUT_PAIRS:
+        if isinstance(document, Mapping) and is_of(document):
+            raise DataFormatError(f"{path} holds {content}, and no pairs. {advice}")
+
+
+def _is_task(entry: Any) -> bool:
+    """Whether it is a task of causalgym."""
+    return isinstance(entry, Mapping) and {"templates", "label", "labels", "variables"} <= {*entry}
+
+
+def _has_tasks(document: Mapping[str, Any]) -> bool:
+    return _is_task(document) or (bool(document) and all(map(_is_task, document.values())))
+
+
+_WITHOUT_PAIRS: tuple[tuple[Callable[[Mapping[str, Any]], bool], str, str], ...] = (
+    (
+        lambda document: {"prompt_templates", "samples"} <= {*document},
+        "sentences and the words that fill them (as of evandez/relations)",
+        "Put them together, where document is what json.load reads: "
+        + _OF_WORDS.format(
+            prompts="[text.replace('{}', '{subject}') for text in document['prompt_templates']]",
+            field="subject",
+            x="object",
+            rows="[(each['subject'], each['object']) for each in document['samples']]",
+            n="len(document['samples'])",
+        ),
+    ),
+    (
+        lambda record: {*record} == {"subject", "object"},
+        "subjects and objects without a sentence",
+        "Put them into one, where rows are these records: "
+        + _OF_WORDS.format(
+            prompts="'{subject} belongs to'",
+            field="subject",
+            x="object",
+            rows="[(each['subject'], each['object']) for each in rows]",
+            n="len(rows)",
+        ),
+    ),
+    (
+        lambda record: {*record} == {"input", "output"},
+        "inputs and outputs without a sentence (as of ericwtodd/function_vectors)",
+        "Put them into one, better with some solved examples before, where rows are these records: "
+        + _OF_WORDS.format(
+            prompts="'Q: {input}\\nA:'",
+            field="input",
+            x="output",
+            rows="[(each['input'], each['output']) for each in rows]",
+            n="len(rows)",
+        )
+        + ". Or read inputs as whole prompts: columns={'input': 'prompt', 'output': 'x'}",
+    ),
+    (
+        _has_tasks,
+        "templates with lists of words by label (as of aryamanarora/causalgym)",
+        "Fill them, where task is one of its entries: tk.PromptPairs.from_template("
+        "task['templates'], model, x='{answer}', y='{answer2}', "
+        "counterfactual={task['label']: task['label'] + '2', 'answer': 'answer2'}, "
+        "values={(task['label'], 'answer'): [(word, task['labels'][name][0]) for name, words in "
+        "task['variables'][task['label']].items() for word in words], **{name: words for name, "
+        "words in task['variables'].items() if name != task['label']}}, n=50)",
+    ),
+    (
+        lambda document: {"items", "region_meta"} <= {*document} or "conditions" in document,
+        "a test suite of sentences in regions (as of SyntaxGym)",
+        "Its predictions say which two conditions differ in which region. Regions before that one "
+        "are the prompt (in a third condition the counterfactual), and that region is x in one and "
+        "y in the other. docs/question.md has the code.",
+    ),
+)
+"""What tells each from others, what it holds, and how pairs are made of it."""

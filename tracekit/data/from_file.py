@@ -11,7 +11,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,7 +23,7 @@ from tracekit._util.options import as_path, shortened
 from tracekit._util.warn import warn
 from tracekit.data.chat import Chat
 from tracekit.data.counterfactuals import GaussianNoise
-from tracekit.data.formats import FORMATS
+from tracekit.data.formats import FORMATS, refuse_without_pairs
 from tracekit.data.pair import OWN_KEYS, SET_KEYS, TEXT_KEYS, id_keys
 from tracekit.data.prompts import OnMismatch, PromptPairs
 from tracekit.data.tables import rows_of
@@ -50,6 +50,8 @@ _MEANINGS = {
     **dict.fromkeys(("corrupted", "corrupt", "cf"), "counterfactual"),
     **dict.fromkeys(("answer", "target", "correct", "right", "label", "completion"), "x"),
     **dict.fromkeys(("wrong", "incorrect", "distractor", "foil"), "y"),
+    # Of anthropics/evals and nrimsky/CAA.
+    **{"answermatchingbehavior": "x", "answernotmatchingbehavior": "y"},
     **dict.fromkeys(("template", "templateid", "cluster"), "group"),
 }
 """What columns mostly are here, by names in small letters without spaces and a final `prompt`."""
@@ -143,6 +145,7 @@ def read_rows(
         raise ConfigError("columns and format were given. A format knows its columns: leave one.")
     path = _named(data)
     is_file = isinstance(data, (str, Path))
+    refuse_without_pairs(data, path)
     rows = _from_file(as_path("The file", data)) if is_file else rows_of(data)
     if isinstance(columns, str):
         parts = [part.partition(":") for part in columns.split(",")]
@@ -162,26 +165,35 @@ def read_rows(
     for number, row in enumerate(rows):
         unknown = sorted(map(str, set(row) - allowed))
         if unknown:
+            refuse_without_pairs(row, path)
             also = f" (also {', '.join(map(repr, unknown[1:]))})" if unknown[1:] else ""
             meant = f" {near_miss(unknown[0], allowed)}".rstrip()
             raise DataFormatError(
                 f"Example {number} of {path} has an unknown column {unknown[0]!r}{also}.{meant} "
                 f"Known: {', '.join(sorted(allowed))}. Say what each other column is here, or that "
-                f"it is nothing: {_option(unknown, columns or {}, row.keys(), typed)}"
+                f"it is nothing: {_option(unknown, columns or {}, row, typed)}"
             )
     return rows, has_ids
 
 
 def _option(
-    unknown: Sequence[str], given: Mapping[str, str | None], row: Set[str], typed: bool
+    unknown: Sequence[str], given: Mapping[str, str | None], row: Mapping[str, Any], typed: bool
 ) -> str:
-    """The option that maps unknown columns to fields that the row lacks, or to none."""
+    """The option that maps unknown columns to fields that the row lacks, or to none.
+
+    There must be a prompt and x: without a column of such a name, the first texts are taken.
+    """
     columns, left = dict(given), [field for field in _FIELDS if field not in row]
     in_file = {field: name for name, field in given.items()}
     for name in unknown:
         close = get_close_matches(_meaning(name) or name, left, 1)
         columns[in_file.get(name, name)] = close[0] if close else None
         left = [field for field in left if field not in close]
+    needed = [field for field in ("prompt", "x") if field in left]
+    texts = [name for name in row if name in unknown and isinstance(row[name], str)]
+    free = [in_file.get(name, name) for name in texts]
+    free = [name for name in free if columns[name] is None]
+    columns |= dict(zip(free, needed, strict=False))
     if not typed:
         return f"columns={columns}"
     listed = ",".join(f"{name}:{field or ''}" for name, field in columns.items())
@@ -326,6 +338,7 @@ def _from_json(path: Path) -> list[dict[str, Any]]:
         document = json.loads(_read_text(path))
     except (ValueError, RecursionError):
         return _from_json_lines(path)
+    refuse_without_pairs(document, str(path))
     if isinstance(document, Mapping):
         lists = [value for value in document.values() if isinstance(value, list)]
         records = [each for each in lists if each and isinstance(each[0], Mapping)]
