@@ -38,8 +38,12 @@ def test_results_of_other_weights_are_not_compared():
     with torch.no_grad():
         next(iter(other.parameters()))[0, 0] += 1e-3
     first, second = traced(one), traced(other)
-    with pytest.raises(ComparisonError, match=r"^The results are of different weights \(\w{12} an"):
+    text = r'^The results are of different weights \(\w{12} an.*load_model\(..., name="..."\)\.$'
+    with pytest.raises(ComparisonError, match=text):
         tk.compare([first, second])
+    # As the message says.
+    named = traced(tk.load_model(tiny.hf_model("gpt2", seed=3), name="trained"))
+    assert tk.compare([first, named]).jaccard.shape == (2, 2)
 
 
 def test_one_model_in_two_types_is_compared_where_that_is_asked_for():

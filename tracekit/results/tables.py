@@ -197,6 +197,11 @@ def check_comparable(
             is_long = name in ("examples", "components")
             shown = "" if is_long else f" ({values[0]} and {others[0]})"
             also = " Or give any_dtype=True." if name == "dtypes" and of_sets else ""
+            if name == "weights" and of_sets:
+                also = (
+                    " The sets of two models can be compared if these have different names: "
+                    'tk.load_model(..., name="...").'
+                )
             if not of_sets and name in ("models", "data sets", "examples", "seeds of the source"):
                 also = " The heatmap and `jaccard` of tk.compare(...) compare the sets themselves."
             raise ComparisonError(
