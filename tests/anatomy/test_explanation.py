@@ -72,6 +72,7 @@ class Question(Traced):
     held_out = None
     registry = Planted.registry
     model_name, source = "planted", "counterfactual"
+    setup = tk.Setup(components="head-outputs", metric="odds-ratio")
 
     def __init__(self, engine):
         vars(self).update(own=engine, sets=KnownSets())

@@ -16,7 +16,6 @@ from tracekit.cli.options import OPTIONS, Given, takes
 from tracekit.cli.output import check_file, console, load
 from tracekit.demo import DEMO
 from tracekit.errors import TracekitError
-from tracekit.reports.saved import read_saved
 
 
 @app.command()
@@ -34,6 +33,8 @@ def report(
     ],
 ) -> None:
     """Writes a page on saved runs: setting, figures, sets, why they act together, how to repeat."""
+    from tracekit.reports.saved import read_saved
+
     output = given["output"]
     check_file(output)
     results = [result for path in runs for result in read_saved(path)]

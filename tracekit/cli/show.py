@@ -8,7 +8,6 @@ from tracekit.cli.app import app
 from tracekit.cli.options import OUTPUT, Given, takes
 from tracekit.cli.output import console, print_facts, print_results
 from tracekit.cli.rebuild import Run
-from tracekit.results.saved import load_saved
 
 _MOST_LABELS = 40
 """Components that are listed without `--all`."""
@@ -18,6 +17,8 @@ _MOST_LABELS = 40
 @takes(all_components=OUTPUT.flag("List every selected component, however many.", "--all"))
 def show(given: Given, run: Run) -> None:
     """Prints a saved run, or all runs below a folder."""
+    from tracekit.results.saved import load_saved
+
     results = load_saved(run)
     print_results(results, is_full=False)
     if len(results) == 1:
