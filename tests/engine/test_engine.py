@@ -393,6 +393,18 @@ def test_pairs_that_do_not_fit_the_model(model, change, text):
     assert text in str(caught.value)
 
 
+def test_texts_beyond_what_dynamic_rotary_factors_read_alike_are_refused():
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    model = tk.load_model(tiny.hf_model("llama", rope_parameters=rope))
+    row = {"prompt_ids": [1] * 64, "counterfactual_ids": [2] * 64, "x_ids": [4], "y_ids": [5]}
+    tiny.engine(model, tk.PromptPairs.from_ids([row]))
+    row["x_ids"] = [4, 4]
+    with pytest.raises(
+        PairsError, match="needs 65 positions. The model reads more than 64 by rota"
+    ):
+        tiny.engine(model, tk.PromptPairs.from_ids([row]))
+
+
 def test_missing_y_and_bad_batch_size(model, pairs):
     rows = tiny.rows(3)
     del rows[1]["y_ids"]

@@ -5,17 +5,20 @@ The reference is `tests/plain.py`.
 
 from __future__ import annotations
 
+import warnings
 from itertools import count
 
 import pytest
 import torch
+from transformer_lens.model_bridge import TransformerBridge
 
 import tracekit as tk
 from tests import tiny
 from tests.plain import MODULES, Plain
+from tracekit.demo import MODEL_DIR
 from tracekit.engine.effects import log_probs
 from tracekit.engine.sources import name_of, source_of_name
-from tracekit.errors import ConfigError, PairsError, SourceError
+from tracekit.errors import ConfigError, ModelWarning, PairsError, SourceError
 from tracekit.search import METHODS
 
 
@@ -753,3 +756,19 @@ class TestRefusals:
         mixed = tk.PromptPairs(pairs=(*zero[:2], *even_pairs[2:]))
         with pytest.raises(PairsError, match="Some examples take constant values and others do"):
             tk.Tracer(model, mixed)
+
+
+@pytest.mark.parametrize("source", ["zero", "mean"])
+@pytest.mark.parametrize("is_processed", [False, True])
+def test_zero_ablation_of_processed_weights_warns_once(source, is_processed):
+    """Folded and centred weights have other activations, of which zero is another value."""
+    model = TransformerBridge.boot_transformers(str(MODEL_DIR))
+    if is_processed:
+        model.enable_compatibility_mode()
+    pairs = tk.load_dataset("demo-facts", model)[:4]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tk.Tracer(model, pairs, "head-outputs", "logit-difference", source=source)
+    texts = [str(each.message) for each in caught if issubclass(each.category, ModelWarning)]
+    expected = is_processed and source == "zero"
+    assert sum("TransformerLens processed the weights of" in text for text in texts) == expected

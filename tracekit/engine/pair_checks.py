@@ -9,6 +9,7 @@ from tracekit.data.pairs_report import check_padding
 from tracekit.data.prompts import PromptPairs
 from tracekit.errors import MissingContinuationError, PairsError
 from tracekit.metrics import Metric
+from tracekit.models.architectures import stretches_by_batch
 from tracekit.models.hooked import HookedModel, model_name
 
 
@@ -32,10 +33,14 @@ def check_pairs(
         read = max(len(pair.prompt_ids), len(pair.counterfactual_ids))
         longest = read + max(len(pair.x_ids), len(pair.y_ids or ())) - 1
         if context and longest > context:
-            raise PairsError(
-                f"Example {number} ({pair.describe()}) needs {longest} positions. "
-                f"The model has {context}; shorten it."
-            )
+            start = f"Example {number} ({pair.describe()}) needs {longest} positions. The model "
+            if stretches_by_batch(model):
+                raise PairsError(
+                    f"{start}reads more than {context} by rotary factors that the longest row of a "
+                    "batch decides (rope type 'dynamic'), so an example's effect would depend on "
+                    "the others. Shorten it, or give the model another rope type, such as 'yarn'."
+                )
+            raise PairsError(f"{start}has {context}; shorten it.")
         if isinstance(pair.counterfactual, NoCounterfactual):
             raise PairsError(
                 f"Example {number} ({pair.describe()}) has no counterfactual. Give it one "

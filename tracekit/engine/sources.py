@@ -31,6 +31,7 @@ from typing_extensions import assert_never
 from tracekit._util.files import digest_of, tensors_digest
 from tracekit._util.names import SourceName
 from tracekit._util.options import check_seed, first_few, shortened
+from tracekit._util.warn import warn
 from tracekit.components import ComponentRegistry, Kind
 from tracekit.data.counterfactuals import (
     ConstantCounterfactual,
@@ -50,7 +51,7 @@ from tracekit.engine.edge_checks import check_other
 from tracekit.engine.layout import Positions, buckets
 from tracekit.engine.packing import pad
 from tracekit.engine.patching import SeenRows
-from tracekit.errors import SourceError
+from tracekit.errors import ModelWarning, SourceError
 from tracekit.models import load_model
 from tracekit.models.architectures import long_rope_limit, scores_hook
 from tracekit.models.hooked import (
@@ -59,6 +60,7 @@ from tracekit.models.hooked import (
     device_of,
     embedding_std,
     frozen,
+    is_processed,
     model_name,
     recording_hooks,
     weights_digest,
@@ -236,6 +238,13 @@ def resolve_source(
     _refuse_features(registry)
     _refuse_scores(kinds)
     if named == "zero":
+        if is_processed(model):
+            warn(
+                f"TransformerLens processed the weights of {model_name(model)} (folded, centred), "
+                "so an activation of zero is another one than in the Hugging Face model. Load it "
+                "by tk.load_model for zero ablation, or use source='mean'.",
+                ModelWarning,
+            )
         values = {name: torch.zeros(shape) for name, shape in _shapes(model, kinds).items()}
         return _constant(Constants("zero", values))
     if named == "mean" or named == "mean-positional" or isinstance(named, Mean):

@@ -89,19 +89,33 @@ def long_rope_limit(model: Any) -> int | None:
     a batch. A shorter row beside it gets other numbers than alone.
     """
     config = getattr(getattr(model, "original_model", None), "config", None)
-    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    if not isinstance(given, Mapping):
-        return None
-    # Some models have settings for each type of layer.
-    nested = [value for value in given.values() if isinstance(value, Mapping)]
     limits = [
         settings.get("original_max_position_embeddings")
         or getattr(config, "original_max_position_embeddings", None)
-        for settings in nested or [given]
-        if settings.get("rope_type", settings.get("type")) == "longrope"
+        for settings in _rotary_settings(model, "longrope")
     ]
     numbers = [int(limit) for limit in limits if limit is not None]
     return min(numbers) if numbers else None
+
+
+def stretches_by_batch(model: Any) -> bool:
+    """Whether the longest row of a batch decides the rotary factors of all rows, beyond n_ctx."""
+    return bool(_rotary_settings(model, "dynamic"))
+
+
+def _rotary_settings(model: Any, kind: str) -> list[Mapping[str, Any]]:
+    """Settings of the rotary embeddings of a type."""
+    config = getattr(getattr(model, "original_model", None), "config", None)
+    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    if not isinstance(given, Mapping):
+        return []
+    # Some models have settings for each type of layer.
+    nested = [value for value in given.values() if isinstance(value, Mapping)]
+    return [
+        settings
+        for settings in nested or [given]
+        if settings.get("rope_type", settings.get("type")) == kind
+    ]
 
 
 _SOFTMAX = (torch.nn.functional.softmax, torch.softmax, Tensor.softmax)

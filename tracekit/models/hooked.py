@@ -92,14 +92,18 @@ def weights_digest(model: HookedModel) -> str:
     """Digest of all weights: equal for equal weights in one dtype, on any device.
 
     Shapes, a sample, and the sum of the bits of every parameter, in their order: one change of one
-    number changes it. It costs about as long as reading the weights once. Empty if weights lie on
-    a disk, where nothing reads them as a whole.
+    number changes it. Of a model with hooks, parts of somebody's own or pruned weights, some logits
+    as it was given belong to it too. It costs about as long as reading the weights once. Empty if
+    weights lie on a disk, where nothing reads them as a whole.
     """
     parameters = list(model.parameters())
     if any(parameter.is_meta for parameter in parameters):
         return ""
     with torch.no_grad():
-        return digest_of({str(n): _fingerprint(each) for n, each in enumerate(parameters)})
+        prints: dict[str, Any] = {str(n): _fingerprint(each) for n, each in enumerate(parameters)}
+    if (logits := getattr(model.cfg, "tracekit_logits", None)) is not None:
+        prints["logits"] = list(logits)
+    return digest_of(prints)
 
 
 def _fingerprint(parameter: Tensor) -> list[Any]:
@@ -197,6 +201,14 @@ def is_quantized(model: HookedModel) -> bool:
 def is_exact(model: HookedModel) -> bool:
     """Whether the model computes in float32 or float64, with weights of that type."""
     return dtype_of(model) in (torch.float32, torch.float64) and not is_quantized(model)
+
+
+def is_processed(model: HookedModel) -> bool:
+    """Whether TransformerLens folded or centred the weights, which changes activations."""
+    if getattr(model, "_weights_processed", False):
+        return True
+    # Of a HookedTransformer whose norms are folded into the weights behind them.
+    return str(getattr(model.cfg, "normalization_type", "")).endswith("Pre")
 
 
 def random_tokens(model: HookedModel, rows: int, length: int) -> Int[Tensor, "row pos"]:
