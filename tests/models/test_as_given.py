@@ -350,6 +350,21 @@ def test_base_and_tuned_model_of_one_object_are_two_models():
     assert weights_digest(base) != weights_digest(tuned)
 
 
+def test_models_with_the_same_parameters_that_compute_others_have_other_digests():
+    same_parameters = [
+        llama,
+        TRACED[f"pruned {DOWN}"],
+        TRACED["pruned lm_head"],
+        TRACED["own MLP"],
+        TRACED[f"forward of {MLP}, False"],
+        lambda: with_adapter_of_transformers(is_on=True),
+        lambda: with_adapter_of_transformers(is_on=False),
+    ]
+    digests = [weights_digest(tk.load_model(make())) for make in same_parameters]
+    assert len({*digests}) == len(digests)
+    assert digests == [weights_digest(tk.load_model(make())) for make in same_parameters]
+
+
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
 def test_folder_with_an_adapter_has_the_logits_of_the_adapter_before_it_is_merged(target, tmp_path):
     llama(tie_word_embeddings=True).save_pretrained(tmp_path / "base")

@@ -134,6 +134,13 @@ def copy_around_weights(model: Any) -> Any:
     return copy
 
 
+def computes_weights(model: Any) -> bool:
+    """Whether a weight is computed from other tensors before each pass, as a pruned one is."""
+    return any(
+        isinstance(value, Tensor) for module in model.modules() for value in vars(module).values()
+    )
+
+
 def _alias(tensor: Tensor) -> Tensor:
     """Another tensor with the same memory; quantised weights, which know more, are themselves."""
     if type(tensor) is torch.nn.Parameter:

@@ -34,7 +34,13 @@ from tracekit.errors import (
 )
 from tracekit.models.checkpoint import ADAPTER, Checkpoint, checkpoint_dtype, locate
 from tracekit.models.gguf import GGUFModel
-from tracekit.models.given import copy_around_weights, hugging_face_of, unwrapped, without_wrapper
+from tracekit.models.given import (
+    computes_weights,
+    copy_around_weights,
+    hugging_face_of,
+    unwrapped,
+    without_wrapper,
+)
 from tracekit.models.hooked import (
     HookedModel,
     refuse_settings,
@@ -285,7 +291,11 @@ def _in_memory(given: Any, tokenizer: Any, options: Mapping[str, Any]) -> Hooked
         loader.reference = reference_of(given, name)
         loader.model = unwrapped(given, loader.reference, name)
         loader.changes = changes_of(loader.model)
-        return _wrap(name, copy_around_weights(loader.model), tokenizer, options, loader)
+        wrapped = _wrap(name, copy_around_weights(loader.model), tokenizer, options, loader)
+    if loader.reference is not None and (loader.changes or computes_weights(loader.model)):
+        # Equal parameters do not make equal models here.
+        wrapped.cfg.tracekit_logits = loader.reference.rounded
+    return wrapped
 
 
 def _adapted(files: Checkpoint, dtype: torch.dtype | None, device: Any) -> tuple[Any, Path]:

@@ -57,6 +57,11 @@ class Reference:
     tokens: Int[Tensor, "row pos"]
     logits: Float[Tensor, "pos d_vocab"]
 
+    @property
+    def rounded(self) -> tuple[str, ...]:
+        """The first logits behind the last token, with so few digits that no rounding is left."""
+        return tuple(f"{logit:.3g}" for logit in self.logits[-1, :_TOKENS].tolist())
+
 
 class Loader:
     """Loads a Hugging Face model by transformers' own report of what its checkpoint held.
