@@ -105,7 +105,7 @@ def engine(model, data: tk.PromptPairs, kinds="attention-patterns", metric="odds
     selection = {key: options.pop(key) for key in ("layers", "indices", "spans") if key in options}
     registry = tk.components.ComponentRegistry.build(model.cfg, kinds, **selection)
     config = tk.engine.EngineConfig(**options)
-    return tk.engine.Engine(model, data, registry, resolve(metric), config)
+    return tk.engine.Engine.build(model, data, registry, resolve(metric), config)
 
 
 def members_of(result) -> tuple[int, ...]:

@@ -32,8 +32,8 @@ from tracekit.errors import (
     NonFiniteMetricError,
     NotDifferentiableError,
 )
+from tracekit.results.question import KnownSets, Question
 from tracekit.results.significance import sign_flip_p_values
-from tracekit.results.traced import KnownSets, Traced
 
 
 def heads(n_layers):
@@ -66,7 +66,7 @@ class Planted(Engine):
         return values[:, None] * (1 + 0.01 * torch.arange(6)) / (1 + 0.01 * 2.5)
 
 
-class Question(Traced):
+class Question(Question):
     """A question whose engine is at hand."""
 
     held_out = None
@@ -201,7 +201,7 @@ def test_values_are_right_on_average_where_the_model_is_wrong():
 
     game = SetGame(with_metric(value, "probability-drop"), range(8))
     exact = exact_values(game).per_example.mean(1)
-    data = game.engine.data
+    data = game.engine
     curves = ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
     drawn = []
     for seed in range(12):

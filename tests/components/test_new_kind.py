@@ -33,7 +33,7 @@ def test_a_new_kind_is_one_entry(registered, any_model, tmp_path):
     assert len(tracer.registry) == tiny.D_MODEL
     assert str(tracer.registry[3]) == "L1A3"
     result = tracer.run(budget=3, epochs=2)
-    assert tk.search.PGBCT()._learning_rate(tk.search.Target(tracer.engine)) == 0.25
+    assert tk.search.PGBCT()._learning_rate(tk.search.make_target(tracer.engine)) == 0.25
     assert result.labels[0].startswith("L1A")
     loaded = tk.TraceResult.load(result.save(tmp_path / "run"))
     assert loaded.registry == tracer.registry

@@ -457,7 +457,7 @@ def test_demo_binding_desiderata(demo_model, unchecked):
     assert [pair.weight for pair in both] == [5.0, 1.0] * 64
     assert both.weights.mean().item() == pytest.approx(1)
     # The model answers the clean questions, so it prefers y where the operation is exchanged.
-    scores = tiny.engine(demo_model, operation).data.clean
+    scores = tiny.engine(demo_model, operation).clean
     assert (scores.y > scores.x).float().mean() > 0.95
     with pytest.raises(ConfigError, match="option desideratum is 'x'. Input should be 'value', 'o"):
         tk.load_dataset("demo-binding", demo_model, desideratum="x")

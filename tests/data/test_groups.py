@@ -197,11 +197,11 @@ def test_what_a_search_makes_of_groups(model):
     pairs = grouped([f"g{n // 2}" for n in range(16)])
     tracer = tk.Tracer(model, pairs)
     search = tk.search.make("top-k", {})
-    fit = cross_fit(tk.search.Target(tracer.engine), [search], [2], 0)
+    fit = cross_fit(tk.search.make_target(tracer.engine), [search], [2], 0)
     first, second = ({pairs[n].group for n in half} for half in fit.halves)
     assert (len(first), len(second), first & second) == (4, 4, set())
     # A lead on four groups of equal leads is no lead on sixteen examples.
-    fit = cross_fit(tk.search.Target(tracer.engine), [search, search], [2], 0)
+    fit = cross_fit(tk.search.make_target(tracer.engine), [search, search], [2], 0)
     leads = torch.tensor([1.0, -1.0, 1.0, 0.5, 1.0, -1.0, 0.5, 1.0]).repeat_interleave(2)[None]
     t = leads.mean() / (leads[0, ::2].std() / 8**0.5)
     assert fit._is_ahead(leads, t.item() - 0.01)

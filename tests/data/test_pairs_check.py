@@ -36,7 +36,7 @@ def pairs_of(model, changes, warn=False):
 class TestProbabilities:
     def test_they_are_those_of_the_tracer(self, demo_model, bias):
         table = bias.check(demo_model).table
-        clean = tk.Tracer(demo_model, bias).engine.data.clean
+        clean = tk.Tracer(demo_model, bias).engine.clean
         for column, log_probabilities in (("p_x", clean.x), ("p_y", clean.y)):
             expected = log_probabilities.exp()
             torch.testing.assert_close(
@@ -46,7 +46,7 @@ class TestProbabilities:
 
     def test_prompts_and_continuations_of_several_lengths(self, any_model):
         pairs = tiny.pairs(6)
-        clean = tk.Tracer(any_model, pairs).engine.data.clean
+        clean = tk.Tracer(any_model, pairs).engine.clean
         found = torch.tensor(pairs.check(any_model).table["p_x"].to_numpy())
         torch.testing.assert_close(found, clean.x.exp().double(), rtol=1e-4, atol=1e-7)
 
@@ -55,7 +55,7 @@ class TestProbabilities:
         pairs = tk.PromptPairs.from_ids(
             [{"prompt_ids": a, "counterfactual_ids": a[::-1], "x_ids": b} for a, b in rows]
         )
-        clean = tk.Tracer(demo_model, pairs, metric="probability-drop").engine.data.clean
+        clean = tk.Tracer(demo_model, pairs, metric="probability-drop").engine.clean
         found = torch.tensor(pairs.check(demo_model).table["p_x"].to_numpy())
         torch.testing.assert_close(found, clean.x.exp().double(), rtol=1e-4, atol=1e-7)
 

@@ -299,7 +299,7 @@ class TestRepeatedExamples:
 
         pairs = tk.PromptPairs.from_text(texts_of(bias) * 3, demo_model)
         engine = tk.Tracer(demo_model, pairs, layers=[0]).engine
-        fit = cross_fit(tk.search.Target(engine), [tk.search.TopK()], [2], 0)
+        fit = cross_fit(tk.search.make_target(engine), [tk.search.TopK()], [2], 0)
         first, second = (pairs.subset(half) for half in fit.halves)
         refuse_shared(first, second)
         assert len(first) == len(second) == 12
@@ -554,7 +554,7 @@ class TestOnARealModel:
     def probability(self, model, row):
         pairs = tk.PromptPairs.from_ids([row])
         tracer = tk.Tracer(model, pairs, "mlp-blocks", "probability-drop", layers=[0])
-        return tracer.engine.data.clean.x.exp().item()
+        return tracer.engine.clean.x.exp().item()
 
     def ids(self, model, text):
         return model.tokenizer.encode(text, add_special_tokens=False)
@@ -591,4 +591,4 @@ class TestOnARealModel:
         pairs = tk.PromptPairs.from_text([{**row, "x": " Paris"}], real_model, warn=False)
         with pytest.warns(DataWarning, match="1 of 1 examples have a space at the end of the pr"):
             tracer = tk.Tracer(real_model, pairs, "mlp-blocks", "probability-drop", layers=[0])
-        assert tracer.engine.data.clean.x.exp().item() < 0.05
+        assert tracer.engine.clean.x.exp().item() < 0.05

@@ -87,7 +87,7 @@ def test_no_warning_where_optimisations_are_supported(any_model, pairs):
         warnings.simplefilter("error", ModelWarning)
         tiny.engine(any_model, pairs)
     assert capabilities_of(any_model).block_skipper is not None
-    assert tiny.engine(any_model, pairs).data.layout.sequences.has_branches
+    assert tiny.engine(any_model, pairs).layout.sequences.has_branches
 
 
 def test_cached_capabilities_do_not_keep_a_model_alive(pairs):
@@ -109,10 +109,10 @@ def test_cuda_uses_the_same_optimisations(pairs, max_memory):
     with warnings.catch_warnings():
         warnings.simplefilter("error", ModelWarning)
         there = tiny.engine(model, pairs, "attention-patterns+mlp-outputs", max_memory=max_memory)
-    assert there.data.layout.sequences.has_branches
-    assert there.data.capabilities.block_skipper is not None
+    assert there.layout.sequences.has_branches
+    assert there.capabilities.block_skipper is not None
     sets = random_sets(here, 20)
     torch.testing.assert_close(
         there.set_effects(sets).mean(1), here.set_effects(sets).mean(1), rtol=1e-3, atol=1e-4
     )
-    assert there.data.counterfactual_cache.storage == ("host" if max_memory == 0 else "device")
+    assert there.counterfactual_cache.storage == ("host" if max_memory == 0 else "device")

@@ -275,9 +275,9 @@ def test_model_that_changed_is_found_by_a_few_examples(monkeypatch):
     model = tk.load_model(tiny.hf_model("gpt2"))
     tracer = tk.Tracer(model, tiny.pairs(20), "head-outputs")
     run = []
-    original = type(tracer.engine.data).passes
+    original = type(tracer.engine).passes
     monkeypatch.setattr(
-        type(tracer.engine.data),
+        type(tracer.engine),
         "passes",
         lambda data, *given, **options: (
             run.append(data.n_examples),

@@ -28,8 +28,8 @@ def test_recomputed_sources_equal_kept_ones(any_model, kinds, positions):
     gradients = [engine.gradient(mask, torch.ones_like)[1] for engine in (kept, recomputed)]
     close(gradients[1], gradients[0])
     assert (
-        kept.data.counterfactual_cache.storage,
-        recomputed.data.counterfactual_cache.storage,
+        kept.counterfactual_cache.storage,
+        recomputed.counterfactual_cache.storage,
     ) == (
         "device",
         "recomputed",
@@ -42,8 +42,8 @@ def test_sources_are_the_activations_of_the_counterfactual_run(any_model, positi
     engine = tiny.engine(
         any_model, pairs, "attention-patterns+mlp-outputs", positions=positions, max_batch_size=3
     )
-    for batch in engine.data.batches:
-        found = engine.data.counterfactual_cache.activations_for(batch)
+    for batch in engine.batches:
+        found = engine.counterfactual_cache.activations_for(batch)
         for row, number in enumerate(batch.examples.tolist()):
             tokens = torch.tensor([pairs[number].counterfactual.ids])
             _, cache = any_model.run_with_cache(tokens)
@@ -61,16 +61,16 @@ def test_only_the_positions_in_use_are_handed_out(model, positions):
     pairs = tiny.pairs(7, seed=6, longest=1)
     pairs = pairs.subset([n for n, pair in enumerate(pairs) if len(pair.prompt_ids) >= 4])
     engine = tiny.engine(model, pairs, positions=positions, max_batch_size=1)
-    for batch in engine.data.batches:
+    for batch in engine.batches:
         length = int(batch.positions.any(0).nonzero().max()) + 1
         n_used = {"last": 1, "prompt": length}.get(str(positions), 2)
-        found = engine.data.counterfactual_cache.activations_for(batch)
+        found = engine.counterfactual_cache.activations_for(batch)
         for value in found.values():
             assert value.shape == (1, 4, n_used, length)
 
 
 def stored(engine):
-    chunks = engine.data.counterfactual_cache._chunks
+    chunks = engine.counterfactual_cache._chunks
     return sum(value.nbytes for chunk in chunks for value in chunk.values.values())
 
 
@@ -82,7 +82,7 @@ def test_max_memory_decides_the_storage(model):
     for bound, kept in ((exact, "device"), (exact - 1, "recomputed")):
         bounded = tiny.engine(model, pairs, max_memory=bound)
         bounded.full_effects  # noqa: B018
-        assert bounded.data.counterfactual_cache.storage == kept
+        assert bounded.counterfactual_cache.storage == kept
 
 
 def test_only_positions_in_use_are_kept(model):

@@ -56,7 +56,7 @@ def test_nothing_is_read_from_the_device_inside_a_step(positions, reward, longes
     )
     assert engine.device.type == "meta"
     step = RewardGradient(
-        tk.search.Target(engine), make_objective(reward, tk.search.Target(engine))
+        tk.search.make_target(engine), make_objective(reward, tk.search.make_target(engine))
     )
     mask = torch.full((engine.n_components,), 0.5, device="meta")
     with NoWait():
@@ -80,7 +80,7 @@ def test_cuda_does_not_wait_inside_a_step(longest):
     engine = tiny.engine(
         model, tiny.pairs(8, longest=longest), "attention-patterns+mlp-outputs", indices=[0, 3]
     )
-    target = tk.search.Target(engine)
+    target = tk.search.make_target(engine)
     step = RewardGradient(target, make_objective("dataset", target))
     mask = torch.full((engine.n_components,), 0.5, device="cuda")
     step.step(mask, torch.arange(8))

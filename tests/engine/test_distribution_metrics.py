@@ -155,8 +155,8 @@ def test_clean_distributions_beyond_the_memory_are_computed_again(model, max_mem
     torch.testing.assert_close(engine.effects(mask), kept.effects(mask), rtol=1e-4, atol=1e-6)
     mine, other = (each.gradient(mask, torch.ones_like)[1] for each in (engine, kept))
     torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-6)
-    assert (engine.data.clean_run._latest is not None) == (max_memory is not None)
-    assert (engine.data.clean.distribution is None) == (max_memory is not None)
+    assert (engine.clean_run._latest is not None) == (max_memory is not None)
+    assert (engine.clean.distribution is None) == (max_memory is not None)
 
 
 @pytest.mark.slow
@@ -330,6 +330,6 @@ def test_the_first_token_of_the_vocabulary_may_be_a_set(model):
     for row in rows:
         row["y_set_ids"], row["x_ids"] = [0], [5]
     tracer = tk.Tracer(model, tk.PromptPairs.from_ids(rows), metric="set-logit-difference")
-    assert tracer.engine.data.clean.y_set is not None
+    assert tracer.engine.clean.y_set is not None
     logits = [model(torch.tensor([row["prompt_ids"]]))[0, -1].log_softmax(-1)[0] for row in rows]
-    torch.testing.assert_close(tracer.engine.data.clean.y_set, torch.stack(logits).detach())
+    torch.testing.assert_close(tracer.engine.clean.y_set, torch.stack(logits).detach())

@@ -98,7 +98,7 @@ def test_the_engine_equals_one_example_at_a_time(any_model, kinds, positions):
     pairs = tiny.pairs(4, seed=1)
     engine = tiny.engine(any_model, pairs, kinds, positions=positions)
     mask = random_mask(engine.n_components)
-    found = log_probs(engine.data, mask)
+    found = log_probs(engine, mask)
     expected = reference_scores(any_model, pairs, kinds, mask, positions)
     torch.testing.assert_close(found.x, expected[:, 0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.y, expected[:, 1], rtol=1e-4, atol=1e-4)
@@ -109,7 +109,7 @@ def test_the_engine_equals_one_example_at_a_time_with_noise(any_model):
     engine = tiny.engine(any_model, pairs, "mlp-outputs")
     mask = random_mask(engine.n_components)
     expected = reference_scores(any_model, pairs, "mlp-outputs", mask, "prompt")
-    torch.testing.assert_close(log_probs(engine.data, mask).x, expected[:, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(log_probs(engine, mask).x, expected[:, 0], rtol=1e-4, atol=1e-4)
 
 
 LIMIT = 6
@@ -157,7 +157,7 @@ def test_rows_on_both_sides_of_a_long_rope_limit_never_share_a_batch(
         max_batch_size=64,
     )
     mask = random_mask(engine.n_components)
-    found = log_probs(engine.data, mask)
+    found = log_probs(engine, mask)
     expected = reference_scores(long_rope_model, pairs, "attention-patterns", mask, positions)
     torch.testing.assert_close(found.x, expected[:, 0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.y, expected[:, 1], rtol=1e-4, atol=1e-4)
@@ -351,10 +351,10 @@ def test_what_does_not_change_is_computed_once(model, pairs, monkeypatch):
 def test_logits_are_computed_only_where_a_token_is_scored(model, pairs):
     engine = tiny.engine(model, pairs)
     widths = []
-    batch = engine.data.batches[0]
+    batch = engine.batches[0]
     hook = ("unembed.hook_out", lambda value, hook: widths.append(value.shape[:2].numel()))
     with torch.no_grad():
-        engine.data.forward_pass.log_probs(batch, [hook])
+        engine.forward_pass.log_probs(batch, [hook])
     assert widths == [len(batch.readout_positions[0])]
     assert widths[0] < batch.sequences.tokens.numel()
 
@@ -365,7 +365,7 @@ def test_a_metric_that_is_not_finite_names_the_example(model, pairs):
         return torch.where(torch.arange(8, device=effects.device) == 5, torch.nan, effects)
 
     engine = tiny.engine(model, pairs, metric=broken)
-    number = int(engine.data.batches[0].examples[5])
+    number = int(engine.batches[0].examples[5])
     prompt = pairs[number].describe()
     text = rf"'broken'.* on 1 of 8 examples.*example {number} \({re.escape(prompt)}\)"
     with pytest.raises(NonFiniteMetricError, match=text):
@@ -411,7 +411,7 @@ def test_missing_y_and_bad_batch_size(model, pairs):
     with pytest.raises(MissingContinuationError, match="'odds-ratio' compares x with y, and examp"):
         tiny.engine(model, tk.PromptPairs.from_ids(rows))
     engine = tiny.engine(model, tk.PromptPairs.from_ids(rows), metric="probability-drop")
-    assert engine.data.clean.y is None
+    assert engine.clean.y is None
     assert engine.full_effects.abs().min() > 0
     with pytest.raises(ConfigError, match="max_batch_size is 0. It must be a whole number, at"):
         tiny.engine(model, pairs, max_batch_size=0)

@@ -67,10 +67,10 @@ def test_gains_are_first_order_in_the_linearization_and_exact_in_the_metric(
         if link is None:
             gains += slope
             continue
-        value = link.to_linear(log_probs(alone.data, mask)).detach().requires_grad_(True)
-        weight = torch.autograd.grad(link.to_effect(alone.data.clean, value).sum(), value)[0]
+        value = link.to_linear(log_probs(alone, mask)).detach().requires_grad_(True)
+        weight = torch.autograd.grad(link.to_effect(alone.clean, value).sum(), value)[0]
         step = (slope / weight) * (1 - 2 * mask)
-        ahead = link.to_effect(alone.data.clean, value.detach()[:, None] + step)[0]
+        ahead = link.to_effect(alone.clean, value.detach()[:, None] + step)[0]
         gains += (ahead - effects) * (1 - 2 * mask)
     torch.testing.assert_close(found.gains, gains / count, rtol=1e-3, atol=1e-5)
 
@@ -100,7 +100,7 @@ def test_every_example_is_expanded_at_a_mask_of_its_own(model, data, metric):
     examples = torch.randperm(len(data), generator=generator)[:5]
     masks = (torch.rand(len(examples), 12, generator=generator) < 0.4).float()
     before = engine.cost
-    expansion = expand(engine.data, masks, examples)
+    expansion = expand(engine, masks, examples)
     expected = Cost(len(examples) / len(data), len(examples) / len(data))
     assert engine.cost - before == expected
     link = METRICS[metric].linearization
@@ -110,7 +110,7 @@ def test_every_example_is_expanded_at_a_mask_of_its_own(model, data, metric):
         if link is None:
             value, weight = effects, torch.ones(1)
         else:
-            value = link.to_linear(log_probs(alone.data, masks[row])).detach().requires_grad_(True)
-            weight = torch.autograd.grad(link.to_effect(alone.data.clean, value).sum(), value)[0]
+            value = link.to_linear(log_probs(alone, masks[row])).detach().requires_grad_(True)
+            weight = torch.autograd.grad(link.to_effect(alone.clean, value).sum(), value)[0]
         torch.testing.assert_close(expansion.quantity[row], value.detach()[0])
         torch.testing.assert_close(expansion.slopes[row], slope / weight, rtol=1e-3, atol=1e-5)

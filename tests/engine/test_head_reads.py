@@ -161,7 +161,7 @@ def test_heads_equal_plain_models(architecture, skips):
     options = {} if skips else {"capabilities": tk.Capabilities.none()}
     model = tiny.shared_model(architecture)
     engine = tiny.engine(model, tiny.pairs(5), "head-outputs", max_batch_size=3, **options)
-    check(architecture, tiny.hf_model(architecture), engine.data)
+    check(architecture, tiny.hf_model(architecture), engine)
 
 
 _CHANGED = {
@@ -203,7 +203,7 @@ def test_contributions_of_heads_add_up_to_their_block(case):
         for head in range(config.num_attention_heads)
     ]
     engine = tiny.engine(tk.load_model(drawn()), tiny.pairs(3), "head-outputs")
-    check(architecture, hf, engine.data, heads, with_patterns=False)
+    check(architecture, hf, engine, heads, with_patterns=False)
 
 
 def test_the_counterfactual_run_has_the_scales_of_the_clean_one():
@@ -230,4 +230,4 @@ def test_blocks_that_do_more_than_add_have_no_contributions():
     model = tk.load_model(tiny.hf_model("bloom", **changes))
     engine = tiny.engine(model, tiny.pairs(2), "head-outputs")
     with pytest.raises(UnsupportedModelError, match="Block 1 .* does more to the residual stream"):
-        head_reads(engine.data, [(1, 0)])
+        head_reads(engine, [(1, 0)])

@@ -44,7 +44,7 @@ def test_the_last_stream_of_the_other_gives_its_output(models, pairs):
     last = traced(models, pairs, "residual", layers=[-1])
     effects = last.evaluate("all", per_example=True)
     clean, other = (
-        tk.Tracer(model, pairs, "residual", "logit-difference", source="zero").engine.data.clean
+        tk.Tracer(model, pairs, "residual", "logit-difference", source="zero").engine.clean
         for model in models[::-1]
     )
     expected = (clean.x - clean.y) - (other.x - other.y)

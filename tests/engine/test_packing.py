@@ -44,9 +44,9 @@ def close(value, expected, factor=1.0):
 def test_packed_rows_equal_rows_of_their_own(any_model, kinds, positions):
     pairs = tiny.pairs(9, seed=2)
     fast, plain = engines(any_model, pairs, kinds, positions=positions, max_batch_size=4)
-    assert len(fast.data.layout.sequences) == 9
-    assert len(plain.data.layout.sequences) > 9
-    close(fast.data.clean.x, plain.data.clean.x)
+    assert len(fast.layout.sequences) == 9
+    assert len(plain.layout.sequences) > 9
+    close(fast.clean.x, plain.clean.x)
     mask = torch.rand(fast.n_components, generator=torch.Generator().manual_seed(1))
     close(fast.effects(mask), plain.effects(mask))
     by_fast, by_plain = (e.gradient(mask, lambda effects: 1 + effects) for e in (fast, plain))
@@ -64,8 +64,7 @@ def test_packing_serves_noise_too(any_model):
 def test_packing_reads_fewer_tokens(model):
     fast, plain = engines(model, tiny.pairs(16))
     read = [
-        sum(batch.sequences.tokens.numel() for batch in engine.data.batches)
-        for engine in (fast, plain)
+        sum(batch.sequences.tokens.numel() for batch in engine.batches) for engine in (fast, plain)
     ]
     assert read[0] < 0.8 * read[1]
 
@@ -145,12 +144,12 @@ def test_an_attention_window_is_never_undone(architecture, unnamed, monkeypatch)
         monkeypatch.setattr(architectures, "_WINDOWS", ())
     short = tk.PromptPairs.from_ids(long_rows([3, 4]))
     fast, plain = engines(model, short, "mlp-outputs")
-    assert fast.data.layout.sequences.has_branches
-    close(fast.data.clean.x, plain.data.clean.x)
+    assert fast.layout.sequences.has_branches
+    close(fast.clean.x, plain.clean.x)
     mixed = tk.PromptPairs.from_ids(long_rows([3, 13, 4, 14]))
     with pytest.warns(ModelWarning, match="x and y of an example are run as two sequences"):
         fast = tiny.engine(model, mixed, "mlp-outputs")
-    assert not fast.data.layout.sequences.has_branches
+    assert not fast.layout.sequences.has_branches
     plain = tiny.engine(model, mixed, "mlp-outputs", capabilities=Capabilities.none())
     mask = torch.full((fast.n_components,), 0.7)
     close(fast.effects(mask), plain.effects(mask))
@@ -159,7 +158,7 @@ def test_an_attention_window_is_never_undone(architecture, unnamed, monkeypatch)
 def test_packing_in_half_precision(pairs):
     model = tk.load_model(tiny.hf_model("llama").to(torch.bfloat16))
     fast, plain = engines(model, pairs, "attention-patterns", "logit-difference")
-    assert fast.data.layout.sequences.has_branches
+    assert fast.layout.sequences.has_branches
     mask = torch.full((12,), 0.5)
     torch.testing.assert_close(fast.effects(mask), plain.effects(mask), rtol=0.1, atol=0.1)
     sets = [(0, 1), (0, 5), (7,)]

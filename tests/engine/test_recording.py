@@ -12,7 +12,8 @@ import tracekit as tk
 from tests import tiny
 from tracekit.engine import recording
 from tracekit.errors import ModelWarning
-from tracekit.search import Goal, Target, make
+from tracekit.search import Goal, make
+from tracekit.search.constraint import make_target
 
 KINDS = {"attention-patterns": 1, "mlp-neurons": 4, "head-outputs+mlp-blocks": 3, "edges": 1}
 """With the most tokens of their pairs' continuations."""
@@ -46,10 +47,10 @@ def played(monkeypatch):
 
 
 def searched(engine, method, seed=0):
-    target = Target(engine)
+    target = make_target(engine)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ModelWarning)
-        with engine.data.recorder.recording():
+        with engine.recorder.recording():
             (selection,) = make(method, METHODS[method]).search(target, Goal(budgets=(3,)), seed)
     return selection
 
@@ -77,15 +78,15 @@ def test_filled_batches_give_the_same_numbers(played, any_model, positions):
     mask = torch.rand(engine.n_components, generator=torch.Generator().manual_seed(1))
     some = torch.tensor([4, 0, 6, 1])
     plain = [engine.gradient(mask, torch.sin, some), engine.predict_changes((1, 2), examples=some)]
-    with engine.data.recorder.recording():
+    with engine.recorder.recording():
         for _ in range(3):
             filled = [
                 engine.gradient(mask, torch.sin, some),
                 engine.predict_changes((1, 2), examples=some),
             ]
-    (batch,) = engine.data.batches_of(some)
-    with engine.data.recorder.recording():
-        (full,) = engine.data.batches_of(some)
+    (batch,) = engine.batches_of(some)
+    with engine.recorder.recording():
+        (full,) = engine.batches_of(some)
     assert len(full.slot) > len(batch.slot)
     assert not full.slot[len(batch.slot) :].ge(0).any()
     for ours, expected in zip(filled, plain, strict=True):
@@ -104,14 +105,14 @@ def test_sets_that_are_played_keep_within_the_rows_of_a_pass(played, monkeypatch
     engine = tiny.engine(tk.load_model(tiny.hf_model("gpt2")), tiny.pairs(4), max_batch_size=13)
     sets = [(number,) for number in range(7)]
     expected, shapes = engine.set_effects(sets), []
-    way = engine.data.forward_pass.log_probs
+    way = engine.forward_pass.log_probs
 
     def watched(batch, hooks, **options):
         shapes.append(len(batch.examples))
         return way(batch, hooks, **options)
 
-    monkeypatch.setattr(engine.data.forward_pass, "log_probs", watched)
-    with engine.data.recorder.recording():
+    monkeypatch.setattr(engine.forward_pass, "log_probs", watched)
+    with engine.recorder.recording():
         for _ in range(3):
             torch.testing.assert_close(engine.set_effects(sets), expected)
     # Three sets of four examples at once; the last one alone.
@@ -126,23 +127,23 @@ def test_a_recording_that_plays_something_else_is_not_used(played, monkeypatch):
     engine = tiny.engine(tk.load_model(tiny.hf_model("gpt2")), tiny.pairs(5))
     mask = torch.rand(engine.n_components)
     expected = engine.gradient(mask, torch.ones_like)
-    with engine.data.recorder.recording():
+    with engine.recorder.recording():
         engine.gradient(torch.zeros_like(mask), torch.ones_like)
         with pytest.warns(ModelWarning, match="Passes are not recorded on this card"):
             again = engine.gradient(mask, torch.ones_like)
-        assert not engine.data.recorder.is_on
+        assert not engine.recorder.is_on
     for one, other in zip(again, expected, strict=True):
         torch.testing.assert_close(one, other)
 
 
 def test_a_gradient_after_another_pass_is_refused(played):
     engine = tiny.engine(tk.load_model(tiny.hf_model("gpt2")), tiny.pairs(5))
-    (batch,) = engine.data.batches
-    source = engine.data.counterfactual_cache.activations_for(batch)
+    (batch,) = engine.batches
+    source = engine.counterfactual_cache.activations_for(batch)
     mask = torch.full((1, engine.n_components), 0.5, requires_grad=True)
-    with engine.data.recorder.recording():
+    with engine.recorder.recording():
         for _ in range(3):
-            first, _ = (engine.data.log_probs(batch, source, mask) for _ in range(2))
+            first, _ = (engine.log_probs(batch, source, mask) for _ in range(2))
     with pytest.raises(AssertionError, match="Another pass was played before the gradient"):
         torch.autograd.grad(first.x.sum(), mask)
 
@@ -154,9 +155,9 @@ def test_a_gradient_after_another_pass_is_refused(played):
 def test_cuda_plays_what_it_recorded(monkeypatch, architecture, kinds, method):
     model = tk.load_model(tiny.hf_model(architecture).to("cuda"))
     engine = tiny.engine(model, tiny.pairs(8), kinds, "logit-difference")
-    assert engine.data.rows > 64
+    assert engine.rows > 64
     ours = searched(engine, method)
-    assert engine.data.recorder.turn > 4 or method == "greedy"  # All sets fit into one pass.
+    assert engine.recorder.turn > 4 or method == "greedy"  # All sets fit into one pass.
     monkeypatch.setattr(recording, "_ON", set())
     plain = searched(tiny.engine(model, tiny.pairs(8), kinds, "logit-difference"), method)
     torch.testing.assert_close(ours.mask, plain.mask, atol=1e-3, rtol=1e-3)

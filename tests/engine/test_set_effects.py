@@ -57,13 +57,13 @@ def test_any_sets_equal_one_at_a_time(model, sets):
 def test_sets_that_begin_in_a_layer_share_passes(model, monkeypatch):
     engine = tiny.engine(model, tiny.pairs(4), max_batch_size=12)
     engine.set_effects([[0]])
-    taken, measure = [], engine.data.log_probs
+    taken, measure = [], engine.log_probs
 
     def recorded(batch, source, masks, **rest):
         taken.append(len(masks) * len(batch.examples))
         return measure(batch, source, masks, **rest)
 
-    monkeypatch.setitem(vars(engine.data), "log_probs", recorded)
+    monkeypatch.setitem(vars(engine), "log_probs", recorded)
     engine.set_effects([[8], [9], [10], [11]])
     assert sum(taken) == 16
     assert max(taken) == 12

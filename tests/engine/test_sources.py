@@ -469,10 +469,10 @@ def test_look_ahead_knows_the_direction(model, even_pairs, metric, direction):
         slope = (tracer.evaluate(nudged) - tracer.evaluate(base)) / (nudged - base)[index].item()
         assert prediction.gradient[index].item() == pytest.approx(slope, rel=0.05, abs=2e-3)
     linear, restored = tracer.engine.metric.linearization, tracer.engine.metric
-    restored_log_probs = log_probs(tracer.engine.data, base)
-    values = linear.to_effect(tracer.engine.data.clean, linear.to_linear(restored_log_probs))
+    restored_log_probs = log_probs(tracer.engine, base)
+    values = linear.to_effect(tracer.engine.clean, linear.to_linear(restored_log_probs))
     torch.testing.assert_close(
-        values, restored(tracer.engine.data.clean, restored_log_probs), rtol=1e-4, atol=1e-5
+        values, restored(tracer.engine.clean, restored_log_probs), rtol=1e-4, atol=1e-5
     )
 
 
@@ -575,7 +575,7 @@ class TestMeaning:
         """Both directions have the same whole: the counterfactual run against the clean one."""
         noising = tk.Tracer(model, even_pairs, metric="logit-difference")
         denoising = tk.Tracer(model, even_pairs, metric="logit-difference", direction="denoising")
-        clean, base = noising.engine.data.clean, denoising.engine.data.clean
+        clean, base = noising.engine.clean, denoising.engine.clean
         whole = (base.y - base.x) - (clean.y - clean.x)
         metric = denoising.engine.metric
         torch.testing.assert_close(metric(base, clean), whole)
@@ -628,11 +628,11 @@ class TestMeaning:
         monkeypatch.setattr(
             model, "run_with_hooks", lambda *a, **k: calls.append(a) or original(*a, **k)
         )
-        n_batches = len(tracer.engine.data.batches)
+        n_batches = len(tracer.engine.batches)
         for n_masks in (1, 2, 3):
             tracer.engine.effects(torch.full((12,), n_masks / 3))
             assert len(calls) == (1 + n_masks) * n_batches  # The clean run, and each mask.
-        assert tracer.engine.data.counterfactual_cache.storage is None
+        assert tracer.engine.counterfactual_cache.storage is None
 
     def test_the_seed_draws(self, model, even_pairs):
         def chosen(source, seed):

@@ -797,11 +797,11 @@ def test_masks_of_spans_are_not_rounded(model):
     pairs = tk.PromptPairs.from_ids(rows_with_spans(3))
     tracer = tk.Tracer(model, pairs, "residual", split_by="span")
     engine = tracer.engine
-    batch = engine.data.batches[0]
+    batch = engine.batches[0]
     mask = torch.full((len(tracer.registry),), 0.7513)
-    known = engine.data.counterfactual_cache.activations_for(batch)
+    known = engine.counterfactual_cache.activations_for(batch)
     source = {name: torch.ones_like(values) for name, values in known.items()}
-    name, hook = engine.data.hooks(batch, source, mask[None])[0]
+    name, hook = engine.hooks(batch, source, mask[None])[0]
     with torch.autocast("cpu", torch.bfloat16):
         mixed = hook(torch.zeros_like(source[name]))
     inside = batch.positions[:, : mixed.shape[1]]

@@ -42,12 +42,12 @@ def test_batches_give_the_effects_and_probabilities_of_the_whole(engine):
     mask = from_indices((1, 4, 7), 12)
     before = engine.cost
     effects, x, y = torch.full((3, 7), torch.nan)
-    for batch in stream_effects(engine.data, mask):
+    for batch in stream_effects(engine, mask):
         effects[batch.examples], x[batch.examples] = batch.effects, batch.x
         y[batch.examples] = batch.y
     assert (engine.cost - before).forward == 1
     assert torch.equal(effects, engine.effects(mask))
-    scores = log_probs(engine.data, mask)
+    scores = log_probs(engine, mask)
     assert torch.equal(x, scores.x)
     assert torch.equal(y, scores.y)
 
@@ -63,9 +63,9 @@ def test_batches_name_failing_examples_by_their_numbers_in_the_data(model):
 
     metric = tk.Metric("fragile", fails_on_the_last, needs_y=False)
     engine = tiny.engine(model, tiny.pairs(7), metric=metric, max_batch_size=3)
-    last = engine.data.batches[2].examples.tolist()
+    last = engine.batches[2].examples.tolist()
     with pytest.raises(NonFiniteMetricError) as error:
-        list(stream_effects(engine.data, torch.ones(12)))
+        list(stream_effects(engine, torch.ones(12)))
     assert "not finite on 1 of 7 examples: " in str(error.value)
     assert f"example {last[0]} (" in str(error.value)
     assert last != [0]
@@ -83,7 +83,7 @@ def test_the_set_is_measured_first_then_its_complement_and_its_members_alone(eng
         ((1, 4, 7), 2, 3),
     ]
     effects = engine.effects(from_indices((1, 4, 7), 12))
-    first = engine.data.batches[0].examples
+    first = engine.batches[0].examples
     assert progress[0].effect == pytest.approx(effects[first].mean().item())
     measured = [event for event in rest if isinstance(event, Measurement)]
     assert [m.members for m in measured] == [(1, 4, 7), OTHERS, (1,), (4,), (7,)]
@@ -131,7 +131,7 @@ def test_effects_of_searches_count_until_probabilities_are_asked_for(engine):
     exploration = Exploration(engine, [2], measured=[Measurement((2,), effects)])
     assert exploration.measured_now().x is None
     measured = next(event for event in exploration.steps() if isinstance(event, Measurement))
-    assert torch.equal(measured.x, log_probs(engine.data, from_indices((2,), 12)).x)
+    assert torch.equal(measured.x, log_probs(engine, from_indices((2,), 12)).x)
     assert exploration.measured_now(complete=True) is measured
 
 

@@ -235,7 +235,7 @@ def test_everything_by_keyboard_and_for_screen_readers(chromium, heads):
             await page.get_by_text(f"predicted gain on example {order[-2]}").wait_for()
             members = view.widget.exploration.members
             rows = {}
-            for batch in stream_changes(heads.engine.data, members):
+            for batch in stream_changes(heads.engine, members):
                 rows |= dict(zip(batch.examples.tolist(), batch.gains, strict=True))
             largest = rows[order[-2]].abs().max().item()
             legend = await page.locator(".tk-legend").inner_text()
@@ -260,10 +260,10 @@ def test_examples_mark_the_changed_token_and_probabilities(chromium, demo_model)
             await view.page.locator(f"[id$=example{number}]").hover(force=True)
             detail = view.page.locator(".tk-detail")
             after = log_probs(
-                tracer.engine.data,
+                tracer.engine,
                 tk.components.masks.from_indices(view.widget.exploration.members, 32),
             )
-            clean = tracer.engine.data.clean
+            clean = tracer.engine.clean
             shown_number = int(re.search(r"Example (\d+)", await detail.inner_text())[1])
             change = f"P(x) {three(clean.x[shown_number].exp().item())} \u2192 "
             assert change + three(after.x[shown_number].exp().item()) in await detail.inner_text()

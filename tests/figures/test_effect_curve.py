@@ -23,7 +23,7 @@ def test_curve_data_has_every_measured_size(tracer):
 
 def test_curve_data_has_every_size_of_a_path(tracer):
     search = tk.search.LocalSearch(max_passes=40)
-    found = search.search(tk.search.Target(tracer.engine), Goal(budgets=(3,)), 0)[0]
+    found = search.search(tk.search.make_target(tracer.engine), Goal(budgets=(3,)), 0)[0]
     assert [record["n_selected"] for record in found.history] == [1, 2, 3]
     before = list(tracer.results)
     result = tracer.run(search, budget=3)

@@ -573,9 +573,9 @@ class TestReports:
         tracer = tk.Tracer(
             demo_model, pairs, "head-outputs+mlp-blocks", "accuracy", positions="last"
         )
-        chosen = log_probs(tracer.engine.data, mask).y_is_argmax
+        chosen = log_probs(tracer.engine, mask).y_is_argmax
         assert row["accuracy"] == pytest.approx(chosen.float().mean().item())
-        assert row["without"] == tracer.engine.data.clean.y_is_argmax.float().mean().item()
+        assert row["without"] == tracer.engine.clean.y_is_argmax.float().mean().item()
         assert "selected-demo-demo-binding-top-k-10" in written.report.figures
 
     @pytest.mark.slow

@@ -24,4 +24,4 @@ def test_of_a_real_model_equals_plain_hooks(real_model, bare_model):
 def test_heads_of_a_real_model_equal_the_bare_one(real_model, bare_model):
     pairs = tk.load_dataset("ioi", real_model, n=3)
     engine = tiny.engine(real_model, pairs, "head-outputs")
-    check("llama", bare_model, engine.data, ((12, 3), (23, 3), (24, 4), (29, 1)))
+    check("llama", bare_model, engine, ((12, 3), (23, 3), (24, 4), (29, 1)))

@@ -15,10 +15,10 @@ from tests.conftest import FRONT_PASSES
 from tracekit.components.masks import from_indices
 from tracekit.errors import SearchStoppedWarning, UnreliableResultWarning
 from tracekit.results.pareto_statistics import _from_all, control_sets, jaccard
-from tracekit.results.traced import KnownSets
+from tracekit.results.question import KnownSets
 from tracekit.search import Goal
 from tracekit.search.backward import backward_elimination
-from tracekit.tracer import search_run
+from tracekit.tracer import front as front_module
 from tracekit.tracer.diagnostics import warn_of_front
 
 WORSE = {"from_all_similarity": 0.0, "from_all_gain": -0.2}
@@ -77,7 +77,7 @@ def test_statistics_are_what_they_say(front, tracer):
     for half in halves:
         part = engine.with_pairs(engine.pairs.subset(half))
         walk = tk.search.LocalSearch(max_passes=FRONT_PASSES).run(
-            tk.search.Target(part), Goal(budgets=sizes), 0
+            tk.search.make_target(part), Goal(budgets=sizes), 0
         )
         sets.append([walk.best_sets.best_within(size) for size in sizes])
     for place, one in enumerate(front.statistics):
@@ -98,7 +98,7 @@ class TestSetsFromAll:
 
     def test_have_the_effects_of_sets_of_their_size(self, front, tracer):
         others = backward_elimination(
-            tk.search.Target(tracer.engine), [row.size for row in front.statistics]
+            tk.search.make_target(tracer.engine), [row.size for row in front.statistics]
         )
         for row in front.statistics:
             members, own = others[row.size], front.at(row.size)
@@ -157,8 +157,8 @@ class TestSetsFromAll:
         tracer = tk.Tracer(model, tiny.pairs(6, seed=3))
         pairs = list(combinations(range(12), 2))
         best = pairs[int(tracer.engine.set_effects(pairs).mean(1).argmax())]
-        tracer.traced.sets.by_size.clear()  # It is to know of the best pair from the walk alone.
-        monkeypatch.setattr(search_run, "backward_elimination", lambda engine, sizes: {2: best})
+        tracer.traced.sets.by_size().clear()  # It is to know of the best pair from the walk alone.
+        monkeypatch.setattr(front_module, "backward_elimination", lambda engine, sizes: {2: best})
         front = tracer.pareto(max_budget=2, objective="mean", max_passes=3)
         assert tiny.members_of(front.at(2)) == best
         (row,) = [row for row in front.statistics if row.size == 2]

@@ -54,7 +54,7 @@ def test_ratios_and_probabilities_are_tested_on_log_odds(model, metric, directio
     found = tracer.single_effects()
     of_log_odds = log_odds_of(tracer.engine.metric)
     sets = [(i,) for i in range(len(tracer.registry))]
-    changes = tracer.engine.sharing(metric=of_log_odds).set_effects(sets).double()
+    changes = tracer.engine.with_metric(of_log_odds).set_effects(sets).double()
     effects = tracer.engine.set_effects(sets).double()
     assert (changes.sign() == effects.sign())[effects.abs() > 1e-5].all()
     expected = p_values(without_rounding(changes, changes.abs().amax(0).expand_as(changes)))

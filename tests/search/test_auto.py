@@ -11,6 +11,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import from_indices
 from tracekit.errors import BudgetError, ConfigError
+from tracekit.search import make_target
 from tracekit.search.auto import CrossFit, cross_fit, sizes_alone
 from tracekit.search.local.best_sets import BestSets
 
@@ -129,7 +130,7 @@ def test_effects_that_are_all_negative_or_zero():
 def test_effects_are_those_of_the_other_halfs_sets(tracer):
     """By hand: the best single component of each half, measured on the other."""
     engine = tracer.engine
-    fit = cross_fit(tk.search.Target(engine), [Fixed(order=(3, 1, 2)), BestAlone()], [1], 5)
+    fit = cross_fit(make_target(engine), [Fixed(order=(3, 1, 2)), BestAlone()], [1], 5)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(5)).tolist()
     halves = (tuple(sorted(order[:6])), tuple(sorted(order[6:])))
     assert fit.halves == halves
@@ -146,7 +147,7 @@ def test_effects_are_those_of_the_other_halfs_sets(tracer):
 def test_weights_are_those_of_the_whole_data_set(model):
     rows = [{**row, "weight": 1 + 4 * (i % 2)} for i, row in enumerate(tiny.rows(8))]
     engine = tk.Tracer(model, tk.PromptPairs.from_ids(rows)).engine
-    fit = cross_fit(tk.search.Target(engine), [Fixed(order=(3,))], [1], 0)
+    fit = cross_fit(make_target(engine), [Fixed(order=(3,))], [1], 0)
     assert torch.allclose(fit.effects[0, 0], engine.effects(from_indices([3], 12)))
 
 
@@ -187,7 +188,7 @@ def test_a_front_takes_the_sets_that_hold_better(tracer, monkeypatch):
     front = tracer.pareto(max_budget=4)
     on_all = torch.stack([result.per_example for result in joint]).expand(2, -1, -1)
     searches = [tk.search.LocalSearch(), Oracle()]
-    fit = cross_fit(tk.search.Target(tracer.engine), searches, joint.sizes, 0, on_all=on_all)
+    fit = cross_fit(make_target(tracer.engine), searches, joint.sizes, 0, on_all=on_all)
     chosen = ["oracle" if search else "local-search" for search in fit.choice()]
     assert [result.method for result in front] == chosen
     assert "oracle" in chosen
@@ -260,9 +261,7 @@ def test_a_set_that_lowers_the_effect_at_hand_is_not_taken(tracer, monkeypatch):
 
     patched(monkeypatch, Ranked())
     # The halves do not look at sizes 2 and 4; the joint search has no set of size 4.
-    monkeypatch.setattr(
-        "tracekit.tracer.search_run.sizes_of_statistics", lambda sizes: [1, 3, 5, 6]
-    )
+    monkeypatch.setattr("tracekit.tracer.front.sizes_of_statistics", lambda sizes: [1, 3, 5, 6])
     monkeypatch.setattr(BestSets, "improving", [1, 2, 3, 5, 6])
     front = tracer.pareto(max_budget=6, max_passes=60)
     methods = {result.n_selected: result.method for result in front}
@@ -285,7 +284,7 @@ def test_many_components_ranked_alone_have_sets_of_some_sizes(tracer, monkeypatc
     # Where the joint search has a set between these, it is left out if the choice is the other one.
     monkeypatch.setattr("tracekit.search.auto.MOST_ALONE", 11)
     monkeypatch.setattr("tracekit.search.auto._SIZES_OF_MANY", 3)
-    monkeypatch.setattr("tracekit.tracer.search_run.sizes_of_statistics", lambda sizes: [1, 7])
+    monkeypatch.setattr("tracekit.tracer.front.sizes_of_statistics", lambda sizes: [1, 7])
     monkeypatch.setattr(BestSets, "improving", [1, 2, 7])
     for choice, expected in ((1, (1, 3, 7, 9)), (0, (1, 2, 7))):
         monkeypatch.setattr(CrossFit, "choice_near", lambda self, size, choice=choice: choice)
@@ -335,12 +334,16 @@ def test_a_run_takes_the_set_that_holds_better(tracer, monkeypatch):
         goal = tk.search.Goal(budgets=(2, 5))
         on_all = [
             torch.stack(
-                [each.effects for each in search.search(tk.search.Target(tracer.engine), goal, 0)]
+                [each.effects for each in search.search(make_target(tracer.engine), goal, 0)]
             )
             for search in (greedy, rival)
         ]
         fit = cross_fit(
-            tk.search.Target(tracer.engine), [greedy, rival], [2, 5], 0, on_all=torch.stack(on_all)
+            make_target(tracer.engine),
+            [greedy, rival],
+            [2, 5],
+            0,
+            on_all=torch.stack(on_all),
         )
         for rank, result in enumerate(curve):
             chosen = ("greedy", "fixed")[fit.choice()[rank]]

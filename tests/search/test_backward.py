@@ -7,16 +7,16 @@ from itertools import combinations
 import pytest
 import torch
 
-import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import from_indices
 from tracekit.engine.gradients import FirstOrderPrediction
+from tracekit.search import make_target
 from tracekit.search.backward import backward_elimination, most_passes
 
 
 @pytest.fixture
 def engine(model):
-    return tk.search.Target(tiny.engine(model, tiny.pairs(8, seed=1), metric="logit-difference"))
+    return make_target(tiny.engine(model, tiny.pairs(8, seed=1), metric="logit-difference"))
 
 
 def planted(engine, monkeypatch, value):

@@ -18,9 +18,9 @@ from tracekit.results import faithfulness as measures
 from tracekit.runs import Grid
 from tracekit.search import Goal
 from tracekit.search.base import Selection
+from tracekit.search.constraint import make_target
 from tracekit.search.objectives import Faithful
 from tracekit.search.prefix import HALVINGS, best_prefixes, planned_prefixes
-from tracekit.search.targets import Target
 
 
 def traced(model, *, exchange, kinds="head-outputs", **options):
@@ -57,6 +57,10 @@ class Counted:
     def effects(self, mask):
         self.tried.append(self._last(mask))
         return -torch.tensor([abs(self.tried[-1] - self.enough) + 0.0])
+
+    @property
+    def faithful(self):
+        return self
 
     def overshoots(self, mask):
         return self._last(mask) < self.enough
@@ -104,7 +108,7 @@ def test_a_set_that_overshoots_is_balanced_and_another_is_the_plain_prefix(
     exchange = both[is_negative]
     engine = traced(model, exchange=exchange, direction=direction).engine
     sign = -1 if is_negative else 1
-    target, seen = Target(engine, Faithful(complement=weight), sign=sign), set()
+    target, seen = make_target(engine, Faithful(complement=weight), sign=sign), set()
     full, goal = engine.full_effects.mean().item(), Goal(budgets=tuple(range(1, 13)))
     assert full * sign > 0
     slopes = sum(target.slopes(torch.full((12,), level)) for level in (0.0, 0.5, 1.0))

@@ -18,7 +18,7 @@ from tracekit.errors import (
     NothingFoundError,
     UnknownNameError,
 )
-from tracekit.tracer.search_run import run_of
+from tracekit.tracer.request import Request, resolve
 
 METHODS = (
     *("exhaustive", "greedy", "top-k", "random", "local-search", "mask-ig", "attribution"),
@@ -37,8 +37,8 @@ def neutral():
 
 
 def keeping_engine(tracer, keep):
-    run = run_of(tracer.traced, tk.search.TopK(), tk.search.Goal(budgets=(1,)), "mean", keep, 0)
-    return run.target
+    request = Request(search=tk.search.TopK(), budget=1, constraint=keep)
+    return resolve(tracer.traced, request).target(tracer.traced)
 
 
 def kept_by(model, neutral, members, metric="kl"):

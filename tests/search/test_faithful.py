@@ -12,9 +12,10 @@ import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import complement_of, from_indices
 from tracekit.errors import ConfigError, MetricError
+from tracekit.search.constraint import make_target
 from tracekit.search.objectives import Faithful, resolve_objective
 from tracekit.search.prefix import HALVINGS
-from tracekit.search.targets import Target, require_full_effect
+from tracekit.search.targets import require_full_effect
 
 SETS = [(), (3,), (0, 7), (1, 2, 5, 11), tuple(range(12))]
 
@@ -51,7 +52,7 @@ def scores_by_hand(tracer, members, weight):
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
 def test_scores_are_of_the_set_and_its_complement(tracer, weight):
-    target = Target(tracer.engine, Faithful(complement=weight))
+    target = make_target(tracer.engine, Faithful(complement=weight))
     by_hand = torch.stack([scores_by_hand(tracer, members, weight) for members in SETS])
     assert torch.allclose(target.set_effects(SETS), by_hand, atol=1e-5)
     masks = torch.stack([from_indices(members, 12).float() for members in SETS])
@@ -60,7 +61,7 @@ def test_scores_are_of_the_set_and_its_complement(tracer, weight):
     assert torch.allclose(target.set_effects(SETS, examples=some), by_hand[:, some], atol=1e-5)
     assert by_hand[0].abs().max() < 1e-5
     assert torch.allclose(by_hand[-1], target.full_effects, atol=1e-5)
-    assert target.has_complement
+    assert target.faithful is target
     for members, means in target.measured.items():
         effects = tracer.engine.set_effects([members, complement_of(members, 12)]).mean(1)
         assert means == pytest.approx(effects.tolist(), abs=1e-5)
@@ -70,10 +71,10 @@ def test_scores_are_of_the_set_and_its_complement(tracer, weight):
 @pytest.mark.parametrize("part", [None, [0, 7, 3, 9, 4, 1]])
 def test_the_gradient_is_that_of_the_scores(model, is_exchanged, part):
     tracer = traced(model, exchange=is_exchanged, max_batch_size=5, weights=range(1, 12))
-    target = Target(tracer.engine, Faithful(complement=0.3))
+    target = make_target(tracer.engine, Faithful(complement=0.3))
     examples = torch.arange(11) if part is None else torch.tensor(part)
     mask, weights = torch.linspace(0.2, 0.9, 12), torch.linspace(0.5, 2, 11)
-    batches = iter(target.data.batches_of(examples, n_masks=2))
+    batches = iter(target.engine.batches_of(examples, n_masks=2))
     scores, gradient = target.gradient(mask, lambda _: weights[next(batches).examples], examples)
     assert torch.allclose(scores, target.effects(mask)[examples], atol=1e-4)
     for index in (0, 6, 11):
@@ -87,7 +88,7 @@ def test_the_gradient_is_that_of_the_scores(model, is_exchanged, part):
 def test_predicted_changes_are_of_both_sets(tracer):
     """Slopes along small steps, and gains from the slopes of every example by itself."""
     objective, members = Faithful(complement=0.4), (0, 7)
-    target, base = Target(tracer.engine, objective), from_indices(members, 12).float()
+    target, base = make_target(tracer.engine, objective), from_indices(members, 12).float()
     prediction = target.predict_changes(members)
     engine, full = tracer.engine, tracer.engine.full_effects
     own, others = (
@@ -112,7 +113,7 @@ def test_predicted_changes_are_of_both_sets(tracer):
 @pytest.fixture(scope="module")
 def scores(model, is_exchanged):
     """Of every set of at most three, those of one first."""
-    target = Target(traced(model, exchange=is_exchanged).engine, resolve_objective("faithful"))
+    target = make_target(traced(model, exchange=is_exchanged).engine, resolve_objective("faithful"))
     sets = [each for k in (1, 2, 3) for each in combinations(range(12), k)]
     return target.set_effects(sets).mean(1)
 
@@ -124,7 +125,7 @@ def test_every_search_maximises_it_and_reports_effects(model, is_exchanged, scor
     result = tracer.run(method, budget=3, objective="faithful")
     assert result.run.objective == "faithful"
     assert result.effect == pytest.approx(tracer.evaluate(result), abs=1e-5)
-    target = Target(tracer.engine, resolve_objective("faithful"))
+    target = make_target(tracer.engine, resolve_objective("faithful"))
     chosen = target.set_effects([tiny.members_of(result)]).mean().item()
     if method in ("exhaustive", "local-search"):
         assert chosen == pytest.approx(scores.max().item(), abs=1e-5)
@@ -175,7 +176,7 @@ def test_it_stays_within_a_constraint(model, is_exchanged):
 
 def test_what_was_measured_before_an_interruption_is_told(model, is_exchanged, monkeypatch):
     tracer, told = traced(model, exchange=is_exchanged), []
-    target = Target(tracer.engine, Faithful(), record=lambda sets, scores: told.extend(sets))
+    target = make_target(tracer.engine, Faithful(), record=lambda sets, scores: told.extend(sets))
     measure = type(tracer.engine).set_effects
 
     def cut_short(engine, sets, label="effects", *, examples=None):
@@ -198,7 +199,7 @@ def test_errors(model, is_exchanged):
         wrong.run("top-k", budget=2, objective="faithful")
     flat = replace(wrong.engine.metric, function=lambda clean, intervened: 0 * intervened.x)
     with pytest.raises(MetricError, match="have no effect, so no set can be faithful to it"):
-        require_full_effect(wrong.engine.sharing(metric=flat))
+        require_full_effect(wrong.engine.with_metric(flat))
 
 
 @pytest.mark.slow
@@ -206,7 +207,7 @@ def test_halves_of_the_wrong_sign_lose_no_front(model, is_exchanged):
     """Statistics search halves of the examples, which may have a full effect below 0."""
     tracer = traced(model, exchange=is_exchanged)
     lowest = tracer.engine.full_effects.argsort()[:4].tolist()
-    target = Target(tracer.engine, Faithful())
+    target = make_target(tracer.engine, Faithful())
     half = target.with_pairs(tracer.pairs.subset(lowest))
     assert half.full_effects.mean() > 0
     assert tracer.engine.full_effects[lowest].mean() < 0

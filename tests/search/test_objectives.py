@@ -20,6 +20,7 @@ from tracekit.errors import (
 )
 from tracekit.metrics import METRICS
 from tracekit.results.curve_figures import effect_curve
+from tracekit.search.constraint import make_target
 from tracekit.search.objectives import (
     LowerBound,
     Quantile,
@@ -28,7 +29,7 @@ from tracekit.search.objectives import (
     log_odds_of,
     resolve_objective,
 )
-from tracekit.search.targets import Target, scores_of
+from tracekit.search.targets import differentiate
 
 OBJECTIVES = ["log-odds", "trimmed-mean", "lower-bound", "median"]
 METHODS = (
@@ -43,7 +44,7 @@ def tracer(model):
 
 
 def scoring(tracer, objective):
-    return Target(tracer.engine, resolve_objective(objective))
+    return make_target(tracer.engine, resolve_objective(objective))
 
 
 def by_hand(objective, effects):
@@ -143,9 +144,7 @@ def test_slopes_of_weighted_scores_are_those_of_small_changes(tracer, objective)
         torch.rand(n, generator=torch.Generator().manual_seed(2)),
         torch.arange(1, n + 1),
     )
-    scores, (slopes,) = scores_of(tracer.engine, chosen).slopes(
-        [effects], lambda scores: weights / n, torch.arange(n)
-    )
+    scores, (slopes,) = differentiate(chosen.scores, [effects], lambda scores: weights / n)
 
     def total(values):
         return (chosen.scores(values.double()) * weights / n).sum().item()

@@ -17,7 +17,7 @@ def engine_with(model, monkeypatch):
     """An engine whose mean effect depends on the size of the set alone."""
 
     def make(effect_of_size):
-        engine = tk.search.Target(tiny.engine(model, tiny.pairs(4)))
+        engine = tk.search.make_target(tiny.engine(model, tiny.pairs(4)))
 
         def effects(mask):
             return torch.full((4,), effect_of_size(int(mask.sum())))

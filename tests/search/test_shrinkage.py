@@ -11,6 +11,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.errors import ConfigError, NotDifferentiableError
+from tracekit.search import make_target
 from tracekit.search.baselines import shrunken_topk
 from tracekit.search.baselines.shrunken_topk import (
     MOST_ALONE,
@@ -127,7 +128,7 @@ def test_effects_are_those_of_changes_moved_to_the_shrunken_mean(model):
 def test_effects_of_a_metric_without_a_curve_are_changes_themselves(model, metric):
     engine = tk.Tracer(model, tiny.pairs(), metric=metric).engine
     effects = singles_of(engine)
-    assert shrunken_effects(tk.search.Target(engine), effects).tolist() == pytest.approx(
+    assert shrunken_effects(make_target(engine), effects).tolist() == pytest.approx(
         by_hand(effects.double().tolist()), rel=1e-4, abs=1e-7
     )
 
@@ -145,7 +146,7 @@ def test_weights_of_examples_are_taken_out_and_count(model):
         if metric == "odds-ratio":
             moved = changes + (shrunken - (changes * weights).mean(1))[:, None]
             shrunken = (moved.expm1() * weights).mean(1)
-        scores = shrunken_effects(tk.search.Target(engine), singles_of(engine))
+        scores = shrunken_effects(make_target(engine), singles_of(engine))
         assert scores.tolist() == pytest.approx(shrunken.tolist(), rel=1e-3, abs=1e-6)
 
 
@@ -162,7 +163,7 @@ def test_gradients_are_those_of_integrated_gradients(model, monkeypatch, entries
     """In the mean over examples, of the log-odds; in parts of examples or all at once."""
     monkeypatch.setattr(shrunken_topk, "_ENTRIES", entries)
     tracer = tk.Tracer(model, tiny.pairs(12, seed=5))
-    slopes = ShrunkenTopK(steps=4)._slopes(tracer.engine)
+    slopes = ShrunkenTopK(steps=4)._slopes(make_target(tracer.engine))
     of_log_odds = tk.Tracer(model, tiny.pairs(12, seed=5), metric=log_odds_of(tracer.engine.metric))
     scores = of_log_odds.run("mask-ig", budget=1, steps=4).component_scores
     torch.testing.assert_close(slopes.mean(1), scores, rtol=1e-3, atol=1e-5)

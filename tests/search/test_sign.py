@@ -128,7 +128,7 @@ def test_a_target_says_its_sign(both):
         both[1].run("greedy", target_effect=-1.0, sign="positive")
     with pytest.raises(BudgetError, match="target_effect is 1, and sign='negative'.*below 0"):
         both[0].run("greedy", target_effect=1.0, sign="negative")
-    with pytest.raises(TargetNotReachedError, match="those below 0 are sought"):
+    with pytest.raises(TargetNotReachedError, match="Effects below 0 are sought"):
         both[1].run("top-k", target_effect=-1e3)
 
 

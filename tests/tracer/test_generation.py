@@ -81,7 +81,7 @@ class TestGenerate:
         own = tk.PromptPairs.from_text(rows, demo_model)
         data = tk.Tracer(
             demo_model, own, kind, "probability-drop", capabilities=tk.Capabilities.none()
-        ).engine.data
+        ).engine
         for number, text in enumerate(table["intervened"]):
             (batch,) = data.batches_of(torch.tensor([number]))
             source = data.counterfactual_cache.activations_for(batch)

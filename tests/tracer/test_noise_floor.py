@@ -32,7 +32,7 @@ def test_noise_floor_is_the_effect_of_the_batch_shape_on_the_clean_run():
     pairs = tk.load_dataset("demo-bias", model)[:12]
     with pytest.warns(ModelWarning, match="Hooks were left"):
         whole, alone = (tk.Tracer(model, pairs, max_batch_size=size) for size in (64, 1))
-    shifts = whole.engine.metric(whole.engine.data.clean, alone.engine.data.clean)
+    shifts = whole.engine.metric(whole.engine.clean, alone.engine.clean)
     mean, spread = shifts.mean().abs(), 2 * shifts.square().mean().sqrt() / 12**0.5
     assert whole.noise_floor >= 0.999 * max(mean, spread) > 0.01
     assert alone.noise_floor > 0
@@ -73,7 +73,7 @@ def test_noise_floor_runs_few_of_many_rows_alone(monkeypatch):
 
     monkeypatch.setattr(ForwardPass, "log_probs", counted)
     monkeypatch.setattr(effects, "_MOST_ALONE", 10)
-    few = effects.noise_floor(tracer.engine.data)
+    few = effects.noise_floor(tracer.engine)
     assert sum(n_alone) == 10
     assert few == pytest.approx(every, rel=0.5)
 

@@ -120,7 +120,7 @@ def test_figures_need_a_run(tracer):
 
 
 def test_a_model_that_does_not_do_the_task_is_said(model, pairs):
-    clean = tk.Tracer(model, pairs).engine.data.clean
+    clean = tk.Tracer(model, pairs).engine.clean
     worse = [int(x > y) for x, y in zip(clean.x, clean.y, strict=True)]
     # Of eight examples, one is left of which the model prefers x.
     rows = [
@@ -164,13 +164,13 @@ def test_the_hook_factory_works_with_plain_transformer_lens(model):
     engine = tiny.engine(
         model, tk.PromptPairs.from_ids([{**rows, "x_ids": rows["x_ids"][:1]}]), "mlp-outputs"
     )
-    torch.testing.assert_close(log_probs(engine.data, mask).x[0], logs[rows["x_ids"][0]])
+    torch.testing.assert_close(log_probs(engine, mask).x[0], logs[rows["x_ids"][0]])
 
 
 def test_settings_are_fixed(tracer):
-    tracer.engine.data.clean  # noqa: B018 - computed once from here on
+    tracer.engine.prepare_clean()
     for name in ("model", "metric", "registry", "pairs", "config", "layout", "max_batch_size"):
-        with pytest.raises(AttributeError, match=f"{name} of an engine cannot be set once"):
+        with pytest.raises(FrozenInstanceError):
             setattr(tracer.engine, name, None)
     for name in ("positions", "continuation_mean", "max_batch_size", "max_memory", "progress"):
         with pytest.raises(FrozenInstanceError):
@@ -429,7 +429,7 @@ class TestWeakEffects:
         assert "Either the model does not do this task" in text
 
     def test_one_example_that_carries_the_mean(self, model, pairs):
-        chosen = tk.Tracer(model, pairs, max_batch_size=64).engine.data.clean.x[2]
+        chosen = tk.Tracer(model, pairs, max_batch_size=64).engine.clean.x[2]
 
         def one(clean, intervened):
             effects = clean.x - intervened.x
@@ -483,8 +483,7 @@ class TestWeakEffects:
         tracer = tk.Tracer(demo_model, tk.load_dataset("demo-bias", demo_model)[:16])
         assert self.warnings_of(tracer) == []
         assert tracer.n_prefers_x == sum(
-            x > y
-            for x, y in zip(tracer.engine.data.clean.x, tracer.engine.data.clean.y, strict=True)
+            x > y for x, y in zip(tracer.engine.clean.x, tracer.engine.clean.y, strict=True)
         )
         assert tracer.n_prefers_x >= 14
 

@@ -34,8 +34,8 @@ from tracekit.models.hooked import frozen, recording_hooks
 from tracekit.results.evaluation import measure_faithfulness
 from tracekit.results.faithfulness import MIB_SHARES
 from tracekit.search import Goal, make
+from tracekit.search.constraint import make_target
 from tracekit.search.objectives import Faithful
-from tracekit.search.targets import Target
 
 SHARES = (0.02, 0.05, 0.1, 0.2)
 STEPS = 10
@@ -63,7 +63,7 @@ def measure(
         sets, passes = [tuple(sorted(order[:size])) for size in budgets], 2.0 * (STEPS + 1)
     else:
         chosen = Faithful(complement=complement) if objective == "faithful" else None
-        target = Target(own, chosen)
+        target = make_target(own, chosen)
         options = parse_options(option or [], [method])[method]
         before, search = target.cost, make(method, options)
         found = search.search(target, Goal.make(n, budgets=budgets), 0)
@@ -133,7 +133,7 @@ def node_scores(engine: Engine) -> Float[Tensor, " component"]:
     """EAP-IG's scores: the gradient at each node times the change of its output, by plain hooks."""
     kinds = ["residual-before", *engine.registry.kinds]
     registry = ComponentRegistry.build(engine.model.cfg, kinds)
-    data = Engine(engine.model, engine.pairs, registry, engine.metric, engine.config).data
+    data = Engine.build(engine.model, engine.pairs, registry, engine.metric, engine.config)
     layer_0 = [c.kind == "residual-before" and c.layer == 0 for c in registry]
     total = torch.zeros(engine.n_components)
     for batch in data.batches:

@@ -31,14 +31,14 @@ def main(
     model = tk.load_model("smollm2-135m")
     data, metric = tk.load_dataset("ioi", model, n=pairs), resolve("logit-difference")
     edges, heads = (
-        Engine(model, data, ComponentRegistry.build(model.cfg, kind), metric)
+        Engine.build(model, data, ComponentRegistry.build(model.cfg, kind), metric)
         for kind in ("edges", "head-outputs")
     )
     mask = torch.rand(edges.n_components, generator=torch.Generator().manual_seed(0))
 
     def forward() -> None:
-        with edges.data.measuring():
-            for batch in edges.data.batches:
+        with edges.measuring():
+            for batch in edges.batches:
                 inputs = batch.sequences.inputs(torch.float32)
                 model.run_with_hooks(batch.sequences.tokens, fwd_hooks=[], **inputs)
 

@@ -87,7 +87,7 @@ def step(plan: Plan) -> Iterator[Figure]:
 
 def stepper(engine) -> Callable[[], object]:
     """A step of PGB-CT on all examples of an engine."""
-    target = tk.search.Target(engine)
+    target = tk.search.make_target(engine)
     reward = RewardGradient(target, make_objective("dataset", target))
     mask = torch.full((engine.n_components,), 0.5, device=engine.device)
     examples = torch.arange(engine.n_examples)
@@ -139,7 +139,7 @@ def values(plan: Plan) -> Iterator[Figure]:
     heads = range(0, 140, 14)
     game = SetGame(model.engine(pairs.subset(examples)), heads)
     plain = medians({"plain": lambda: padded.plain(model.bare)}, plan.device, plan.repeats)["plain"]
-    _ = game.engine.data.clean
+    _ = game.engine.clean
     took = medians({"all": lambda: game.every_effect()}, plan.device, 1, warm_up=False)["all"]
     yield Figure("all 1024 subsets of ten heads", took / 1024 / plain, 0.35, "plain forwards")
     demo = tk.load_model("demo", device=plan.device)
@@ -170,7 +170,7 @@ def epoch(plan: Plan) -> Iterator[Figure]:
     engine = model.engine(pairs)
     search = tk.search.PGBCT(lambda1=1e-4, epochs=1, example_order=[order])
     tasks = {
-        "epoch": lambda: search.search(tk.search.Target(engine), Goal(), 0),
+        "epoch": lambda: search.search(tk.search.make_target(engine), Goal(), 0),
         "floor": lambda: [batch.floor(model.bare) for batch in batches],
         "plain": lambda: [batch.plain(model.bare) for batch in whole],
     }
@@ -207,7 +207,7 @@ def share(plan: Plan) -> Iterator[Figure]:
 
 def bare_pass(engine) -> Callable[[], object]:
     """The model's own work in a step: the same rows and scored places, no intervention."""
-    batches = engine.data.batches
+    batches = engine.batches
 
     def run() -> None:
         with torch.enable_grad():
@@ -219,7 +219,7 @@ def bare_pass(engine) -> Callable[[], object]:
                     return leaves[0]
 
                 first = [("blocks.0.attn.hook_pattern", hook)]
-                scores = engine.data.forward_pass.log_probs(batch, first)
+                scores = engine.forward_pass.log_probs(batch, first)
                 torch.autograd.grad(scores.x.sum() + scores.y.sum(), leaves)
 
     return run
@@ -287,7 +287,7 @@ def real(plan: Plan) -> Iterator[Figure]:
 
     def plain() -> None:
         with torch.no_grad():
-            for batch in engine.data.batches:
+            for batch in engine.batches:
                 bare(batch.sequences.tokens, use_cache=False)
 
     tasks = {
@@ -317,7 +317,7 @@ def _step_and_evaluation(engine: Engine) -> None:
     """An epoch of PGB-CT over the first examples, with the evaluation of its mask."""
     order = [list(range(STEP))]
     tk.search.PGBCT(lambda1=1e-4, epochs=1, example_order=order).search(
-        tk.search.Target(engine), Goal(), 0
+        tk.search.make_target(engine), Goal(), 0
     )
 
 
@@ -343,7 +343,7 @@ def real_paths(model: Any, plan: Plan) -> Iterator[Figure]:
 
     def plain() -> None:
         with torch.no_grad():
-            for batch in tracer.engine.data.batches:
+            for batch in tracer.engine.batches:
                 model.original_model(batch.sequences.tokens, use_cache=False)
 
     tasks = {

@@ -100,7 +100,7 @@ class Setting:
         """An engine for each way, and a context in which it goes that way."""
         for way, (rows, is_recorded) in WAYS.items():
             engine = self.model.engine(self.pairs, kinds, max_batch_size=rows)
-            recorder = engine.data.recorder
+            recorder = engine.recorder
             yield way, engine, recorder.recording if is_recorded else nullcontext
 
 
@@ -121,7 +121,7 @@ def step(setting: Setting) -> Figures:
                 yield f"evaluation, {way}, plain forwards", effect / setting.plain
                 yield f"step, {way}, floors", setting.seconds(run) / setting.floor
             if setting.device.type == "cuda":
-                yield f"examples a pass, {way}", engine.data.rows
+                yield f"examples a pass, {way}", engine.rows
                 if way == "before":
                     yield "step, GiB", peak_bytes(run, setting.device) / 2**30
 
@@ -141,7 +141,7 @@ def search(setting: Setting) -> Figures:
     """Local search, and mean gradients along a line, for ten heads."""
     for way, engine, context in setting.ways():
         for name, options in SEARCHES.items():
-            target, made = tk.search.Target(engine), tk.search.make(name, options)
+            target, made = tk.search.make_target(engine), tk.search.make(name, options)
             _, begin = engine.full_effects, time.perf_counter()
             with context():
                 made.search(target, Goal() if "lambda1" in options else Goal(budgets=(10,)), 0)

@@ -28,7 +28,8 @@ from tools.benchmarks.setting import Model
 from tracekit.engine.engine import Engine
 from tracekit.engine.forward import ForwardPass
 from tracekit.engine.prepared import PreparedData
-from tracekit.search import Goal, Target
+from tracekit.search import Goal
+from tracekit.search.constraint import make_target
 
 LAYERS, NEURONS = 12, 8334
 METHODS: dict[str, dict[str, Any]] = {
@@ -84,10 +85,10 @@ def point(engine: Engine, method: str, options: dict[str, Any]) -> Point:
     """Searches ten components."""
     _ = engine.full_effects
     start = process_time()
-    with engine.data.measuring():
-        for batch in engine.data.batches:
-            engine.data.forward_pass.log_probs(batch, [])
-    plain, target = process_time() - start, Target(engine)
+    with engine.measuring():
+        for batch in engine.batches:
+            engine.forward_pass.log_probs(batch, [])
+    plain, target = process_time() - start, make_target(engine)
     goal = Goal() if "lambda1" in options else Goal(budgets=(10,))
     with timed() as spent:
         start = process_time()

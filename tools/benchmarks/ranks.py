@@ -63,14 +63,14 @@ def work(file: Path, device: str | None) -> None:
     part = model.engine(pairs.subset(order[:64]))
     singles = [(head,) for head in range(0, 144, 6)]
     # Clean and counterfactual runs are done once, whatever follows; PGB-CT needs all of the latter.
-    search.search(tk.search.Target(engine), Goal(), 0)
+    search.search(tk.search.make_target(engine), Goal(), 0)
     _ = part.full_effects
     took = {}
     Timed.watch()
     for name, task in zip(
         TASKS,
         (
-            lambda: search.search(tk.search.Target(engine), Goal(), 0),
+            lambda: search.search(tk.search.make_target(engine), Goal(), 0),
             lambda: part.set_effects(singles),
         ),
         strict=True,

@@ -90,7 +90,7 @@ class Model:
         names = {key: options.pop(key) for key in ("layers", "indices") if key in options}
         registry = tk.components.ComponentRegistry.build(self.traced.cfg, kinds, **names)
         metric = resolve(METRICS.get(pairs.name, "odds-ratio"))
-        return Engine(self.traced, pairs, registry, metric, EngineConfig(**options))
+        return Engine.build(self.traced, pairs, registry, metric, EngineConfig(**options))
 
     def pairs(self, name: str) -> PromptPairs:
         """A data set of the paper."""

@@ -101,7 +101,7 @@ def demo_cases(kind: str) -> Iterator[Case]:
             continue
         pairs = tk.load_dataset(name, model)
         config = EngineConfig(positions=entry.positions)
-        whole = Engine(model, pairs, registry, resolve(entry.metric), config)
+        whole = Engine.build(model, pairs, registry, resolve(entry.metric), config)
         n = len(pairs)
         order = torch.randperm(n, generator=torch.Generator().manual_seed(7)).tolist()
         first, second = (
@@ -135,7 +135,8 @@ def real_engines(
     registry = ComponentRegistry.build(model.cfg, kinds)
     config, metric = EngineConfig(positions=entry.positions), resolve(entry.metric)
     own, fresh = (
-        Engine(model, half, registry, metric, config) for half in (first[:examples], second[:32])
+        Engine.build(model, half, registry, metric, config)
+        for half in (first[:examples], second[:32])
     )
     return own, fresh
 
@@ -183,7 +184,9 @@ def random_pairs(model: HookedModel, seed: int, count: int) -> PromptPairs:
 
 def engine(model: HookedModel, pairs: PromptPairs, kind: str) -> Engine:
     """All components of a kind; odds ratio."""
-    return Engine(model, pairs, ComponentRegistry.build(model.cfg, kind), resolve("odds-ratio"))
+    return Engine.build(
+        model, pairs, ComponentRegistry.build(model.cfg, kind), resolve("odds-ratio")
+    )
 
 
 app = typer.Typer(add_completion=False)

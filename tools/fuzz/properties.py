@@ -91,7 +91,9 @@ def plain_effects(tracer: tk.Tracer, mask: torch.Tensor) -> torch.Tensor:
         max_batch_size=1,
         capabilities=tk.Capabilities.none(),
     )
-    plain = tk.engine.Engine(engine.model, engine.pairs, engine.registry, engine.metric, config)
+    plain = tk.engine.Engine.build(
+        engine.model, engine.pairs, engine.registry, engine.metric, config
+    )
     return plain.effects(mask)
 
 

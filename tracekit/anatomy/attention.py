@@ -27,7 +27,7 @@ from tracekit.metrics import Bounds
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import UNBOUNDED, row_intervals
 from tracekit.results.of_set import OfMembers, facts_of
-from tracekit.results.traced import Traced
+from tracekit.results.question import Question
 
 _FIRST = "first"
 """The first token, where it is of no span: many heads rest there."""
@@ -154,7 +154,7 @@ def _change(row: Mapping[Any, Any], form: str) -> str:
     return f"{row['clean']:{form}}{after}"
 
 
-def attention(traced: Traced, members: ComponentsLike, *, at: str = "last") -> Attention:
+def attention(traced: Question, members: ComponentsLike, *, at: str = "last") -> Attention:
     """What heads attend to from a token of each prompt, and what they write to the logits.
 
     Attention is by span where all pairs have spans, else by position, in the clean and the
@@ -198,13 +198,13 @@ def attention(traced: Traced, members: ComponentsLike, *, at: str = "last") -> A
     reads: list[HeadReads] = []
     for engine, of_run in zip(engines, spans, strict=True):
         queries, frozen_at = _queries(of_run, places, at), reads[0] if reads else None
-        reads.append(head_reads(engine.data, list(heads), queries, frozen_at=frozen_at))
+        reads.append(head_reads(engine, list(heads), queries, frozen_at=frozen_at))
     weights = 1.0 if clean.pairs.weights is None else clean.pairs.weights
     patterns = [
         weights * _by_place(of_run, places, read.patterns)
         for of_run, read in zip(spans, reads, strict=True)
     ]
-    direct = [weights * contributions(clean.data, r.outputs, reads[0].streams) for r in reads]
+    direct = [weights * contributions(clean, r.outputs, reads[0].streams) for r in reads]
     return Attention(
         members=tuple(heads.values()),
         at=at,

@@ -33,7 +33,7 @@ from tracekit.results.display import Tabular
 from tracekit.results.evaluation import PlannedSets, both_ways
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.pareto_statistics import LIKE, control_sets
-from tracekit.results.traced import Traced
+from tracekit.results.question import Question
 from tracekit.search.targets import require_full_effect
 
 
@@ -123,7 +123,7 @@ def _least_hits(quantity: str) -> int:
 
 
 def controls(
-    traced: Traced, members: ComponentsLike, *, draws: int = 40, seed: int = 0
+    traced: Question, members: ComponentsLike, *, draws: int = 40, seed: int = 0
 ) -> Controls:
     """A set beside random sets of the same layers, of the same kinds, and of the same size.
 
@@ -174,7 +174,7 @@ def controls(
 
 
 def planned_controls(
-    traced: Traced, members: ComponentsLike, *, draws: int = 40, seed: int = 0
+    traced: Question, members: ComponentsLike, *, draws: int = 40, seed: int = 0
 ) -> PlannedSets:
     """What `controls` patches: the set, and random sets of each form, with their complements."""
     check_seed(seed)

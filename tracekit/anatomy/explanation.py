@@ -37,8 +37,8 @@ from tracekit.errors import ComponentError
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.intervals import effect_interval
 from tracekit.results.of_set import OfMembers, facts_of
+from tracekit.results.question import Question
 from tracekit.results.significance import RESOLUTION, PValues, p_values, without_rounding
-from tracekit.results.traced import Traced
 from tracekit.search.base import Planned, require_gradient
 
 EXPLANATION = "explanation.json"
@@ -391,7 +391,7 @@ _VERDICTS = {
 
 
 def explain(
-    traced: Traced,
+    traced: Question,
     members: ComponentsLike,
     *,
     max_sets: int = 2000,

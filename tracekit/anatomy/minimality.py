@@ -31,7 +31,7 @@ from tracekit.metrics import Effects
 from tracekit.results.display import Tabular
 from tracekit.results.evaluation import PlannedSets
 from tracekit.results.intervals import ratio_interval
-from tracekit.results.traced import Traced
+from tracekit.results.question import Question
 from tracekit.search.targets import require_full_effect
 
 
@@ -94,7 +94,7 @@ class Minimality(Tabular):
         return printable("\n".join([title, *lines, said]))
 
 
-def minimality(traced: Traced, members: ComponentsLike, *, tolerance: float = 0.01) -> Minimality:
+def minimality(traced: Question, members: ComponentsLike, *, tolerance: float = 0.01) -> Minimality:
     """What the faithfulness of a set loses without each member, and which members are idle.
 
     The examples that the set was selected on decide who is dropped, and the held-out ones, if the
@@ -143,7 +143,7 @@ def minimality(traced: Traced, members: ComponentsLike, *, tolerance: float = 0.
     )
 
 
-def planned_minimality(traced: Traced, members: ComponentsLike) -> PlannedSets:
+def planned_minimality(traced: Question, members: ComponentsLike) -> PlannedSets:
     """What `minimality` patches, at most: all members but one are tried without each other."""
     own, fresh, sets = _laid_out(traced, members)
     # Sets without several members are unknown yet; those without one stand for them.
@@ -153,7 +153,7 @@ def planned_minimality(traced: Traced, members: ComponentsLike) -> PlannedSets:
 
 
 def _laid_out(
-    traced: Traced, members: ComponentsLike
+    traced: Question, members: ComponentsLike
 ) -> tuple[_Examples, _Examples, list[ComponentSet]]:
     """Examples that decide and that are measured; the set, and the set without each member."""
     chosen, is_selected = members_of(members, traced.registry), traced.found_on(members) is not None

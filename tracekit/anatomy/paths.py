@@ -22,8 +22,8 @@ from tracekit.metrics import bounds_of
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import row_intervals
 from tracekit.results.of_set import OfMembers, facts_of
+from tracekit.results.question import Question
 from tracekit.results.significance import RESOLUTION, PValues, p_values, without_rounding
-from tracekit.results.traced import Traced
 
 _EMBEDDING, _LOGITS = "embedding", "logits"
 _MOST = 64
@@ -158,7 +158,7 @@ class Paths(OfMembers, Tabular):
         )
 
 
-def paths(traced: Traced, members: ComponentsLike, *, by_input: bool = True) -> Paths:
+def paths(traced: Question, members: ComponentsLike, *, by_input: bool = True) -> Paths:
     """How members connect: the effect of each on the metric through each other one alone.
 
     This is path patching with everything else clean (`tracekit.engine.path_effects` defines
@@ -188,7 +188,7 @@ def paths(traced: Traced, members: ComponentsLike, *, by_input: bool = True) -> 
     if not isinstance(by_input, bool):
         raise ConfigError(f"by_input is {shortened(by_input)}. Give True or False.")
     before = engine.cost
-    runs = PathRuns(data=engine.data, members=chosen, by_input=by_input)
+    runs = PathRuns(data=engine, members=chosen, by_input=by_input)
     return Paths(
         members=runs.members,
         rows=tuple(runs.rows),

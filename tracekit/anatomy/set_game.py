@@ -17,13 +17,13 @@ from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.engine import Engine
 from tracekit.errors import MaskError, NonFiniteMetricError
 from tracekit.metrics import Effects
-from tracekit.results.traced import Traced
+from tracekit.results.question import Question
 
 Coalition = tuple[int, ...]
 """Some members, by their numbers as players, ascending."""
 
 
-def as_game(traced: Traced, members: ComponentsLike) -> SetGame:
+def as_game(traced: Question, members: ComponentsLike) -> SetGame:
     """The effect of every subset of a set, as libraries for cooperative games take it.
 
     ```python

@@ -96,7 +96,7 @@ def sampled_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
     effects = rearrange(effects, "(order size) example -> order size example", size=n + 1)
     mean, means = _by_member(orders, effects.diff(dim=1))
     variance = means.var(0) / n_pairs
-    data, curves = game.engine.data, None
+    data, curves = game.engine, None
     if n_pairs >= _FEWEST_PAIRS:
         curves = ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
     if curves is not None:

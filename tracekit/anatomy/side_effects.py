@@ -44,7 +44,6 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine.cost import Cost
 from tracekit.engine.effects import check_metric
 from tracekit.engine.engine import Engine
-from tracekit.engine.setup import BoundSetup
 from tracekit.errors import PairsError
 from tracekit.metrics import Bounds, Effects, Metric, MetricFunction, bounds_of
 from tracekit.results.display import Tabular
@@ -53,8 +52,8 @@ from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval, 
 from tracekit.results.of_set import PatchedSet, positions_of
 from tracekit.results.on_examples import OverExamples, examples_said
 from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
+from tracekit.results.question import Question
 from tracekit.results.significance import q_values
-from tracekit.results.traced import Traced
 
 Others = Mapping[str, PromptPairs | tuple[PromptPairs, MetricName | Metric | MetricFunction]]
 """Other data by name, each with a metric if it is another."""
@@ -279,7 +278,7 @@ def _resampled(each: EffectOn, seed: int) -> Float[Tensor, " resample"]:
 
 
 def side_effects(
-    traced: Traced, members: ComponentsLike, others: Others, *, draws: int = 20, seed: int = 0
+    traced: Question, members: ComponentsLike, others: Others, *, draws: int = 20, seed: int = 0
 ) -> SideEffects:
     """Effects of a set on other data and by other metrics, against random sets of its layers.
 
@@ -334,12 +333,12 @@ def side_effects(
 
 
 def planned_side_effects(
-    traced: Traced, members: ComponentsLike, others: Others, *, draws: int = 20, seed: int = 0
+    traced: Question, members: ComponentsLike, others: Others, *, draws: int = 20, seed: int = 0
 ) -> PlannedSets:
     """What `side_effects` patches: a set and random sets; of other data all components, too."""
     check_seed(seed)
     chosen, registry = members_of(members, traced.registry), traced.registry
-    engines = _engines_of(traced.bound, others)
+    engines = _engines_of(traced, others)
     check_whole("draws", draws, 0)
     if not chosen:
         raise PairsError("An empty set has no side effects. Give at least one component.")
@@ -348,7 +347,7 @@ def planned_side_effects(
     return [(traced.fresh, sets), *((engine, of_others) for engine in engines.values())]
 
 
-def _engines_of(bound: BoundSetup, others: Any) -> dict[str, Engine]:
+def _engines_of(traced: Question, others: Any) -> dict[str, Engine]:
     """Engines of other data, or by other metrics, by name: pairs, or pairs and a metric."""
     if not isinstance(others, Mapping) or not others:
         raise PairsError(
@@ -363,14 +362,14 @@ def _engines_of(bound: BoundSetup, others: Any) -> dict[str, Engine]:
                 f"Under {name!r} stands {shortened(given)}. Give pairs, or pairs with a "
                 f"metric, under a name other than {TARGET!r}."
             )
-        engines[name] = bound.engine(pairs, metric=metric)
+        engines[name] = traced.engine_of(pairs, metric=metric)
     return engines
 
 
 def _measure(
     name: str, engine: Engine, members: ComponentSet, controls: Sequence[ComponentSet]
 ) -> EffectOn:
-    check_metric(engine.data)
+    check_metric(engine)
     full = engine.full_effects
     if not full.abs().sum() > 0:
         raise PairsError(

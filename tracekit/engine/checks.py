@@ -121,7 +121,7 @@ def check_engine(engine: Engine) -> None:
             "Give counterfactuals that differ."
         )
     probe = engine.with_pairs(engine.pairs.subset(differing[:_EXAMPLES]))
-    _PROBES[engine.data] = probe.data
+    _PROBES[engine] = probe
     empty = probe.effects(torch.zeros(probe.n_components)).abs().max().item()
     if empty != 0:
         raise IdentityCheckError(
@@ -129,7 +129,7 @@ def check_engine(engine: Engine) -> None:
             "be 0. The model or the metric is not deterministic, or a hook is attached to it; "
             "reset its hooks and check the metric."
         )
-    clean, moved = probe.data.clean, log_probs(probe.data, torch.ones(probe.n_components))
+    clean, moved = probe.clean, log_probs(probe, torch.ones(probe.n_components))
     same = clean.y is None or moved.y is None or torch.equal(moved.y, clean.y)
     if same and torch.equal(moved.x, clean.x):
         raise IdentityCheckError(
@@ -138,13 +138,13 @@ def check_engine(engine: Engine) -> None:
             f"positions={engine.config.positions!r}. Choose components and positions that reach "
             "the scored tokens."
         )
-    check_metric(probe.data)
+    check_metric(probe)
 
 
 def check_unchanged(engine: Engine) -> None:
     """Raises an `IdentityCheckError` for a model that no longer gives the scores computed once."""
     _warn_of_hooks(engine)
-    effect = empty_mask_effect(_PROBES.get(engine.data, engine.data))
+    effect = empty_mask_effect(_PROBES.get(engine, engine))
     if effect != 0:
         raise IdentityCheckError(
             f"The empty mask now has an effect of {effect:g} on {model_name(engine.model)}: its "
@@ -156,7 +156,7 @@ def check_unchanged(engine: Engine) -> None:
 def _warn_of_hooks(engine: Engine) -> None:
     """Warns of hooks left on the model that it was not warned of before."""
     left = foreign_hooks(engine.model)
-    if left and left != _WARNED_OF.get(engine.data):
+    if left and left != _WARNED_OF.get(engine):
         more = f" and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
         warn(
             f"Hooks were left on {model_name(engine.model)} at {', '.join(left[:_LISTED])}{more}. "
@@ -164,7 +164,7 @@ def _warn_of_hooks(engine: Engine) -> None:
             "its reset_hooks(), or remove the handles, to trace it without.",
             ModelWarning,
         )
-    _WARNED_OF[engine.data] = left
+    _WARNED_OF[engine] = left
 
 
 def _observe(

@@ -3,158 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.ranks import Ranks
-from tracekit.components import ComponentRegistry, ComponentSet
+from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask
 from tracekit.components.members import ComponentsLike
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import gradients
-from tracekit.engine.cost import Cost
+from tracekit.engine.cost import Account, Cost
 from tracekit.engine.effects import mask_effects
 from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
-from tracekit.engine.prepared import EngineConfig, PreparedData
+from tracekit.engine.prepared import PreparedData
 from tracekit.engine.set_effects import Recorder, set_effects
 from tracekit.metrics import Effects, Metric
-from tracekit.models.hooked import HookedModel
 
 
-class DataView:
-    """A prepared data set, as searches see it."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Engine(PreparedData):
+    """Runs masks over a data set that is laid out on a model; `Engine.build` makes one."""
 
-    data: PreparedData
-    """The data set laid out on the model, for the functions of this package."""
-
-    @property
-    def pairs(self) -> PromptPairs:
-        """The data set with the values of the source, in the direction of the setup."""
-        return self.data.pairs
-
-    @property
-    def pairs_given(self) -> PromptPairs:
-        """The data set as the user gave it."""
-        return self.data.pairs_given
+    record: Recorder | None = field(default=None, repr=False)
+    """Is called with the binary sets that are measured on all examples, and their effects; after
+    Ctrl-C too, with what is done."""
+    _full_effects: list[Effects] = field(default_factory=list, repr=False)
+    """One entry, once `full_effects` are measured; copies with the same metric share the list."""
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the data set as the user gave it: the same for every source."""
         return self.pairs_given.fingerprint
 
-    @property
-    def registry(self) -> ComponentRegistry:
-        """The components that masks stand for."""
-        return self.data.registry
+    def with_pairs(self, pairs: PromptPairs) -> Engine:
+        """An engine with the same model, components, metric and settings on other pairs."""
+        return Engine.build(self.model, pairs, self.registry, self.metric, self.config)
 
-    @property
-    def metric(self) -> Metric:
-        """Gives the effects."""
-        return self.data.metric
-
-    @property
-    def ranks(self) -> Ranks:
-        """The processes that share the examples out among themselves."""
-        return self.data.ranks
-
-    @property
-    def n_components(self) -> int:
-        """Number of components: the length of every mask."""
-        return self.data.n_components
-
-    @property
-    def n_examples(self) -> int:
-        """Number of examples."""
-        return self.data.n_examples
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model reads its tokens."""
-        return self.data.device
+    def with_metric(self, metric: Metric) -> Engine:
+        """The same data, and all that was run once, under another metric that they suit."""
+        return replace(self, metric=metric, account=Account(), record=None, _full_effects=[])
 
     @property
     def cost(self) -> Cost:
         """Interventional work so far; clean and counterfactual runs are not counted."""
-        return self.data.account.cost(self.n_examples)
-
-
-class Engine(DataView):
-    """Runs masks over a data set."""
-
-    _record: Recorder | None
-
-    def __init__(
-        self,
-        model: HookedModel,
-        pairs: PromptPairs,
-        registry: ComponentRegistry,
-        metric: Metric,
-        config: EngineConfig | None = None,
-        pairs_given: PromptPairs | None = None,
-    ) -> None:
-        """Lays the data set out; runs none of it yet.
-
-        Args:
-            model: The model.
-            pairs: The data set.
-            registry: The components that masks stand for.
-            metric: Gives the effects.
-            config: Settings; the defaults of `EngineConfig` if left out.
-            pairs_given: The data set before a source, a direction or a split changed it; `pairs` if
-                left out.
-
-        Raises:
-            MissingContinuationError: The metric needs a y that an example lacks.
-            PairsError: A token id outside the vocabulary, noise of another width, or a sequence
-                longer than the model's context.
-        """
-        config = config or EngineConfig()
-        data = PreparedData.build(model, pairs, registry, metric, config, pairs_given)
-        vars(self)["data"], vars(self)["_record"] = data, None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # What was computed once would silently belong to the old setting.
-        raise AttributeError(
-            f"{name} of an engine cannot be set once it is built. Build another Tracer."
-        )
-
-    def with_pairs(self, pairs: PromptPairs) -> Engine:
-        """An engine with the same model, components, metric and settings on other pairs."""
-        return Engine(self.model, pairs, self.registry, self.metric, self.config)
-
-    def sharing(self, *, metric: Metric | None = None, record: Recorder | None = None) -> Engine:
-        """An engine on the same data, with which it shares all that was run once.
-
-        Args:
-            metric: Another metric, with an account of work of its own; None: the same.
-            record: Is called with the binary sets that are measured on all examples, and their
-                effects; after Ctrl-C too, with what is done.
-        """
-        engine = Engine.__new__(Engine)
-        data = self.data if metric is None else self.data.with_metric(metric)
-        vars(engine)["data"], vars(engine)["_record"] = data, record
-        if metric is None and "full_effects" in vars(self):
-            vars(engine)["full_effects"] = self.full_effects
-        return engine
+        return self.account.cost(self.n_examples)
 
     @property
-    def model(self) -> HookedModel:
-        """The model."""
-        return self.data.model
+    def known_full_effects(self) -> Effects | None:
+        """`full_effects` if they were measured before, else None; runs nothing."""
+        return self._full_effects[0] if self._full_effects else None
 
     @property
-    def config(self) -> EngineConfig:
-        """Settings."""
-        return self.data.config
-
-    @cached_property
     def full_effects(self) -> Effects:
         """Effects of all components together: the reference line of every figure."""
-        return self.effects(torch.ones(self.n_components))
+        self.prepare_full_effects()
+        return self._full_effects[0]
+
+    def prepare_full_effects(self) -> None:
+        """Measures the effects of all components, unless that was done before."""
+        if not self._full_effects:
+            self._full_effects.append(self.effects(torch.ones(self.n_components)))
 
     def effects(
         self, mask: ComponentsLike, examples: Int[Tensor, " some"] | None = None
@@ -173,11 +83,11 @@ class Engine(DataView):
             MaskError: As in `masks.check`.
             NonFiniteMetricError: Names the examples.
         """
-        effects = mask_effects(self.data, mask, examples)
-        if self._record is not None and examples is None and effects.ndim == 1:
+        effects = mask_effects(self, mask, examples)
+        if self.record is not None and examples is None and effects.ndim == 1:
             entries = torch.as_tensor(mask)
             if ((entries == 0) | (entries == 1)).all():
-                self._record([tuple(entries.nonzero()[:, 0].tolist())], effects[None])
+                self.record([tuple(entries.nonzero()[:, 0].tolist())], effects[None])
         return effects
 
     def set_effects(
@@ -202,7 +112,7 @@ class Engine(DataView):
             NonFiniteMetricError: Names the examples.
         """
         listed = [tuple(members) for members in sets]
-        return set_effects(self.data, listed, label, examples, self._record)
+        return set_effects(self, listed, label, examples, self.record)
 
     def gradient(
         self,
@@ -224,7 +134,7 @@ class Engine(DataView):
         Returns:
             The effects in the order of `examples`, and the gradient; both where the mask is.
         """
-        return gradients.gradient(self.data, mask, example_weights, examples)
+        return gradients.gradient(self, mask, example_weights, examples)
 
     def predict_changes(
         self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
@@ -236,4 +146,4 @@ class Engine(DataView):
         Raises:
             NotDifferentiableError: The metric has no gradient.
         """
-        return gradients.predict_changes(self.data, members, examples=examples)
+        return gradients.predict_changes(self, members, examples=examples)

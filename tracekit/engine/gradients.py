@@ -163,7 +163,7 @@ def expand(
 
     Both are on the CPU, in the order of `examples`, which has each number once.
     """
-    _ = data.clean
+    data.prepare_clean()
     masks = to_device(masks.float(), data.device)
     row_of = torch.zeros(data.n_examples, dtype=torch.long, device=data.device)
     row_of[to_device(examples, data.device)] = torch.arange(len(examples), device=data.device)
@@ -191,7 +191,7 @@ def changes_of(
     data: PreparedData, members: ComponentSet, examples: Int[Tensor, " some"] | None
 ) -> Iterator[BatchPrediction]:
     """The prediction on some examples, or all, where the model is."""
-    _ = data.clean
+    data.prepare_clean()
     mask = from_indices(members, data.n_components).to(data.device).float()
     for batch in _unshared_batches(data, examples):
         expansion = _expanded(data, batch, mask.expand(len(batch.examples), -1))

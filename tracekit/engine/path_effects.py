@@ -125,7 +125,7 @@ class PathRuns:
         shown = _progress.run("paths", len(numbers), data.n_examples, shown=data.config.progress)
         n_done = 0
         with data.measuring(), shown:
-            _ = self._is_sequential  # Hooks are proven first.
+            self.prove_hooks()
             for batch in data.batches:
                 for row, values in _BatchPaths(self, batch).measured():
                     effects[numbers[row], batch.examples] = values.to(effects)
@@ -177,6 +177,10 @@ class PathRuns:
         before, after = self.places[sender], self.places[receiver]
         is_within = before[0] == after[0]
         return before < after and (not is_within or self._is_sequential[before[0]])
+
+    def prove_hooks(self) -> None:
+        """Proves, on a few examples, that hooks act as paths need it; see `_is_sequential`."""
+        self._is_sequential  # noqa: B018 - computed, and kept
 
     @cached_property
     def _is_sequential(self) -> dict[int, bool]:

@@ -1,8 +1,8 @@
 """A data set laid out on a model: everything that is made once and that every pass reads.
 
 `PreparedData` holds rows, batches, the clean run, the counterfactual cache and the account of work.
-`effects.py`, `set_effects.py` and `gradients.py` are functions on it. What one pass is stands here
-(`log_probs`), and the one loop over batches that measures (`passes`).
+`effects.py`, `set_effects.py` and `gradients.py` are functions on it, and methods of `Engine`.
+This module defines one pass (`log_probs`), and the one loop over batches that measures (`passes`).
 
 There is no loop over examples, tokens or components in a pass; only over batches and layers. On an
 accelerator nothing in a pass waits for the device: results are read when a caller asks for them.
@@ -19,6 +19,7 @@ from typing import TypeVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from typing_extensions import Self
 
 from tracekit._util import progress as _progress
 from tracekit._util.files import digest_of
@@ -127,12 +128,27 @@ class PreparedData:
         pairs: PromptPairs,
         registry: ComponentRegistry,
         metric: Metric,
-        config: EngineConfig,
+        config: EngineConfig | None = None,
         pairs_given: PromptPairs | None = None,
-    ) -> PreparedData:
-        """Lays the data set out; runs none of it yet. All ranks must give the same."""
+    ) -> Self:
+        """Lays the data set out; runs none of it yet. All ranks must give the same.
+
+        Args:
+            model: The model.
+            pairs: The data set.
+            registry: The components that masks stand for.
+            metric: Gives the effects.
+            config: Settings; the defaults of `EngineConfig` if left out.
+            pairs_given: The data set before a source, a direction or a split changed it; `pairs` if
+                left out.
+
+        Raises:
+            MissingContinuationError: The metric needs a y that an example lacks.
+            PairsError: A token id outside the vocabulary, noise of another width, or a sequence
+                longer than the model's context.
+        """
         check_pairs(pairs, model, registry, metric)
-        ranks = Ranks.joined()
+        config, ranks = config or EngineConfig(), Ranks.joined()
         capabilities = config.capabilities or capabilities_of(model)
         forward_pass = ForwardPass(model, capabilities, config.continuation_mean)
         bar = partial(_progress.steps, shown=config.progress)
@@ -179,10 +195,6 @@ class PreparedData:
         )
         data._require_same_question()
         return data
-
-    def with_metric(self, metric: Metric) -> PreparedData:
-        """The same data, and all that was run once, under another metric that they suit."""
-        return replace(self, metric=metric, account=Account())
 
     def _require_same_question(self) -> None:
         """Refuses ranks that would add up parts of different things, or have no part."""
@@ -287,6 +299,10 @@ class PreparedData:
     def clean(self) -> ContinuationLogProbs:
         """Log-probabilities in the clean run, one per example."""
         return self._clean(self.metric.reads)
+
+    def prepare_clean(self) -> None:
+        """Runs the prompts as they are, unless that was done before."""
+        self._clean(self.metric.reads)
 
     def clean_of(
         self, batch: Batch, reads: Sequence[Reading] | None = None

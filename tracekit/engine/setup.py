@@ -1,17 +1,17 @@
 """The setup of a trace: everything that decides an effect beside the model and the data.
 
 A `Setup` is one frozen value. Tracers, jobs, sweeps, options of the command line and results hold
-one, and `repr` of it is the code that makes it again. `Setup.bind` puts it on a model; the
-`BoundSetup` then makes the engine of any pairs, by any metric and in either direction.
+one, and `repr` of it is the code that makes it again. `tracekit.results.question.bind` puts it on
+a model and on examples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, cast, get_args
 
-from typing_extensions import TypedDict, assert_never
+from typing_extensions import TypedDict
 
 from tracekit._util.markup import printable
 from tracekit._util.names import KindName
@@ -19,26 +19,18 @@ from tracekit._util.options import check_choice, check_seed, guided, is_whole, s
 from tracekit.components import ComponentRegistry
 from tracekit.components.kinds import KINDS, Kind
 from tracekit.components.registry import SiteSpec
-from tracekit.data.prompts import PromptPairs
-from tracekit.data.spans import position_names
-from tracekit.engine import checks
-from tracekit.engine.engine import Engine
 from tracekit.engine.layout import Positions
-from tracekit.engine.prepared import USUAL_ROWS, EngineConfig
 from tracekit.engine.sources import (
     Mean,
     Noise,
     Source,
     draws,
     name_of,
-    resolve_source,
     source_of_name,
-    with_counterfactuals,
 )
-from tracekit.errors import ComponentError, ConfigError, PairsError, SourceError
+from tracekit.errors import ComponentError, ConfigError, SourceError
 from tracekit.metrics import METRICS, ContinuationMean, Direction, Metric, MetricFunction
 from tracekit.metrics import resolve as resolve_metric
-from tracekit.models import HookedModel
 
 SplitBy = Literal["span", "position"]
 """Splits components further than layers and indices do."""
@@ -146,7 +138,7 @@ class Setup:
         if isinstance(self.indices, Mapping):
             object.__setattr__(self, "indices", {n: _frozen(v) for n, v in self.indices.items()})
         self._check_registry()
-        if self._splits and self.positions != "prompt":
+        if self.has_spans and self.positions != "prompt":
             raise ConfigError(
                 f"Both spans and positions={self.positions!r} say where to intervene. Leave one "
                 "out."
@@ -167,7 +159,7 @@ class Setup:
             )
 
     @property
-    def _splits(self) -> bool:
+    def has_spans(self) -> bool:
         """Whether components are told apart by where they act in the prompt."""
         given = self.components
         return self.split_by is not None or (
@@ -235,147 +227,6 @@ class Setup:
         """Code that makes the setup, after `import tracekit as tk`."""
         options = ", ".join(f"{name}={code}" for name, code in self.code().items())
         return printable(f"tk.Setup({options})")
-
-    # ---- on a model -----------------------------------------------------------------------
-
-    def bind(
-        self,
-        model: HookedModel,
-        pairs: PromptPairs,
-        config: EngineConfig,
-        *,
-        further: Sequence[PromptPairs] = (),
-    ) -> BoundSetup:
-        """The setup on a model, whose hooks are checked.
-
-        Args:
-            model: The model.
-            pairs: The data set; means are taken over it, and its prompts name the spans.
-            config: Settings that change no result.
-            further: Other pairs that the prompts' positions must suit.
-
-        Raises:
-            HookPointError: A component cannot be intervened on in this model.
-            SourceError, PairsError: The source or the spans do not suit the data.
-        """
-        registry = self.components if isinstance(self.components, ComponentRegistry) else None
-        if self._splits and self.split_by is None and not pairs.is_split:
-            raise PairsError(
-                "The registry tells spans of the prompts apart, and the pairs do not. Say "
-                "split_by='span' or split_by='position', as where the registry was made."
-            )
-        split = self._splitter(model, registry, [pairs, *further])
-        split_pairs = split(pairs)
-        registry = registry or ComponentRegistry.build(
-            model.cfg,
-            self.components,  # type: ignore[arg-type]
-            layers=self.layers,
-            indices=self.indices,
-            spans=split_pairs.span_names if self.split_by is not None else (),
-            layer_window=self.layer_window,
-        )
-        # Before anything else runs the model: what an engine learns of it is kept.
-        checks.check_sites_once(model, registry)
-        with_source = resolve_source(
-            self.source,
-            model,
-            split_pairs,
-            registry,
-            positions=self.positions,
-            seed=self.source_seed,
-            max_batch_size=config.max_batch_size or USUAL_ROWS,
-        )
-        return BoundSetup(
-            setup=self,
-            model=model,
-            registry=registry,
-            config=replace(
-                config, positions=self.positions, continuation_mean=self.continuation_mean
-            ),
-            metric=resolve_metric(self.metric),
-            explained_variance=checks.explained_variance(model, pairs, registry),
-            _split=split,
-            with_values=with_source,
-        )
-
-    def _splitter(
-        self, model: HookedModel, registry: ComponentRegistry | None, given: Sequence[PromptPairs]
-    ) -> Callable[[PromptPairs], PromptPairs]:
-        """Splits prompts into spans; positions of all the given pairs have the same names."""
-        if self.split_by is None:
-            return lambda pairs: pairs
-        if self.split_by != "position":
-            only = None if self.split_by == "span" else self.split_by
-            return lambda pairs: pairs.by_span(only)
-        decode = getattr(getattr(model, "tokenizer", None), "decode", None)
-        token_text = None if decode is None else lambda token: str(decode([token]))
-        every = [pair for pairs in given for pair in pairs]
-        prompts, spans = [pair.prompt_ids for pair in every], [pair.spans for pair in every]
-        names = registry.spans if registry else position_names(prompts, token_text, spans)
-        return lambda pairs: pairs.by_position(names)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BoundSetup:
-    """A setup on a model: makes the engine of any pairs."""
-
-    setup: Setup
-    model: HookedModel
-    registry: ComponentRegistry
-    """The components on this model."""
-    config: EngineConfig
-    metric: Metric
-    """By which effects are measured; in the direction of noising."""
-    explained_variance: Mapping[str, float]
-    """By kind of features and layer, the share of the variance of activations they rebuild."""
-    _split: Callable[[PromptPairs], PromptPairs] = field(repr=False)
-    with_values: Callable[[PromptPairs], PromptPairs] = field(repr=False)
-    """Pairs with the counterfactuals of the source."""
-
-    @property
-    def named(self) -> Setup:
-        """The setup as results hold it."""
-        return self.setup.named(self.registry)
-
-    def engine(
-        self,
-        pairs: PromptPairs,
-        *,
-        metric: str | Metric | MetricFunction | None = None,
-        direction: Direction | None = None,
-    ) -> Engine:
-        """The engine of pairs, as a user gives them; the setup's spans and source are applied.
-
-        Metric and direction are by default those of the setup.
-        """
-        split = self._split(pairs)
-        is_on_spans = name_of(self.setup.source).startswith("noise on ")
-        # Noise is on the spans that prompts name, whatever is told apart.
-        prepared = (
-            with_counterfactuals(split, [each.counterfactual for each in self.with_values(pairs)])
-            if is_on_spans
-            else self.with_values(split)
-        )
-        resolved = self.metric if metric is None else resolve_metric(metric)
-        started = direction or self.setup.direction
-        if started == "denoising":
-            prepared, resolved = prepared.reversed(), resolved.denoising()
-        elif started != "noising":
-            assert_never(started)
-        return Engine(self.model, prepared, self.registry, resolved, self.config, pairs)
-
-    def metrics(self, given: Sequence[str | Metric | MetricFunction]) -> tuple[Metric, ...]:
-        """Further metrics, in the direction of the setup; refuses one that is named twice."""
-        if isinstance(given, (str, Metric)):
-            raise ConfigError(
-                f"The metrics are {shortened(given)}. Give a list, e.g. ['kl', 'accuracy']."
-            )
-        resolved = tuple(map(resolve_metric, given))
-        names = [metric.name for metric in resolved]
-        if len(set(names)) < len(names):
-            raise ConfigError(f"A metric is named twice in {names}. Name each one once.")
-        is_noising = self.setup.direction == "noising"
-        return tuple(m if is_noising else m.denoising() for m in resolved)
 
 
 def _frozen(value: Any) -> Any:

@@ -316,9 +316,9 @@ class Exploration:
         n = engine.n_examples
         effects, x = torch.zeros(2, n)
         y: Tensor | None = torch.zeros(n)
-        n_batches, n_seen, total, seconds = len(engine.data.batches), 0, 0.0, 0.0
+        n_batches, n_seen, total, seconds = len(engine.batches), 0, 0.0, 0.0
         mask = from_indices(members, self.n_components)
-        for number, batch in enumerate(stream_effects(engine.data, mask), start=1):
+        for number, batch in enumerate(stream_effects(engine, mask), start=1):
             effects[batch.examples], x[batch.examples] = batch.effects, batch.x
             if batch.y is None:
                 y = None
@@ -330,7 +330,7 @@ class Exploration:
             if number < n_batches:
                 yield Progress(members, number, n_batches, total / n_seen)
             start = time.perf_counter()
-        engine.data.check_finite(effects)
+        engine.check_finite(effects)
         if n_batches > 1:
             # Others may have used the model between two batches.
             checks.check_unchanged(engine)
@@ -350,7 +350,7 @@ class Exploration:
             else:
                 per_example = torch.zeros(engine.n_examples, self.n_components)
                 n_done = 0
-                for batch in stream_changes(engine.data, members):
+                for batch in stream_changes(engine, members):
                     per_example[batch.examples] = batch.gains.float()
                     n_done += len(batch.examples)
                     if n_done < engine.n_examples:

@@ -358,7 +358,7 @@ def setup_of(
             f"The explorer shows up to {MOST_COMPONENTS} components, and this tracer has {n} "
             f"({registry.describe()}). Build one of fewer, by layers= or indices=."
         )
-    clean = engine.data.clean
+    clean = engine.clean
     subtitle = f"{registry.describe()}; {engine.metric.name}; {engine.metric.direction}"
     subtitle += "" if source == "counterfactual" else f"; source {source}"
     front, keys = exploration.front, list(map(set_key, exploration.front))

@@ -29,8 +29,8 @@ from tracekit.results.intervals import effect_interval
 from tracekit.results.mib import first_of_mib, model_sizes, n_in_mib, read_mib
 from tracekit.results.on_examples import OnExamples, examples_said
 from tracekit.results.pareto_front import ParetoFront
+from tracekit.results.question import Question
 from tracekit.results.result import TraceResult
-from tracekit.results.traced import Traced
 
 PlannedSets = list[tuple[Engine, list[ComponentSet]]]
 """Sets that are patched, for each engine that measures some."""
@@ -39,18 +39,22 @@ _ALIKE = 0.5
 
 
 @overload
-def evaluate(traced: Traced, mask: ComponentsLike, *, held_out: bool | None = ...) -> float: ...
+def evaluate(traced: Question, mask: ComponentsLike, *, held_out: bool | None = ...) -> float: ...
 
 
 @overload
 def evaluate(
-    traced: Traced, mask: ComponentsLike, *, per_example: Literal[True], held_out: bool | None = ...
+    traced: Question,
+    mask: ComponentsLike,
+    *,
+    per_example: Literal[True],
+    held_out: bool | None = ...,
 ) -> Float[Tensor, " example"]: ...
 
 
 @overload
 def evaluate(
-    traced: Traced,
+    traced: Question,
     mask: ComponentsLike,
     *,
     metrics: Sequence[str | Metric | MetricFunction],
@@ -60,7 +64,7 @@ def evaluate(
 
 
 def evaluate(
-    traced: Traced,
+    traced: Question,
     mask: ComponentsLike,
     *,
     metrics: Sequence[str | Metric | MetricFunction] | None = None,
@@ -105,14 +109,14 @@ def evaluate(
     if metrics is None:
         effects = engine.effects(entries)
         return effects if per_example else effects.mean().item()
-    resolved = traced.bound.metrics(metrics)
+    resolved = traced.metrics(metrics)
     if not resolved:
         raise ConfigError("metrics is empty. Name at least one, or leave it out.")
     frame = _by_metric(engine, entries, resolved, per_example=per_example)
     return frame if per_example else frame.rename_axis(index=_said(traced, mask, engine))
 
 
-def noising_and_denoising(traced: Traced, members: ComponentsLike) -> pd.DataFrame:
+def noising_and_denoising(traced: Question, members: ComponentsLike) -> pd.DataFrame:
     """The effect of a set in both directions: is it necessary, is it sufficient?
 
     Noising: the set takes counterfactual values, everything else stays clean. Denoising: the set
@@ -140,7 +144,7 @@ def noising_and_denoising(traced: Traced, members: ComponentsLike) -> pd.DataFra
     return frame.rename_axis(index=_said(traced, members, traced.fresh))
 
 
-def from_mib(traced: Traced, path: str | Path) -> Tensor:
+def from_mib(traced: Question, path: str | Path) -> Tensor:
     """Reads importances of a file of the MIB benchmark, one for each component.
 
     Measure them by `faithfulness(scores, ranking="signed")`.
@@ -151,7 +155,7 @@ def from_mib(traced: Traced, path: str | Path) -> Tensor:
     return read_mib(as_path("path", path), traced.registry, model_sizes(traced.model.cfg))
 
 
-def _said(traced: Traced, given: ComponentsLike, engine: Engine) -> str:
+def _said(traced: Question, given: ComponentsLike, engine: Engine) -> str:
     """Whether a set was selected on the examples of an engine, and how many these are."""
     entries = mask_of(given, traced.registry)
     return traced.said_of(given if ((entries == 0) | (entries == 1)).all() else "all", engine)
@@ -165,17 +169,17 @@ def _by_metric(
     Its rows are examples or, of all of them, those of `OnExamples.row`. Metrics are in the
     direction of the engine.
     """
-    effects = metric_effects(engine.data, mask, metrics)
+    effects = metric_effects(engine, mask, metrics)
     if per_example:
         frame = pd.DataFrame({name: values.numpy() for name, values in effects.items()})
         return frame.rename_axis("example")
-    full = metric_effects(engine.data, torch.ones_like(mask), metrics)
+    full = metric_effects(engine, torch.ones_like(mask), metrics)
     own = {name: OnExamples.of(engine, each, full=full[name]) for name, each in effects.items()}
     return pd.DataFrame({name: replace(each, metric=name).row() for name, each in own.items()})
 
 
 def faithfulness(
-    traced: Traced,
+    traced: Question,
     members: ComponentsLike | ParetoFront | TraceCurve,
     *,
     ranking: Ranking | None = None,
@@ -216,7 +220,7 @@ def faithfulness(
 
 
 def planned_faithfulness(
-    traced: Traced,
+    traced: Question,
     members: ComponentsLike | ParetoFront | TraceCurve,
     *,
     ranking: Ranking | None = None,

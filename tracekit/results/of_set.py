@@ -10,9 +10,9 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.results.display import text_html
 from tracekit.results.on_examples import OverExamples, examples_said
+from tracekit.results.question import Question
 from tracekit.results.significance import said_of_few
 from tracekit.results.storage import InFolder
-from tracekit.results.traced import Traced
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,7 +88,7 @@ class OfMembers(PatchedSet, OverExamples):
         return examples_said(self.selected_on, self.dataset_fingerprint, self.n_text)
 
 
-def facts_of(traced: Traced, engine: Engine, before: Cost) -> dict[str, Any]:
+def facts_of(traced: Question, engine: Engine, before: Cost) -> dict[str, Any]:
     """Fields of an `OfMembers` that an engine knows; `before` is its cost before the work."""
     return {
         "model": traced.model_name,

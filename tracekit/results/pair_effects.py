@@ -19,8 +19,8 @@ from tracekit.metrics import Bounds
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.intervals import FEWEST, row_intervals
 from tracekit.results.on_examples import examples_said
+from tracekit.results.question import Question
 from tracekit.results.significance import p_values, without_rounding
-from tracekit.results.traced import Traced
 
 _MOST_EFFECTS = 2**29
 """Effects of sets on examples that are held at once: 2 GiB in float32."""
@@ -69,7 +69,7 @@ def chosen_for_pairs(
 
 
 def interactions(
-    traced: Traced,
+    traced: Question,
     components: ComponentsLike | None = None,
     *,
     layers: Sequence[int] | None = None,

@@ -78,6 +78,10 @@ class ParetoFront(Results):
     def at(self, n_components: int | float) -> TraceResult:
         """The best set of at most so many components.
 
+        The best is the set with the largest mean effect (the least where effects below 0 were
+        sought); where another objective than the mean was maximised, the largest set, since the
+        objective improves with every size of the front.
+
         Args:
             n_components: A count (int) or a share of all components (float), rounded down.
 
@@ -95,8 +99,16 @@ class ParetoFront(Results):
                 f"The smallest set of the front has {self.sizes[0]} components, and {count} were "
                 "asked for. Ask for more."
             )
-        best = max(r for r in range(len(self)) if self.results[r].n_selected <= count)
-        return replace(self.results[best], budget=count)
+        fitting = [result for result in self.results if result.n_selected <= count]
+        best = fitting[-1]
+        if self._is_by_mean:
+            best = max(fitting, key=lambda result: self.sign * result.effect)
+        return replace(best, budget=count)
+
+    @property
+    def _is_by_mean(self) -> bool:
+        """Whether the mean effect was maximised, so that it tells which of two sets is better."""
+        return self.results[0].run.objective == "mean"
 
     def smallest(
         self, *, effect: float | None = None, faithfulness: float | None = None
@@ -152,12 +164,12 @@ class ParetoFront(Results):
     def effects(self) -> Float[Tensor, " budget"]:
         """Mean effect of the set that answers 1, 2, ... components (see `at`).
 
-        It may fall where the front holds sets for what they do on fresh examples, or by another
-        objective than the mean. Minus infinity below the smallest set.
+        It falls only where another objective than the mean was maximised. Minus infinity below the
+        smallest set.
         """
         effects = torch.full((self.largest,), -torch.inf)
-        for result in self.results:
-            effects[result.n_selected - 1 :] = result.effect
+        for size in self.sizes:
+            effects[size - 1 :] = self.at(size).effect
         return effects
 
     @property

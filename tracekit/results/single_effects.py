@@ -22,9 +22,9 @@ from tracekit.results.intervals import row_intervals
 from tracekit.results.of_set import OfMembers, facts_of
 from tracekit.results.pair_effects import check_size
 from tracekit.results.panels import has_cells, panels_of, signed_scale
+from tracekit.results.question import Question
 from tracekit.results.significance import Mark, PValues, p_values, said_of_few, without_rounding
 from tracekit.results.storage import SavedTable
-from tracekit.results.traced import Traced
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -149,7 +149,7 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         return "\n".join(lines)
 
 
-def single_effects(traced: Traced, components: ComponentsLike | None = None) -> SingleEffects:
+def single_effects(traced: Question, components: ComponentsLike | None = None) -> SingleEffects:
     """Measures every component alone, on the tracer's own examples: nothing was selected on them.
 
     One pass a component; methods that rank by gradients, `attribution` and `mask-ig`, take a few
@@ -167,7 +167,7 @@ def single_effects(traced: Traced, components: ComponentsLike | None = None) -> 
     check_size(len(members), engine.n_examples)
     effects = engine.set_effects([(member,) for member in members], "single effects").double()
     tested, over = effects, engine.pairs.over
-    curves = ExampleCurves.of(engine.metric, engine.data.clean, engine.pairs.weights)
+    curves = ExampleCurves.of(engine.metric, engine.clean, engine.pairs.weights)
     if curves is not None:
         tested = curves.changes(effects)
     scale, means = tested.abs().amax(0).expand_as(tested), effects.mean(1)

@@ -35,6 +35,7 @@ from tracekit.engine.engine import Engine
 from tracekit.results.interactions import INTERACTION_ENDS
 from tracekit.results.intervals import row_intervals
 from tracekit.results.pair_effects import added_effects, check_size, chosen_for_pairs
+from tracekit.results.question import Question
 from tracekit.results.significance import (
     PValues,
     n_testable,
@@ -42,7 +43,6 @@ from tracekit.results.significance import (
     without_rounding,
 )
 from tracekit.results.storage import SavedTable
-from tracekit.results.traced import Traced
 from tracekit.search.base import require_gradient
 
 _STEP = 0.02
@@ -130,7 +130,7 @@ _Proposal = tuple[tuple[int, int], float]
 
 
 def strongest_pairs(
-    traced: Traced,
+    traced: Question,
     count: int = 20,
     *,
     components: ComponentsLike | None = None,

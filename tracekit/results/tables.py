@@ -14,8 +14,8 @@ from tracekit._util.table import Column, Table, named
 from tracekit.errors import ComparisonError
 from tracekit.metrics import METRICS
 from tracekit.results.display import MOST_ROWS, card, facts_table, line, model_text
+from tracekit.results.question import Question
 from tracekit.results.result import TraceResult
-from tracekit.results.traced import Traced
 
 
 def curve_data(results: Sequence[TraceResult]) -> pd.DataFrame:
@@ -213,7 +213,7 @@ def check_comparable(
             )
 
 
-def tracer_text(traced: Traced) -> str:
+def tracer_text(traced: Question) -> str:
     """What a tracer traces, in a line."""
     source = "" if traced.setup.source == "counterfactual" else f", source {traced.source}"
     unusual = source + (", denoising" if traced.direction == "denoising" else "")
@@ -224,7 +224,7 @@ def tracer_text(traced: Traced) -> str:
     )
 
 
-def _examples(traced: Traced) -> str:
+def _examples(traced: Question) -> str:
     """How many examples are searched and held out."""
     own, fresh = traced.own.pairs, traced.held_out and traced.held_out.pairs
     said = n_text(len(own), own.clusters)
@@ -233,20 +233,20 @@ def _examples(traced: Traced) -> str:
     return f"{said} examples of {own.name}"
 
 
-def _preferred(traced: Traced) -> str:
+def _preferred(traced: Question) -> str:
     """On how many examples the model prefers x, if it was run before: looking runs nothing."""
-    count = traced.n_prefers_x if "full_effects" in vars(traced.own) else None
+    count = traced.n_prefers_x if traced.own.known_full_effects is not None else None
     run = " counterfactual runs" if traced.direction == "denoising" else ""
     return "" if count is None else f", x preferred on {count} of {len(traced.own.pairs)}{run}"
 
 
-def _explained(traced: Traced) -> str:
+def _explained(traced: Question) -> str:
     """How well features describe the activations, where components are features."""
-    shares = [f"{name}: {share:.2f}" for name, share in traced.bound.explained_variance.items()]
+    shares = [f"{name}: {share:.2f}" for name, share in traced.explained_variance.items()]
     return f", explained variance of {'; '.join(shares)}" if shares else ""
 
 
-def tracer_html(traced: Traced) -> str:
+def tracer_html(traced: Question) -> str:
     """A tracer: what it traces, and its last dozen results."""
     engine, results = traced.own, traced.results
     facts = [
@@ -257,7 +257,7 @@ def tracer_html(traced: Traced) -> str:
         ("positions", str(traced.setup.positions)),
         ("source", f"{traced.source}, {traced.direction}"),
     ]
-    if "full_effects" in vars(engine):
+    if engine.known_full_effects is not None:
         facts.append(("all components", f"effect {engine.full_effects.mean():.4g}, searched"))
     shown, n_earlier = results[-MOST_ROWS:], len(results) - MOST_ROWS
     columns = ("method", *effect_columns(shown), "components")

@@ -80,6 +80,10 @@ class Run:
         """Results of a search, one per budget."""
         return TraceCurve.load(self.folder)
 
+    def read(self) -> TraceCurve | InteractionGrid | Paths:
+        """Reads what the run measured, all of it, and keeps it."""
+        return getattr(self, {"trace": "curve", "pairs": "grid", "paths": "paths"}[self.job.work])
+
     @property
     def result(self) -> TraceResult:
         """The only result, or that of the largest budget."""
@@ -156,8 +160,7 @@ def is_run_folder(path: Path) -> bool:
 def read_run_folder(folder: Path) -> Run:
     """Reads a finished run, and all of its results."""
     run = Run(load(RunInfo, folder / _INFO).job, folder)
-    # Read once, and kept.
-    _ = getattr(run, {"trace": "curve", "pairs": "grid", "paths": "paths"}[run.job.work])
+    run.read()
     return run
 
 

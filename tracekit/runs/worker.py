@@ -173,9 +173,9 @@ class Worker:
                 positions=tracer.setup.positions,
                 max_batch_size=self.environment.max_batch_size,
             ).engine
-            clean[name] = _share(engine.data.clean.y_is_argmax)
+            clean[name] = _share(engine.clean.y_is_argmax)
             accuracies[name] = tuple(
-                _share(log_probs(engine.data, result.binary_mask).y_is_argmax) for result in curve
+                _share(log_probs(engine, result.binary_mask).y_is_argmax) for result in curve
             )
         return accuracies, clean
 

@@ -22,11 +22,12 @@ from tracekit.search.baselines.greedy import Greedy
 from tracekit.search.baselines.random import Random
 from tracekit.search.baselines.shrunken_topk import ShrunkenTopK
 from tracekit.search.baselines.topk import TopK
+from tracekit.search.constraint import Constraint, make_target
 from tracekit.search.learned.dcm import DCM
 from tracekit.search.learned.pgbct import PGBCT
 from tracekit.search.learned.pgbct_local import PGBCTLocal
 from tracekit.search.local.local_search import LocalSearch
-from tracekit.search.targets import Constraint, Target
+from tracekit.search.targets import Target
 
 DEFAULT_METHOD: MethodName = "pgb-ct+local"
 """The search method where none is named."""
@@ -72,6 +73,7 @@ __all__ = [
     "Target",
     "TopK",
     "make",
+    "make_target",
     "title_of",
 ]
 

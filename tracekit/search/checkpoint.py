@@ -57,8 +57,8 @@ class Checkpoint:
         self._path = as_path("checkpoint", path)
         self._target = target
         self._key = _key(target, config)
-        if target.ranks.count > 1:
-            _ = target.data.clean, target.full_effects  # By all ranks together; one has the file.
+        # Before the ranks part: only one of them reads the file.
+        self._proof = _proof_of(target)
         target.ranks.decide(self._check_writable)
 
     @contextmanager
@@ -89,7 +89,7 @@ class Checkpoint:
         predictions = list(measured.predictions.values())
         prices = [(price.forward, price.backward) for price in measured.prices.values()]
         tensors = {
-            "proof": self._proof(),
+            "proof": self._proof,
             **_ragged("measured", list(measured.effects)),
             **_ragged("predicted", list(measured.predictions)),
             "effects": _stack(list(measured.effects.values())),
@@ -126,7 +126,7 @@ class Checkpoint:
         if metadata.get("key") == self._key:
             try:
                 # Another machine may round differently; another model or metric differs by more.
-                is_same = torch.allclose(tensors["proof"], self._proof(), rtol=1e-3, atol=1e-4)
+                is_same = torch.allclose(tensors["proof"], self._proof, rtol=1e-3, atol=1e-4)
                 measured = self._measured(tensors)
             except (KeyError, ValueError, RuntimeError, TypeError) as error:
                 raise unreadable from error
@@ -176,11 +176,12 @@ class Checkpoint:
                 f"The checkpoint {self._path} cannot be written. Name a file in a folder of yours."
             ) from error
 
-    def _proof(self) -> Tensor:
-        """Numbers that tell models and metrics apart: clean run, effects of all components."""
-        clean = self._target.data.clean
-        log_probs = [clean.x] if clean.y is None else [clean.x, clean.y]
-        return torch.stack([*(row.cpu() for row in log_probs), self._target.full_effects])
+
+def _proof_of(target: Target) -> Tensor:
+    """Numbers that tell models and metrics apart: clean run, effects of all components."""
+    clean = target.engine.clean
+    log_probs = [clean.x] if clean.y is None else [clean.x, clean.y]
+    return torch.stack([*(row.cpu() for row in log_probs), target.full_effects])
 
 
 def _key(target: Target, config: Mapping[str, Any]) -> str:
@@ -192,8 +193,8 @@ def _key(target: Target, config: Mapping[str, Any]) -> str:
             "components": target.registry.spec(),
             "metric": target.metric.name,
             "direction": target.metric.direction,
-            "positions": target.data.config.positions,
-            "continuation_mean": target.data.config.continuation_mean,
+            "positions": target.engine.config.positions,
+            "continuation_mean": target.engine.config.continuation_mean,
             "config": dict(config),
             "format": _FORMAT,
         }

@@ -32,7 +32,7 @@ def best_prefixes(
     """Answers a goal with the first components of a ranking, by slopes of the target or not."""
     order = ranking(scores)
     # How faithful a component is alone ranks, and is no effect.
-    component_scores = None if target.has_complement and not by_slopes else scores
+    component_scores = None if target.faithful is not None and not by_slopes else scores
     if goal.target is not None:
         prefix = smallest_prefix(target, order, goal.target)
         record: Record = {"n_selected": prefix.size, "effect": prefix.effect}
@@ -60,19 +60,19 @@ def _balanced(target: Target, order: Sequence[int], scores: Mask, size: int) -> 
     def measured(n_last: int) -> Selection:
         return Selection.measured(target, [*order[: size - n_last], *order[len(order) - n_last :]])
 
-    tried = {0: measured(0)}
-    if not target.is_faithful or size == len(order):
+    tried, faithful = {0: measured(0)}, target.faithful
+    if faithful is None or size == len(order):
         return tried[0]
     by_size = int((scores[ranking(scores.abs())[:size]] < 0).sum())
     if by_size:
         tried[by_size] = measured(by_size)
-    overshoots, of_largest = (target.overshoots(tried[n].mask) for n in (0, by_size))
+    overshoots, of_largest = (faithful.overshoots(tried[n].mask) for n in (0, by_size))
     low, high = (0, by_size) if overshoots != of_largest else (by_size, size * overshoots)
     for _ in range(HALVINGS):
         if high - low > 1:
             middle = (low + high) // 2
             tried[middle] = measured(middle)
-            is_like_first = target.overshoots(tried[middle].mask) == overshoots
+            is_like_first = faithful.overshoots(tried[middle].mask) == overshoots
             low, high = (middle, high) if is_like_first else (low, middle)
     return max(tried.values(), key=lambda each: each.effect)
 

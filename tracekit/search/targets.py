@@ -1,60 +1,52 @@
-"""The target of a search: what it maximises.
+"""Targets: what a search maximises.
 
-A search measures sets and takes gradients through a `Target`, and knows nothing else of what is
-asked. A target measures effects, of a set and, where it is asked to, of its complement (all other
-components), and combines them into a score for each example by a differentiable function:
+A search measures sets and takes gradients through a target, and knows nothing else of the request.
+Each class of targets turns measured effects into a score for every example:
 
-    mean         the effects themselves (the paper); of the metric `log_odds_of`, its log-odds
-    an objective the examples together make scores of their effects (`objectives.py`)
-    faithful     effects of a set and its complement beside that of all components
+    EffectTarget     the effects themselves (the paper), or changes of the metric's log-odds
+    ExampleTarget    scores that an objective makes of the effects of all examples together
+    FaithfulTarget   scores of a set and of its complement (all other components), compared with
+                     the effect of all components
+    BoundedTarget    one of these, for sets that keep another metric within a bound
+                     (`constraint.py`)
 
-The gradient of scores is, by the chain rule, that of effects weighted by what an effect weighs in
-the scores. Where a score depends on its own example only, both are taken in one pass; where it
-depends on all of them, effects are measured first. A set with its complement takes two passes
-instead of one; complements of sets that differ little differ little, so they share blocks as sets
-do (`engine/prefix_tree.py`).
+The gradient of scores is, by the chain rule, that of effects weighted by the derivative of the
+scores. Where a score depends on its own example only, one pass gives both; where it depends on all
+examples, a first pass measures the effects. A set with its complement takes two passes instead of
+one; the complements of sets that differ little differ little too, so they share blocks as sets do
+(`engine/prefix_tree.py`).
 
-A constraint keeps another metric within bounds, with k its mean effect, b the bound and F the
-score of all components:
-
-    measured sets    a set with |k| > b has a score of -10^9 (1 + (|k| - b) / b), so that none
-                     within the bounds is worse; one within them has its own numbers
-    soft masks       lose |F| (|k| - b) / b beyond the bounds, with its gradient
-
-Sets are still proposed by predictions, and chosen by what is measured.
+Searches propose sets by predictions, and choose by what was measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import chain, count
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.devices import to_device
-from tracekit._util.options import guided, shortened
-from tracekit.components import ComponentSet
+from tracekit._util.ranks import Ranks
+from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.masks import BinaryMask, Mask, complement_of, from_indices, members_of_mask
 from tracekit.components.members import ComponentsLike
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import gradients
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import DataView, Engine
+from tracekit.engine.engine import Engine
 from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
-from tracekit.engine.prepared import PreparedData
 from tracekit.engine.set_effects import Recorder
-from tracekit.errors import ConfigError, MetricError, NothingFoundError
-from tracekit.metrics import Effects, Metric, MetricFunction, resolve
+from tracekit.errors import ConfigError, MetricError
+from tracekit.metrics import Effects, Metric
 from tracekit.search.objectives import (
+    ExampleScores,
     Faithful,
     LogOdds,
     Objective,
-    check_number,
     describe,
     log_odds_of,
     named_metric,
@@ -63,34 +55,6 @@ from tracekit.search.objectives import (
 
 Record = Mapping[str, float | int | str]
 """One line of a history, e.g. one epoch or one greedy step."""
-_OUTSIDE = -1e9
-"""Score of a measured set that lies just outside the bounds: below that of any other."""
-
-
-@guided
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Constraint:
-    """A metric that a search has to leave within bounds."""
-
-    pairs: PromptPairs | None = None
-    """Examples on which it is measured, e.g. neutral text; None: those that are traced."""
-    metric: str | Metric | MetricFunction = "kl"
-    """Metric that is measured on them."""
-    at_most: float
-    """Bound on the absolute value of its mean effect, in units of the metric."""
-
-    def __post_init__(self) -> None:
-        check_number("at_most", self.at_most, 0.0, float("inf"))
-        if self.pairs is not None and not isinstance(self.pairs, PromptPairs):
-            raise ConfigError(
-                f"The pairs of the constraint are {shortened(self.pairs)}. Give PromptPairs."
-            )
-        resolve(self.metric)
-
-    def describe(self, traced: PromptPairs) -> str:
-        """The constraint in a phrase."""
-        pairs = traced if self.pairs is None else self.pairs
-        return f"{resolve(self.metric).name} on {pairs.name} at most {self.at_most!r}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,242 +81,109 @@ class EffectAndComplement(NamedTuple):
     others: float
 
 
-def nothing_within(constraint: Constraint, effect: float | None = None) -> NothingFoundError:
-    """The error for a search that found no set within the bounds.
+class Target:
+    """Scores of sets and masks on the examples of an engine, and their gradients.
 
-    `effect` is that of the least bad set on the constrained metric, if that was measured.
+    The base class of all targets; `tracekit.search.make_target` makes one.
     """
-    best = "" if effect is None else f" The least bad one changes it by {effect:.3g}."
-    return NothingFoundError(
-        f"No set that was tried keeps {resolve(constraint.metric).name} within "
-        f"{constraint.at_most:g}.{best} Allow more, or ask for fewer components."
-    )
 
-
-def measured_history(history: tuple[Record, ...]) -> tuple[Record, ...]:
-    """Records of a search, without sets outside the bounds: these have no effects."""
-    return tuple(record for record in history if float(record.get("effect", 0.0)) > _OUTSIDE / 2)
-
-
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """Scores of examples, as a differentiable function of effects."""
-
-    combine: Callable[..., Tensor]
-    """From the effects of sets on some examples, those of their complements `if_complement`, and
-    the numbers of the examples (None: all)."""
-    of_complement: bool = False
-    """Whether complements are measured, too; then a score depends on its own example only."""
-
-    def slopes(
-        self, effects: Sequence[Effects], weights: GradientWeight, numbers: Int[Tensor, " some"]
-    ) -> tuple[Effects, tuple[Effects, ...]]:
-        """Scores, and what each of the effects weighs in their weighted sum."""
-        with torch.enable_grad():
-            leaves = [each.detach().requires_grad_(True) for each in effects]
-            scores = self.combine(*leaves, numbers)
-            slopes = torch.autograd.grad((scores * weights(scores.detach())).sum(), leaves)
-        return scores.detach(), slopes
-
-
-@dataclass(frozen=True, eq=False)
-class _Bound:
-    """A constraint, and the engine that measures it for the components of a target."""
-
-    constraint: Constraint
-    measures: Engine
-    scale: float
-    """What soft masks lose where they are beyond the bound by as much as the bound."""
-    _steps: count[int] = field(default_factory=count)
-
-    def effect(self, members: Sequence[int]) -> float:
-        """Mean effect of a set by the constrained metric."""
-        return self.measures.set_effects([tuple(members)]).mean().item()
-
-    def beyond(self, constrained: Tensor) -> Tensor:
-        """How far mean effects lie outside the bounds, in units of the bound."""
-        return (constrained.abs() / self.constraint.at_most - 1).clamp(min=0)
-
-    def ranked(
-        self,
-        scores: Float[Tensor, "*set example"],
-        constrained: Float[Tensor, "*set constrained_example"],
-    ) -> Float[Tensor, "*set example"]:
-        """Scores of sets, below all others where a set leaves the bounds."""
-        beyond = self.beyond(constrained.mean(-1, keepdim=True))
-        return torch.where(beyond > 0, _OUTSIDE * (1 + beyond), scores)
-
-    def penalty(self, mask: Mask, size: int) -> tuple[Float[Tensor, ""], Mask]:
-        """What a soft mask loses, and its gradient, on so many of the examples, in turn."""
-        n = self.measures.n_examples
-        size = min(size, n)
-        read = (torch.arange(size) + next(self._steps) * size) % n
-        constrained, slope = self.measures.gradient(mask, torch.ones_like, read)
-        penalty = self.scale * self.beyond(constrained.mean())
-        is_beyond = (penalty > 0).to(slope.dtype)
-        per_unit = self.scale / self.constraint.at_most
-        return penalty, is_beyond * per_unit * constrained.mean().sign() * slope / size
-
-    def less_penalty(
-        self, prediction: FirstOrderPrediction, members: ComponentSet
-    ) -> FirstOrderPrediction:
-        """Predictions less the penalty that they bring, predicted on all constrained examples."""
-        constrained, now = self.measures.predict_changes(members), self.effect(members)
-        is_inside = from_indices(members, len(prediction.gains)).bool()
-
-        def less(gains: Mask, of_constrained: Mask) -> Mask:
-            # A gain is the value of having a component: what joining brings, or leaving costs.
-            after = now + torch.where(is_inside, -of_constrained, of_constrained)
-            change = self.scale * (self.beyond(after) - self.beyond(torch.tensor(now)))
-            return gains - torch.where(is_inside, -change, change)
-
-        return FirstOrderPrediction(
-            less(prediction.gains, constrained.gains),
-            less(prediction.gradient, constrained.gradient),
-        )
-
-
-class Target(DataView):
-    """Scores of sets and masks on the examples of an engine, and what changes them.
-
-    A plain target gives the effects of its engine; with a sign of -1 they are taken times -1,
-    before anything else is made of them. It has what an `Engine` has: `data`, `pairs`, `registry`,
-    `metric`, `ranks`, `device`, `cost`, `n_components`, `n_examples`.
-
-    The engine of a constraint gives the effects by its metric, for the same components. `record` is
-    told of every set that was measured on all examples and is within the bounds, and of its scores,
-    after Ctrl-C too; `record_effects` of all measured effects, within them or not.
-    """
+    is_plain: bool = True
+    """Whether scores are effects, each of its own example."""
 
     def __init__(
         self,
         engine: Engine,
-        objective: Objective | None = None,
-        constraint: tuple[Constraint, Engine] | None = None,
+        metric: Metric | None = None,
+        *,
+        sign: int = 1,
         record: Recorder | None = None,
         record_effects: Recorder | None = None,
-        sign: int = 1,
     ) -> None:
-        """Measures all components if they are needed."""
-        # How faithful a set is does not depend on the sign.
-        self.sign: int = 1 if isinstance(objective, Faithful) else sign
-        """Factor of the measured effects: -1 where sets with effects below 0 are sought."""
-        self._given, self._objective, self._constraint = engine, objective, constraint
-        self._record, self._record_effects = record, record_effects
-        self._scores = scores_of(engine, objective)
-        metric = engine.metric
-        if isinstance(objective, LogOdds):
-            metric = log_odds_of(metric)
-        if self.sign < 0:
-            metric = opposite_of(metric)
-        if objective is not None:
-            name = engine.metric.name + (", negative" if self.sign < 0 else "")
-            metric = named_metric(metric, f"{name}, {describe(objective)}")
-        self._engine = engine.sharing(
-            metric=None if metric is engine.metric else metric, record=self._tell
-        )
-        self.data: PreparedData = self._engine.data
-        self.measured: dict[ComponentSet, EffectAndComplement] = {}
-        """Every set that was measured on all examples with its complement, and these."""
-        self._bound: _Bound | None = None
-        if constraint is not None:
-            bound, measures = constraint
-            self._bound = _Bound(bound, measures, self.full_effects.mean().abs().item() or 1.0)
-            # Of the pairs as they are run: a checkpoint of another source is of another search.
-            keeping = f"keeping {bound.describe(self.pairs)} ({measures.pairs.fingerprint[:12]})"
-            is_smooth = metric.differentiable and measures.metric.differentiable
-            metric = named_metric(metric, f"{metric.name}, {keeping}")
-            metric = replace(metric, differentiable=is_smooth)
-        self._metric, self._before = metric, self._work()
+        """Makes a target of an engine's effects.
+
+        Args:
+            engine: Measures the effects; it is left as it is.
+            metric: The metric of the scores, with their name; None: that of the engine.
+            sign: Factor of the effects in the scores: -1 where sets with effects below 0 are
+                sought. A `metric` has it already.
+            record: Is called with every set that was measured on all examples, and its scores;
+                after Ctrl-C too.
+            record_effects: Is called with these sets and their effects.
+        """
+        self.sign = sign
+        self._given, self._record, self._record_effects = engine, record, record_effects
+        with_metric = engine if metric is None else engine.with_metric(metric)
+        self.engine: Engine = replace(with_metric, record=self._notify)
+        """Measures the effects that scores are made of."""
+        self._cost_before = self.engine.cost
 
     # ---- what it is -----------------------------------------------------------------------
 
     @property
+    def pairs(self) -> PromptPairs:
+        """The data set."""
+        return self.engine.pairs
+
+    @property
+    def registry(self) -> ComponentRegistry:
+        """The components that masks stand for."""
+        return self.engine.registry
+
+    @property
     def metric(self) -> Metric:
         """The maximised score, named with objective and bounds."""
-        return self._metric
+        return self.engine.metric
 
     @property
-    def is_plain(self) -> bool:
-        """Whether its scores are effects, each of its own example."""
-        return self._scores is None and self._bound is None
+    def n_components(self) -> int:
+        """Number of components: the length of every mask."""
+        return self.engine.n_components
 
     @property
-    def has_complement(self) -> bool:
-        """Whether sets are measured with their complements."""
-        return self._scores is not None and self._scores.of_complement
+    def n_examples(self) -> int:
+        """Number of examples."""
+        return self.engine.n_examples
 
-    def with_pairs(self, pairs: PromptPairs) -> Target:
-        """The same on other traced pairs."""
-        constraint = self._constraint
-        if constraint is not None and constraint[0].pairs is None:
-            constraint = (constraint[0], constraint[1].with_pairs(pairs))
-        return Target(self._given.with_pairs(pairs), self._objective, constraint, sign=self.sign)
+    @property
+    def device(self) -> torch.device:
+        """Where the model reads its tokens."""
+        return self.engine.device
 
-    @cached_property
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that share the examples out among themselves."""
+        return self.engine.ranks
+
+    @property
+    def faithful(self) -> FaithfulTarget | None:
+        """The target of faithful sets that this one is or is made of, if it is one."""
+        return None
+
+    @property
     def full_effects(self) -> Effects:
         """Scores of all components together."""
-        if isinstance(self._objective, LogOdds):
-            return self._engine.full_effects
-        full = self.sign * self._given.full_effects
-        return self._combined([full, torch.zeros_like(full)] if self.has_complement else [full])
+        raise NotImplementedError
+
+    def with_pairs(self, pairs: PromptPairs) -> Target:
+        """The same on other traced pairs, without recorders."""
+        raise NotImplementedError
+
+    # ---- passes ---------------------------------------------------------------------------
 
     @property
     def cost(self) -> Cost:
         """Work since this target was made, in passes over the traced data set."""
-        return self._work() - self._before
-
-    def _work(self) -> Cost:
-        work = self._engine.cost
-        return work if self._bound is None else work + self._bound.measures.cost * self._share
-
-    @property
-    def _share(self) -> float:
-        """Examples of the constraint for each traced one."""
-        return 0 if self._bound is None else self._bound.measures.n_examples / self.n_examples
+        return self.engine.cost - self._cost_before
 
     def cost_of(self, cost: Cost) -> Cost:
-        """Approximate cost, through this target, of work that costs so much by the mean effect.
-
-        A complement doubles it; slopes of scores of all examples need effects before each
-        gradient. With a constraint a set is measured on both data sets, and a gradient taken.
-        """
-        if self._scores is not None:
-            cost += cost if self.has_complement else Cost(cost.backward)
-        if self._bound is not None:
-            cost += Cost(cost.forward_equivalents * (0.5 + 1.5 * self._share))
+        """Approximate cost, through this target, of work that costs so much by the mean effect."""
         return cost
-
-    def report(self, members: Sequence[int]) -> ConstraintEffect | None:
-        """Effect of a set on the constrained metric; None without a constraint."""
-        if self._bound is None:
-            return None
-        measures = self._bound.measures
-        return ConstraintEffect(
-            metric=measures.metric.name,
-            dataset=measures.pairs.name,
-            dataset_fingerprint=measures.fingerprint,
-            at_most=self._bound.constraint.at_most,
-            effect=self._bound.effect(members),
-        )
 
     # ---- measuring ------------------------------------------------------------------------
 
     def effects(self, mask: ComponentsLike) -> Float[Tensor, "*set example"]:
-        """Scores of a mask or a stack of masks, those outside the bounds last."""
-        if self.has_complement:
-            entries = torch.as_tensor(mask).float()
-            stack = entries.reshape(-1, entries.shape[-1])
-            rows = self._engine.effects(torch.cat([stack, 1 - stack]))
-            if entries.ndim == 1 and ((entries == 0) | (entries == 1)).all():
-                members = members_of_mask(entries.bool())
-                self._tell([members, complement_of(members, self.n_components)], rows)
-            effects = [side.reshape(*entries.shape[:-1], -1) for side in rows.chunk(2)]
-        else:
-            effects = [self._engine.effects(mask)]
-        scores = self._combined(effects)
-        bound = self._bound
-        return scores if bound is None else bound.ranked(scores, bound.measures.effects(mask))
+        """Scores of a mask, or of each of a stack of masks."""
+        return self._scores([self.engine.effects(mask)])
 
     def set_effects(
         self,
@@ -361,97 +192,80 @@ class Target(DataView):
         *,
         examples: Int[Tensor, " some"] | None = None,
     ) -> Float[Tensor, "set some"]:
-        """Scores of sets, those last that are outside the bounds on all constrained examples."""
-        listed, bound, constrained = [tuple(members) for members in sets], self._bound, None
-        if bound is not None:
-            constrained = bound.measures.set_effects(listed, f"{label}, constraint")
-        sides = [listed]
-        if self.has_complement:
-            sides.append([complement_of(members, self.n_components) for members in listed])
-        rows = self._engine.set_effects([*chain(*sides)], label, examples=examples)
-        scores = self._combined(rows.split([len(listed)] * len(sides)), examples)
-        if bound is None or constrained is None:
-            return scores
-        if examples is None and self._record is not None:
-            inside = members_of_mask(bound.beyond(constrained.mean(1)) == 0)
-            self._record([listed[number] for number in inside], scores[list(inside)])
-        return bound.ranked(scores, constrained)
+        """Scores of sets, on all examples or on some; `label` names the progress bar."""
+        return self._scores([self.engine.set_effects(sets, label, examples=examples)], examples)
 
-    def _combined(
+    def report(self, members: Sequence[int]) -> ConstraintEffect | None:
+        """Effect of a set on the constrained metric; None without a constraint."""
+        return None
+
+    def scores_of(
+        self, effects: Mapping[ComponentSet, Effects], better_than: Callable[[int], float]
+    ) -> dict[ComponentSet, Effects]:
+        """Scores of sets whose effects are known, where they beat the best score of their size.
+
+        They take no pass; only a constraint is measured. Scores that effects do not give are left
+        out, as those that need the complement.
+        """
+        scores = {members: self._score_of_effects(row) for members, row in effects.items()}
+        return {
+            members: row
+            for members, row in scores.items()
+            if row is not None and row.mean() > better_than(len(members))
+        }
+
+    def _score_of_effects(self, effects: Effects) -> Effects | None:
+        """Scores of the examples from known effects of a set; None if these are not enough."""
+        return None
+
+    def _scores(
         self, effects: Sequence[Tensor], numbers: Int[Tensor, " some"] | None = None
     ) -> Tensor:
-        """Scores from effects, of complements too if these are measured."""
-        return effects[0] if self._scores is None else self._scores.combine(*effects, numbers)
+        """Scores from effects on the examples of these numbers, or on all."""
+        return effects[0]
 
-    def _tell(self, sets: Sequence[ComponentSet], effects: Float[Tensor, "set example"]) -> None:
+    def _notify(self, sets: Sequence[ComponentSet], effects: Float[Tensor, "set example"]) -> None:
         """Hands on what the engine has measured on all examples, after Ctrl-C too."""
-        if self._record_effects is not None and not isinstance(self._objective, LogOdds):
+        if self._record_effects is not None:
             self._record_effects(sets, self.sign * effects)
-        sides = [effects]
-        if self.has_complement:
-            rows, n = {members: number for number, members in enumerate(sets)}, self.n_components
-            others = {members: rows.get(complement_of(members, n)) for members in rows}
-            sets = [members for members in rows if others[members] is not None]
-            sides = [effects[[of[members] for members in sets]] for of in (rows, others)]
-            means = zip(*(side.mean(1).tolist() for side in sides), strict=True)
-            self.measured.update(zip(sets, map(EffectAndComplement._make, means), strict=True))
-        # Of sets with a constraint only those within the bounds are told.
-        if self._record is not None and self._constraint is None and sets:
-            self._record(sets, self._combined(sides))
-
-    @property
-    def is_faithful(self) -> bool:
-        """Whether sets are sought that do what all components do."""
-        return isinstance(self._objective, Faithful)
-
-    def overshoots(self, mask: BinaryMask) -> bool:
-        """Whether the faithfulness of a measured set, which is to be faithful, is above 1."""
-        assert isinstance(self._objective, Faithful)
-        own, others = self.measured[members_of_mask(mask)]
-        w, full = self._objective.complement, self._given.full_effects.mean().item()
-        # A weight that leaves out the set or its complement decides for the other.
-        is_own = w == 0 or (w < 1 and self._given.metric.direction == "denoising")
-        return (own - full if is_own else -others) * self.towards > 0
+        if self._record is not None:
+            self._record(sets, self._scores([effects]))
 
     # ---- gradients ------------------------------------------------------------------------
 
     @property
     def towards(self) -> int:
         """Sign of the measured effects that bring faithful sets near all components; else 1."""
-        return -1 if self.has_complement and self._given.full_effects.mean() < 0 else 1
+        return 1
 
     @property
     def along_line(self) -> Effects | None:
-        """What `slopes` from no component to all sum to; None if it is not known without a pass."""
-        if "full_effects" not in vars(self._given) or self._bound is not None:
-            return None
-        if self.has_complement:
-            return self.towards * self._given.full_effects
-        return self.full_effects if self.is_plain else None
+        """What `mean_gradient` sums to from no component to all; None if a pass would have to say.
 
-    def slopes(self, mask: Mask) -> Mask:
-        """Gradient of the mean score at a mask, to rank by.
-
-        For faithful sets, whose scores turn where a set does enough, it is that of the mean effect.
+        Of the integral over the masks between them, one value per example.
         """
-        if not self.has_complement or self._bound is not None:
-            return self.gradient(mask, torch.ones_like)[1] / self.n_examples
-        gradient = gradients.gradient(self.data, mask, torch.ones_like)[1]
-        return self.towards * gradient / self.n_examples
+        return None if self._given.known_full_effects is None else self.full_effects
 
-    def slopes_along_inputs(self, levels: Mapping[float, float]) -> Mask:
-        """Sum of gradients of the mean effect at moved inputs, to rank edges by.
+    def mean_gradient(self, mask: Mask) -> Mask:
+        """Gradient of the mean score at a mask, to rank by."""
+        return self.gradient(mask, torch.ones_like)[1] / self.n_examples
+
+    def gradient_along_inputs(self, levels: Mapping[float, float]) -> Mask:
+        """Weighted sum of gradients of the mean effect at moved inputs, to rank edges by.
 
         Raises:
             ConfigError: Components are not edges, or the score is not a mean of effects.
         """
-        is_mean = (self.is_plain or self.has_complement) and self._bound is None
-        if self.registry.edges is None or not is_mean:
-            given = f"{self.metric.name} of {self.n_components} components"
-            raise ConfigError(
-                f"eap-ig ranks edges, by their mean effect, and is asked for {given}. Use mask-ig."
-            )
-        return self.towards * gradients.slopes_along_inputs(self.data, levels) / self.n_examples
+        if self.registry.edges is None:
+            raise self._no_gradient_along_inputs()
+        gradient = gradients.slopes_along_inputs(self.engine, levels)
+        return self.towards * gradient / self.n_examples
+
+    def _no_gradient_along_inputs(self) -> ConfigError:
+        return ConfigError(
+            "eap-ig ranks edges by their mean effect, and it was asked to rank "
+            f"{self.n_components} components by {self.metric.name}. Use mask-ig instead."
+        )
 
     def gradient(
         self,
@@ -459,104 +273,313 @@ class Target(DataView):
         example_weights: GradientWeight,
         examples: Int[Tensor, " some"] | None = None,
     ) -> tuple[Effects, Mask]:
-        """Scores, less the penalty for soft masks, and the gradient of their weighted sum.
-
-        With a part of the examples, as many of the constrained ones are read, in turn.
-        """
-        numbers = torch.arange(self.n_examples) if examples is None else examples
-        weights, penalty, push = example_weights, None, None
-        if self._bound is not None:
-            penalty, push = self._bound.penalty(mask, len(numbers))
-            weights = lambda scores: example_weights(scores - to_device(penalty, scores.device))  # noqa: E731
-        of_all = None
-        if self._scores is not None and not self.has_complement:
-            # The score of an example depends on all others, and these come a few at a time: so
-            # one pass for the scores, and one for the gradient.
-            of_all, slopes = self._slopes(mask, weights, numbers)
-            slopes, weights = to_device(slopes, self.device), torch.ones_like
-            combine = lambda effects, some: slopes[some] * effects  # noqa: E731
-        else:
-            combine = None if self._scores is None else self._scores.combine
-        scores, gradient = gradients.gradient(
-            self.data, mask, weights, numbers, combine=combine, with_complement=self.has_complement
-        )
-        scores = scores if of_all is None else of_all.to(mask.device)
-        if penalty is None or push is None:
-            return scores, gradient
-        scores = scores - penalty.to(scores.device)
-        return scores, gradient - example_weights(scores).sum().to(gradient.device) * push
+        """Scores, and the gradient of their weighted sum, on some examples or on all."""
+        return gradients.gradient(self.engine, mask, example_weights, examples)
 
     def predict_changes(
         self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
     ) -> FirstOrderPrediction:
-        """Change of the mean score from changing a component."""
-        weights = None
-        if self.has_complement:
-            prediction = self._predicted_with_complement(members, examples)
-        else:
-            if self._scores is not None:
-                mask = from_indices(members, self.n_components).float()
-                numbers = torch.arange(self.n_examples) if examples is None else examples
-                _, weights = self._slopes(mask, torch.ones_like, numbers)
-            prediction = gradients.predict_changes(
-                self.data, members, example_weights=weights, examples=examples
-            )
-        return prediction if self._bound is None else self._bound.less_penalty(prediction, members)
+        """Predicted change of the mean score from adding or removing each component."""
+        return gradients.predict_changes(self.engine, members, examples=examples)
 
-    def _slopes(
+
+class EffectTarget(Target):
+    """Effects of sets, times a sign; or changes of their log-odds."""
+
+    def __init__(
+        self, engine: Engine, objective: LogOdds | None = None, *, sign: int = 1, **recorders: Any
+    ) -> None:
+        """A target of effects; the recorders are those of `Target`, see there."""
+        self._objective = objective
+        if objective is not None:
+            recorders["record_effects"] = None  # What is measured are no effects.
+        super().__init__(engine, _score_metric(engine, objective, sign), sign=sign, **recorders)
+
+    def with_pairs(self, pairs: PromptPairs) -> EffectTarget:
+        """The same on other traced pairs, without recorders."""
+        return EffectTarget(self._given.with_pairs(pairs), self._objective, sign=self.sign)
+
+    def _score_of_effects(self, effects: Effects) -> Effects | None:
+        return None if self._objective is not None else self.sign * effects
+
+    @property
+    def full_effects(self) -> Effects:
+        """Effects of all components together, times the sign."""
+        if self._objective is not None:
+            return self.engine.full_effects
+        return self.sign * self._given.full_effects
+
+
+class ExampleTarget(Target):
+    """Scores that an objective makes of the effects of all examples together."""
+
+    is_plain = False
+
+    def __init__(
+        self, engine: Engine, objective: ExampleScores, *, sign: int = 1, **recorders: Any
+    ) -> None:
+        """A target of scores; the recorders are those of `Target`, see there."""
+        self._objective = objective
+        super().__init__(engine, _score_metric(engine, objective, sign), sign=sign, **recorders)
+
+    def with_pairs(self, pairs: PromptPairs) -> ExampleTarget:
+        """The same on other traced pairs, without recorders."""
+        return ExampleTarget(self._given.with_pairs(pairs), self._objective, sign=self.sign)
+
+    @property
+    def full_effects(self) -> Effects:
+        """Scores of all components together."""
+        return self._scores([self.sign * self._given.full_effects])
+
+    def cost_of(self, cost: Cost) -> Cost:
+        """Each gradient takes one more pass, which measures the effects."""
+        return cost + Cost(cost.backward)
+
+    def _scores(
+        self, effects: Sequence[Tensor], numbers: Int[Tensor, " some"] | None = None
+    ) -> Tensor:
+        return self._objective.scores(effects[0])
+
+    def _score_of_effects(self, effects: Effects) -> Effects:
+        return self._objective.scores(self.sign * effects)
+
+    @property
+    def along_line(self) -> Effects | None:
+        """None: scores have no such sum."""
+        return None
+
+    def gradient_along_inputs(self, levels: Mapping[float, float]) -> Mask:
+        """Refuses: the score is not a mean of effects."""
+        raise self._no_gradient_along_inputs()
+
+    def gradient(
+        self,
+        mask: Mask,
+        example_weights: GradientWeight,
+        examples: Int[Tensor, " some"] | None = None,
+    ) -> tuple[Effects, Mask]:
+        """Scores, and the gradient of their weighted sum, on some examples or on all."""
+        numbers = torch.arange(self.n_examples) if examples is None else examples
+        # The score of an example depends on all others, and these come a few at a time: so one
+        # pass for the scores, and one for the gradient.
+        scores, derivatives = self._derivatives(mask, example_weights, numbers)
+        derivatives = to_device(derivatives, self.device)
+        _, gradient = gradients.gradient(
+            self.engine,
+            mask,
+            torch.ones_like,
+            numbers,
+            combine=lambda effects, some: derivatives[some] * effects,
+        )
+        return scores.to(mask.device), gradient
+
+    def predict_changes(
+        self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
+    ) -> FirstOrderPrediction:
+        """Predicted change of the mean score from adding or removing each component."""
+        mask = from_indices(members, self.n_components).float()
+        numbers = torch.arange(self.n_examples) if examples is None else examples
+        _, derivatives = self._derivatives(mask, torch.ones_like, numbers)
+        return gradients.predict_changes(
+            self.engine, members, example_weights=derivatives, examples=examples
+        )
+
+    def _derivatives(
         self, mask: Mask, example_weights: GradientWeight, numbers: Int[Tensor, " some"]
     ) -> tuple[Float[Tensor, " some"], Effects]:
-        """Scores of some examples, and what each effect weighs in their weighted sum.
+        """Scores of some examples, and the derivative of their weighted sum by each effect.
 
-        The weights are of all examples, 0 for the others.
+        The derivatives are of all examples, 0 for the others.
         """
-        assert self._scores is not None
-        effects = self._engine.effects(mask, numbers)
-        scores, (slopes,) = self._scores.slopes([effects], example_weights, numbers)
-        return scores, torch.zeros(self.n_examples).index_put((numbers,), slopes)
+        effects = self.engine.effects(mask, numbers)
+        scores, (derivatives,) = differentiate(self._objective.scores, [effects], example_weights)
+        return scores, torch.zeros(self.n_examples).index_put((numbers,), derivatives)
 
-    def _predicted_with_complement(
-        self, members: ComponentSet, examples: Int[Tensor, " some"] | None
+
+class FaithfulTarget(Target):
+    """Scores of sets that do what all components do, while their complements do nothing.
+
+    How faithful a set is does not depend on the sign of the effects that are sought.
+    """
+
+    is_plain = False
+
+    def __init__(self, engine: Engine, objective: Faithful, **recorders: Any) -> None:
+        """A target of scores, which measures all components first; recorders as in `Target`."""
+        self._objective, self._full = objective, engine.full_effects
+        self.measured: dict[ComponentSet, EffectAndComplement] = {}
+        """Every set that was measured on all examples with its complement, and these."""
+        super().__init__(engine, _score_metric(engine, objective), **recorders)
+
+    def with_pairs(self, pairs: PromptPairs) -> FaithfulTarget:
+        """The same on other traced pairs, without recorders."""
+        return FaithfulTarget(self._given.with_pairs(pairs), self._objective)
+
+    @property
+    def faithful(self) -> FaithfulTarget:
+        """The target itself."""
+        return self
+
+    @property
+    def full_effects(self) -> Effects:
+        """Scores of all components together."""
+        return self._scores([self._full, torch.zeros_like(self._full)])
+
+    def cost_of(self, cost: Cost) -> Cost:
+        """A set is measured with its complement."""
+        return cost + cost
+
+    def overshoots(self, mask: BinaryMask) -> bool:
+        """Whether the faithfulness of a measured set, which is to be faithful, is above 1."""
+        own, others = self.measured[members_of_mask(mask)]
+        w, full = self._objective.complement, self._full.mean().item()
+        # A weight that leaves out the set or its complement decides for the other.
+        is_own = w == 0 or (w < 1 and self._given.metric.direction == "denoising")
+        return (own - full if is_own else -others) * self.towards > 0
+
+    # ---- measuring ------------------------------------------------------------------------
+
+    def effects(self, mask: ComponentsLike) -> Float[Tensor, "*set example"]:
+        """Scores of a mask, or of each of a stack of masks."""
+        entries = torch.as_tensor(mask).float()
+        stack = entries.reshape(-1, entries.shape[-1])
+        rows = self.engine.effects(torch.cat([stack, 1 - stack]))
+        if entries.ndim == 1 and ((entries == 0) | (entries == 1)).all():
+            members = members_of_mask(entries.bool())
+            self._notify([members, complement_of(members, self.n_components)], rows)
+        return self._scores([side.reshape(*entries.shape[:-1], -1) for side in rows.chunk(2)])
+
+    def set_effects(
+        self,
+        sets: Iterable[Sequence[int]],
+        label: str = "effects",
+        *,
+        examples: Int[Tensor, " some"] | None = None,
+    ) -> Float[Tensor, "set some"]:
+        """Scores of sets, on all examples or on some; `label` names the progress bar."""
+        listed = [tuple(members) for members in sets]
+        others = [complement_of(members, self.n_components) for members in listed]
+        rows = self.engine.set_effects([*listed, *others], label, examples=examples)
+        return self._scores(rows.split([len(listed)] * 2), examples)
+
+    def _scores(
+        self, effects: Sequence[Tensor], numbers: Int[Tensor, " some"] | None = None
+    ) -> Tensor:
+        own, others = effects
+        full = to_device(self._full, own.device)
+        return self._objective.scores(own, others, full if numbers is None else full[numbers])
+
+    def _notify(self, sets: Sequence[ComponentSet], effects: Float[Tensor, "set example"]) -> None:
+        """Hands on effects, and the scores of the sets whose complement was measured as well."""
+        if self._record_effects is not None:
+            self._record_effects(sets, effects)
+        row_of = {members: number for number, members in enumerate(sets)}
+        both = {
+            members: (number, row_of[others])
+            for members, number in row_of.items()
+            if (others := complement_of(members, self.n_components)) in row_of
+        }
+        for members, rows in both.items():
+            own, others = effects[list(rows)].mean(1).tolist()
+            self.measured[members] = EffectAndComplement(own, others)
+        if self._record is not None and both:
+            sides = torch.tensor([*both.values()]).T
+            self._record([*both], self._scores([effects[numbers] for numbers in sides]))
+
+    # ---- gradients ------------------------------------------------------------------------
+
+    @property
+    def towards(self) -> int:
+        """Sign of the measured effects that bring sets near all components."""
+        return -1 if self._full.mean() < 0 else 1
+
+    @property
+    def along_line(self) -> Effects:
+        """What `mean_gradient` sums to from no component to all, one value per example."""
+        return self.towards * self._full
+
+    def mean_gradient(self, mask: Mask) -> Mask:
+        """Gradient of the mean effect at a mask, to rank by.
+
+        Scores turn where a set does enough, so they give no ranking.
+        """
+        gradient = gradients.gradient(self.engine, mask, torch.ones_like)[1]
+        return self.towards * gradient / self.n_examples
+
+    def gradient(
+        self,
+        mask: Mask,
+        example_weights: GradientWeight,
+        examples: Int[Tensor, " some"] | None = None,
+    ) -> tuple[Effects, Mask]:
+        """Scores, and the gradient of their weighted sum, on some examples or on all."""
+        return gradients.gradient(
+            self.engine,
+            mask,
+            example_weights,
+            examples,
+            combine=lambda own, others, numbers: self._scores([own, others], numbers),
+            with_complement=True,
+        )
+
+    def predict_changes(
+        self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
     ) -> FirstOrderPrediction:
-        """From both predicted effects, example by example."""
-        assert self._scores is not None
-        part, total = self.data.own(examples), torch.zeros(2, self.n_components, device=self.device)
-        inside = to_device(from_indices(members, self.n_components), self.device)
-        sides = [members, complement_of(members, self.n_components)]
-        predictions = (gradients.changes_of(self.data, side, part) for side in sides)
-        # 1 for those that would join.
-        direction = 1 - 2 * inside.float()
+        """Predicted change of the mean score, from both predicted effects of each example."""
+        engine, n = self.engine, self.n_components
+        part, total = engine.own(examples), torch.zeros(2, n, device=self.device)
+        # 1 for components that would join, -1 for those that would leave.
+        direction = 1 - 2 * to_device(from_indices(members, n), self.device).float()
+        sides = [members, complement_of(members, n)]
+        predictions = (gradients.changes_of(engine, side, part) for side in sides)
         for own, others in zip(*predictions, strict=True):
-            effects, numbers = [own.effects, others.effects], own.examples
-            scores, (slope, opposite) = self._scores.slopes(effects, torch.ones_like, numbers)
+            numbers = own.examples
+            scores, (by_own, by_others) = differentiate(
+                lambda *effects, numbers=numbers: self._scores(effects, numbers),
+                [own.effects, others.effects],
+                torch.ones_like,
+            )
             # A component that joins the set leaves the complement.
-            changed = self._scores.combine(
-                (own.effects[:, None] + direction * own.gains).T,
-                (others.effects[:, None] - direction * others.gains).T,
+            changed = self._scores(
+                [
+                    (own.effects[:, None] + direction * own.gains).T,
+                    (others.effects[:, None] - direction * others.gains).T,
+                ],
                 numbers,
             )
             gains = direction * (changed.T.contiguous() - scores[:, None])
-            slopes = slope[:, None] * own.slopes - opposite[:, None] * others.slopes
-            total += torch.stack([gains.sum(0), slopes.sum(0)])
+            gradient = by_own[:, None] * own.slopes - by_others[:, None] * others.slopes
+            total += torch.stack([gains.sum(0), gradient.sum(0)])
         n_examples = self.n_examples if examples is None else len(examples)
-        self.data.account.count(2 * n_examples, backward=True)
+        engine.account.count(2 * n_examples, backward=True)
         (total,) = self.ranks.add(total)
         return FirstOrderPrediction(*(total / n_examples).cpu())
 
 
-def scores_of(engine: Engine, objective: Objective | None) -> Scores | None:
-    """Scores by an objective; None: the effects themselves."""
-    if objective is None or isinstance(objective, LogOdds):
+def differentiate(
+    combine: Callable[..., Tensor], effects: Sequence[Effects], weights: GradientWeight
+) -> tuple[Effects, tuple[Effects, ...]]:
+    """Scores of effects, and the derivatives of their weighted sum by each of the effects."""
+    with torch.enable_grad():
+        leaves = [each.detach().requires_grad_(True) for each in effects]
+        scores = combine(*leaves)
+        derivatives = torch.autograd.grad((scores * weights(scores.detach())).sum(), leaves)
+    return scores.detach(), derivatives
+
+
+def _score_metric(engine: Engine, objective: Objective | None, sign: int = 1) -> Metric | None:
+    """The metric that scores are made of, with their name; None: that of the engine."""
+    metric = engine.metric
+    if objective is None and sign > 0:
         return None
-    if not isinstance(objective, Faithful):
-        return Scores(lambda effects, numbers: objective.scores(effects))
-    full = engine.full_effects
-
-    def combine(own: Tensor, others: Tensor, numbers: Int[Tensor, " some"] | None) -> Tensor:
-        of_all = to_device(full, own.device)
-        return objective.scores(own, others, of_all if numbers is None else of_all[numbers])
-
-    return Scores(combine, of_complement=True)
+    if isinstance(objective, LogOdds):
+        metric = log_odds_of(metric)
+    if sign < 0:
+        metric = opposite_of(metric)
+    if objective is None:
+        return metric
+    name = engine.metric.name + (", negative" if sign < 0 else "")
+    return named_metric(metric, f"{name}, {describe(objective)}")
 
 
 def require_full_effect(engine: Engine, sign: int = 1) -> None:

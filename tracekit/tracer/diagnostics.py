@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import copysign
-from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from tracekit._util.warn import warn
@@ -17,13 +16,12 @@ from tracekit.errors import SearchStoppedWarning, UnreliableResultWarning
 from tracekit.metrics import METRICS
 from tracekit.results.on_examples import largest_share
 from tracekit.results.pareto_front import ParetoFront
+from tracekit.results.question import Question
 from tracekit.results.result import TraceResult
-from tracekit.results.traced import Traced
 from tracekit.search.auto import FEWEST_EXAMPLES
 from tracekit.search.objectives import Faithful
-
-if TYPE_CHECKING:
-    from tracekit.tracer.search_run import SearchRun
+from tracekit.tracer.plan import Plan
+from tracekit.tracer.request import ResolvedRequest
 
 _NEAR_ZERO = 0.01
 """Effect below which a built-in metric (ratio, probability, nats) shows next to nothing."""
@@ -43,7 +41,7 @@ _doubt = partial(warn, category=UnreliableResultWarning)
 """Says why effects say little."""
 
 
-def warn_of_pairs(traced: Traced) -> None:
+def warn_of_pairs(traced: Question) -> None:
     """Warns of examples that show nothing, or something else than was meant: once for each kind.
 
     Counterfactuals of the pairs count for the source `counterfactual` only.
@@ -62,12 +60,16 @@ def warn_of_pairs(traced: Traced) -> None:
         report.warn(title)
 
 
-def warn_before(run: SearchRun, asked: str | None, *, statistics: bool | None = None) -> None:
+def warn_before(
+    question: Question, request: ResolvedRequest, asked: str | None, planned: Plan | None
+) -> None:
     """Warns of effects that say little, and of what the limits of a search do not bound."""
-    warn_of_effects(run.traced.own)
-    warn_of_sign(run.traced.own, run.sign, asked, run.objective, run.goal.target is not None)
-    if (said := run.outside(statistics=statistics)) is not None:
-        warn(said, SearchStoppedWarning)
+    warn_of_effects(question.own)
+    warn_of_sign(
+        question.own, request.sign, asked, request.objective, request.goal.target is not None
+    )
+    if planned is not None and planned.limit_warning is not None:
+        warn(planned.limit_warning, SearchStoppedWarning)
 
 
 def warn_of_effects(engine: Engine) -> None:
@@ -75,7 +77,7 @@ def warn_of_effects(engine: Engine) -> None:
     if engine in _WARNED:
         return
     _WARNED.add(engine)
-    clean, n = engine.data.clean, engine.n_examples
+    clean, n = engine.clean, engine.n_examples
     if engine.metric.needs_y and engine.metric.direction == "noising" and clean.y is not None:
         n_y = int((clean.x <= clean.y).sum())
         many = f"all {n}" if n_y == n else f"{n_y} of {n}"
@@ -140,6 +142,7 @@ def warn_of_results(
     search that was interrupted.
     """
     _warn_of_noise(results, noise_floor)
+    _warn_of_other_sign(results)
     shares = [largest_share(result.per_example)[1] for result in results]
     worst = results[shares.index(max(shares))]
     number, share = largest_share(worst.per_example)
@@ -223,6 +226,18 @@ def _faithful_instead(result: TraceResult) -> str:
     return f" Search with {budget}objective='faithful' for that."
 
 
+def _warn_of_other_sign(results: Sequence[TraceResult]) -> None:
+    """Warns of the set whose effect has most clearly another sign than was sought."""
+    sought = -1 if results[0].run.sign == "negative" else 1
+    least = min(results, key=lambda result: sought * result.effect)
+    if sought * least.effect < 0 and not least.run.objective.startswith("faithful"):
+        _doubt(
+            f"Effects {'below' if sought < 0 else 'above'} 0 were sought, and the selected set of "
+            f"{least.n_selected} has an effect of {least.effect:+.3g}: {least.run.title} found no "
+            "set of that sign. Try local-search, which measures sets together, or another size."
+        )
+
+
 def _warn_of_noise(results: Sequence[TraceResult], floor: float) -> None:
     least = min(results, key=lambda result: abs(result.effect))
     small = {f"The effect of the set of {least.n_selected}": abs(least.effect)}
@@ -241,7 +256,8 @@ def warn_of_front(front: ParetoFront) -> None:
 
     And of the size at which another set that is as good shares least.
     """
-    rows = [(row.size, front.at(row.size).effect, row.cross_fitted) for row in front.statistics]
+    sets = {each.n_selected: each for each in front}
+    rows = [(row.size, sets[row.size].effect, row.cross_fitted) for row in front.statistics]
     _warn_of_held_out(rows, _steadier(front[0], is_front=True))
     # Where the front took components ranked one by one, it knows of sets with larger effects.
     rows = [
@@ -249,7 +265,7 @@ def warn_of_front(front: ParetoFront) -> None:
         for row in front.statistics
         if row.from_all_gain is not None
         and row.from_all_gain >= -_AS_GOOD
-        and front.at(row.size).component_scores is None
+        and sets[row.size].component_scores is None
     ]
     if not rows:
         return
@@ -257,7 +273,7 @@ def warn_of_front(front: ParetoFront) -> None:
     if (row.from_all_similarity or 0.0) < _SIMILAR:
         _doubt(
             f"Another set of size {row.size}, found from all components downwards, has an effect "
-            f"of {row.from_all:.3g} beside {front.at(row.size).effect:.3g}, and the two share less "
+            f"of {row.from_all:.3g} beside {sets[row.size].effect:.3g}, and the two share less "
             f"than half of their components (Jaccard similarity {row.from_all_similarity:.2f}). "
             "The examples do not single out one set: say so, or give more examples."
         )

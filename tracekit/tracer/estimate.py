@@ -30,13 +30,13 @@ from tracekit.engine.prepared import PreparedData
 from tracekit.errors import ConfigError
 from tracekit.results.display import text_html
 from tracekit.results.evaluation import PlannedSets
-from tracekit.results.traced import Traced
-from tracekit.search import DEFAULT_METHOD, Goal, Search, make
-from tracekit.search.auto import searches_of
+from tracekit.results.question import Question
+from tracekit.search import DEFAULT_METHOD, Search
 from tracekit.search.base import Planned
+from tracekit.search.constraint import Constraint
 from tracekit.search.objectives import Objective, ObjectiveName
-from tracekit.search.targets import Constraint
-from tracekit.tracer.search_run import SearchRun, pareto_run_of, run_of
+from tracekit.tracer.plan import Plan, plan, plan_front
+from tracekit.tracer.request import Request, resolve, resolve_front
 
 _P = ParamSpec("_P")
 _PROBED_PLACES, _NEIGHBOURS, _PROBED = 2, 4, 8
@@ -103,15 +103,15 @@ def _pace_of(
     engine: Engine, *, sets: Sequence[ComponentSet] = (), with_gradient: bool = False
 ) -> Pace:
     """Measured on a few examples, and on single components if no sets are given; kept for both."""
-    kept, asked = _PACES.setdefault(engine.data, {}), (with_gradient, *sets)
+    kept, asked = _PACES.setdefault(engine, {}), (with_gradient, *sets)
     if asked not in kept:
         n, device, is_cuda = engine.n_examples, engine.device, engine.device.type == "cuda"
-        count = min(n, _PROBED_EXAMPLES if device.type == "cpu" else engine.data.rows)
+        count = min(n, _PROBED_EXAMPLES if device.type == "cpu" else engine.rows)
         places = _PROBED_PLACES
         while True:
             # Spread over the data set.
             few = engine.with_pairs(engine.pairs.subset([i * n // count for i in range(count)]))
-            _ = few.full_effects  # Clean and counterfactual runs are done before.
+            few.prepare_full_effects()  # Clean and counterfactual runs are done before.
             if is_cuda:
                 torch.cuda.reset_peak_memory_stats(device)
             these = sets or _neighbours(engine.n_components, places)
@@ -160,7 +160,7 @@ def _peak_of_process() -> int | None:
 
 
 def estimate(
-    traced: Traced,
+    traced: Question,
     method: MethodChoice | type | Search = DEFAULT_METHOD,
     *,
     budget: int | float | None = None,
@@ -180,17 +180,25 @@ def estimate(
         ConfigError: The search does not say how many passes it takes, as one of your own.
         UnknownNameError, BudgetError: As in `run`.
     """
-    search = make(method, options, signature(estimate).parameters)
-    goal = Goal.make(
-        len(traced.registry), budget=budget, budgets=budgets, target_effect=target_effect
+    request = Request.of(
+        method,
+        options,
+        keywords=signature(estimate).parameters,
+        budget=budget,
+        budgets=budgets,
+        target_effect=target_effect,
+        objective=objective,
+        sign=sign,
+        constraint=constraint,
     )
-    if getattr(search, "lambda1", None) is None:
-        goal.require(search.name)
-    return _of_run(run_of(traced, search, goal, objective, constraint, 0, sign))
+    resolved = resolve(traced, request)
+    if getattr(request.search, "lambda1", None) is None:
+        resolved.goal.require(request.search.name)
+    return _of_plan(traced, request, plan(traced, resolved))
 
 
 def estimate_pareto(
-    traced: Traced,
+    traced: Question,
     *,
     max_budget: int | float | None = None,
     objective: ObjectiveName | Objective | None = None,
@@ -204,12 +212,20 @@ def estimate_pareto(
     `passes` are those of the front; `further` are those of the statistics, too. Errors about the
     arguments are those of `pareto`.
     """
-    run = pareto_run_of(traced, max_budget, objective, constraint, statistics, 0, options, sign)
-    return _of_run(run, statistics=statistics)
+    request = Request.of_front(
+        options,
+        keywords=signature(estimate_pareto).parameters,
+        max_budget=max_budget,
+        objective=objective,
+        sign=sign,
+        constraint=constraint,
+    )
+    resolved = resolve_front(traced, request, statistics=statistics)
+    return _of_plan(traced, request, plan_front(traced, resolved, statistics=statistics))
 
 
 def estimate_explain(
-    traced: Traced,
+    traced: Question,
     members: ComponentsLike,
     *,
     max_sets: int = 2000,
@@ -223,8 +239,8 @@ def estimate_explain(
 
 
 def estimate_of(
-    planned: Callable[Concatenate[Traced, _P], PlannedSets], *, is_exact: bool = True
-) -> Callable[Concatenate[Traced, _P], Estimate]:
+    planned: Callable[Concatenate[Question, _P], PlannedSets], *, is_exact: bool = True
+) -> Callable[Concatenate[Question, _P], Estimate]:
     """Estimates a call that measures the planned sets, or at most these; some of them are probed.
 
     What plans a call names it. The effect of all components, which calls share, is not counted.
@@ -232,7 +248,7 @@ def estimate_of(
     name = planned.__name__.removeprefix("planned_")
 
     @wraps(planned)
-    def estimate(traced: Traced, /, *args: _P.args, **options: _P.kwargs) -> Estimate:
+    def estimate(traced: Question, /, *args: _P.args, **options: _P.kwargs) -> Estimate:
         parts = [
             (engine.n_examples, len(sets), _pace_of(engine, sets=sets[:: -(-len(sets) // _PROBED)]))
             for engine, sets in planned(traced, *args, **options)
@@ -242,7 +258,7 @@ def estimate_of(
             passes=sum(n_sets for _, n_sets, _ in parts),
             is_exact=is_exact,
             example_passes=sum(n * n_sets for n, n_sets, _ in parts),
-            rows=traced.fresh.data.rows,
+            rows=traced.fresh.rows,
             seconds=sum(n_sets * pace.forward for _, n_sets, pace in parts),
             memory=parts[-1][2].memory,
         )
@@ -251,24 +267,20 @@ def estimate_of(
     return estimate
 
 
-def _of_run(run: SearchRun, *, statistics: bool | None = None) -> Estimate:
-    """Estimates a run; of a front, with its statistics or not. None: this is no front.
-
-    A few of its examples are probed, which is in no account of passes.
-    """
-    search, planned = run.search, run.planned(statistics=statistics)
+def _of_plan(traced: Question, request: Request, planned: Plan | None) -> Estimate:
+    """Estimates a plan; a few examples are probed, which is in no account of passes."""
     if planned is None:
         raise ConfigError(
-            f"The search {search.name!r} does not say how many passes it takes. Give it a "
+            f"The search {request.search.name!r} does not say how many passes it takes. Give it a "
             "method planned(n_components, goal) that returns tracekit.search.Planned."
         )
     return _of_passes(
-        search.name,
-        planned,
-        run.traced.own,
-        further=run.further_passes(statistics=statistics),
-        limited=run.limited(statistics=statistics),
-        max_seconds=getattr(searches_of(search)[0], "max_seconds", None),
+        request.search.name,
+        Planned(cost=planned.cost, is_exact=planned.is_exact),
+        traced.own,
+        further=planned.extra_passes,
+        limited=planned.limited,
+        max_seconds=getattr(planned.search, "max_seconds", None),
     )
 
 
@@ -302,7 +314,7 @@ def _of_passes(
         further=further,
         is_exact=planned.is_exact,
         example_passes=(passes + further) * engine.n_examples,
-        rows=engine.data.rows,
+        rows=engine.rows,
         seconds=seconds,
         memory=memory,
     )

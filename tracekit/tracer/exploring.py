@@ -17,11 +17,12 @@ from tracekit.models import model_name, weights_digest
 from tracekit.results.curve import TraceCurve
 from tracekit.results.of_set import positions_of
 from tracekit.results.pareto_front import ParetoFront
+from tracekit.results.question import Question
 from tracekit.results.result import TraceResult
-from tracekit.results.traced import Traced
 from tracekit.search import Goal, Selection
 from tracekit.tracer.generation import generate
-from tracekit.tracer.search_run import Found, Usage, results_of
+from tracekit.tracer.request import ResolvedRequest
+from tracekit.tracer.search import Work, results_of
 
 if TYPE_CHECKING:
     from tracekit.explore.explorer import Explorer
@@ -41,7 +42,7 @@ class Manual:
         raise NotImplementedError("Sets by hand are not searched for.")
 
 
-def as_result(traced: Traced, members: ComponentsLike) -> TraceResult:
+def as_result(traced: Question, members: ComponentsLike) -> TraceResult:
     """A set of your own as a result, with all that a result says of it.
 
     Raises:
@@ -52,16 +53,23 @@ def as_result(traced: Traced, members: ComponentsLike) -> TraceResult:
 
 
 def result_by_hand(
-    traced: Traced, members: ComponentSet, effects: Effects | None = None, *, selected: bool = True
+    traced: Question,
+    members: ComponentSet,
+    effects: Effects | None = None,
+    *,
+    selected: bool = True,
 ) -> TraceResult:
     """A result of a set that no search selected; its effects, if they were measured before."""
     mask = masks.from_indices(members, len(traced.registry))
     effects = traced.own.effects(mask.float()) if effects is None else effects
-    search = Found(Manual(selected), Goal(), 0, Usage(Cost(1, 0), 0.0))
-    return results_of(traced, search, [Selection(mask=mask, effects=effects)], [None])[0]
+    request = ResolvedRequest(
+        search=Manual(selected), goal=Goal(), objective=None, sign=1, constraint=None, seed=0
+    )
+    selection, work = Selection(mask=mask, effects=effects), Work(cost=Cost(1, 0), seconds=0.0)
+    return results_of(traced, request, [selection], [None], work)[0]
 
 
-def arrows_of(paths: Paths, traced: Traced) -> list[dict[str, Any]]:
+def arrows_of(paths: Paths, traced: Question) -> list[dict[str, Any]]:
     """Paths whose interval leaves out 0, the strongest first; ends without a flat index are None.
 
     Raises:
@@ -94,15 +102,15 @@ def arrows_of(paths: Paths, traced: Traced) -> list[dict[str, Any]]:
     ]
 
 
-def is_of(traced: Traced, result: TraceResult) -> bool:
+def is_of(traced: Question, result: TraceResult) -> bool:
     """Whether a result answers the question on its data and model, so that its effects hold."""
-    own = traced.own.fingerprint, traced.setup, weights_digest(traced.model)
+    own = traced.own.fingerprint, traced.named_setup, weights_digest(traced.model)
     given = result.own.fingerprint, result.setup, result.model_facts.weights_digest
     return own == given and result.registry == traced.own.registry
 
 
 def explore(
-    traced: Traced,
+    traced: Question,
     start: ComponentsLike | ParetoFront | TraceCurve | None = None,
     *,
     front: ParetoFront | TraceCurve | None = None,
@@ -171,6 +179,6 @@ def explore(
         to_result=partial(result_by_hand, traced),
         generate=partial(generate, traced),
         arrows=() if paths is None else arrows_of(paths, traced),
-        source=str(traced.setup.source),
+        source=traced.source,
         front_name="Pareto front" if isinstance(front, ParetoFront) else "Budget",
     )

@@ -45,9 +45,9 @@ from tracekit.models.hooked import device_of, dtype_of, is_exact, plain_name, ra
 from tracekit.models.tokenizers import as_given, differences, tokenizer_in
 from tracekit.models.verification import Reference, changes_of, difference_from, logits_of
 from tracekit.results.on_examples import OnExamples
+from tracekit.results.question import Question
 from tracekit.results.result import TraceResult
 from tracekit.results.storage import versions
-from tracekit.results.traced import Traced
 
 _TOLERANCE = 1e-4
 """Difference of an effect by which the written model may differ, where effects are up to 1."""
@@ -81,7 +81,7 @@ class Export:
 
 
 def export(
-    traced: Traced,
+    traced: Question,
     members: ComponentsLike,
     folder: str | Path,
     *,
@@ -107,7 +107,7 @@ def export(
         OutputError: The folder is not empty.
         MaskError, ComponentError: About the set.
     """
-    engine, setup, held_out = traced.own, traced.bound.setup, traced.held_out
+    engine, setup, held_out = traced.own, traced.setup, traced.held_out
     folder = as_path("folder", folder)
     mask = from_indices(members_of(members, traced.registry), len(traced.registry)).float()
     result = members if isinstance(members, TraceResult) else None
@@ -358,7 +358,7 @@ def _save_tokenizer(model: HookedModel, folder: Path) -> str:
 
 def _effects_of(written: HookedModel, engine: Engine) -> Effects:
     """Effect on each example of another model in place of the engine's."""
-    data = engine.data
+    data = engine
     forward = ForwardPass(written, data.capabilities, data.config.continuation_mean)
     effects = torch.zeros(data.n_examples)
     with data.measuring():

@@ -25,7 +25,7 @@ from tracekit.errors import ComponentError, ConfigError, UnsupportedModelError
 from tracekit.models import HookedModel, model_name
 from tracekit.models.hooked import Hook, frozen
 from tracekit.results.generations import Generations
-from tracekit.results.traced import Traced
+from tracekit.results.question import Question
 
 
 def _refuse_edges(registry: ComponentRegistry) -> None:
@@ -44,7 +44,7 @@ def hooked(model: HookedModel, hooks: list[Hook]) -> Iterator[HookedModel]:
 
 
 def steer(
-    traced: Traced, members: ComponentsLike, strength: float = 1.0
+    traced: Question, members: ComponentsLike, strength: float = 1.0
 ) -> AbstractContextManager[HookedModel]:
     """A block in which every pass of the model has a set replaced, at every token.
 
@@ -64,7 +64,7 @@ def steer(
     constants = constants_of([pair.counterfactual for pair in traced.own.pairs])
     if constants is None or constants.positional:
         raise ConfigError(
-            f"The source {traced.bound.setup.source!r} has values for prompts of its own only, and "
+            f"The source {traced.setup.source!r} has values for prompts of its own only, and "
             "steering acts on any text. Use source='zero', 'mean' or tensors, or "
             "generate(..., counterfactuals=...)."
         )
@@ -74,7 +74,7 @@ def steer(
 
 
 def generate(
-    traced: Traced,
+    traced: Question,
     members: ComponentsLike,
     prompts: str | Sequence[Any],
     counterfactuals: str | Sequence[Any] | None = None,
@@ -111,8 +111,8 @@ def generate(
     """
     check_seed(seed)
     _refuse_edges(traced.registry)
-    bound, chosen = traced.bound, members_of(members, traced.registry)
-    if bound.setup.split_by not in (None, "position"):
+    chosen = members_of(members, traced.registry)
+    if traced.setup.split_by not in (None, "position"):
         raise ConfigError(
             "The components are split by span, and a new prompt does not say where its spans are. "
             "Build a tracer without split_by, e.g. with positions='last', and generate with that."
@@ -124,7 +124,7 @@ def generate(
         )
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     changed = [counterfactuals] if isinstance(counterfactuals, str) else counterfactuals
-    if (changed is None) == (bound.setup.source == "counterfactual") or (
+    if (changed is None) == (traced.setup.source == "counterfactual") or (
         changed is not None and len(changed) != len(prompts)
     ):
         raise ConfigError(
@@ -132,7 +132,7 @@ def generate(
             "prompt one of as many tokens with source='counterfactual', and none with other "
             "sources."
         )
-    tokenizer, model = tokenizer_of(bound.model), bound.model
+    tokenizer, model = tokenizer_of(traced.model), traced.model
     # A continuation, which pairs have, does not matter.
     rows = [{"prompt": prompt, "x": "a"} for prompt in prompts]
     rows = [
@@ -142,39 +142,38 @@ def generate(
     if changed is not None:
         pairs.report.without("repeated").warn()
     single = tuple(replace(pair, x_ids=pair.x_ids[:1]) for pair in pairs)
-    if bound.setup.source == "resample":
+    if traced.setup.source == "resample":
         # One by one: no prompt is drawn for another.
         pools = [replace(traced.pairs, pairs=(pair, *traced.pairs)) for pair in single]
-        single = tuple(bound.with_values(pool)[0] for pool in pools)
-        bound = replace(bound, with_values=lambda drawn: drawn)
-    plain = replace(bound, config=replace(bound.config, capabilities=Capabilities.none()))
-    engine = plain.engine(
+        single = tuple(traced.apply_source(pool)[0] for pool in pools)
+        traced = replace(traced, apply_source=lambda drawn: drawn)
+    config = replace(traced.config, capabilities=Capabilities.none())
+    engine = replace(traced, config=config).engine_of(
         replace(pairs, pairs=single), metric="probability-drop", direction="noising"
     )
-    data = engine.data
-    mask = strength * from_indices(chosen, data.n_components).float()
+    mask = strength * from_indices(chosen, engine.n_components).float()
     constants = constants_of([pair.counterfactual for pair in engine.pairs])
     written = []
-    for number in progress.steps(range(len(prompts)), "generate", shown=bound.config.progress):
-        (batch,) = data.batches_of(torch.tensor([number]), of_all_ranks=True)
-        if constants is not None and not constants.positional and bound.setup.positions == "all":
-            hooks = constant_hooks(bound.registry, constants, mask)
+    for number in progress.steps(range(len(prompts)), "generate", shown=traced.config.progress):
+        (batch,) = engine.batches_of(torch.tensor([number]), of_all_ranks=True)
+        if constants is not None and not constants.positional and traced.setup.positions == "all":
+            hooks = constant_hooks(traced.registry, constants, mask)
         else:
-            with data.measuring():
-                source = data.counterfactual_cache.activations_for(batch)
-            hooks = data.hooks(batch, source, mask.to(data.device))
-        ids = torch.tensor([single[number].prompt_ids], device=data.device)
+            with engine.measuring():
+                source = engine.counterfactual_cache.activations_for(batch)
+            hooks = engine.hooks(batch, source, mask.to(engine.device))
+        ids = torch.tensor([single[number].prompt_ids], device=engine.device)
         options = (max_new_tokens, temperature, seed, checkpoint_settings)
         written.append([_continued(model, tokenizer, ids, each, *options) for each in ([], hooks)])
     shown = [pair.texts or {} for pair in pairs]
     return Generations(
-        registry=bound.registry,
+        registry=traced.registry,
         members=chosen,
         prompts=tuple(texts["prompt"] for texts in shown),
         counterfactuals=None if changed is None else tuple(t["counterfactual"] for t in shown),
         clean=tuple(clean for clean, _ in written),
         intervened=tuple(intervened for _, intervened in written),
-        setup=bound.named,
+        setup=traced.named_setup,
         strength=float(strength),
         max_new_tokens=int(max_new_tokens),
         temperature=float(temperature),

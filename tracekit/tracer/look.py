@@ -23,14 +23,16 @@ from tracekit.engine.engine import Engine
 from tracekit.errors import NotDifferentiableError, TracekitError
 from tracekit.results.on_examples import rows_of
 from tracekit.results.pareto_statistics import control_sets
+from tracekit.results.question import KnownSets, Question, bind
 from tracekit.results.result import TraceResult
 from tracekit.results.single_effects import SingleEffects, single_effects
 from tracekit.results.tables import result_table, tracer_text
-from tracekit.results.traced import KnownSets, Traced
-from tracekit.search import Goal, MaskIG
+from tracekit.search import MaskIG
 from tracekit.tracer.diagnostics import FEWEST_TO_SHARE, TOO_LARGE_A_SHARE, largest_share
 from tracekit.tracer.estimate import estimate, estimate_pareto
-from tracekit.tracer.search_run import run_of
+from tracekit.tracer.plan import plan
+from tracekit.tracer.request import Request, resolve
+from tracekit.tracer.search import search
 
 _LAYERS, _POSITIONS = 9, 12
 """The most layers and token positions of the map of the residual stream."""
@@ -45,7 +47,7 @@ _FEWEST_TO_SPLIT = 6
 
 
 def look(
-    traced: Traced,
+    traced: Question,
     *,
     examples: int = 16,
     seed: int = 0,
@@ -83,7 +85,7 @@ def look(
         if say is not None:
             say(parts[-1])
 
-    checked = few.check(traced.model, progress=traced.bound.config.progress)
+    checked = few.check(traced.model, progress=traced.config.progress)
     asked = _asked(traced, traced.pairs, own, fresh, components="head-outputs+mlp-blocks")
     title = tracer_text(asked).removeprefix("Tracer(").removesuffix(")")
     odd = [each for each in checked.lines[1:] if each.color != "green"]
@@ -103,8 +105,9 @@ def look(
     try:
         n = len(asked.registry)
         sizes = sorted({max(1, min(n - 1, size * max(1, n // 100))) for size in _SIZES})
-        run = run_of(asked, MaskIG(), Goal.make(n, budgets=sizes), "mean", None, seed, "full")
-        sets = run.results()
+        request = Request(search=MaskIG(), budgets=sizes, objective="mean", sign="full", seed=seed)
+        resolved = resolve(asked, request)
+        sets = search(asked, resolved, plan(asked, resolved))
         passes, n_text = sets[0].cost.forward_equivalents, sets[0].own.n_text
         ranked = sets[-1].to_frame().sort_values("score", key=abs, ascending=False).head(_NAMED)
         rows = ranked[["component", "score"]].to_dict("records")
@@ -115,24 +118,29 @@ def look(
     except NotDifferentiableError as error:
         tell("who", f"Scores by gradients are left out. {error}")
     options, advice = _advice(asked.own, sets)
-    advice.append(f"Next, with tracer = tk.Tracer(model, pairs, {asked.setup!r}):")
+    advice.append(f"Next, with tracer = tk.Tracer(model, pairs, {asked.named_setup!r}):")
     tell("next", *advice, rows=_next(traced, asked, sets, options))
     return Look(parts=tuple(parts), where=where, sets=tuple(sets))
 
 
 def _asked(
-    traced: Traced, pairs: PromptPairs, own: PromptPairs, fresh: PromptPairs | None, **changes: Any
-) -> Traced:
+    traced: Question,
+    pairs: PromptPairs,
+    own: PromptPairs,
+    fresh: PromptPairs | None,
+    **changes: Any,
+) -> Question:
     """The question of other components on some of the pairs; means are over all of them."""
     usual: dict[str, Any] = {"layers": None, "indices": None, "split_by": None, "layer_window": 1}
-    setup = replace(traced.bound.setup, **(usual | changes))
-    bound = setup.bind(traced.model, pairs, traced.bound.config)
-    asked = Traced(bound=bound, pairs=own, held_out_pairs=fresh)
+    setup = replace(traced.setup, **(usual | changes))
+    asked = replace(
+        bind(setup, traced.model, pairs, traced.config), pairs=own, held_out_pairs=fresh
+    )
     checks.check_engine(asked.own)
     return asked
 
 
-def _residual(traced: Traced, own: PromptPairs) -> Traced:
+def _residual(traced: Question, own: PromptPairs) -> Question:
     """The residual stream of some layers by span, or by positions that all prompts share."""
     n, pairs = int(traced.model.cfg.n_layers), traced.pairs
     lengths = {len(ids) for pair in pairs for ids in (pair.prompt_ids, pair.counterfactual_ids)}
@@ -169,7 +177,7 @@ def _map(where: SingleEffects) -> list[Row]:
     return [*rows.values()]
 
 
-def _with_random(asked: Traced, sets: list[TraceResult], seed: int) -> Iterator[Row]:
+def _with_random(asked: Question, sets: list[TraceResult], seed: int) -> Iterator[Row]:
     """Sets beside random sets of the same kinds: a layer has but one MLP block."""
     drawn = torch.Generator().manual_seed(seed)
     share = "share, searched" if asked.held_out is None else "share, held out"
@@ -207,7 +215,7 @@ def _advice(engine: Engine, sets: list[TraceResult]) -> tuple[dict[str, Any], li
 
 
 def _next(
-    traced: Traced, asked: Traced, sets: list[TraceResult], options: dict[str, Any]
+    traced: Question, asked: Question, sets: list[TraceResult], options: dict[str, Any]
 ) -> Iterator[Row]:
     """Calls to try, with their cost on all of the tracer's pairs."""
     pairs: Any = {"pairs": traced.pairs, "held_out_pairs": traced.held_out_pairs}

@@ -14,7 +14,7 @@ from typing_extensions import ParamSpec, Unpack
 
 from tracekit._util.arguments import checked
 from tracekit._util.names import MethodChoice, MetricChoice, SignName
-from tracekit._util.options import check_known, check_seed, guided
+from tracekit._util.options import check_known, guided
 from tracekit._util.ranks import Ranks
 from tracekit.anatomy import (
     attention,
@@ -43,24 +43,27 @@ from tracekit.results.curve import TraceCurve
 from tracekit.results.curve_figures import effect_curve
 from tracekit.results.panels import Color
 from tracekit.results.pareto_front import ParetoFront
+from tracekit.results.question import Question, bind
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import tracer_html, tracer_text
-from tracekit.results.traced import Traced
-from tracekit.search import DEFAULT_METHOD, Goal, Search, make
+from tracekit.search import DEFAULT_METHOD, Search
+from tracekit.search.constraint import Constraint
 from tracekit.search.objectives import Objective, ObjectiveName
-from tracekit.search.targets import Constraint
 from tracekit.tracer import diagnostics, exploring, exporting, generation
 from tracekit.tracer import estimate as estimating
 from tracekit.tracer import look as looking
 from tracekit.tracer.estimate import estimate_of
-from tracekit.tracer.search_run import pareto_run_of, run_of
+from tracekit.tracer.front import front as search_front
+from tracekit.tracer.plan import plan, plan_front
+from tracekit.tracer.request import Request, resolve, resolve_front
+from tracekit.tracer.search import search
 from tracekit.tracer.trackers import Observed, Observer
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def _asks(function: Callable[Concatenate[Traced, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
+def _asks(function: Callable[Concatenate[Question, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
     """A function of a question as a method of the tracer that asks it, on an unchanged model."""
     called = guided(function)
 
@@ -161,13 +164,8 @@ class Tracer:
             progress=progress if Ranks.joined().is_first else False,
             capabilities=capabilities,
         )
-        further = [] if held_out is None else [held_out]
-        bound = components.bind(model, pairs, config, further=further)
-        self.traced = Traced(
-            bound=bound,
-            pairs=pairs,
-            held_out_pairs=held_out,
-            extra_metrics=bound.metrics(extra_metrics),
+        self.traced = bind(
+            components, model, pairs, config, held_out=held_out, extra_metrics=extra_metrics
         )
         for each in self.traced.extra_metrics:
             check_continuations(self.pairs, each)
@@ -262,15 +260,23 @@ class Tracer:
             TargetNotReachedError: No set that was tried reaches the target.
             NothingFoundError: No set that was tried stays within the bound of `constraint`.
         """
-        check_seed(seed)
-        search = make(method, options, signature(self.run).parameters)
-        goal = Goal.make(
-            len(self.registry), budget=budget, budgets=budgets, target_effect=target_effect
+        request = Request.of(
+            method,
+            options,
+            keywords=signature(self.run).parameters,
+            budget=budget,
+            budgets=budgets,
+            target_effect=target_effect,
+            objective=objective,
+            sign=sign,
+            constraint=constraint,
+            seed=seed,
         )
-        run = run_of(self.traced, search, goal, objective, constraint, seed, sign)
-        diagnostics.warn_before(run, sign)
-        with Observed(observe, run) as observed:
-            results = run.results(observed.step)
+        resolved = resolve(self.traced, request)
+        planned = plan(self.traced, resolved)
+        diagnostics.warn_before(self.traced, resolved, sign, planned)
+        with Observed(observe, self.traced, resolved) as observed:
+            results = search(self.traced, resolved, planned, observed.step)
             observed.results(results)
         self.traced.results.extend(results)
         self._last = results
@@ -291,8 +297,8 @@ class Tracer:
     ) -> ParetoFront:
         """Searches for the best set of every size in one run.
 
-        Sets of the mean effect that anything else of this tracer has measured count too: no front
-        is below a set that the tracer knows, but where `auto` takes single effects.
+        The front is never worse than a set that this tracer has already measured, unless `auto`
+        chose single effects at that size, or sets are searched by `log-odds` or for faithfulness.
 
         Ctrl-C, `max_seconds` and `max_passes` end the search with the best found so far; with
         `checkpoint`, a file, the same call goes on where it stopped.
@@ -320,13 +326,22 @@ class Tracer:
             NothingFoundError: No set was measured before a limit, or none within `constraint`.
             ResultFormatError: The checkpoint is damaged, or of another search, model or data set.
         """
-        check_seed(seed)
-        run = pareto_run_of(
-            self.traced, max_budget, objective, constraint, statistics, seed, options, sign
+        request = Request.of_front(
+            options,
+            keywords=signature(self.pareto).parameters,
+            max_budget=max_budget,
+            objective=objective,
+            sign=sign,
+            constraint=constraint,
+            seed=seed,
         )
-        diagnostics.warn_before(run, sign, statistics=statistics)
-        with Observed(observe, run) as observed:
-            front = run.front(statistics=statistics, on_note=observed.step)
+        resolved = resolve_front(self.traced, request, statistics=statistics)
+        planned = plan_front(self.traced, resolved, statistics=statistics)
+        diagnostics.warn_before(self.traced, resolved, sign, planned)
+        with Observed(observe, self.traced, resolved) as observed:
+            front = search_front(
+                self.traced, resolved, planned, observed.step, statistics=statistics
+            )
             observed.results(front.results)
         diagnostics.warn_of_circuits(front.results)
         self._last = front
@@ -351,7 +366,7 @@ class Tracer:
     @property
     def setup(self) -> Setup:
         """The setup, with metric and source by their names."""
-        return self.traced.setup
+        return self.traced.named_setup
 
     @property
     def engine(self) -> Engine:
@@ -409,7 +424,7 @@ class Tracer:
 
         Over the tokens of the first prompts but the first of each; empty without features.
         """
-        return self.traced.bound.explained_variance
+        return self.traced.explained_variance
 
     @property
     def n_prefers_x(self) -> int | None:

@@ -11,18 +11,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tracekit._util.markup import printable
 from tracekit._util.options import shortened
 from tracekit._util.warn import warn
 from tracekit.errors import ConfigError, MissingExtraError, RecordWarning
-from tracekit.search.auto import searches_of
+from tracekit.results.question import Question
+from tracekit.results.result import TraceResult
 from tracekit.search.base import config_of
-
-if TYPE_CHECKING:
-    from tracekit.results.result import TraceResult
-    from tracekit.tracer.search_run import SearchRun
+from tracekit.tracer.request import ResolvedRequest
 
 RecordKind = Literal["start", "step", "result", "end"]
 
@@ -56,15 +54,17 @@ Observer = Callable[[RunRecord], object]
 class Observed:
     """Tells an observer about one run. As a context it tells the start and the end."""
 
-    def __init__(self, observe: Observer | None, run: SearchRun) -> None:
+    def __init__(
+        self, observe: Observer | None, question: Question, request: ResolvedRequest
+    ) -> None:
         """Tells nothing yet, and nobody if `observe` is None; of several processes, one tells."""
         if observe is not None and not callable(observe):
             raise ConfigError(
                 f"observe is {shortened(observe)}. Give a callable of a RunRecord, e.g. one of "
                 "tracekit.tracer.trackers."
             )
-        self._observe = observe if run.traced.own.ranks.is_first else None
-        self._setting = _settings_of(run)
+        self._observe = observe if question.own.ranks.is_first else None
+        self._setting = _settings_of(question, request)
         self._start = time.perf_counter()
         self._n_steps = 0
         self._stopped: str | None = None
@@ -112,27 +112,27 @@ class Observed:
             )
 
 
-def _settings_of(run: SearchRun) -> dict[str, Any]:
+def _settings_of(question: Question, request: ResolvedRequest) -> dict[str, Any]:
     """The question of a search and its settings, in its records."""
-    goal, objective, traced = run.goal, run.objective, run.traced
-    config = config_of(searches_of(run.search)[0])
+    goal, engine = request.goal, question.own
+    config = config_of(request.searches[0])
     return {
-        "model": traced.model_name,
-        "dataset": traced.own.pairs.name,
-        "dataset_fingerprint": traced.own.fingerprint,
-        "n_examples": len(traced.own.pairs),
-        "components": traced.registry.describe(),
-        "n_components": len(traced.registry),
-        "metric": traced.own.metric.name,
-        "source": traced.source,
-        "source_seed": traced.setup.source_seed,
-        "direction": traced.direction,
-        "method": run.search.name,
-        "objective": objective if isinstance(objective, str) else repr(objective),
-        "sign": "positive" if run.sign > 0 else "negative",
+        "model": question.model_name,
+        "dataset": engine.pairs.name,
+        "dataset_fingerprint": engine.fingerprint,
+        "n_examples": len(engine.pairs),
+        "components": question.registry.describe(),
+        "n_components": len(question.registry),
+        "metric": engine.metric.name,
+        "source": question.source,
+        "source_seed": question.setup.source_seed,
+        "direction": question.direction,
+        "method": request.search.name,
+        "objective": request.objective_name,
+        "sign": "positive" if request.sign > 0 else "negative",
         "budgets": list(goal.budgets),
         "target_effect": goal.target,
-        "seed": run.seed,
+        "seed": request.seed,
         **{f"options.{name}": value for name, value in config.items()},
     }
 

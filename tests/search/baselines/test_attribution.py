@@ -121,11 +121,11 @@ class TestGradientBaselines:
 
     def test_eap_ig_ranks_edges_by_their_mean_effect_alone(self, model):
         heads = tk.Tracer(model, tiny.pairs(), "head-outputs", "logit-difference")
-        text = "eap-ig ranks edges, by their mean effect, and is asked for logit-difference of 12"
+        text = "eap-ig ranks edges by their mean effect, and it was asked to rank 12 components"
         with pytest.raises(ConfigError, match=text):
             heads.run("eap-ig", budget=2)
         edges = tk.Tracer(model, tiny.pairs(), "edges-by-block", "logit-difference")
-        with pytest.raises(ConfigError, match="is asked for logit-difference, median of"):
+        with pytest.raises(ConfigError, match="components by logit-difference, median"):
             edges.run("eap-ig", budget=2, objective="median")
 
     def test_attribution_agrees_with_transformer_lens(self):

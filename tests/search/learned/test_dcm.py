@@ -30,7 +30,7 @@ def descended(engine, search_, epochs):
 
 def test_dcm_descends_the_raw_effect_with_a_concave_penalty(tracer):
     search_ = tk.search.DCM(lambda1=2e-3, epochs=4, batch_size=len(tracer.pairs))
-    (found,) = search_.search(tk.search.Target(tracer.engine), Goal(), 0)
+    (found,) = search_.search(tk.search.make_target(tracer.engine), Goal(), 0)
     expected = descended(tracer.engine, search_, 4)
     torch.testing.assert_close(found.soft_mask, expected, rtol=1e-4, atol=1e-5)
     assert torch.equal(found.mask, expected > 0.5)

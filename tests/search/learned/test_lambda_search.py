@@ -11,6 +11,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import from_indices
 from tracekit.errors import TargetNotReachedError
+from tracekit.search import make_target
 from tracekit.search.learned.lambda_search import (
     LambdaBracket,
     Snapshot,
@@ -41,7 +42,7 @@ def test_sets_that_several_training_runs_propose_are_measured_once(model, monkey
     runs = [search._train(engine, lambda1, 0, stop_at=0) for lambda1 in (1e-3, 3e-3, 1e-2)]
     measured = measured_sets(runs)
     while_training = set(measured)
-    asked, target = [], tk.search.Target(engine)
+    asked, target = [], make_target(engine)
     original = target.effects
     monkeypatch.setattr(
         target, "effects", lambda mask: asked.append(tuple(mask.tolist())) or original(mask)
@@ -63,16 +64,14 @@ def test_the_best_proposal_wins_and_of_equals_the_later(tracer):
         mask[soft] = above
         trial.add(engine, mask, torch.zeros(12), mask > 0.5)
     means = {size: [s.effect for s in trial.snapshots if s.size == size] for size in (2, 3)}
-    two, three = best_within_budgets(
-        [trial], tk.search.Target(engine), [2, 3], measured_sets([trial])
-    )
+    two, three = best_within_budgets([trial], make_target(engine), [2, 3], measured_sets([trial]))
     proposals = [
         engine.effects(from_indices(s.order()[:2], 12)).mean().item() for s in trial.snapshots
     ]
     assert two.effects.mean().item() == pytest.approx(max(means[2] + proposals))
     assert three.effects.mean().item() >= max(two.effects.mean().item(), means[3][0]) - 1e-6
     only = TrainingRun(1.0, snapshots=trial.snapshots[1:3])
-    (found,) = best_within_budgets([only], tk.search.Target(engine), [2], measured_sets([only]))
+    (found,) = best_within_budgets([only], make_target(engine), [2], measured_sets([only]))
     assert found.soft_mask.max() == pytest.approx(0.6)
 
 
@@ -81,7 +80,8 @@ def test_mask_entries_that_tie_are_ranked_by_the_reward_gradient(tracer):
     trial = search_._train(tracer.engine, 0.0, 0, stop_at=0)
     start = torch.full((12,), 0.5)
     gradient = RewardGradient(
-        tk.search.Target(tracer.engine), make_objective("dataset", tk.search.Target(tracer.engine))
+        make_target(tracer.engine),
+        make_objective("dataset", make_target(tracer.engine)),
     ).step(start, torch.arange(12))
     torch.testing.assert_close(trial.last.reward_gradient_sum, -gradient, rtol=1e-3, atol=1e-7)
     tied = replace(trial.last, soft_mask=torch.ones(12))

@@ -11,7 +11,7 @@ from tracekit.errors import (
     ConfigError,
     NotDifferentiableError,
 )
-from tracekit.search import Goal
+from tracekit.search import Goal, make_target
 from tracekit.search.learned.reward import RewardGradient, make_objective
 
 
@@ -69,8 +69,8 @@ def test_at_the_first_lambda_so_many_gradients_outweigh_the_penalty_half_way(mod
     start = torch.full((12,), search.init)
     weight = search._first_lambda(engine, budget)
     reward = RewardGradient(
-        tk.search.Target(engine),
-        make_objective(search.objective, tk.search.Target(engine)),
+        make_target(engine),
+        make_objective(search.objective, make_target(engine)),
     )
     gains = -reward.step(start, torch.arange(12))
     at_the_bound = gains.sort(descending=True).values[budget - 1].abs().item()
@@ -113,7 +113,7 @@ def test_learning_rates_of_the_paper(model, pairs):
         ("head-outputs+mlp-blocks", 0.01),
     ):
         engine = tiny.engine(model, pairs, kinds)
-        assert tk.search.PGBCT()._learning_rate(tk.search.Target(engine)) == rate
+        assert tk.search.PGBCT()._learning_rate(make_target(engine)) == rate
     usual = tk.search.PGBCT()
     assert (usual.epochs, usual.init, usual.threshold) == (15, 0.5, 0.5)
 
@@ -121,10 +121,8 @@ def test_learning_rates_of_the_paper(model, pairs):
 def test_a_metric_without_gradient_cannot_be_followed(model, pairs):
     engine = tiny.engine(model, pairs, metric="accuracy")
     with pytest.raises(NotDifferentiableError, match="'accuracy' has no gradient for pgb-ct"):
-        tk.search.PGBCT().search(tk.search.Target(engine), Goal(budgets=(2,)), 0)
-    assert (
-        tk.search.TopK().search(tk.search.Target(engine), Goal(budgets=(2,)), 0)[0].mask.sum() == 2
-    )
+        tk.search.PGBCT().search(make_target(engine), Goal(budgets=(2,)), 0)
+    assert tk.search.TopK().search(make_target(engine), Goal(budgets=(2,)), 0)[0].mask.sum() == 2
 
 
 @pytest.mark.parametrize(

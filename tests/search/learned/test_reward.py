@@ -19,7 +19,7 @@ def test_the_per_example_reward_weighs_each_example_by_its_own_slope(tracer):
     engine = tracer.engine
     start = torch.full((12,), 0.5)
     by_example = RewardGradient(
-        tk.search.Target(engine), make_objective("per-example", tk.search.Target(engine))
+        tk.search.make_target(engine), make_objective("per-example", tk.search.make_target(engine))
     )
     found = by_example.step(start, torch.arange(12))
     effects = engine.effects(start)
@@ -32,7 +32,7 @@ def test_minibatches_of_the_dataset_reward_use_the_running_mean(tracer):
     engine = tracer.engine
     start = torch.full((12,), 0.5)
     reward = RewardGradient(
-        tk.search.Target(engine), make_objective("dataset", tk.search.Target(engine))
+        tk.search.make_target(engine), make_objective("dataset", tk.search.make_target(engine))
     )
     reward.step(start, torch.arange(6))
     found = reward.step(start, torch.arange(6, 12))
@@ -45,7 +45,7 @@ def test_minibatches_of_the_dataset_reward_use_the_running_mean(tracer):
 def test_unbounded_metrics_meet_no_pole(model):
     """Below -1/2 the reward goes on along its tangent, so an effect of -1 is nothing special."""
     tracer = tk.Tracer(model, tiny.pairs(6, seed=2), metric="logit-difference")
-    objective = make_objective("dataset", tk.search.Target(tracer.engine))
+    objective = make_objective("dataset", tk.search.make_target(tracer.engine))
     effects = torch.tensor([-3.0, -1.0, -0.5, 0.0, 1.0])
     rewards = [objective.value(effect[None]).item() for effect in effects]
     assert rewards == pytest.approx([12, 4, 2, 1, 0.5])
@@ -65,7 +65,7 @@ def test_the_pole_of_the_reward_is_never_reached(model):
     engine = tiny.engine(model, tiny.pairs(4), metric=metric)
     for reward in ("per-example", "dataset"):
         gradient = RewardGradient(
-            tk.search.Target(engine), make_objective(reward, tk.search.Target(engine))
+            tk.search.make_target(engine), make_objective(reward, tk.search.make_target(engine))
         )
         step = gradient.step(torch.full((12,), 0.5), torch.tensor([0]))
         assert torch.isfinite(step).all()
@@ -90,8 +90,8 @@ def test_an_effect_that_is_not_finite_names_its_example_only(model, pairs):
         return torch.where(intervened.x == clean.x, effects, effects / (clean.x != lowest))
 
     tracer = tk.Tracer(model, pairs, metric="probability-drop")
-    lowest = tracer.engine.data.clean.x.min()
-    number = int(tracer.engine.data.clean.x.argmin())
+    lowest = tracer.engine.clean.x.min()
+    number = int(tracer.engine.clean.x.argmin())
     broken_tracer = tk.Tracer(model, pairs, metric=broken)
     with pytest.raises(NonFiniteMetricError) as caught:
         broken_tracer.run(lambda1=1e-3, batch_size=2)

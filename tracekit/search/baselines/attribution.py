@@ -119,7 +119,7 @@ class EAPIG:
         goal.require(self.name)
         require_gradient(target.metric, self.name)
         levels = {step / self.steps: 1 / self.steps for step in range(1, self.steps + 1)}
-        scores = target.slopes_along_inputs(levels)
+        scores = target.gradient_along_inputs(levels)
         require_finite_gradient(scores, target.metric)
         return best_prefixes(target, goal, scores, by_slopes=True)
 
@@ -140,6 +140,6 @@ def _mean_gradient(target: Target, steps: int, method: str) -> Mask:
     require_gradient(target.metric, method)
     total = torch.zeros(target.n_components)
     for level, weight in weights_along_line(steps).items():
-        total += weight * target.slopes(torch.full((target.n_components,), level))
+        total += weight * target.mean_gradient(torch.full((target.n_components,), level))
     require_finite_gradient(total, target.metric)
     return total

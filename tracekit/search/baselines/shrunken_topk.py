@@ -76,7 +76,7 @@ class ShrunkenTopK:
         for examples in torch.arange(n_examples).split(max(1, _ENTRIES // n_components)):
             for level, weight in weights_along_line(self.steps).items():
                 masks = torch.full((len(examples), n_components), level)
-                slopes[examples] += weight * expand(target.data, masks, examples).slopes
+                slopes[examples] += weight * expand(target.engine, masks, examples).slopes
         require_finite_gradient(slopes, target.metric)
         return slopes.T
 
@@ -125,7 +125,7 @@ def shrunken_effects_by_slopes(target: Target, slopes: Float[Tensor, "component 
 
 
 def _curves(target: Target) -> ExampleCurves | None:
-    data = target.data
+    data = target.engine
     return ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
 
 

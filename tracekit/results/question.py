@@ -1,0 +1,398 @@
+"""The question of a tracer: a setup on a model, the searched examples and those held out.
+
+`bind` makes one in this order: it splits the prompts, builds the components, proves that hooks
+act, and binds the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+from typing_extensions import assert_never
+
+from tracekit._util.clusters import n_text
+from tracekit._util.options import shortened
+from tracekit.components import ComponentRegistry, ComponentSet
+from tracekit.components.masks import complement_of, from_indices
+from tracekit.components.members import ComponentsLike, members_of
+from tracekit.data.prompts import PromptPairs
+from tracekit.data.spans import position_names
+from tracekit.engine import checks
+from tracekit.engine.effects import choices_in, noise_floor
+from tracekit.engine.engine import Engine
+from tracekit.engine.prepared import USUAL_ROWS, EngineConfig
+from tracekit.engine.setup import Setup
+from tracekit.engine.sources import name_of, resolve_source, with_counterfactuals
+from tracekit.errors import ConfigError, PairsError
+from tracekit.metrics import Direction, Effects, Metric, MetricFunction
+from tracekit.metrics import resolve as resolve_metric
+from tracekit.models import HookedModel, foreign_hooks, model_name, revision_of, weights_digest
+from tracekit.results.mib import model_sizes
+from tracekit.results.on_examples import OnExamples, examples_said
+from tracekit.results.result import ModelFacts, TraceResult
+
+AnyMetric = str | Metric | MetricFunction
+"""A metric by name, as a value, or as a function."""
+
+
+@dataclass(frozen=True)
+class Splitter:
+    """Splits prompts into the spans that components are told apart by."""
+
+    by: str | None = None
+    """As `Setup.split_by`."""
+    positions: tuple[str, ...] = ()
+    """Names of the positions, where prompts are split into these."""
+
+    def __call__(self, pairs: PromptPairs) -> PromptPairs:
+        """The pairs, with spans."""
+        if self.by is None:
+            return pairs
+        if self.by == "position":
+            return pairs.by_position(self.positions)
+        return pairs.by_span(None if self.by == "span" else self.by)
+
+
+class MeasuredSet(NamedTuple):
+    """A set that was measured on all searched examples."""
+
+    mean: float
+    members: ComponentSet
+    effects: Effects
+
+
+class KnownSets:
+    """What is known of sets: of every size the best that were measured, and those selected.
+
+    The best ones are what is left of a search that is interrupted, and what no front leaves out.
+    """
+
+    def __init__(self) -> None:
+        """Knows none yet."""
+        self._best: dict[int, dict[int, MeasuredSet]] = {1: {}, -1: {}}
+        self.selected: set[ComponentSet] = set()
+        """Sets that were chosen by their effects on the searched examples."""
+
+    def by_size(self, sign: int = 1) -> dict[int, MeasuredSet]:
+        """The measured set of every size with the largest mean effect, or the least (sign -1)."""
+        return self._best[sign]
+
+    def record(self, sets: Sequence[ComponentSet], effects: Float[Tensor, "set example"]) -> None:
+        """Takes note of sets and their effects, a row for each."""
+        for members, row in zip(sets, effects, strict=True):
+            mean, size = float(row.mean()), len(members)
+            for sign, best in self._best.items():
+                if size and (size not in best or sign * mean > sign * best[size].mean):
+                    best[size] = MeasuredSet(mean, members, row.clone())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Question:
+    """Components of a model, what takes their place, a metric, and the examples."""
+
+    setup: Setup
+    """The setup, as it was given."""
+    model: HookedModel
+    pairs: PromptPairs
+    """The searched examples, as they were given."""
+    held_out_pairs: PromptPairs | None = None
+    """Examples that no search sees, as they were given."""
+    registry: ComponentRegistry
+    """The components under study."""
+    config: EngineConfig
+    """Settings that change no result."""
+    metric: Metric
+    """By which effects are measured; in the direction of noising."""
+    extra_metrics: tuple[Metric, ...] = ()
+    """Further metrics that every result is measured by."""
+    explained_variance: Mapping[str, float]
+    """By kind of features and layer, the share of the variance of activations they rebuild."""
+    splitter: Splitter
+    """Splits prompts into the spans of the setup."""
+    apply_source: Callable[[PromptPairs], PromptPairs] = field(repr=False)
+    """Gives pairs the counterfactuals of the setup's source."""
+    sets: KnownSets = field(default_factory=KnownSets)
+    results: list[TraceResult] = field(default_factory=list)
+    """Results of all searches, in their order."""
+
+    # ---- engines --------------------------------------------------------------------------
+
+    @cached_property
+    def own(self) -> Engine:
+        """The engine of the searched examples, which notes the best sets."""
+        return replace(self.engine_of(self.pairs), record=self.sets.record)
+
+    @cached_property
+    def held_out(self) -> Engine | None:
+        """The engine of the held-out examples, if there are some."""
+        return None if self.held_out_pairs is None else self.engine_of(self.held_out_pairs)
+
+    @property
+    def fresh(self) -> Engine:
+        """The engine of the examples that no search saw, where there are some."""
+        return self.held_out or self.own
+
+    def engine_of(
+        self,
+        pairs: PromptPairs,
+        *,
+        metric: AnyMetric | None = None,
+        direction: Direction | None = None,
+    ) -> Engine:
+        """The engine of pairs, as a user gives them; the setup's spans and source are applied.
+
+        Metric and direction are by default those of the setup.
+        """
+        split = self.splitter(pairs)
+        if name_of(self.setup.source).startswith("noise on "):
+            # Noise is on the spans that prompts name, whatever the components are split by.
+            drawn = [each.counterfactual for each in self.apply_source(pairs)]
+            prepared = with_counterfactuals(split, drawn)
+        else:
+            prepared = self.apply_source(split)
+        resolved = self.metric if metric is None else resolve_metric(metric)
+        started = direction or self.setup.direction
+        if started == "denoising":
+            prepared, resolved = prepared.reversed(), resolved.denoising()
+        elif started != "noising":
+            assert_never(started)
+        return Engine.build(self.model, prepared, self.registry, resolved, self.config, pairs)
+
+    @cached_property
+    def opposite(self) -> Question:
+        """The same question in the other direction.
+
+        Its engines raise a `PairsError` where the source is no run that denoising could start from.
+        """
+        direction: Direction = "denoising" if self.direction == "noising" else "noising"
+        setup = replace(self.setup, direction=direction)
+        return replace(self, setup=setup, extra_metrics=(), sets=KnownSets(), results=[])
+
+    def metrics(self, given: Sequence[AnyMetric]) -> tuple[Metric, ...]:
+        """Further metrics, in the direction of the setup; refuses one that is named twice."""
+        return _further_metrics(given, self.direction)
+
+    # ---- its facts ------------------------------------------------------------------------
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model."""
+        return model_name(self.model)
+
+    @property
+    def dtype(self) -> str:
+        """Type of the model's weights, as `load_model` takes it."""
+        return str(next(iter(self.model.parameters())).dtype).removeprefix("torch.")
+
+    @cached_property
+    def named_setup(self) -> Setup:
+        """The setup as results hold it, with metric and source by their names."""
+        return self.setup.named(self.registry)
+
+    @property
+    def direction(self) -> Direction:
+        """Whether counterfactual values are patched in (`noising`) or clean ones back."""
+        return self.setup.direction
+
+    @property
+    def source(self) -> str:
+        """Where the values come from that are patched in."""
+        return name_of(self.setup.source)
+
+    @property
+    def title(self) -> str:
+        """Data and model, for a figure."""
+        return f"{self.own.pairs.name} data, {self.model_name} model"
+
+    @property
+    def n_prefers_x(self) -> int | None:
+        """Searched examples whose run finds x more probable than y; None if not all have a y."""
+        clean = self.own.clean
+        return None if clean.y is None else int((clean.x > clean.y).sum())
+
+    @cached_property
+    def noise_floor(self) -> float:
+        """Mean effect that the rounding of a model in low precision can have alone; float32: 0.
+
+        Measured on the clean run in other batch shapes (`tracekit.engine.effects.noise_floor`).
+        """
+        return noise_floor(self.own)
+
+    @property
+    def model_facts(self) -> ModelFacts:
+        """Which model it is."""
+        model = self.model
+        name = str(getattr(model.cfg, "model_name", ""))
+        return ModelFacts(
+            weights_digest=weights_digest(model),
+            revision=revision_of(model),
+            foreign_hooks=tuple(foreign_hooks(model)),
+            sizes=model_sizes(model.cfg),
+            path=str(Path(name).absolute()) if Path(name).exists() else name,
+            dtype=self.dtype,
+            explained_variance=self.explained_variance,
+        )
+
+    # ---- sets -----------------------------------------------------------------------------
+
+    def on_examples(
+        self, sets: Sequence[ComponentSet], effects: Sequence[Effects]
+    ) -> list[tuple[OnExamples, OnExamples | None]]:
+        """Values of sets on the searched examples, and on those held out.
+
+        `effects` are those of the sets on the searched examples. All others together are measured
+        on both.
+        """
+        others = [complement_of(members, len(self.registry)) for members in sets]
+
+        def measured(part: str, engine: Engine, effects: Sequence[Effects]) -> list[OnExamples]:
+            without = engine.set_effects(others, "complements" + ", held out" * (part != "own"))
+            said = self.choices(sets, part)
+            rows = zip(effects, without, range(2, len(said)), strict=True)
+            return [OnExamples.of(engine, *r, choices=said[[0, 1, n]]) for *r, n in rows]
+
+        own = measured("own", self.own, effects)
+        if self.held_out is None:
+            return [(each, None) for each in own]
+        masks = [from_indices(members, len(self.registry)).float() for members in sets]
+        fresh = measured("held_out", self.held_out, list(map(self.held_out.effects, masks)))
+        return list(zip(own, fresh, strict=True))
+
+    def choices(self, sets: Sequence[ComponentSet] = (), part: str = "own") -> Tensor:
+        """What is said without and with each of some sets, on `own` or `held_out`; `choices_in`."""
+        other = None
+        with suppress(PairsError):  # The source is no run.
+            other = getattr(self.opposite, part)
+        return choices_in(getattr(self, part), other, sets)
+
+    def found_on(self, given: ComponentsLike) -> str | None:
+        """Fingerprint of the examples that a set was selected on; None for one of somebody's own.
+
+        A set that was selected here is known as a list or a mask, too.
+        """
+        if isinstance(given, TraceResult):
+            if not given.config.get("selected", True):
+                return None
+            # Some of the searched examples are as good as all.
+            is_among = given.own.n_among(self.fresh.pairs_given) > 0
+            return self.fresh.fingerprint if is_among else given.own.fingerprint
+        members = members_of(given, self.registry, or_none=True)
+        if len(members) == len(self.registry):
+            return None  # Nobody chose among them.
+        return self.own.fingerprint if members in self.sets.selected else None
+
+    def selected_on(self, given: ComponentsLike) -> str | None:
+        """The same; with held-out examples no set was selected on others than the searched ones."""
+        found_on = self.found_on(given)
+        is_fresh = found_on is None and self.held_out is not None
+        return self.own.fingerprint if is_fresh else found_on
+
+    def said_of(self, given: ComponentsLike, engine: Engine | None = None) -> str:
+        """On which examples a set is measured, by default the `fresh` ones, in words."""
+        measured = engine or self.fresh
+        n = n_text(measured.n_examples, measured.pairs.clusters)
+        return examples_said(self.selected_on(given), measured.fingerprint, n)
+
+
+def bind(
+    setup: Setup,
+    model: HookedModel,
+    pairs: PromptPairs,
+    config: EngineConfig,
+    *,
+    held_out: PromptPairs | None = None,
+    extra_metrics: Sequence[AnyMetric] = (),
+) -> Question:
+    """Binds a setup to a model, whose hooks are checked, and to examples.
+
+    Args:
+        setup: What takes which values, and how the effect is measured.
+        model: The model.
+        pairs: The data set; means are taken over it, and its prompts name the spans.
+        config: Settings that change no result.
+        held_out: Examples that no search sees.
+        extra_metrics: Further metrics that every result is measured by.
+
+    Raises:
+        HookPointError: A component cannot be intervened on in this model.
+        SourceError, PairsError: The source or the spans do not suit the data.
+    """
+    registry = setup.components if isinstance(setup.components, ComponentRegistry) else None
+    if setup.has_spans and setup.split_by is None and not pairs.is_split:
+        raise PairsError(
+            "The registry tells spans of the prompts apart, and the pairs do not. Say "
+            "split_by='span' or split_by='position', as where the registry was made."
+        )
+    splitter = _splitter(setup, model, registry, [pairs, *filter(None, [held_out])])
+    split = splitter(pairs)
+    registry = registry or ComponentRegistry.build(
+        model.cfg,
+        setup.components,  # type: ignore[arg-type]
+        layers=setup.layers,
+        indices=setup.indices,
+        spans=split.span_names if setup.split_by is not None else (),
+        layer_window=setup.layer_window,
+    )
+    # Before anything else runs the model: what an engine learns of it is kept.
+    checks.check_sites_once(model, registry)
+    source = resolve_source(
+        setup.source,
+        model,
+        split,
+        registry,
+        positions=setup.positions,
+        seed=setup.source_seed,
+        max_batch_size=config.max_batch_size or USUAL_ROWS,
+    )
+    return Question(
+        setup=setup,
+        model=model,
+        pairs=pairs,
+        held_out_pairs=held_out,
+        registry=registry,
+        config=replace(
+            config, positions=setup.positions, continuation_mean=setup.continuation_mean
+        ),
+        metric=resolve_metric(setup.metric),
+        extra_metrics=_further_metrics(extra_metrics, setup.direction),
+        explained_variance=checks.explained_variance(model, pairs, registry),
+        splitter=splitter,
+        apply_source=source,
+    )
+
+
+def _splitter(
+    setup: Setup,
+    model: HookedModel,
+    registry: ComponentRegistry | None,
+    data_sets: Sequence[PromptPairs],
+) -> Splitter:
+    """Splits prompts as the setup says; positions of all data sets have the same names."""
+    if setup.split_by != "position":
+        return Splitter(setup.split_by)
+    if registry is not None:
+        return Splitter("position", registry.spans)
+    decode = getattr(getattr(model, "tokenizer", None), "decode", None)
+    token_text = None if decode is None else lambda token: str(decode([token]))
+    every = [pair for pairs in data_sets for pair in pairs]
+    prompts, spans = [pair.prompt_ids for pair in every], [pair.spans for pair in every]
+    return Splitter("position", tuple(position_names(prompts, token_text, spans)))
+
+
+def _further_metrics(given: Sequence[AnyMetric], direction: Direction) -> tuple[Metric, ...]:
+    if isinstance(given, (str, Metric)):
+        raise ConfigError(
+            f"The metrics are {shortened(given)}. Give a list, e.g. ['kl', 'accuracy']."
+        )
+    resolved = tuple(map(resolve_metric, given))
+    names = [metric.name for metric in resolved]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"A metric is named twice in {names}. Name each one once.")
+    return resolved if direction == "noising" else tuple(m.denoising() for m in resolved)

@@ -1,0 +1,327 @@
+"""Constraints: sets that change another metric by no more than a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tracekit._util.devices import to_device
+from tracekit._util.options import guided, shortened
+from tracekit.components import ComponentSet
+from tracekit.components.masks import Mask, from_indices, members_of_mask
+from tracekit.components.members import ComponentsLike
+from tracekit.data.prompts import PromptPairs
+from tracekit.engine.cost import Cost
+from tracekit.engine.engine import Engine
+from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
+from tracekit.engine.set_effects import Recorder
+from tracekit.errors import ConfigError, NothingFoundError
+from tracekit.metrics import Effects, Metric, MetricFunction, resolve
+from tracekit.search.objectives import Faithful, LogOdds, Objective, check_number, named_metric
+from tracekit.search.targets import (
+    ConstraintEffect,
+    EffectTarget,
+    ExampleTarget,
+    FaithfulTarget,
+    Record,
+    Target,
+)
+
+_OUTSIDE = -1e9
+"""Score of a measured set that lies just outside the bound: below that of any other."""
+
+
+@guided
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Constraint:
+    """A metric that a search has to leave within bounds."""
+
+    pairs: PromptPairs | None = None
+    """Examples on which it is measured, e.g. neutral text; None: those that are traced."""
+    metric: str | Metric | MetricFunction = "kl"
+    """Metric that is measured on them."""
+    at_most: float
+    """Bound on the absolute value of its mean effect, in units of the metric."""
+
+    def __post_init__(self) -> None:
+        check_number("at_most", self.at_most, 0.0, float("inf"))
+        if self.pairs is not None and not isinstance(self.pairs, PromptPairs):
+            raise ConfigError(
+                f"The pairs of the constraint are {shortened(self.pairs)}. Give PromptPairs."
+            )
+        resolve(self.metric)
+
+    def describe(self, traced: PromptPairs) -> str:
+        """The constraint in a phrase."""
+        pairs = traced if self.pairs is None else self.pairs
+        return f"{resolve(self.metric).name} on {pairs.name} at most {self.at_most!r}"
+
+
+class BoundedTarget(Target):
+    """Another target, for sets that keep the mean effect k on a second metric within a bound b.
+
+    A measured set with |k| > b has a score of -10^9 (1 + (|k| - b) / b), so that no set within the
+    bound is worse; a set within it keeps its score. A soft mask beyond the bound loses
+    |F| (|k| - b) / b, with F the score of all components, and the gradient of that.
+    """
+
+    is_plain = False
+
+    def __init__(
+        self,
+        target: Target,
+        constraint: Constraint,
+        measures: Engine,
+        record: Recorder | None = None,
+    ) -> None:
+        """Bounds a target.
+
+        Args:
+            target: What is maximised within the bound; it has no `record` of its own.
+            constraint: The bound.
+            measures: Gives the effects by the constrained metric, for the same components.
+            record: Is called with every set within the bound that was measured on all examples,
+                and its scores.
+        """
+        self._inner, self._constraint, self._measures = target, constraint, measures
+        self._within = record
+        self.engine, self.sign = target.engine, target.sign
+        self._scale = target.full_effects.mean().abs().item() or 1.0
+        self._steps = count()
+        metric = target.metric
+        # Of the pairs as they are run: a checkpoint of another source is of another search.
+        keeping = f"keeping {constraint.describe(self.pairs)} ({measures.pairs.fingerprint[:12]})"
+        self._metric = replace(
+            named_metric(metric, f"{metric.name}, {keeping}"),
+            differentiable=metric.differentiable and measures.metric.differentiable,
+        )
+        self._cost_before = self._work
+
+    @property
+    def metric(self) -> Metric:
+        """The maximised score, named with objective and bound."""
+        return self._metric
+
+    @property
+    def faithful(self) -> FaithfulTarget | None:
+        """The target of faithful sets that this one bounds, if it is one."""
+        return self._inner.faithful
+
+    @property
+    def full_effects(self) -> Effects:
+        """Scores of all components together, within the bound or not."""
+        return self._inner.full_effects
+
+    def with_pairs(self, pairs: PromptPairs) -> BoundedTarget:
+        """The same on other traced pairs, without recorders."""
+        of_traced = self._constraint.pairs is None
+        measures = self._measures.with_pairs(pairs) if of_traced else self._measures
+        return BoundedTarget(self._inner.with_pairs(pairs), self._constraint, measures)
+
+    # ---- passes ---------------------------------------------------------------------------
+
+    @property
+    def _share(self) -> float:
+        """Examples of the constraint for each traced one."""
+        return self._measures.n_examples / self.n_examples
+
+    @property
+    def _work(self) -> Cost:
+        return self.engine.cost + self._measures.cost * self._share
+
+    @property
+    def cost(self) -> Cost:
+        """Work since this target was made, in passes over the traced data set."""
+        return self._work - self._cost_before
+
+    def cost_of(self, cost: Cost) -> Cost:
+        """A set is measured on both data sets, and a gradient is taken on both."""
+        cost = self._inner.cost_of(cost)
+        return cost + Cost(cost.forward_equivalents * (0.5 + 1.5 * self._share))
+
+    # ---- measuring ------------------------------------------------------------------------
+
+    def effects(self, mask: ComponentsLike) -> Float[Tensor, "*set example"]:
+        """Scores of a mask or a stack of masks; those outside the bound come last."""
+        return self._ranked(self._inner.effects(mask), self._measures.effects(mask))
+
+    def set_effects(
+        self,
+        sets: Iterable[Sequence[int]],
+        label: str = "effects",
+        *,
+        examples: Int[Tensor, " some"] | None = None,
+    ) -> Float[Tensor, "set some"]:
+        """Scores of sets; those outside the bound on all constrained examples come last."""
+        listed = [tuple(members) for members in sets]
+        constrained = self._measures.set_effects(listed, f"{label}, constraint")
+        scores = self._inner.set_effects(listed, label, examples=examples)
+        if examples is None and self._within is not None:
+            within = members_of_mask(self._beyond(constrained.mean(1)) == 0)
+            self._within([listed[number] for number in within], scores[list(within)])
+        return self._ranked(scores, constrained)
+
+    def scores_of(
+        self, effects: Mapping[ComponentSet, Effects], better_than: Callable[[int], float]
+    ) -> dict[ComponentSet, Effects]:
+        """Scores of sets within the bound whose effects are known; measures the constraint."""
+        scores = self._inner.scores_of(effects, better_than)
+        if not scores:
+            return {}
+        constrained = self._measures.set_effects(list(scores), "constraint").mean(1)
+        is_within = (self._beyond(constrained) == 0).tolist()
+        return {
+            members: row
+            for (members, row), within in zip(scores.items(), is_within, strict=True)
+            if within
+        }
+
+    def report(self, members: Sequence[int]) -> ConstraintEffect:
+        """Effect of a set on the constrained metric."""
+        return ConstraintEffect(
+            metric=self._measures.metric.name,
+            dataset=self._measures.pairs.name,
+            dataset_fingerprint=self._measures.fingerprint,
+            at_most=self._constraint.at_most,
+            effect=self._constrained_effect(members),
+        )
+
+    def _constrained_effect(self, members: Sequence[int]) -> float:
+        return self._measures.set_effects([tuple(members)]).mean().item()
+
+    def _beyond(self, constrained: Tensor) -> Tensor:
+        """How far mean effects lie outside the bound, in units of the bound."""
+        return (constrained.abs() / self._constraint.at_most - 1).clamp(min=0)
+
+    def _ranked(
+        self,
+        scores: Float[Tensor, "*set example"],
+        constrained: Float[Tensor, "*set constrained_example"],
+    ) -> Float[Tensor, "*set example"]:
+        """Scores of sets, below all others where a set leaves the bound."""
+        beyond = self._beyond(constrained.mean(-1, keepdim=True))
+        return torch.where(beyond > 0, _OUTSIDE * (1 + beyond), scores)
+
+    # ---- gradients ------------------------------------------------------------------------
+
+    @property
+    def towards(self) -> int:
+        """Sign of the measured effects that bring faithful sets near all components; else 1."""
+        return self._inner.towards
+
+    @property
+    def along_line(self) -> Effects | None:
+        """None: penalised scores have no such sum."""
+        return None
+
+    def gradient_along_inputs(self, levels: Mapping[float, float]) -> Mask:
+        """Refuses: the score is not a mean of effects."""
+        raise self._no_gradient_along_inputs()
+
+    def gradient(
+        self,
+        mask: Mask,
+        example_weights: GradientWeight,
+        examples: Int[Tensor, " some"] | None = None,
+    ) -> tuple[Effects, Mask]:
+        """Scores less the penalty for soft masks, and the gradient of their weighted sum.
+
+        With a part of the examples, as many of the constrained ones are read, in turn.
+        """
+        numbers = torch.arange(self.n_examples) if examples is None else examples
+        penalty, penalty_gradient = self._penalty(mask, len(numbers))
+        scores, gradient = self._inner.gradient(
+            mask,
+            lambda scores: example_weights(scores - to_device(penalty, scores.device)),
+            numbers,
+        )
+        scores = scores - penalty.to(scores.device)
+        weight = example_weights(scores).sum().to(gradient.device)
+        return scores, gradient - weight * penalty_gradient
+
+    def _penalty(self, mask: Mask, size: int) -> tuple[Float[Tensor, ""], Mask]:
+        """What a soft mask loses, and its gradient, on so many of the examples, in turn."""
+        n = self._measures.n_examples
+        size = min(size, n)
+        read = (torch.arange(size) + next(self._steps) * size) % n
+        constrained, gradient = self._measures.gradient(mask, torch.ones_like, read)
+        penalty = self._scale * self._beyond(constrained.mean())
+        is_beyond = (penalty > 0).to(gradient.dtype)
+        per_unit = self._scale / self._constraint.at_most
+        return penalty, is_beyond * per_unit * constrained.mean().sign() * gradient / size
+
+    def predict_changes(
+        self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
+    ) -> FirstOrderPrediction:
+        """Predicted changes less the predicted penalty, on all constrained examples."""
+        prediction = self._inner.predict_changes(members, examples=examples)
+        constrained = self._measures.predict_changes(members)
+        now = self._constrained_effect(members)
+        is_member = from_indices(members, len(prediction.gains)).bool()
+
+        def penalised(gains: Mask, constrained_gains: Mask) -> Mask:
+            # A gain is the value of having a component: what joining brings, or leaving costs.
+            after = now + torch.where(is_member, -constrained_gains, constrained_gains)
+            change = self._scale * (self._beyond(after) - self._beyond(torch.tensor(now)))
+            return gains - torch.where(is_member, -change, change)
+
+        return FirstOrderPrediction(
+            penalised(prediction.gains, constrained.gains),
+            penalised(prediction.gradient, constrained.gradient),
+        )
+
+
+def make_target(
+    engine: Engine,
+    objective: Objective | None = None,
+    constraint: tuple[Constraint, Engine] | None = None,
+    *,
+    sign: int = 1,
+    record: Recorder | None = None,
+    record_effects: Recorder | None = None,
+) -> Target:
+    """The target of an objective, within the bound of a constraint.
+
+    Args:
+        engine: Measures the effects.
+        objective: What is maximised over the examples; None: the mean effect.
+        constraint: A bound, and the engine that measures it for the same components.
+        sign: -1 where sets with effects below 0 are sought.
+        record: Is called with every set that was measured on all examples and is within the
+            bound, and with its scores.
+        record_effects: Is called with all measured sets and their effects, within it or not.
+    """
+    recorders = {
+        "record": record if constraint is None else None,
+        "record_effects": record_effects,
+    }
+    target: Target
+    if isinstance(objective, Faithful):
+        target = FaithfulTarget(engine, objective, **recorders)
+    elif objective is None or isinstance(objective, LogOdds):
+        target = EffectTarget(engine, objective, sign=sign, **recorders)
+    else:
+        target = ExampleTarget(engine, objective, sign=sign, **recorders)
+    return target if constraint is None else BoundedTarget(target, *constraint, record)
+
+
+def nothing_within(constraint: Constraint, effect: float | None = None) -> NothingFoundError:
+    """The error for a search that found no set within the bounds.
+
+    `effect` is that of the least bad set on the constrained metric, if that was measured.
+    """
+    best = "" if effect is None else f" The least bad one changes it by {effect:.3g}."
+    return NothingFoundError(
+        f"No set that was tried keeps {resolve(constraint.metric).name} within "
+        f"{constraint.at_most:g}.{best} Allow more, or ask for fewer components."
+    )
+
+
+def measured_history(history: tuple[Record, ...]) -> tuple[Record, ...]:
+    """Records of a search, without sets outside the bounds: these have no effects."""
+    return tuple(record for record in history if float(record.get("effect", 0.0)) > _OUTSIDE / 2)

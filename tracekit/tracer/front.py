@@ -1,0 +1,235 @@
+"""A Pareto front: the best set of every size by local search, and what it takes to believe it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar, cast
+
+from tracekit._util.warn import warn
+from tracekit.components import ComponentSet
+from tracekit.components.masks import members_of_mask
+from tracekit.components.members import members_of
+from tracekit.engine.cost import Cost
+from tracekit.errors import NothingFoundError, SearchStoppedWarning
+from tracekit.metrics import Effects
+from tracekit.results.pareto_front import ParetoFront, TradeOff, trade_offs
+from tracekit.results.pareto_statistics import measure_statistics, sizes_of_statistics
+from tracekit.results.question import Question
+from tracekit.search import LocalSearch, Selection
+from tracekit.search.auto import FEWEST_EXAMPLES, Auto, CrossFit, cross_fit
+from tracekit.search.backward import backward_elimination
+from tracekit.search.constraint import make_target, nothing_within
+from tracekit.search.local.local_search import SearchState
+from tracekit.search.targets import Target
+from tracekit.tracer import diagnostics
+from tracekit.tracer.plan import Plan, progress_bar
+from tracekit.tracer.request import ResolvedRequest
+from tracekit.tracer.search import Work, measure_work, results_of
+
+_T = TypeVar("_T")
+_INTERRUPTED = "Stopped by Ctrl-C: the front holds the best sets found so far, no statistics."
+_CUT_SHORT = "Stopped by Ctrl-C: the front is complete, but has no statistics."
+_NO_ROOM = "The limits left no room for statistics: the front has none."
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sets:
+    """The sets of a front, and how they were found."""
+
+    state: SearchState
+    """The local search."""
+    by_size: Mapping[int, Selection]
+    work: Work
+    """What selecting them took."""
+    from_all: Mapping[int, ComponentSet] = field(default_factory=dict)
+    """Sets of a walk from all components downwards, by size; for statistics."""
+    walk_cost: Cost = field(default_factory=Cost)
+    fit: CrossFit | None = None
+    """What the searches select on halves of the examples, where these chose between them."""
+
+
+def front(
+    question: Question,
+    request: ResolvedRequest,
+    planned: Plan | None,
+    on_note: Callable[..., None] | None = None,
+    *,
+    statistics: bool,
+) -> ParetoFront:
+    """The best set of every size.
+
+    Ctrl-C, or a limit, after the local search ends the front with what was found until then.
+
+    Args:
+        question: The question.
+        request: What is asked for; its search is local search, or an `Auto` of it.
+        planned: Its passes, for the progress bar.
+        on_note: Is called with every step of the search.
+        statistics: Whether to measure cross-fitted effects, random controls and stability.
+    """
+    with progress_bar(question, request, planned, on_note):
+        target = request.target(question)
+        sets = _best_of_every_size(question, request, target)
+        note = _INTERRUPTED if sets.state.stopped == "interrupted" else None
+        if statistics and note is None:
+            sets, note = _unless_stopped(lambda: _walk_from_all(question, target, sets), sets)
+        if isinstance(request.search, Auto) and note is None:
+            sets, note = _unless_stopped(lambda: _choose(question, request, target, sets), sets)
+        found = _measured_front(question, request, target, sets)
+        if statistics and note is None:
+            found, note = _unless_stopped(
+                lambda: _with_statistics(question, request, target, sets, found), found
+            )
+        if note is not None:
+            warn(note, SearchStoppedWarning)
+        return found
+
+
+def _unless_stopped(step: Callable[[], _T], before: _T) -> tuple[_T, str | None]:
+    """What a step makes, or what was there before it and why the step was stopped."""
+    try:
+        return step(), None
+    except KeyboardInterrupt:
+        return before, _CUT_SHORT
+    except NothingFoundError:
+        return before, _NO_ROOM
+
+
+def _best_of_every_size(question: Question, request: ResolvedRequest, target: Target) -> _Sets:
+    """The best sets of a local search, and of all that the question measured before."""
+    local = cast(LocalSearch, request.searches[0])
+
+    def search() -> SearchState:
+        state = local.run(target, request.goal, request.seed)
+        best = state.best_sets
+        known = {
+            members: effects
+            for members, effects in _known_effects(question, request.sign).items()
+            if len(members) <= best.largest
+        }
+        best.take_over(target.scores_of(known, better_than=best.effect))
+        return state
+
+    state, work = measure_work(question, target, search)
+    return _Sets(state=state, by_size=_improving(state), work=work)
+
+
+def _known_effects(question: Question, sign: int) -> dict[ComponentSet, Effects]:
+    """Effects of the best sets that were measured before, and of all that were selected."""
+    known = {each.members: each.effects for each in question.sets.by_size(sign).values()}
+    for result in question.results:
+        known[members_of(result, result.registry)] = result.own.effects
+    return known
+
+
+def _improving(state: SearchState) -> dict[int, Selection]:
+    """Sets by size, of the sizes whose best set does better than that of every smaller one."""
+    return {size: state.selection(size, size) for size in state.best_sets.improving}
+
+
+def _walk_from_all(question: Question, target: Target, sets: _Sets) -> _Sets:
+    """A walk from all components downwards, whose better sets become those of the front."""
+    best = sets.state.best_sets
+
+    def walk() -> dict[int, ComponentSet]:
+        others = backward_elimination(target, sizes_of_statistics(best.improving))
+        effects = target.set_effects(list(others.values()), "from all")
+        best.take_over(dict(zip(others.values(), effects, strict=True)))
+        return others
+
+    others, work = measure_work(question, target, walk)
+    by_size = _improving(sets.state)
+    return replace(sets, by_size=by_size, from_all=others, walk_cost=work.cost)
+
+
+def _choose(question: Question, request: ResolvedRequest, target: Target, sets: _Sets) -> _Sets:
+    """By size, the sets of the search that holds better on halves of the examples."""
+    auto, largest = cast(Auto, request.search), request.goal.budgets[-1]
+    sizes = sizes_of_statistics(sorted(sets.by_size))
+    (chosen, fit), work = measure_work(
+        question,
+        target,
+        lambda: auto.front(target, sets.by_size, sizes, largest, request.seed),
+    )
+    spent = sets.work + replace(work, cost=work.cost - fit.on_all_examples)
+    return replace(sets, by_size=chosen, fit=fit, work=spent)
+
+
+def _measured_front(
+    question: Question, request: ResolvedRequest, target: Target, sets: _Sets
+) -> ParetoFront:
+    """The results of the sets that stay within the bounds."""
+    bounds = {n: target.report(members_of_mask(each.mask)) for n, each in sets.by_size.items()}
+    within = [size for size, bound in bounds.items() if bound is None or bound.is_within]
+    if not within and request.constraint is not None:
+        raise nothing_within(request.constraint[0])
+    results = results_of(
+        question,
+        request,
+        [sets.by_size[size] for size in within],
+        [bounds[size] for size in within],
+        sets.work,
+    )
+    question.sets.selected |= {members_of(each, each.registry) for each in results}
+    found = ParetoFront.of(results, request.goal.budgets[-1], order=sets.state.order)
+    return replace(
+        found,
+        statistics_cost=sets.walk_cost + (Cost() if sets.fit is None else sets.fit.cost),
+        trade_offs=_trade_offs(question, request, target, found.sizes),
+    )
+
+
+def _trade_offs(
+    question: Question, request: ResolvedRequest, target: Target, sizes: Sequence[int]
+) -> tuple[TradeOff, ...]:
+    """Sets between the largest effect that the question knows and the most faithful one."""
+    if (faithful := target.faithful) is None:
+        return ()
+    known, engine = question.sets.by_size(request.sign), question.own
+    strongest = [known[size].members for size in sizes if size in known]
+    target.set_effects([each for each in strongest if each not in faithful.measured])
+    return trade_offs(
+        faithful.measured,
+        sizes,
+        full=engine.full_effects.mean().item(),
+        is_denoising=engine.metric.direction == "denoising",
+        sign=request.sign,
+    )
+
+
+def _with_statistics(
+    question: Question,
+    request: ResolvedRequest,
+    target: Target,
+    sets: _Sets,
+    found: ParetoFront,
+) -> ParetoFront:
+    """The front with cross-fitted effects, random controls and stability."""
+    engine, fit, cost = question.own, sets.fit, found.statistics_cost
+    # Scores of an objective have an account of their own.
+    is_shared = target.engine.account is engine.account
+    accounts = [target] if is_shared else [engine, target]
+    before = [account.cost for account in accounts]
+    sizes = sizes_of_statistics(found.sizes) if fit is None else fit.sizes
+    if fit is None and engine.pairs.n_distinct >= FEWEST_EXAMPLES:
+        fit = cross_fit(make_target(engine), request.searches, sizes, request.seed, searched=target)
+        cost += fit.on_halves
+    rows = measure_statistics(
+        engine,
+        {
+            each.n_selected: members_of(each, each.registry)
+            for each in found
+            if each.n_selected in sizes
+        },
+        request.seed,
+        maximised=target,
+        others=sets.from_all,
+        fit=fit,
+        names=[search.name for search in request.searches],
+    )
+    for account, earlier in zip(accounts, before, strict=True):
+        cost += account.cost - earlier
+    found = replace(found, statistics=rows, statistics_cost=cost)
+    diagnostics.warn_of_front(found)
+    return found

@@ -1,0 +1,176 @@
+"""Plans: the passes that a request will take, known before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from tracekit._util import progress
+from tracekit.engine.cost import Cost
+from tracekit.results.pareto_statistics import (
+    MOST_CONTROLS,
+    passes_from_all,
+    sizes_of_statistics,
+)
+from tracekit.results.question import Question
+from tracekit.search import Goal, Search
+from tracekit.search.auto import Auto, sizes_alone
+from tracekit.search.base import planned_for
+from tracekit.search.targets import Target
+from tracekit.tracer.request import ResolvedRequest
+
+_LITTLE = 1.5
+"""Times the passes of a search up to which no warning says what else is measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The passes of a search and of what is measured for its results."""
+
+    search: Search
+    cost: Cost
+    """Passes as a result's `cost` counts them, at most."""
+    is_exact: bool
+    """Whether the search takes exactly these."""
+    extra_passes: float
+    """Passes that no `cost` counts, at most: what results are measured by, and statistics."""
+    limited: tuple[Cost, ...]
+    """Passes of each search that has limits of its own: on all examples, and on either half."""
+
+    @property
+    def passes(self) -> float:
+        """All passes, at most."""
+        return self.cost.forward_equivalents + self.extra_passes
+
+    @property
+    def limit_warning(self) -> str | None:
+        """What the limits of the search do not bound; None if that is little."""
+        limits = [
+            (getattr(self.search, f"max_{unit}", None), unit) for unit in ("passes", "seconds")
+        ]
+        given = " and ".join(f"{limit:g} {unit}" for limit, unit in limits if limit is not None)
+        if not given or self.passes < _LITTLE * self.limited[0].forward_equivalents:
+            return None
+        bounded = "the search"
+        if len(self.limited) > 1:
+            bounded = "each of three searches (on all examples, and on either half)"
+        return (
+            f"The limit of {given} applies to {bounded}. Measuring the results takes further "
+            f"passes: at most {self.passes:.0f} in all. Ask for fewer sizes to take fewer."
+        )
+
+
+def plan(question: Question, request: ResolvedRequest) -> Plan | None:
+    """The passes of a search for budgets or a target; None if the search does not say."""
+    target, goal = request.target(question), request.goal
+    planned = planned_for(request.search, question.own.n_components, request.goal_of_search)
+    cost = _search_cost(question, request, target, request.search, request.goal_of_search)
+    if planned is None or cost is None:
+        return None
+    n_results = max(1, len(goal.budgets))
+    return Plan(
+        search=request.searches[0],
+        cost=cost,
+        is_exact=_is_exact(request, target, planned.is_exact, planned.cost, planned.if_faithful),
+        extra_passes=_passes_of_results(question, request, n_results),
+        limited=_limited(question, request, has_halves=isinstance(request.search, Auto)),
+    )
+
+
+def plan_front(question: Question, request: ResolvedRequest, *, statistics: bool) -> Plan | None:
+    """The passes of a front, with its statistics or without; None if its search does not say."""
+    target, n, last = request.target(question), question.own.n_components, request.goal.budgets[-1]
+    joint, is_choice = request.searches[0], isinstance(request.search, Auto)
+    planned = planned_for(joint, n, request.goal_of_search)
+    cost = _search_cost(question, request, target, joint, request.goal_of_search)
+    if planned is None or cost is None:
+        return None
+    sizes = tuple(sizes_of_statistics(range(1, last + 1)))
+    if is_choice:
+        alone = Goal(budgets=tuple(sorted({*sizes, *sizes_alone(n, 1, last)})))
+        cost += _search_cost(question, request, target, request.searches[1], alone) or Cost()
+    extra = _passes_of_results(question, request, last)
+    if statistics or is_choice:
+        # Searches on both halves of the examples, whose sets are measured on the other half.
+        costs = [
+            _search_cost(question, request, target, search, Goal(budgets=sizes))
+            for search in request.searches
+        ]
+        if all(each is not None for each in costs):
+            measured = Cost(2 * len(costs) * len(sizes))
+            extra += sum((each for each in costs if each), measured).forward_equivalents
+    if statistics:
+        downwards = passes_from_all(n, sizes) / 2
+        extra += MOST_CONTROLS * len(sizes)
+        extra += target.cost_of(Cost(downwards, downwards)).forward_equivalents
+    return Plan(
+        search=joint,
+        cost=cost,
+        is_exact=_is_exact(request, target, planned.is_exact, planned.cost, planned.if_faithful),
+        extra_passes=extra,
+        limited=_limited(question, request, has_halves=statistics or is_choice),
+    )
+
+
+def progress_bar(
+    question: Question,
+    request: ResolvedRequest,
+    planned: Plan | None,
+    on_note: Callable[..., None] | None,
+) -> AbstractContextManager[Any]:
+    """The bar of a run; `on_note` is called with every step."""
+    return progress.run(
+        request.search.name,
+        None if planned is None else planned.passes,
+        question.own.n_examples,
+        shown=question.config.progress,
+        on_note=on_note,
+    )
+
+
+def _is_exact(
+    request: ResolvedRequest, target: Target, says_exact: bool, cost: Cost, if_faithful: Cost
+) -> bool:
+    follows_scores = not request.by_effect and cost.backward > 0
+    may_balance = target.faithful is not None and if_faithful.forward > 0
+    return says_exact and not (request.constraint or follows_scores or may_balance)
+
+
+def _search_cost(
+    question: Question, request: ResolvedRequest, target: Target, search: Search, goal: Goal
+) -> Cost | None:
+    """Passes of a search through the target; None if it does not say."""
+    planned = planned_for(search, question.own.n_components, goal)
+    if planned is None:
+        return None
+    # A limit is on all that is run.
+    is_limited = getattr(search, "max_passes", None) is not None
+    more = Cost() if target.faithful is None else planned.if_faithful
+    cost = planned.cost if is_limited else target.cost_of(planned.cost + more)
+    if more.forward and request.constraint is None:
+        cost -= Cost(planned.cost.backward, planned.cost.backward)
+    if request.constraint is not None:
+        share = request.constraint[1].n_examples / question.own.n_examples
+        cost += Cost(2 * max(1, len(goal.budgets)) * share)
+    return cost
+
+
+def _passes_of_results(question: Question, request: ResolvedRequest, n_results: int) -> float:
+    """Passes by which results are measured: complements, held-out examples, further metrics."""
+    n_held_out = 0 if question.held_out is None else question.held_out.n_examples
+    has_extra = len(question.extra_metrics) > 0
+    share = n_held_out / question.own.n_examples
+    # The effects of sets that were chosen by scores.
+    again = 0 if request.by_effect else 1
+    return n_results * (again + 2 + has_extra + share * (3 + has_extra))
+
+
+def _limited(question: Question, request: ResolvedRequest, *, has_halves: bool) -> tuple[Cost, ...]:
+    joint = request.searches[0]
+    planned = planned_for(joint, question.own.n_components, request.goal_of_search)
+    if planned is None:
+        return ()
+    halves: Sequence[Cost] = [planned.cost * 0.5] * 2 if has_halves else []
+    return (planned.cost, *halves)

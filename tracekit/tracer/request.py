@@ -1,0 +1,253 @@
+"""A request: what a search is asked for, as one value.
+
+`run`, `pareto`, `estimate`, the command line and the jobs of a sweep each make a `Request`, and
+call a function of a question and a request. `resolve` decides what a request leaves open; it is
+the only place that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from tracekit._util.names import MethodChoice, SignName, listed
+from tracekit._util.options import check_seed, shortened
+from tracekit.engine.effects import check_metric
+from tracekit.engine.engine import Engine
+from tracekit.engine.sources import OtherModel
+from tracekit.errors import BudgetError, ConfigError
+from tracekit.results.question import KnownSets, Question
+from tracekit.search import DEFAULT_METHOD, Goal, LocalSearch, Search, make
+from tracekit.search.auto import FEWEST_EXAMPLES, Auto, halving, searches_of
+from tracekit.search.constraint import Constraint, make_target
+from tracekit.search.objectives import (
+    Faithful,
+    Objective,
+    ObjectiveName,
+    describe,
+    resolve_objective,
+    usual_objective,
+)
+from tracekit.search.targets import Target, require_full_effect
+
+AnyObjective = ObjectiveName | Objective | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a search is asked for."""
+
+    search: Search
+    """The search method, with its options."""
+    budget: int | float | None = None
+    """Largest number of components: a count (int) or a share (float), rounded down."""
+    budgets: Sequence[int | float] | None = None
+    """Several budgets."""
+    target_effect: float | None = None
+    """Instead of a budget, the mean effect to reach by the fewest components."""
+    objective: AnyObjective = None
+    """What is maximised over the examples; None: decided by `resolve`."""
+    sign: SignName | None = None
+    """Sign of the effects that are sought; None: decided by `resolve`."""
+    constraint: Constraint | None = None
+    """A metric to leave within bounds."""
+    seed: int = 0
+    """Seed of the search."""
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        if self.objective is not None:
+            resolve_objective(self.objective)
+        if self.sign is not None and self.sign not in get_args(SignName):
+            raise ConfigError(f"sign is {shortened(self.sign)}. Give one of {listed(SignName)}.")
+        if self.constraint is not None and not isinstance(self.constraint, Constraint):
+            raise ConfigError(
+                f"constraint is {shortened(self.constraint)}. Give a tk.Constraint, e.g. "
+                "tk.Constraint(pairs=..., at_most=0.05)."
+            )
+
+    @classmethod
+    def of(
+        cls,
+        method: MethodChoice | type | Search = DEFAULT_METHOD,
+        options: Mapping[str, Any] | None = None,
+        *,
+        keywords: Iterable[str] = (),
+        **fields: Any,
+    ) -> Request:
+        """A request for a search method with options.
+
+        Args:
+            method: Name, class or value of the method.
+            options: Fields of the method.
+            keywords: What else the caller takes, which an error about an unknown option names.
+            **fields: The other fields.
+        """
+        return cls(search=make(method, options or {}, keywords), **fields)
+
+    @classmethod
+    def of_front(
+        cls,
+        options: Mapping[str, Any],
+        *,
+        max_budget: int | float | None = None,
+        keywords: Iterable[str] = (),
+        **fields: Any,
+    ) -> Request:
+        """A request for the best set of every size up to a budget, by local search."""
+        largest = 1.0 if max_budget is None else max_budget
+        return cls.of(LocalSearch, options, keywords=keywords, budget=largest, **fields)
+
+    def goal(self, n_components: int) -> Goal:
+        """Budgets as counts, or the target."""
+        return Goal.make(
+            n_components,
+            budget=self.budget,
+            budgets=self.budgets,
+            target_effect=self.target_effect,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedRequest:
+    """A request on a question, with everything decided."""
+
+    search: Search
+    """The search; with `objective="auto"` an `Auto`, which chooses between two."""
+    goal: Goal
+    """Budgets as counts, or the target."""
+    objective: Objective | None
+    """What is maximised over the examples; None: the mean effect."""
+    sign: int
+    """Of the effects that are sought, 1 or -1."""
+    constraint: tuple[Constraint, Engine] | None
+    """The constraint, and the engine that measures it."""
+    seed: int
+
+    @property
+    def searches(self) -> list[Search]:
+        """The search, or both that it chooses between, the joint one first."""
+        return searches_of(self.search)
+
+    @property
+    def objective_name(self) -> str:
+        """Name of the objective: `auto`, or what is maximised."""
+        return "auto" if isinstance(self.search, Auto) else describe(self.objective)
+
+    @property
+    def by_effect(self) -> bool:
+        """Whether scores of the search are the effects themselves."""
+        return self.objective is None and self.sign > 0
+
+    @property
+    def goal_of_search(self) -> Goal:
+        """The goal as the search is given it: by its scores."""
+        goal = self.goal
+        if goal.target is not None:
+            goal = replace(goal, target=self.sign * goal.target)
+        if self.constraint is not None and getattr(self.search, "records_every_size", False):
+            return goal.with_smaller_sizes()  # Its sets grow until they leave the bounds.
+        return goal
+
+    def target(self, question: Question, known: KnownSets | None = None) -> Target:
+        """The target of the search; `known` notes its sets within the bounds, and their scores."""
+        if isinstance(self.objective, Faithful) and self.objective.complement:
+            require_full_effect(question.own, self.sign)
+        return make_target(
+            question.own,
+            self.objective,
+            self.constraint,
+            sign=self.sign,
+            record=None if known is None else known.record,
+            record_effects=question.sets.record,
+        )
+
+
+def resolve(
+    question: Question, request: Request, *, usual: ObjectiveName = "mean"
+) -> ResolvedRequest:
+    """Decides what a request leaves open.
+
+    The objective is by default the `usual` one; of edges, and where the source is another model,
+    sets are sought that do what all components do. The sign is by default that of the target
+    effect, or of all components where such sets are sought.
+
+    Raises:
+        BudgetError: About the budget, or a target effect of another sign, or by an objective.
+        ConfigError: About the objective.
+    """
+    goal, search, constraint = request.goal(len(question.registry)), request.search, None
+    objective, sign = _objective_and_sign(question, request, usual)
+    maximised = resolve_objective(objective)
+    if maximised is not None and goal.target is not None:
+        raise BudgetError(
+            "A target_effect is a mean effect, and the search maximises something else. Give a "
+            "budget, or leave the objective out."
+        )
+    if objective == "auto":
+        if request.constraint is not None:
+            raise ConfigError(
+                "objective='auto' chooses between sets that need not stay within a constraint. "
+                "Leave one of them out, or use another objective."
+            )
+        search = halving(search, question.own.pairs.n_distinct)
+    if request.constraint is not None:
+        constraint = request.constraint, _constrained_engine(question, request.constraint)
+    return ResolvedRequest(
+        search=search,
+        goal=goal,
+        objective=maximised,
+        sign=_sign_of(question, sign, goal.target),
+        constraint=constraint,
+        seed=request.seed,
+    )
+
+
+def resolve_front(question: Question, request: Request, *, statistics: bool) -> ResolvedRequest:
+    """As `resolve`, of a front: by default `auto` where statistics search halves anyway."""
+    has_halves = statistics and question.own.pairs.n_distinct >= FEWEST_EXAMPLES
+    is_free = has_halves and request.constraint is None
+    return resolve(question, request, usual="auto" if is_free else "mean")
+
+
+def _objective_and_sign(
+    question: Question, request: Request, usual: ObjectiveName
+) -> tuple[ObjectiveName | Objective, SignName | None]:
+    """What is maximised, and the sign that is sought, by what was asked and by the question."""
+    objective, sign = request.objective, request.sign
+    if objective is not None:
+        return objective, sign
+    if request.target_effect is not None:
+        return "mean", sign
+    if isinstance(question.setup.source, OtherModel):
+        # What two models differ in is what carries the whole effect.
+        return (Faithful(complement=0.0) if sign in (None, "full") else "mean"), sign
+    if usual_objective(question.registry.kinds, sign) is not None:
+        return "faithful", "full"  # Of edges: whatever all of them do.
+    return usual, sign
+
+
+def _sign_of(question: Question, sign: SignName | None, target: float | None) -> int:
+    """Sign of the effects that are sought, 1 or -1; `target` is the effect to reach, if any."""
+    is_between_models = isinstance(question.setup.source, OtherModel)
+    if sign is None and target:
+        sought = 1 if target > 0 else -1
+    elif sign == "full" or (sign is None and is_between_models):
+        sought = -1 if question.own.full_effects.mean() < 0 else 1
+    else:
+        sought = -1 if sign == "negative" else 1
+    if target and target * sought < 0:
+        raise BudgetError(
+            f"The target_effect is {target:g}, and sign={sign!r} seeks effects "
+            f"{'below' if sought < 0 else 'above'} 0. Leave out sign, or give one of its sign."
+        )
+    return sought
+
+
+def _constrained_engine(question: Question, constraint: Constraint) -> Engine:
+    """The engine that measures a constraint."""
+    pairs = question.pairs if constraint.pairs is None else constraint.pairs
+    engine = question.engine_of(pairs, metric=constraint.metric)
+    check_metric(engine)
+    return engine

@@ -1,0 +1,219 @@
+"""A search on a question, as a request asks for it, and the results made of its sets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from tracekit.components.masks import from_indices, members_of_mask
+from tracekit.components.members import members_of
+from tracekit.engine import checks
+from tracekit.engine.cost import Cost
+from tracekit.engine.effects import metric_effects
+from tracekit.errors import TargetNotReachedError
+from tracekit.metrics import Effects
+from tracekit.results.question import KnownSets, Question
+from tracekit.results.result import RunFacts, TraceResult
+from tracekit.results.storage import versions
+from tracekit.search import Selection
+from tracekit.search.base import best_within, config_of
+from tracekit.search.constraint import measured_history, nothing_within
+from tracekit.search.objectives import Faithful, describe
+from tracekit.search.targets import ConstraintEffect, Record, Target
+from tracekit.tracer.plan import Plan, progress_bar
+from tracekit.tracer.request import ResolvedRequest
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a search took."""
+
+    cost: Cost
+    seconds: float
+    """Wall time."""
+
+    def __add__(self, other: Work) -> Work:
+        return Work(cost=self.cost + other.cost, seconds=self.seconds + other.seconds)
+
+
+def measure_work(question: Question, target: Target, search: Callable[[], _T]) -> tuple[_T, Work]:
+    """Searches a target on an unchanged model, and measures what that takes.
+
+    The clean run and the effect of all components, which all searches of a question share, are run
+    before, so that no search pays for them.
+    """
+    question.own.prepare_full_effects()
+    checks.check_unchanged(question.own)
+    cost, start = target.cost, time.perf_counter()
+    with target.engine.recorder.recording():
+        outcome = search()
+    return outcome, Work(cost=target.cost - cost, seconds=time.perf_counter() - start)
+
+
+def search(
+    question: Question,
+    request: ResolvedRequest,
+    planned: Plan | None,
+    on_note: Callable[..., None] | None = None,
+) -> list[TraceResult]:
+    """A result per budget, ascending, or one for a target.
+
+    Args:
+        question: The question.
+        request: What is asked for.
+        planned: Its passes, for the progress bar.
+        on_note: Is called with every step of the search.
+
+    Raises:
+        TargetNotReachedError: No set that was tried reaches the target.
+        NothingFoundError: No set that was tried stays within the bound of the constraint.
+        KeyboardInterrupt: Ctrl-C, before a set was measured that answers the goal.
+    """
+    with progress_bar(question, request, planned, on_note):
+        known = KnownSets()
+        target = request.target(question, known)
+        before, start = target.cost, time.perf_counter()
+        try:
+            selections, work = measure_work(
+                question,
+                target,
+                lambda: request.search.search(target, request.goal_of_search, request.seed),
+            )
+        except TargetNotReachedError as error:
+            if request.sign > 0:
+                raise
+            also = "Effects below 0 are sought, and all effects in this message are times -1."
+            raise TargetNotReachedError(f"{error} {also}") from None
+        except KeyboardInterrupt:
+            selections = _best_so_far(question, request, known)
+            work = Work(cost=target.cost - before, seconds=time.perf_counter() - start)
+        if request.constraint is not None and request.goal.budgets:
+            selections = [best_within(selections, budget) for budget in request.goal.budgets]
+        bounds = [target.report(members_of_mask(each.mask)) for each in selections]
+        for effect in bounds:
+            if request.constraint is not None and effect is not None and not effect.is_within:
+                raise nothing_within(request.constraint[0], effect.effect)
+        results = results_of(question, request, selections, bounds, work)
+        question.sets.selected |= {members_of(each, each.registry) for each in results}
+        return results
+
+
+def _best_so_far(question: Question, request: ResolvedRequest, known: KnownSets) -> list[Selection]:
+    """The best sets that an interrupted search has measured; Ctrl-C again if there are none."""
+    by_size, goal, n = known.by_size(), request.goal_of_search, question.own.n_components
+    budgets = request.goal.budgets
+    fitting = [[size for size in by_size if size <= budget] for budget in budgets]
+    if goal.target is not None:
+        reaching = [size for size in by_size if by_size[size].mean >= goal.target]
+        fitting = [[min(reaching)]] if reaching else []
+    if not fitting or not all(fitting):
+        raise KeyboardInterrupt
+    selections = []
+    for rank, sizes in enumerate(fitting):
+        best = by_size[max(sizes, key=lambda size: by_size[size].mean)]
+        selections.append(
+            Selection(
+                mask=from_indices(best.members, n),
+                effects=best.effects,
+                budget=budgets[rank] if budgets else None,
+                stopped="interrupted",
+            )
+        )
+    return selections
+
+
+def results_of(
+    question: Question,
+    request: ResolvedRequest,
+    selections: Sequence[Selection],
+    bounds: Sequence[ConstraintEffect | None],
+    work: Work,
+) -> list[TraceResult]:
+    """A result for each set that a search selected; `bounds` are effects on its constraint.
+
+    Selections have scores instead of effects unless the search was by effect.
+    """
+    sets = [members_of_mask(each.mask) for each in selections]
+    histories = [_history(request, each) for each in selections]
+    effects: Sequence[Effects] = [each.effects for each in selections]
+    if not request.by_effect:
+        effects = [question.own.effects(each.mask) for each in selections]
+    facts, extra_metrics = question.model_facts, question.extra_metrics
+    by_example = question.on_examples(sets, effects)
+    rows = zip(selections, by_example, bounds, histories, strict=True)
+    results = []
+    for selection, (own, held_out), bound, history in rows:
+        by, mask, soft_mask = (
+            selection.by or request.searches[0],
+            selection.mask,
+            selection.soft_mask,
+        )
+        extra = metric_effects(question.own, mask, extra_metrics) if extra_metrics else None
+        results.append(
+            TraceResult(
+                setup=question.named_setup,
+                run=RunFacts(
+                    method=by.name,
+                    title=getattr(by, "title", by.name),
+                    records_every_size=request.by_effect
+                    and getattr(by, "records_every_size", False),
+                    objective=describe(request.objective),
+                    sign="positive" if request.sign > 0 else "negative",
+                    config=config_of(by),
+                    seed=request.seed,
+                    cost=work.cost + selection.saved,
+                    seconds=work.seconds,
+                    stopped=selection.stopped,
+                    held_out_by=selection.held_out_by,
+                    versions=versions(),
+                ),
+                registry=question.registry,
+                binary_mask=mask,
+                soft_mask=mask.float() if soft_mask is None else soft_mask,
+                component_scores=_component_scores(question, request, selection, bound),
+                own=own,
+                held_out=held_out,
+                extra_metrics=tuple(metric.name for metric in extra_metrics),
+                extra_per_example=torch.stack([*extra.values()]) if extra else None,
+                constraint=bound,
+                budget=selection.budget,
+                target_effect=request.goal.target,
+                history=history,
+                axis_label=question.own.metric.axis_label,
+                model=question.model_name,
+                model_facts=facts,
+                noise_floor=question.noise_floor,
+            )
+        )
+    return results
+
+
+def _history(request: ResolvedRequest, selection: Selection) -> tuple[Record, ...]:
+    """Records of a search; those of a search that was not by effect have scores."""
+    history = measured_history(selection.history)
+    if request.by_effect:
+        return history
+    renamed = {"effect": "score"}
+    return tuple({renamed.get(key, key): record[key] for key in record} for record in history)
+
+
+def _component_scores(
+    question: Question,
+    request: ResolvedRequest,
+    selection: Selection,
+    bound: ConstraintEffect | None,
+) -> torch.Tensor | None:
+    """Scores that components were ranked by, as effects; None where they are no effects."""
+    scores, objective = selection.component_scores, request.objective
+    # Penalties and scores of several examples are no effects of single components, nor of sets.
+    if scores is None or bound is not None or not isinstance(objective, Faithful | None):
+        return None
+    if objective is None:
+        return request.sign * scores.float()
+    return scores.float() * (-1 if question.own.full_effects.mean() < 0 else 1)
