@@ -23,9 +23,10 @@ from tracekit.search.constraint import make_target, nothing_within
 from tracekit.search.local.local_search import SearchState
 from tracekit.search.targets import Target
 from tracekit.tracer import diagnostics
-from tracekit.tracer.plan import Plan, progress_bar
-from tracekit.tracer.request import ResolvedRequest
+from tracekit.tracer.plan import Plan, plan_front, progress_bar
+from tracekit.tracer.request import Request, ResolvedRequest, resolve_front
 from tracekit.tracer.search import Work, measure_work, results_of
+from tracekit.tracer.trackers import Observed, Observer
 
 _T = TypeVar("_T")
 _INTERRUPTED = "Stopped by Ctrl-C: the front holds the best sets found so far, no statistics."
@@ -47,6 +48,20 @@ class _Sets:
     walk_cost: Cost = field(default_factory=Cost)
     fit: CrossFit | None = None
     """What the searches select on halves of the examples, where these chose between them."""
+
+
+def run_front(
+    question: Question, request: Request, observe: Observer | None = None, *, statistics: bool
+) -> ParetoFront:
+    """The front that a request asks for, with the warnings about it; see `Tracer.pareto`."""
+    resolved = resolve_front(question, request, statistics=statistics)
+    planned = plan_front(question, resolved, statistics=statistics)
+    diagnostics.warn_before(question, resolved, request.sign, planned)
+    with Observed(observe, question, resolved) as observed:
+        pareto_front = front(question, resolved, planned, observed.step, statistics=statistics)
+        observed.results(pareto_front.results)
+    diagnostics.warn_of_circuits(pareto_front.results)
+    return pareto_front
 
 
 def front(
@@ -76,14 +91,15 @@ def front(
             sets, note = _unless_stopped(lambda: _walk_from_all(question, target, sets), sets)
         if isinstance(request.search, Auto) and note is None:
             sets, note = _unless_stopped(lambda: _choose(question, request, target, sets), sets)
-        found = _measured_front(question, request, target, sets)
+        pareto_front = _measured_front(question, request, target, sets)
         if statistics and note is None:
-            found, note = _unless_stopped(
-                lambda: _with_statistics(question, request, target, sets, found), found
+            pareto_front, note = _unless_stopped(
+                lambda: _with_statistics(question, request, target, sets, pareto_front),
+                pareto_front,
             )
         if note is not None:
             warn(note, SearchStoppedWarning)
-        return found
+        return pareto_front
 
 
 def _unless_stopped(step: Callable[[], _T], before: _T) -> tuple[_T, str | None]:
@@ -103,12 +119,12 @@ def _best_of_every_size(question: Question, request: ResolvedRequest, target: Ta
     def search() -> SearchState:
         state = local.run(target, request.goal, request.seed)
         best = state.best_sets
-        known = {
+        fitting = {
             members: effects
             for members, effects in _known_effects(question, request.sign).items()
             if len(members) <= best.largest
         }
-        best.take_over(target.scores_of(known, better_than=best.effect))
+        best.take_over(target.scores_of(fitting, better_than=best.effect))
         return state
 
     state, work = measure_work(question, target, search)
@@ -117,10 +133,11 @@ def _best_of_every_size(question: Question, request: ResolvedRequest, target: Ta
 
 def _known_effects(question: Question, sign: int) -> dict[ComponentSet, Effects]:
     """Effects of the best sets that were measured before, and of all that were selected."""
-    known = {each.members: each.effects for each in question.sets.by_size(sign).values()}
+    best = question.sets.by_size(sign).values()
+    effects = {each.members: each.effects for each in best}
     for result in question.results:
-        known[members_of(result, result.registry)] = result.own.effects
-    return known
+        effects[members_of(result, result.registry)] = result.own.effects
+    return effects
 
 
 def _improving(state: SearchState) -> dict[int, Selection]:
@@ -172,11 +189,11 @@ def _measured_front(
         sets.work,
     )
     question.sets.selected |= {members_of(each, each.registry) for each in results}
-    found = ParetoFront.of(results, request.goal.budgets[-1], order=sets.state.order)
+    pareto_front = ParetoFront.of(results, request.goal.budgets[-1], order=sets.state.order)
     return replace(
-        found,
+        pareto_front,
         statistics_cost=sets.walk_cost + (Cost() if sets.fit is None else sets.fit.cost),
-        trade_offs=_trade_offs(question, request, target, found.sizes),
+        trade_offs=_trade_offs(question, request, target, pareto_front.sizes),
     )
 
 
@@ -186,8 +203,8 @@ def _trade_offs(
     """Sets between the largest effect that the question knows and the most faithful one."""
     if (faithful := target.faithful) is None:
         return ()
-    known, engine = question.sets.by_size(request.sign), question.own
-    strongest = [known[size].members for size in sizes if size in known]
+    best, engine = question.sets.by_size(request.sign), question.own
+    strongest = [best[size].members for size in sizes if size in best]
     target.set_effects([each for each in strongest if each not in faithful.measured])
     return trade_offs(
         faithful.measured,
@@ -203,15 +220,15 @@ def _with_statistics(
     request: ResolvedRequest,
     target: Target,
     sets: _Sets,
-    found: ParetoFront,
+    pareto_front: ParetoFront,
 ) -> ParetoFront:
     """The front with cross-fitted effects, random controls and stability."""
-    engine, fit, cost = question.own, sets.fit, found.statistics_cost
+    engine, fit, cost = question.own, sets.fit, pareto_front.statistics_cost
     # Scores of an objective have an account of their own.
     is_shared = target.engine.account is engine.account
     accounts = [target] if is_shared else [engine, target]
     before = [account.cost for account in accounts]
-    sizes = sizes_of_statistics(found.sizes) if fit is None else fit.sizes
+    sizes = sizes_of_statistics(pareto_front.sizes) if fit is None else fit.sizes
     if fit is None and engine.pairs.n_distinct >= FEWEST_EXAMPLES:
         fit = cross_fit(make_target(engine), request.searches, sizes, request.seed, searched=target)
         cost += fit.on_halves
@@ -219,7 +236,7 @@ def _with_statistics(
         engine,
         {
             each.n_selected: members_of(each, each.registry)
-            for each in found
+            for each in pareto_front
             if each.n_selected in sizes
         },
         request.seed,
@@ -230,6 +247,6 @@ def _with_statistics(
     )
     for account, earlier in zip(accounts, before, strict=True):
         cost += account.cost - earlier
-    found = replace(found, statistics=rows, statistics_cost=cost)
-    diagnostics.warn_of_front(found)
-    return found
+    pareto_front = replace(pareto_front, statistics=rows, statistics_cost=cost)
+    diagnostics.warn_of_front(pareto_front)
+    return pareto_front

@@ -150,8 +150,8 @@ class ResolvedRequest:
             return goal.with_smaller_sizes()  # Its sets grow until they leave the bounds.
         return goal
 
-    def target(self, question: Question, known: KnownSets | None = None) -> Target:
-        """The target of the search; `known` notes its sets within the bounds, and their scores."""
+    def target(self, question: Question, recorder: KnownSets | None = None) -> Target:
+        """The target of the search; `recorder` notes sets within the bounds, and their scores."""
         if isinstance(self.objective, Faithful) and self.objective.complement:
             require_full_effect(question.own, self.sign)
         return make_target(
@@ -159,7 +159,7 @@ class ResolvedRequest:
             self.objective,
             self.constraint,
             sign=self.sign,
-            record=None if known is None else known.record,
+            record=None if recorder is None else recorder.record,
             record_effects=question.sets.record,
         )
 

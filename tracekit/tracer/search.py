@@ -24,8 +24,10 @@ from tracekit.search.base import best_within, config_of
 from tracekit.search.constraint import measured_history, nothing_within
 from tracekit.search.objectives import Faithful, describe
 from tracekit.search.targets import ConstraintEffect, Record, Target
-from tracekit.tracer.plan import Plan, progress_bar
-from tracekit.tracer.request import ResolvedRequest
+from tracekit.tracer import diagnostics
+from tracekit.tracer.plan import Plan, plan, progress_bar
+from tracekit.tracer.request import Request, ResolvedRequest, resolve
+from tracekit.tracer.trackers import Observed, Observer
 
 _T = TypeVar("_T")
 
@@ -56,6 +58,21 @@ def measure_work(question: Question, target: Target, search: Callable[[], _T]) -
     return outcome, Work(cost=target.cost - cost, seconds=time.perf_counter() - start)
 
 
+def run_search(
+    question: Question, request: Request, observe: Observer | None = None
+) -> list[TraceResult]:
+    """The results that a request asks for, with the warnings about them; see `Tracer.run`."""
+    resolved = resolve(question, request)
+    planned = plan(question, resolved)
+    diagnostics.warn_before(question, resolved, request.sign, planned)
+    with Observed(observe, question, resolved) as observed:
+        results = search(question, resolved, planned, observed.step)
+        observed.results(results)
+    question.results.extend(results)
+    diagnostics.warn_of_results(results, question.own.pairs, question.noise_floor)
+    return results
+
+
 def search(
     question: Question,
     request: ResolvedRequest,
@@ -76,8 +93,8 @@ def search(
         KeyboardInterrupt: Ctrl-C, before a set was measured that answers the goal.
     """
     with progress_bar(question, request, planned, on_note):
-        known = KnownSets()
-        target = request.target(question, known)
+        recorded = KnownSets()
+        target = request.target(question, recorded)
         before, start = target.cost, time.perf_counter()
         try:
             selections, work = measure_work(
@@ -91,7 +108,7 @@ def search(
             also = "Effects below 0 are sought, and all effects in this message are times -1."
             raise TargetNotReachedError(f"{error} {also}") from None
         except KeyboardInterrupt:
-            selections = _best_so_far(question, request, known)
+            selections = _best_so_far(question, request, recorded)
             work = Work(cost=target.cost - before, seconds=time.perf_counter() - start)
         if request.constraint is not None and request.goal.budgets:
             selections = [best_within(selections, budget) for budget in request.goal.budgets]
@@ -104,9 +121,11 @@ def search(
         return results
 
 
-def _best_so_far(question: Question, request: ResolvedRequest, known: KnownSets) -> list[Selection]:
+def _best_so_far(
+    question: Question, request: ResolvedRequest, recorded: KnownSets
+) -> list[Selection]:
     """The best sets that an interrupted search has measured; Ctrl-C again if there are none."""
-    by_size, goal, n = known.by_size(), request.goal_of_search, question.own.n_components
+    by_size, goal, n = recorded.by_size(), request.goal_of_search, question.own.n_components
     budgets = request.goal.budgets
     fitting = [[size for size in by_size if size <= budget] for budget in budgets]
     if goal.target is not None:

@@ -53,11 +53,10 @@ from tracekit.tracer import diagnostics, exploring, exporting, generation
 from tracekit.tracer import estimate as estimating
 from tracekit.tracer import look as looking
 from tracekit.tracer.estimate import estimate_of
-from tracekit.tracer.front import front as search_front
-from tracekit.tracer.plan import plan, plan_front
-from tracekit.tracer.request import Request, resolve, resolve_front
-from tracekit.tracer.search import search
-from tracekit.tracer.trackers import Observed, Observer
+from tracekit.tracer.front import run_front
+from tracekit.tracer.request import Request
+from tracekit.tracer.search import run_search
+from tracekit.tracer.trackers import Observer
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -272,15 +271,7 @@ class Tracer:
             constraint=constraint,
             seed=seed,
         )
-        resolved = resolve(self.traced, request)
-        planned = plan(self.traced, resolved)
-        diagnostics.warn_before(self.traced, resolved, sign, planned)
-        with Observed(observe, self.traced, resolved) as observed:
-            results = search(self.traced, resolved, planned, observed.step)
-            observed.results(results)
-        self.traced.results.extend(results)
-        self._last = results
-        diagnostics.warn_of_results(results, self.engine.pairs, self.noise_floor)
+        self._last = results = run_search(self.traced, request, observe)
         return results[0] if budgets is None else TraceCurve(tuple(results))
 
     def pareto(
@@ -335,16 +326,7 @@ class Tracer:
             constraint=constraint,
             seed=seed,
         )
-        resolved = resolve_front(self.traced, request, statistics=statistics)
-        planned = plan_front(self.traced, resolved, statistics=statistics)
-        diagnostics.warn_before(self.traced, resolved, sign, planned)
-        with Observed(observe, self.traced, resolved) as observed:
-            front = search_front(
-                self.traced, resolved, planned, observed.step, statistics=statistics
-            )
-            observed.results(front.results)
-        diagnostics.warn_of_circuits(front.results)
-        self._last = front
+        self._last = front = run_front(self.traced, request, observe, statistics=statistics)
         return front
 
     look = _asks(looking.look)
