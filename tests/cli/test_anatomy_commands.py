@@ -180,7 +180,7 @@ def test_sources_that_take_more_than_a_name(command, tmp_path, demo_model):
     run = tracer.run("top-k", budget=2).save(tmp_path / "run")
     code, _, err = command("explain", run, *QUICK)
     assert code == 1
-    assert "The source 'mean of demo-facts (" in err
+    assert "The source 'mean over demo-facts (" in err
     assert ")' takes more than its name." in err
     assert "Build the tracer in Python for others." in err
 

@@ -7,10 +7,10 @@ from typing import get_args
 
 import pytest
 
+from tracekit._util.names import SourceName
 from tracekit.cli.options import OPTIONS, TRACED
 from tracekit.components.kinds import KINDS
 from tracekit.engine.setup import Setup
-from tracekit.engine.sources import SourceName
 from tracekit.metrics import METRICS
 from tracekit.search.objectives import ObjectiveName
 

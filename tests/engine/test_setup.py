@@ -15,6 +15,7 @@ from tracekit._util.names import SourceName
 from tracekit.components import ComponentRegistry
 from tracekit.engine.setup import Setup, SetupOptions
 from tracekit.errors import ComponentError, ConfigError
+from tracekit.results.question import bind
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +36,13 @@ SETUPS = [
 @pytest.mark.parametrize("setup", SETUPS, ids=str)
 def test_setup_is_made_again_by_its_code_and_from_json(model, setup):
     pairs = tk.PromptPairs.from_ids([r for r in tiny.rows(40) if len(r["prompt_ids"]) == 5][:4])
-    registry = setup.bind(model, pairs, tk.engine.EngineConfig()).registry
+    registry = bind(setup, model, pairs, tk.engine.EngineConfig()).registry
     named = setup.named(registry)
     assert eval(repr(named), {"tk": tk}).named(registry) == named
     assert Setup.from_spec(json.loads(json.dumps(named.spec()))) == named
-    again = named.bind(model, pairs, tk.engine.EngineConfig())
+    again = bind(named, model, pairs, tk.engine.EngineConfig())
     assert again.registry == registry
-    assert again.named == named
+    assert again.named_setup == named
 
 
 def test_setup_of_a_registry_or_own_kind_names_exactly_its_components(model):
@@ -64,14 +65,14 @@ def test_setup_code_says_where_there_is_no_code(model):
         "tk.Setup(components='mlp-outputs', metric=my_metric, source=tk.Mean(pairs=...))"
     )
     named = setup.named(registry)
-    assert (named.metric, named.source) == ("my_metric", f"mean of {pairs.name}")
+    assert (named.metric, named.source) == ("my_metric", f"mean over {pairs.name}")
     assert repr(named).endswith("metric=my_metric, source=...)")
 
 
 def test_source_seed_counts_only_where_something_is_drawn():
     assert Setup(source="zero", source_seed=5) == Setup(source="zero")
     assert Setup(source="noise", source_seed=5) != Setup(source="noise")
-    assert Setup(source="noise on last", source_seed=5).source_seed == 5
+    assert Setup(source="noise:spans=last", source_seed=5).source_seed == 5
 
 
 def test_tracer_from_a_setup_is_the_tracer_from_its_options(model):

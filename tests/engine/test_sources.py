@@ -5,8 +5,11 @@ The reference is `tests/plain.py`.
 
 from __future__ import annotations
 
+import json
+import re
 import warnings
 from itertools import count
+from typing import get_args
 
 import pytest
 import torch
@@ -15,9 +18,10 @@ from transformer_lens.model_bridge import TransformerBridge
 import tracekit as tk
 from tests import tiny
 from tests.plain import MODULES, Plain
+from tracekit._util.names import SourceName
 from tracekit.demo import MODEL_DIR
 from tracekit.engine.effects import log_probs
-from tracekit.engine.sources import name_of, source_of_name
+from tracekit.engine.sources import SOURCES, name_of, parse_source
 from tracekit.errors import ConfigError, ModelWarning, PairsError, SourceError
 from tracekit.search import METHODS
 
@@ -316,19 +320,77 @@ class TestNames:
         ],
     )
     def test_names_give_the_source(self, source):
-        assert source_of_name(name_of(source)) == source
+        parsed = parse_source(name_of(source))
+        assert (parsed.name, type(parsed)) == (name_of(source), type(parse_source(parsed.name)))
+        if isinstance(source, tk.Noise):
+            assert parsed == source
 
-    @pytest.mark.parametrize("name", ["mean of pairs", "mean-positional of x", "own tensors of 2"])
+    @pytest.mark.parametrize(
+        "name",
+        ["mean over pairs", "mean-positional over x", "own tensors (12ab)", "model base (12ab)"],
+    )
     def test_others_take_more_than_a_name(self, name):
-        with pytest.raises(SourceError, match=f"The source '{name}' takes more than its name. By"):
-            source_of_name(name)
+        with pytest.raises(SourceError, match=re.escape(f"The source '{name}' takes more than")):
+            parse_source(name)
 
-    @pytest.mark.parametrize("name", ["nothing", "noise times 1.2.3", "noise on ", "mean of"])
+    @pytest.mark.parametrize("name", ["nothing", "noise times 2", "Zero", ""])
     def test_names_that_are_none(self, name):
         with pytest.raises(
             SourceError, match=f"Unknown source '{name}'. Use one of counterfactual"
         ):
-            source_of_name(name)
+            parse_source(name)
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("zero:factor=2", "The source 'zero' has no options. Give 'zero' alone."),
+            (
+                "noise:width=2",
+                "The source 'noise' has no option 'width'. It takes spans and factor.",
+            ),
+            ("noise:spans", "has the option 'spans'. Write options as NAME=VALUE"),
+            ("noise:", "has the option ''. Write options as NAME=VALUE"),
+            ("noise:factor=1.2.3", "The factor of the noise is '1.2.3'. Give a number."),
+            ("noise:factor=-1", "It must be positive"),
+            (
+                "mean:factor=2",
+                "has no option 'factor'. It takes pairs and digest.",
+            ),
+        ],
+    )
+    def test_options_that_are_refused(self, name, text):
+        with pytest.raises(SourceError, match=re.escape(text)):
+            parse_source(name)
+
+    def test_names_are_those_of_the_table(self):
+        assert [*SOURCES] == [*get_args(SourceName)]
+        assert {name: source.name for name, source in SOURCES.items()} == {n: n for n in SOURCES}
+
+
+@pytest.mark.parametrize("kind", ["mean", "mean-positional"])
+def test_means_over_the_prompts_of_a_file(demo_model, tmp_path, kind):
+    """By name they are those of the pairs in the file, in Python and in a saved result."""
+    model = demo_model
+    data = tk.load_dataset("demo-facts", model)
+    length = len(data[0].prompt_ids)
+    same = [number for number, pair in enumerate(data) if len(pair.prompt_ids) == length]
+    others = data.subset(same)
+    file = tmp_path / "others.jsonl"
+    rows = [{"prompt": model.tokenizer.decode(p.prompt_ids), "x": " a"} for p in others[4:9]]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    question = {"components": "head-outputs", "metric": "probability-drop"}
+    by_name = tk.Tracer(model, others[:4], source=f"{kind}:pairs={file}", **question)
+    over = tk.Mean(pairs=others[4:9], positional=kind != "mean")
+    by_pairs = tk.Tracer(model, others[:4], source=over, **question)
+    assert torch.equal(by_name.engine.full_effects, by_pairs.engine.full_effects)
+    by_name.run("top-k", budget=1).save(tmp_path / "run")
+    setup = tk.TraceResult.load(tmp_path / "run").setup
+    assert setup.source.startswith(f"{kind}:pairs={file},digest=")
+    again = tk.Tracer(model, others[:4], setup)
+    assert torch.equal(again.engine.full_effects, by_pairs.engine.full_effects)
+    file.write_text(file.read_text() * 2)
+    with pytest.raises(SourceError, match=r"others.jsonl, which has changed since: its digest is"):
+        tk.Tracer(model, others[:4], setup)
 
 
 class TestNoise:
@@ -344,7 +406,7 @@ class TestNoise:
             expected[:1], expected[3:] = 0, 0
             torch.testing.assert_close(there.counterfactual.noise, expected)
         assert part.full_effect != whole.full_effect
-        assert part.run("top-k", budget=1).setup.source == "noise on subject times 6"
+        assert part.run("top-k", budget=1).setup.source == "noise:spans=subject,factor=6"
 
     @pytest.mark.parametrize("by", ["span", "position", None])
     def test_it_is_on_spans_whatever_is_told_apart(self, model, by):
@@ -729,7 +791,7 @@ class TestRefusals:
             tk.Tracer(model, even_pairs, "head-outputs", source=tensors)
 
     @pytest.mark.usefixtures("unchecked")
-    @pytest.mark.parametrize("pairs", [None, [1, 2]])
+    @pytest.mark.parametrize("pairs", [3, [1, 2]])
     def test_means_over_what_is_no_pairs(self, pairs):
         with pytest.raises(SourceError, match=r"The mean is over .* Give PromptPairs, e.g. of"):
             tk.Mean(pairs=pairs)

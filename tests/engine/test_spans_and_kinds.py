@@ -519,7 +519,7 @@ def test_one_span_or_an_end_of_one(model, name, part, other_length):
     torch.testing.assert_close(*effects)
 
 
-@pytest.mark.parametrize("source", [tk.Noise(spans=("second",)), "noise on second"])
+@pytest.mark.parametrize("source", [tk.Noise(spans=("second",)), "noise:spans=second"])
 def test_noise_is_on_the_whole_span_where_components_act_on_its_end(model, source):
     pairs = tk.PromptPairs.from_ids(rows_with_spans())
     of_end, of_all = (

@@ -71,12 +71,17 @@ def test_equal_budgets_in_another_order_are_the_same_run():
 
 
 def test_jobs_say_what_is_unusual():
-    shared = {"direction": "denoising", "layers": [1], "source": "noise on last", "positions": [0]}
+    shared = {
+        "direction": "denoising",
+        "layers": [1],
+        "source": "noise:spans=last",
+        "positions": [0],
+    }
     grid = Grid(**PLAIN, setup=shared, extra_metrics=["kl"], seeds=[3], limit=8)
     (job,) = grid.jobs()
     assert job.setup.source_seed == job.seed == 3
     assert job.unusual == {
-        **{"direction": "denoising", "layers": (1,), "source": "noise on last"},
+        **{"direction": "denoising", "layers": (1,), "source": "noise:spans=last"},
         **{"dtype": "auto", "limit": 8},
     }
 

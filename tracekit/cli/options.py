@@ -180,8 +180,8 @@ OPTIONS: Mapping[str, Option] = {
         "Consecutive layers in which a component acts at once.", default=1, min=1
     ),
     "source": WHAT.name(
-        f"Where the values come from that are patched in: {listed(SourceName)}, or noise on spans, "
-        "e.g. 'noise on subject'.",
+        f"Where the values come from that are patched in: {listed(SourceName)}; or with options, "
+        "e.g. noise:spans=subject or mean:pairs=prompts.jsonl.",
         default="counterfactual",
     ),
     "direction": WHAT.name(

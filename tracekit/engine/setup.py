@@ -20,14 +20,7 @@ from tracekit.components import ComponentRegistry
 from tracekit.components.kinds import KINDS, Kind
 from tracekit.components.registry import SiteSpec
 from tracekit.engine.layout import Positions
-from tracekit.engine.sources import (
-    Mean,
-    Noise,
-    Source,
-    draws,
-    name_of,
-    source_of_name,
-)
+from tracekit.engine.sources import AnySource, as_source, draws, name_of
 from tracekit.errors import ComponentError, ConfigError, SourceError
 from tracekit.metrics import METRICS, ContinuationMean, Direction, Metric, MetricFunction
 from tracekit.metrics import resolve as resolve_metric
@@ -48,7 +41,7 @@ class SetupOptions(TypedDict, total=False):
     split_by: SplitBy | str | None
     layer_window: int
     positions: Positions
-    source: Source | str
+    source: AnySource
     source_seed: int
     direction: Direction
     continuation_mean: ContinuationMean
@@ -103,10 +96,11 @@ class Setup:
     """Consecutive layers in which a component acts at once, around its own."""
     positions: Positions = "prompt"
     """Where to intervene: `prompt`, `last`, `all`, or prompt positions."""
-    source: Source | str = "counterfactual"
+    source: AnySource = "counterfactual"
     """Where the values come from that are patched in: `counterfactual` (each pair's own prompt or
     noise), `noise`, `zero`, `mean`, `mean-positional`, `resample`, a `Noise` on spans, a `Mean`
-    over other pairs, an `OtherModel`, or tensors by hook point (`tracekit.engine.sources`)."""
+    over other pairs, an `OtherModel`, or tensors by hook point (`tracekit.engine.sources`). By name
+    with options: `noise:spans=subject`, `mean:pairs=prompts.jsonl`."""
     source_seed: int = 0
     """Draws the noise of `noise` and the examples of `resample`, for each example by its tokens; 0
     where nothing is drawn."""
@@ -280,17 +274,11 @@ def _metric_code(metric: Any) -> str:
     return repr(name) if name in METRICS else name if name.isidentifier() else "..."
 
 
-def _source_code(source: Any) -> str:
-    if isinstance(source, Mean):
-        return f"tk.Mean(pairs=...{', positional=True' if source.positional else ''})"
-    if isinstance(source, str):
-        try:
-            source = source_of_name(source)
-        except SourceError:
-            return "..."
-    if isinstance(source, Noise):
-        return f"tk.{source!r}"
-    return repr(source) if isinstance(source, str) else "..."
+def _source_code(source: AnySource) -> str:
+    try:
+        return as_source(source).code()
+    except SourceError:  # Of a saved setup, whose source only Python can give.
+        return "..."
 
 
 _CODES: Mapping[str, Callable[[Any], str]] = {

@@ -6,37 +6,40 @@ A source turns the pairs of a data set into pairs with the counterfactuals that 
     noise             fixed noise on the embeddings of the prompt, three times as large as these;
                       a `Noise` says of which spans, and another factor
     zero              zeros
-    mean              one vector a component: the mean over every prompt position of every example
+    mean              one vector a component: the mean over every prompt position of every example;
+                      a `Mean` says of which prompts
     mean-positional   the mean over examples at each prompt position
     resample          the activations of another example with as many tokens, drawn once for each
     an `OtherModel`   the activations of another model on the same tokens
-    a mapping         tensors of one's own, by hook point
+    a mapping         tensors of your own, by hook point
+
+Every source is an object with a `name`, by which it is saved, printed and given on the command
+line: `NAME` or `NAME:OPTION=VALUE`, as in `noise:spans=subject,factor=5` or
+`mean:pairs=prompts.jsonl`. What these words leave open is in the name as a digest, so two sources
+of one name give the same values. A new source is a class with an entry in `SOURCES`.
 """
 
 from __future__ import annotations
 
-import re
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import isfinite
-from typing import Any, cast, get_args
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from typing_extensions import assert_never
 
 from tracekit._util.files import digest_of, tensors_digest
-from tracekit._util.names import SourceName
-from tracekit._util.options import check_seed, first_few, shortened
+from tracekit._util.options import first_few, shortened
 from tracekit._util.warn import warn
 from tracekit.components import ComponentRegistry, Kind
 from tracekit.data.counterfactuals import (
     ConstantCounterfactual,
     Constants,
-    Counterfactual,
     GaussianNoise,
     Ids,
     NoiseCounterfactual,
@@ -44,54 +47,207 @@ from tracekit.data.counterfactuals import (
     PromptCounterfactual,
     draw_key,
 )
+from tracekit.data.counterfactuals import (
+    Counterfactual as AnyCounterfactual,
+)
 from tracekit.data.pair import PromptPair, drawn_by
 from tracekit.data.prompts import PromptPairs
+from tracekit.data.registry import load_dataset
 from tracekit.data.spans import with_implied
 from tracekit.engine.edge_checks import check_other
-from tracekit.engine.layout import Positions, buckets
-from tracekit.engine.packing import pad
-from tracekit.engine.patching import SeenRows
+from tracekit.engine.layout import Positions
+from tracekit.engine.means import mean_activations, shapes_of
 from tracekit.errors import ModelWarning, SourceError
 from tracekit.models import load_model
-from tracekit.models.architectures import long_rope_limit, scores_hook
 from tracekit.models.hooked import (
-    Hook,
     HookedModel,
-    device_of,
     embedding_std,
-    frozen,
     is_processed,
     model_name,
-    recording_hooks,
     weights_digest,
 )
 
-_OWN_TENSORS = "own tensors"
 _SHOWN_DIGITS = 8
 """Hexadecimal digits of a digest that stand in the name of a source."""
 ToPairs = Callable[[PromptPairs], PromptPairs]
+"""Gives pairs the counterfactuals of a source."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Mean:
-    """Means over the prompts of other pairs than those that are traced."""
+class Binding:
+    """What a source is bound to."""
 
+    model: HookedModel
     pairs: PromptPairs
-    """Whose prompts are run; their counterfactuals and continuations do not matter."""
+    """The data set, with its spans; means are taken over it."""
+    registry: ComponentRegistry
+    """Only hook points of these components get values."""
+    positions: Positions = "prompt"
+    """Where to intervene."""
+    seed: int = 0
+    """Draws noise and other examples."""
+    max_batch_size: int = 64
+    """Examples per pass."""
+
+
+class Source:
+    """Where the values come from that are patched in."""
+
+    kind: ClassVar[str]
+    """The first part of its name."""
+    draws: ClassVar[bool] = False
+    """Whether it draws random values, so that its seed matters."""
+
+    @property
+    def name(self) -> str:
+        """By which it is saved and printed; `parse_source` makes the source of it again."""
+        return self.kind
+
+    @property
+    def reads_spans(self) -> bool:
+        """Whether it reads the spans that prompts name, whatever components are split by."""
+        return False
+
+    def with_options(self, options: Mapping[str, str]) -> Source:
+        """The source with options as they stand in a name; refuses any that it lacks."""
+        if options:
+            raise SourceError(f"The source {self.kind!r} has no options. Give {self.kind!r} alone.")
+        return self
+
+    def code(self) -> str:
+        """Python that makes it, after `import tracekit as tk`; `...` where nothing does."""
+        return repr(self.name)
+
+    def bind(self, at: Binding) -> ToPairs:
+        """A function that gives pairs the counterfactuals of the source on a model.
+
+        Raises:
+            SourceError: The source does not suit the data, the components or the model.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Counterfactual(Source):
+    """The counterfactual of each pair: its own prompt, or noise."""
+
+    kind: ClassVar[str] = "counterfactual"
+
+    def bind(self, at: Binding) -> ToPairs:
+        """Leaves pairs as they are."""
+        return lambda pairs: pairs
+
+
+@dataclass(frozen=True)
+class Zero(Source):
+    """Zeros."""
+
+    kind: ClassVar[str] = "zero"
+
+    def bind(self, at: Binding) -> ToPairs:
+        """Zeros at every hook point."""
+        kinds = at.registry.kinds_by_hook
+        _refuse_features(at.registry)
+        _refuse_scores(kinds)
+        if is_processed(at.model):
+            warn(
+                f"TransformerLens processed the weights of {model_name(at.model)} (folded, "
+                "centred), so an activation of zero is another one than in the Hugging Face model. "
+                "Load it by tk.load_model for zero ablation, or use source='mean'.",
+                ModelWarning,
+            )
+        values = {name: torch.zeros(shape) for name, shape in shapes_of(at.model, kinds).items()}
+        return _constant(Constants(self.name, values))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Mean(Source):
+    """Means over the prompts of a data set: that which is traced, or another one."""
+
+    pairs: PromptPairs | str | Path | None = None
+    """Whose prompts are run: pairs, or a file or the name of a data set as `load_dataset` takes;
+    their counterfactuals and continuations do not matter. None: the traced pairs."""
     positional: bool = False
     """Whether every prompt position has a mean of its own."""
+    digest: str | None = None
+    """How the SHA-256 of the file begins, as names have it; None: whatever it holds."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.pairs, PromptPairs):
+        if not isinstance(self.pairs, PromptPairs | str | Path | None):
             raise SourceError(
                 f"The mean is over {shortened(self.pairs)}. Give PromptPairs, e.g. of "
-                "tk.load_dataset."
+                "tk.load_dataset, or the path of a file."
             )
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """`mean` or `mean-positional`."""
+        return "mean-positional" if self.positional else "mean"
+
+    @property
+    def name(self) -> str:
+        """With the file or the data set, or the name of the pairs, which only Python can give."""
+        if isinstance(self.pairs, PromptPairs):
+            fingerprint = self.pairs.fingerprint[:_SHOWN_DIGITS]
+            return f"{self.kind} over {self.pairs.name} ({fingerprint})"
+        if self.pairs is None:
+            return self.kind
+        digest = self.digest or self._file_digest()
+        return f"{self.kind}:pairs={self.pairs}" + (f",digest={digest}" if digest else "")
+
+    def _file_digest(self) -> str | None:
+        """How the SHA-256 of the file of prompts begins; None of a data set by its name."""
+        file = Path(str(self.pairs))
+        if not file.is_file():
+            return None
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:_SHOWN_DIGITS]
+
+    def with_options(self, options: Mapping[str, str]) -> Mean:
+        """With `pairs`, a file or the name of a data set, and perhaps the `digest` of the file."""
+        _check_options(self.kind, options, ("pairs", "digest"))
+        return replace(self, pairs=options.get("pairs"), digest=options.get("digest"))
+
+    def code(self) -> str:
+        """Python that makes it; `...` for pairs."""
+        if self.pairs is None:
+            return repr(self.name)
+        pairs = "..." if isinstance(self.pairs, PromptPairs) else repr(str(self.pairs))
+        return f"tk.Mean(pairs={pairs}{', positional=True' if self.positional else ''})"
+
+    def bind(self, at: Binding) -> ToPairs:
+        """Means of every hook point."""
+        kinds, over = at.registry.kinds_by_hook, self.pairs
+        _refuse_features(at.registry)
+        _refuse_scores(kinds)
+        if over is None:
+            over = at.pairs
+        elif not isinstance(over, PromptPairs):
+            if self.digest not in (None, self._file_digest()):
+                raise SourceError(
+                    f"The mean is over the prompts of {over}, which has changed since: its digest "
+                    f"is {self._file_digest()}, and {self.digest} was asked for. Restore the file, "
+                    "or leave the digest out."
+                )
+            over = load_dataset(str(over), at.model)
+        means = mean_activations(
+            at.model,
+            over,
+            at.pairs,
+            kinds,
+            positional=self.positional,
+            positions=at.positions,
+            max_batch_size=at.max_batch_size,
+        )
+        length = len(over[0].prompt_ids) if self.positional else None
+        return _constant(Constants(self.name, means, self.positional), length)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noise:
+class Noise(Source):
     """Fixed noise on the embeddings of the prompt, or of spans of it."""
+
+    kind: ClassVar[str] = "noise"
+    draws: ClassVar[bool] = True
 
     spans: tuple[str, ...] | None = None
     """The spans that are disturbed, e.g. `("subject",)` as in ROME; None: the whole prompt."""
@@ -112,23 +268,77 @@ class Noise:
             )
         object.__setattr__(self, "spans", tuple(self.spans))
 
-    def describe(self) -> str:
-        """Its name in results; `source_of_name` understands it."""
-        on = "" if self.spans is None else f" on {', '.join(self.spans)}"
-        # As short as it can be without another value.
-        short = f"{self.factor:g}"
-        factor = short if float(short) == self.factor else repr(self.factor)
-        return f"noise{on}" + ("" if self.factor == 3 else f" times {factor}")
+    @property
+    def name(self) -> str:
+        """With the spans, and the factor where it is not 3."""
+        options = [] if self.spans is None else [f"spans={'+'.join(self.spans)}"]
+        if self.factor != 3:
+            # As short as it can be without being another value.
+            short = f"{self.factor:g}"
+            factor = short if float(short) == self.factor else repr(self.factor)
+            options.append(f"factor={factor}")
+        return f"{self.kind}:{','.join(options)}" if options else self.kind
+
+    @property
+    def reads_spans(self) -> bool:
+        """Whether it is on spans."""
+        return self.spans is not None
+
+    def with_options(self, options: Mapping[str, str]) -> Noise:
+        """With `spans`, joined by `+`, and `factor`."""
+        _check_options(self.kind, options, ("spans", "factor"))
+        spans, factor = options.get("spans"), options.get("factor", "3")
+        try:
+            number = float(factor)
+        except ValueError:
+            raise SourceError(f"The factor of the noise is {factor!r}. Give a number.") from None
+        return Noise(spans=None if spans is None else tuple(spans.split("+")), factor=number)
+
+    def code(self) -> str:
+        """Python that makes it."""
+        return repr(self.name) if self == Noise() else f"tk.{self!r}"
+
+    def bind(self, at: Binding) -> ToPairs:
+        """Noise of every example by its tokens and the seed."""
+        noise = GaussianNoise(std=self.factor * embedding_std(at.model), seed=at.seed)
+        width = int(at.model.cfg.d_model)
+
+        def apply(pairs: PromptPairs) -> PromptPairs:
+            lengths = [len(pair.prompt_ids) for pair in pairs]
+            draws = noise.draw(lengths, width, [drawn_by(vars(pair)) for pair in pairs])
+            drawn = [
+                self._in_spans(n, *each) for n, each in enumerate(zip(pairs, draws, strict=True))
+            ]
+            return with_counterfactuals(pairs, [NoiseCounterfactual(draw) for draw in drawn])
+
+        return apply
+
+    def _in_spans(self, number: int, pair: PromptPair, draw: Tensor) -> Tensor:
+        """Noise of an example, 0 outside the spans."""
+        if self.spans is None:
+            return draw
+        spans = with_implied(pair.spans or {}, len(pair.prompt_ids), rest=True)
+        lacking = [name for name in self.spans if name not in spans]
+        if lacking:
+            raise SourceError(
+                f"The noise is on {lacking[0]!r}, and example {number} ({pair.describe()}) has "
+                f"the spans {', '.join(spans) or 'none'}. Name one of these."
+            )
+        disturbed = torch.zeros(len(draw), 1)
+        disturbed[[position for name in self.spans for position in spans[name]]] = 1
+        return draw * disturbed
 
 
 @dataclass(frozen=True, eq=False)
-class OtherModel:
+class OtherModel(Source):
     """Values from another model's run on the same tokens: base against fine-tuned, say.
 
     ```python
     tracer = tk.Tracer(tuned, pairs, "head-outputs", source=tk.OtherModel("gpt2"))
     ```
     """
+
+    kind: ClassVar[str] = "model"
 
     model: Any
     """A model, or what `load_model` takes; with the sizes and the tokens of the traced one."""
@@ -137,127 +347,165 @@ class OtherModel:
         if not isinstance(self.model, HookedModel):
             object.__setattr__(self, "model", load_model(self.model))
 
+    @property
+    def name(self) -> str:
+        """With the name of the model, which only Python can give, and a digest of its weights."""
+        return f"{self.kind} {model_name(self.model)} ({self.digest[:_SHOWN_DIGITS]})"
+
     @cached_property
     def digest(self) -> str:
         """Digest of its weights."""
         return weights_digest(self.model)
 
+    def code(self) -> str:
+        """`...`: a model has no code."""
+        return "..."
 
-Source = SourceName | Mean | Noise | OtherModel | Mapping[str, Tensor]
-
-
-def draws(source: Source | str) -> bool:
-    """Whether a source draws, so that its seed matters."""
-    if isinstance(source, str):
-        return source == "resample" or source.startswith("noise")
-    return isinstance(source, Noise)
-
-
-def name_of(source: Source | str) -> str:
-    """The name that results give a source.
-
-    What its words leave open is in brackets, as a digest: the pairs of a mean, the weights of
-    another model, the user's tensors. Two sources of one name give the same values.
-    """
-    if isinstance(source, str):
-        return source
-    if isinstance(source, Noise):
-        return source.describe()
-    if isinstance(source, Mean):
-        named = f"{'mean-positional' if source.positional else 'mean'} of {source.pairs.name}"
-        digest = source.pairs.fingerprint
-    elif isinstance(source, OtherModel):
-        named, digest = f"model {model_name(source.model)}", source.digest
-    else:
-        named, digest = _OWN_TENSORS, _digest_of_tensors(source)
-    return f"{named} ({digest[:_SHOWN_DIGITS]})"
-
-
-def _digest_of_tensors(values: Mapping[str, Tensor]) -> str:
-    """Equal for equal tensors; of anything else, which is refused later, by its text."""
-    if isinstance(values, Mapping) and all(isinstance(v, Tensor) for v in values.values()):
-        return tensors_digest({str(name): each.detach().cpu() for name, each in values.items()})
-    return digest_of({"values": shortened(values)})
-
-
-def source_of_name(name: str) -> Source:
-    """The source that results call by a name, e.g. `zero` or `noise on subject times 2.5`."""
-    if name in get_args(SourceName):
-        return cast(SourceName, name)
-    noise = re.fullmatch(r"noise(?: on (?P<spans>.+?))?(?: times (?P<factor>[\d.e+-]+))?", name)
-    if noise is not None:
-        spans, factor = noise["spans"], noise["factor"]
-        with suppress(ValueError):
-            return Noise(
-                spans=None if spans is None else tuple(spans.split(", ")),
-                factor=3.0 if factor is None else float(factor),
+    def bind(self, at: Binding) -> ToPairs:
+        """Every prompt is read by the other model."""
+        other, model, kinds = self.model, at.model, at.registry.kinds_by_hook
+        sizes, vocabulary = shapes_of(model, kinds), int(model.cfg.d_vocab)
+        lacking = [name for name in kinds if name not in other.hook_dict]
+        if lacking or int(other.cfg.d_vocab) != vocabulary or shapes_of(other, kinds) != sizes:
+            raise SourceError(
+                f"{model_name(other)} has other sizes than {model_name(model)}: its values do not "
+                "fit. Give a checkpoint of the same architecture and vocabulary, e.g. the base "
+                "model."
             )
-    by_name = ", ".join(get_args(SourceName))
-    if re.match(rf"(mean(-positional)? of|model|{_OWN_TENSORS}) ", name):
-        raise SourceError(
-            f"The source {name!r} takes more than its name. By name there are {by_name}, and noise "
-            "on spans, e.g. 'noise on subject'. Build the tracer in Python for others."
+        if at.registry.edges is not None:
+            check_other(model, other, at.registry.edges.by)
+        counterfactual = OtherModelCounterfactual(other, self.digest)
+        return lambda given: with_counterfactuals(given, [counterfactual] * len(given))
+
+
+@dataclass(frozen=True, eq=False)
+class Tensors(Source):
+    """Tensors of your own, by hook point."""
+
+    kind: ClassVar[str] = "own tensors"
+
+    values: Mapping[str, Tensor]
+    """Each an activation without the axes of row and position."""
+
+    @property
+    def name(self) -> str:
+        """With a digest of the tensors, which only Python can give."""
+        if all(isinstance(each, Tensor) for each in self.values.values()):
+            by_name = {str(name): each.detach().cpu() for name, each in self.values.items()}
+            digest = tensors_digest(by_name)
+        else:  # These are refused when the source is bound.
+            digest = digest_of({"values": shortened(self.values)})
+        return f"{self.kind} ({digest[:_SHOWN_DIGITS]})"
+
+    def code(self) -> str:
+        """`...`: tensors have no code."""
+        return "..."
+
+    def bind(self, at: Binding) -> ToPairs:
+        """The tensor of every hook point."""
+        _refuse_features(at.registry)
+        return _constant(
+            Constants(self.name, _checked(self.values, at.model, at.registry.kinds_by_hook))
         )
-    raise SourceError(
-        f"Unknown source {name!r}. Use one of {by_name}, or noise on spans, e.g. "
-        "'noise on subject'."
+
+
+@dataclass(frozen=True)
+class Resample(Source):
+    """The activations of another example with as many tokens, drawn once for each."""
+
+    kind: ClassVar[str] = "resample"
+    draws: ClassVar[bool] = True
+
+    def bind(self, at: Binding) -> ToPairs:
+        """Prompts drawn by the seed."""
+        return lambda pairs: _resampled(pairs, at.seed)
+
+
+SOURCES: Mapping[str, Source] = {
+    each.name: each
+    for each in (
+        Counterfactual(),
+        Noise(),
+        Zero(),
+        Mean(),
+        Mean(positional=True),
+        Resample(),
     )
+}
+"""The sources that have a name; options are added to these."""
+_PYTHON_ONLY = ("mean over ", "mean-positional over ", "model ", "own tensors ")
+"""How names begin whose source only Python can give."""
+AnySource = Source | str | Mapping[str, Tensor]
+"""A source, its name, or tensors by hook point."""
 
 
-def resolve_source(
-    source: Source | str,
-    model: HookedModel,
-    pairs: PromptPairs,
-    registry: ComponentRegistry,
-    *,
-    positions: Positions = "prompt",
-    seed: int = 0,
-    max_batch_size: int = 64,
-) -> ToPairs:
-    """A function that gives pairs the counterfactuals of a source.
+def as_source(given: AnySource) -> Source:
+    """The source that is given as an object, by its name, or as tensors by hook point.
 
-    `mean` is taken over the prompts of `pairs`; only hook points of `registry` get values. The seed
-    draws noise and other examples.
+    Raises:
+        SourceError: An unknown name, or another type.
     """
-    check_seed(seed)
-    kinds = registry.kinds_by_hook
-    if isinstance(source, str):
-        source = source_of_name(source)
-    if isinstance(source, OtherModel):
-        return _of_other_model(source.model, model, registry)
-    if not isinstance(source, (str, Mean, Noise)):
-        _refuse_features(registry)
-        return _constant(Constants(_OWN_TENSORS, _checked(source, model, kinds)))
-    named = cast("SourceName | Mean | Noise", source)
-    if named == "counterfactual":
-        return lambda given: given
-    if named == "resample":
-        return lambda given: _resampled(given, seed)
-    if named == "noise" or isinstance(named, Noise):
-        return _noise(named if isinstance(named, Noise) else Noise(), model, seed)
-    _refuse_features(registry)
-    _refuse_scores(kinds)
-    if named == "zero":
-        if is_processed(model):
-            warn(
-                f"TransformerLens processed the weights of {model_name(model)} (folded, centred), "
-                "so an activation of zero is another one than in the Hugging Face model. Load it "
-                "by tk.load_model for zero ablation, or use source='mean'.",
-                ModelWarning,
+    if isinstance(given, str):
+        return parse_source(given)
+    if isinstance(given, Mapping):
+        return Tensors(given)
+    if not isinstance(given, Source):
+        raise SourceError(
+            f"The source is a {type(given).__name__}. Use one of {', '.join(SOURCES)}, a Mean, or "
+            "a mapping from hook point to tensor."
+        )
+    return given
+
+
+def parse_source(name: str) -> Source:
+    """The source of a name, e.g. `zero` or `noise:spans=subject,factor=2.5`.
+
+    Raises:
+        SourceError: No source of that name, or an option that it lacks.
+    """
+    if name.startswith(_PYTHON_ONLY):
+        raise SourceError(
+            f"The source {name!r} takes more than its name. By name there are "
+            f"{', '.join(SOURCES)}, with options as in 'noise:spans=subject' and "
+            "'mean:pairs=prompts.jsonl'. Build the tracer in Python for others."
+        )
+    kind, colon, text = name.partition(":")
+    if kind not in SOURCES:
+        raise SourceError(
+            f"Unknown source {name!r}. Use one of {', '.join(SOURCES)}, with options as in "
+            "'noise:spans=subject' and 'mean:pairs=prompts.jsonl'."
+        )
+    options: dict[str, str] = {}
+    for part in text.split(",") if colon else ():
+        option, equals, value = part.partition("=")
+        if not equals or not option or not value:
+            raise SourceError(
+                f"The source {name!r} has the option {part!r}. Write options as NAME=VALUE, as in "
+                "'noise:spans=subject,factor=5'."
             )
-        values = {name: torch.zeros(shape) for name, shape in _shapes(model, kinds).items()}
-        return _constant(Constants("zero", values))
-    if named == "mean" or named == "mean-positional" or isinstance(named, Mean):
-        over = named.pairs if isinstance(named, Mean) else pairs
-        _check_runs(over, model)
-        _check_seen(model, kinds)
-        positional = named.positional if isinstance(named, Mean) else named == "mean-positional"
-        if positional:
-            _check_positional(over, pairs, kinds, positions)
-        means = _means(model, over, kinds, positional, max_batch_size)
-        length = len(over[0].prompt_ids) if positional else None
-        return _constant(Constants(name_of(named), means, positional), length)
-    assert_never(named)  # A new name needs a branch of its own.
+        options[option] = value
+    return SOURCES[kind].with_options(options) if options else SOURCES[kind]
+
+
+def name_of(given: AnySource) -> str:
+    """The name of a source that is given as an object, by its name, or as tensors."""
+    return given if isinstance(given, str) else as_source(given).name
+
+
+def draws(given: AnySource) -> bool:
+    """Whether a source draws, so that its seed matters; not one that only its name is known of."""
+    if isinstance(given, str):
+        kind = given.partition(":")[0]
+        return kind in SOURCES and SOURCES[kind].draws
+    return as_source(given).draws
+
+
+def _check_options(kind: str, options: Mapping[str, str], allowed: Sequence[str]) -> None:
+    for option in options:
+        if option not in allowed:
+            raise SourceError(
+                f"The source {kind!r} has no option {option!r}. It takes {' and '.join(allowed)}."
+            )
 
 
 def _refuse_features(registry: ComponentRegistry) -> None:
@@ -284,7 +532,7 @@ def _constant(constants: Constants, length: int | None = None) -> ToPairs:
 
 
 def with_counterfactuals(
-    pairs: PromptPairs, counterfactuals: Sequence[Counterfactual]
+    pairs: PromptPairs, counterfactuals: Sequence[AnyCounterfactual]
 ) -> PromptPairs:
     """Pairs with other counterfactuals, one by one."""
     changed = [
@@ -292,33 +540,6 @@ def with_counterfactuals(
         for pair, to in zip(pairs, counterfactuals, strict=True)
     ]
     return replace(pairs, pairs=tuple(changed))
-
-
-def _noise(source: Noise, model: HookedModel, seed: int) -> ToPairs:
-    noise = GaussianNoise(std=source.factor * embedding_std(model), seed=seed)
-    width = int(model.cfg.d_model)
-
-    def in_spans(number: int, pair: PromptPair, draw: Tensor) -> Tensor:
-        if source.spans is None:
-            return draw
-        spans = with_implied(pair.spans or {}, len(pair.prompt_ids), rest=True)
-        lacking = [name for name in source.spans if name not in spans]
-        if lacking:
-            raise SourceError(
-                f"The noise is on {lacking[0]!r}, and example {number} ({pair.describe()}) has "
-                f"the spans {', '.join(spans) or 'none'}. Name one of these."
-            )
-        disturbed = torch.zeros(len(draw), 1)
-        disturbed[[position for name in source.spans for position in spans[name]]] = 1
-        return draw * disturbed
-
-    def apply(pairs: PromptPairs) -> PromptPairs:
-        lengths = [len(pair.prompt_ids) for pair in pairs]
-        draws = noise.draw(lengths, width, [drawn_by(vars(pair)) for pair in pairs])
-        drawn = [in_spans(n, *each) for n, each in enumerate(zip(pairs, draws, strict=True))]
-        return with_counterfactuals(pairs, [NoiseCounterfactual(draw) for draw in drawn])
-
-    return apply
 
 
 def _resampled(pairs: PromptPairs, seed: int) -> PromptPairs:
@@ -334,7 +555,7 @@ def _resampled(pairs: PromptPairs, seed: int) -> PromptPairs:
         length: torch.tensor([draw_key(seed, prompt) for prompt in prompts])
         for length, prompts in by_length.items()
     }
-    counterfactuals: list[Counterfactual] = []
+    counterfactuals: list[AnyCounterfactual] = []
     alone = []
     for number, pair in enumerate(pairs):
         length = len(pair.prompt_ids)
@@ -362,22 +583,6 @@ def _mixed(keys: Int[Tensor, " prompt"], key: int) -> Int[Tensor, " prompt"]:
     return mixed
 
 
-def _of_other_model(other: HookedModel, model: HookedModel, registry: ComponentRegistry) -> ToPairs:
-    """Every prompt is read by another model, which has the same tokens and sizes."""
-    kinds = registry.kinds_by_hook
-    own, vocabulary = _shapes(model, kinds), int(model.cfg.d_vocab)
-    lacking = [name for name in kinds if name not in other.hook_dict]
-    if lacking or int(other.cfg.d_vocab) != vocabulary or _shapes(other, kinds) != own:
-        raise SourceError(
-            f"{model_name(other)} has other sizes than {model_name(model)}: its values do not fit. "
-            "Give a checkpoint of the same architecture and vocabulary, e.g. the base model."
-        )
-    if registry.edges is not None:
-        check_other(model, other, registry.edges.by)
-    counterfactual = OtherModelCounterfactual(other, weights_digest(other))
-    return lambda given: with_counterfactuals(given, [counterfactual] * len(given))
-
-
 def _refuse_scores(kinds: Mapping[str, Kind]) -> None:
     """Refuses constants where keys may be seen that a query must not see."""
     for name, kind in kinds.items():
@@ -389,132 +594,8 @@ def _refuse_scores(kinds: Mapping[str, Kind]) -> None:
             )
 
 
-def _check_seen(model: HookedModel, kinds: Mapping[str, Kind]) -> None:
-    """Refuses mean rows of attention where the model does not say which keys a query sees."""
-    for name in (name for name, kind in kinds.items() if kind.is_attention_pattern):
-        rows = SeenRows(Constants("", {name: torch.ones(1, 2)}), name)
-        previous: list[Tensor] = []
-
-        def cut(pattern: Tensor, hook: Any = None, *, rows: SeenRows, into: list[Tensor]) -> Tensor:
-            into.append(rows(2, slice(None), slice(None)) > 0)
-            return pattern
-
-        hooks = [rows.hook, (name, partial(cut, rows=rows, into=previous))]
-        tokens = torch.zeros(1, 2, dtype=torch.long, device=device_of(model))
-        with frozen(model), torch.no_grad():
-            model.run_with_hooks(tokens, fwd_hooks=hooks)
-        if not torch.equal(previous[0].cpu(), torch.ones_like(previous[0].cpu()).tril()):
-            raise SourceError(
-                f"{scores_hook(name)} does not say which keys a query sees in "
-                f"{model_name(model)}, and a mean row is over these. Use source='zero', "
-                "'counterfactual' or 'resample', or head-outputs."
-            )
-
-
-def _check_runs(pairs: PromptPairs, model: HookedModel) -> None:
-    """Refuses prompts for means that the model cannot run."""
-    vocabulary, context = int(model.cfg.d_vocab), int(getattr(model.cfg, "n_ctx", 0) or 0)
-    for number, pair in enumerate(pairs):
-        if context and len(pair.prompt_ids) > context:
-            raise SourceError(
-                f"The mean is over a prompt of {len(pair.prompt_ids)} tokens (example {number}, "
-                f"{pair.describe()}), and the model takes {context}. Leave it out."
-            )
-        if max(pair.prompt_ids) >= vocabulary:
-            raise SourceError(
-                f"The mean is over a prompt with the token {max(pair.prompt_ids)} (example "
-                f"{number}), and the model has {vocabulary} tokens. Give pairs of this model."
-            )
-
-
-def _check_positional(
-    over: PromptPairs, pairs: PromptPairs, kinds: Mapping[str, Kind], positions: Positions
-) -> None:
-    lengths = {len(pair.prompt_ids) for pair in (*over, *pairs)}
-    if len(lengths) > 1:
-        raise SourceError(
-            f"A mean at each position needs prompts of one length; these have {min(lengths)} to "
-            f"{max(lengths)} tokens, so that a position means something else in each. "
-            "Use source='mean'."
-        )
-    if any(kind.key_dim is not None for kind in kinds.values()):
-        raise SourceError(
-            "A mean at each position of attention patterns averages rows over different numbers "
-            "of keys. Use source='mean', or head-outputs."
-        )
-    if positions == "all":
-        raise SourceError(
-            "A mean at each position covers the prompt, and positions='all' intervenes on the "
-            "continuations too. Use positions='prompt' or source='mean'."
-        )
-
-
-def _means(
-    model: HookedModel,
-    pairs: PromptPairs,
-    kinds: Mapping[str, Kind],
-    positional: bool,
-    max_batch_size: int,
-) -> dict[str, Tensor]:
-    """Mean activations over prompt positions and examples, by hook point, without a row axis."""
-    prompts = [pair.prompt_ids for pair in pairs]
-    all_lengths = torch.tensor([len(prompt) for prompt in prompts])
-    longest = int(all_lengths.max())
-    beyond = all_lengths > (long_rope_limit(model) or float("inf"))
-    sums: dict[str, Tensor] = {}
-    device = device_of(model)
-    with frozen(model), torch.no_grad():
-        for numbers in buckets(all_lengths, beyond, max_batch_size, device):
-            part, lengths = [prompts[n] for n in numbers.tolist()], all_lengths[numbers]
-            is_token = torch.arange(int(lengths.max())) < lengths[:, None]
-            hooks = [
-                _summing(name, kind, is_token, positional, longest, sums)
-                for name, kind in kinds.items()
-            ]
-            model.run_with_hooks(pad(part).to(device), fwd_hooks=hooks)
-    count = len(prompts) if positional else sum(map(len, prompts))
-    return {name: (total / count).float() for name, total in sums.items()}
-
-
-def _summing(
-    name: str, kind: Kind, is_token: Tensor, positional: bool, longest: int, sums: dict[str, Tensor]
-) -> Hook:
-    """A hook that adds an activation, at the positions that hold tokens, to a sum."""
-
-    def add(activation: Tensor, hook: Any = None) -> Tensor:
-        values = activation.detach().cpu().double()
-        shape = [1] * values.ndim
-        shape[0], shape[kind.position_dim] = is_token.shape
-        values = torch.where(is_token.reshape(shape), values, 0.0)
-        if kind.key_dim is not None:
-            # Rows of attention over different numbers of keys: the missing keys get none.
-            values = torch.nn.functional.pad(values, (0, longest - values.shape[-1]))
-        total = values.sum(0) if positional else values.sum((0, kind.position_dim))
-        sums[name] = sums[name] + total if name in sums else total
-        return activation
-
-    return name, add
-
-
-def _shapes(model: HookedModel, kinds: Mapping[str, Kind]) -> dict[str, list[int]]:
-    """Sizes of an activation without the axes of row and position, by hook point."""
-    hooks, recorded = recording_hooks(kinds)
-    tokens = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
-    with frozen(model), torch.no_grad():
-        model.run_with_hooks(tokens, fwd_hooks=hooks)
-    return {
-        name: [size for axis, size in enumerate(recorded[name][-1].shape) if axis not in (0, pos)]
-        for name, pos in ((name, kind.position_dim) for name, kind in kinds.items())
-    }
-
-
 def _checked(tensors: Any, model: HookedModel, kinds: Mapping[str, Kind]) -> dict[str, Tensor]:
     """A user's tensors, one for each hook point, of the shape that is needed there."""
-    if not isinstance(tensors, Mapping):
-        raise SourceError(
-            f"The source is a {type(tensors).__name__}. Use one of "
-            f"{', '.join(get_args(SourceName))}, a Mean, or a mapping from hook point to tensor."
-        )
     missing = sorted(set(kinds) - set(tensors))
     if missing:
         raise SourceError(
@@ -522,7 +603,7 @@ def _checked(tensors: Any, model: HookedModel, kinds: Mapping[str, Kind]) -> dic
             f"{', '.join(sorted(kinds))}."
         )
     values: dict[str, Tensor] = {}
-    for name, shape in _shapes(model, kinds).items():
+    for name, shape in shapes_of(model, kinds).items():
         if kinds[name].key_dim is not None:
             raise SourceError(
                 "Attention patterns take no tensor of one's own: a row depends on the number of "

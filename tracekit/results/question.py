@@ -29,7 +29,7 @@ from tracekit.engine.effects import choices_in, noise_floor
 from tracekit.engine.engine import Engine
 from tracekit.engine.prepared import USUAL_ROWS, EngineConfig
 from tracekit.engine.setup import Setup
-from tracekit.engine.sources import name_of, resolve_source, with_counterfactuals
+from tracekit.engine.sources import Binding, as_source, name_of, with_counterfactuals
 from tracekit.errors import ConfigError, PairsError
 from tracekit.metrics import Direction, Effects, Metric, MetricFunction
 from tracekit.metrics import resolve as resolve_metric
@@ -151,8 +151,8 @@ class Question:
         Metric and direction are by default those of the setup.
         """
         split = self.splitter(pairs)
-        if name_of(self.setup.source).startswith("noise on "):
-            # Noise is on the spans that prompts name, whatever the components are split by.
+        if as_source(self.setup.source).reads_spans:
+            # These are the spans that prompts name, whatever the components are split by.
             drawn = [each.counterfactual for each in self.apply_source(pairs)]
             prepared = with_counterfactuals(split, drawn)
         else:
@@ -342,11 +342,10 @@ def bind(
     )
     # Before anything else runs the model: what an engine learns of it is kept.
     checks.check_sites_once(model, registry)
-    source = resolve_source(
-        setup.source,
-        model,
-        split,
-        registry,
+    at = Binding(
+        model=model,
+        pairs=split,
+        registry=registry,
         positions=setup.positions,
         seed=setup.source_seed,
         max_batch_size=config.max_batch_size or USUAL_ROWS,
@@ -364,7 +363,7 @@ def bind(
         extra_metrics=_further_metrics(extra_metrics, setup.direction),
         explained_variance=checks.explained_variance(model, pairs, registry),
         splitter=splitter,
-        apply_source=source,
+        apply_source=as_source(setup.source).bind(at),
     )
 
 

@@ -20,7 +20,7 @@ from tracekit.components.kinds import kind_of
 from tracekit.data.registry import describe
 from tracekit.demo import DEMO
 from tracekit.engine.setup import Setup
-from tracekit.engine.sources import name_of, source_of_name
+from tracekit.engine.sources import name_of, parse_source
 from tracekit.errors import (
     BudgetError,
     ConfigError,
@@ -109,7 +109,7 @@ class Grid:
         for metric in (*self.metrics, *self.extra_metrics):
             resolve_metric(metric)
         # Workers make a source by its name.
-        source_of_name(name_of(Setup(**self.setup).source))
+        parse_source(name_of(Setup(**self.setup).source))
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"The limit is {self.limit}. Give the number of examples, 1 or more.")
         if self.held_out is not None and not 0 < self.held_out < 1:

@@ -1,0 +1,178 @@
+"""Mean activations over the prompts of a data set, for mean ablation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tracekit.components import Kind
+from tracekit.data.counterfactuals import Constants
+from tracekit.data.prompts import PromptPairs
+from tracekit.engine.layout import Positions, buckets
+from tracekit.engine.packing import pad
+from tracekit.engine.patching import SeenRows
+from tracekit.errors import SourceError
+from tracekit.models.architectures import long_rope_limit, scores_hook
+from tracekit.models.hooked import (
+    Hook,
+    HookedModel,
+    device_of,
+    frozen,
+    model_name,
+    recording_hooks,
+)
+
+
+def mean_activations(
+    model: HookedModel,
+    over: PromptPairs,
+    pairs: PromptPairs,
+    kinds: Mapping[str, Kind],
+    *,
+    positional: bool,
+    positions: Positions,
+    max_batch_size: int,
+) -> dict[str, Tensor]:
+    """Mean activations over the prompts of a data set, by hook point, without a row axis.
+
+    Args:
+        model: The model.
+        over: The data set whose prompts are run.
+        pairs: The data set that the means are patched into.
+        kinds: Kinds of component by hook point.
+        positional: Whether every prompt position has a mean of its own.
+        positions: Where the means are patched in.
+        max_batch_size: Examples per pass.
+
+    Raises:
+        SourceError: The model cannot run the prompts, or the means would mean something else in
+            each of them.
+    """
+    _check_runs(over, model)
+    _check_seen(model, kinds)
+    if positional:
+        _check_positional(over, pairs, kinds, positions)
+    return _means(model, over, kinds, positional, max_batch_size)
+
+
+def _check_seen(model: HookedModel, kinds: Mapping[str, Kind]) -> None:
+    """Refuses mean rows of attention where the model does not say which keys a query sees."""
+    for name in (name for name, kind in kinds.items() if kind.is_attention_pattern):
+        rows = SeenRows(Constants("", {name: torch.ones(1, 2)}), name)
+        previous: list[Tensor] = []
+
+        def cut(pattern: Tensor, hook: Any = None, *, rows: SeenRows, into: list[Tensor]) -> Tensor:
+            into.append(rows(2, slice(None), slice(None)) > 0)
+            return pattern
+
+        hooks = [rows.hook, (name, partial(cut, rows=rows, into=previous))]
+        tokens = torch.zeros(1, 2, dtype=torch.long, device=device_of(model))
+        with frozen(model), torch.no_grad():
+            model.run_with_hooks(tokens, fwd_hooks=hooks)
+        if not torch.equal(previous[0].cpu(), torch.ones_like(previous[0].cpu()).tril()):
+            raise SourceError(
+                f"{scores_hook(name)} does not say which keys a query sees in "
+                f"{model_name(model)}, and a mean row is over these. Use source='zero', "
+                "'counterfactual' or 'resample', or head-outputs."
+            )
+
+
+def _check_runs(pairs: PromptPairs, model: HookedModel) -> None:
+    """Refuses prompts for means that the model cannot run."""
+    vocabulary, context = int(model.cfg.d_vocab), int(getattr(model.cfg, "n_ctx", 0) or 0)
+    for number, pair in enumerate(pairs):
+        if context and len(pair.prompt_ids) > context:
+            raise SourceError(
+                f"The mean is over a prompt of {len(pair.prompt_ids)} tokens (example {number}, "
+                f"{pair.describe()}), and the model takes {context}. Leave it out."
+            )
+        if max(pair.prompt_ids) >= vocabulary:
+            raise SourceError(
+                f"The mean is over a prompt with the token {max(pair.prompt_ids)} (example "
+                f"{number}), and the model has {vocabulary} tokens. Give pairs of this model."
+            )
+
+
+def _check_positional(
+    over: PromptPairs, pairs: PromptPairs, kinds: Mapping[str, Kind], positions: Positions
+) -> None:
+    lengths = {len(pair.prompt_ids) for pair in (*over, *pairs)}
+    if len(lengths) > 1:
+        raise SourceError(
+            f"A mean at each position needs prompts of one length; these have {min(lengths)} to "
+            f"{max(lengths)} tokens, so that a position means something else in each. "
+            "Use source='mean'."
+        )
+    if any(kind.key_dim is not None for kind in kinds.values()):
+        raise SourceError(
+            "A mean at each position of attention patterns averages rows over different numbers "
+            "of keys. Use source='mean', or head-outputs."
+        )
+    if positions == "all":
+        raise SourceError(
+            "A mean at each position covers the prompt, and positions='all' intervenes on the "
+            "continuations too. Use positions='prompt' or source='mean'."
+        )
+
+
+def _means(
+    model: HookedModel,
+    pairs: PromptPairs,
+    kinds: Mapping[str, Kind],
+    positional: bool,
+    max_batch_size: int,
+) -> dict[str, Tensor]:
+    """Mean activations over prompt positions and examples, by hook point, without a row axis."""
+    prompts = [pair.prompt_ids for pair in pairs]
+    all_lengths = torch.tensor([len(prompt) for prompt in prompts])
+    longest = int(all_lengths.max())
+    beyond = all_lengths > (long_rope_limit(model) or float("inf"))
+    sums: dict[str, Tensor] = {}
+    device = device_of(model)
+    with frozen(model), torch.no_grad():
+        for numbers in buckets(all_lengths, beyond, max_batch_size, device):
+            part, lengths = [prompts[n] for n in numbers.tolist()], all_lengths[numbers]
+            is_token = torch.arange(int(lengths.max())) < lengths[:, None]
+            hooks = [
+                _summing(name, kind, is_token, positional, longest, sums)
+                for name, kind in kinds.items()
+            ]
+            model.run_with_hooks(pad(part).to(device), fwd_hooks=hooks)
+    count = len(prompts) if positional else sum(map(len, prompts))
+    return {name: (total / count).float() for name, total in sums.items()}
+
+
+def _summing(
+    name: str, kind: Kind, is_token: Tensor, positional: bool, longest: int, sums: dict[str, Tensor]
+) -> Hook:
+    """A hook that adds an activation, at the positions that hold tokens, to a sum."""
+
+    def add(activation: Tensor, hook: Any = None) -> Tensor:
+        values = activation.detach().cpu().double()
+        shape = [1] * values.ndim
+        shape[0], shape[kind.position_dim] = is_token.shape
+        values = torch.where(is_token.reshape(shape), values, 0.0)
+        if kind.key_dim is not None:
+            # Rows of attention over different numbers of keys: the missing keys get none.
+            values = torch.nn.functional.pad(values, (0, longest - values.shape[-1]))
+        total = values.sum(0) if positional else values.sum((0, kind.position_dim))
+        sums[name] = sums[name] + total if name in sums else total
+        return activation
+
+    return name, add
+
+
+def shapes_of(model: HookedModel, kinds: Mapping[str, Kind]) -> dict[str, list[int]]:
+    """Sizes of an activation without the axes of row and position, by hook point."""
+    hooks, recorded = recording_hooks(kinds)
+    tokens = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
+    with frozen(model), torch.no_grad():
+        model.run_with_hooks(tokens, fwd_hooks=hooks)
+    return {
+        name: [size for axis, size in enumerate(recorded[name][-1].shape) if axis not in (0, pos)]
+        for name, pos in ((name, kind.position_dim) for name, kind in kinds.items())
+    }
