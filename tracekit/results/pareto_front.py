@@ -144,10 +144,15 @@ class ParetoFront(Results):
             if closeness >= level and scores.completeness[0] < level:
                 return replace(result, budget=None)
             nearest = max(nearest, closeness)
+        advice = []
+        if not self.results[0].run.objective.startswith("faithful"):
+            advice.append("objective='faithful'")
+        if self.largest < self.results[0].n_components:
+            advice.append("a larger max_budget")
         raise TargetNotReachedError(
             f"No set of the front has a faithfulness within {1 - level:.3g} of 1 and a complement "
-            f"that has not; the nearest is {1 - nearest:.3g} off. Search with "
-            "objective='faithful', or with a larger max_budget."
+            f"that has not; the nearest is {1 - nearest:.3g} off. "
+            + (f"Search with {' or '.join(advice)}." if advice else "Ask for a lower level.")
         )
 
     @property
@@ -189,8 +194,8 @@ class ParetoFront(Results):
         rows = [row for row in self.statistics if row.cross_fitted is not None]
         if not rows:
             raise NoResultError(
-                "The front has no cross-fitted effects to choose a size by. Search it with "
-                "statistics=True, on at least 4 examples."
+                "The front has no cross-fitted effects to choose a size by. They need "
+                "statistics=True and at least 4 examples."
             )
         strengths = [self.sign * (row.cross_fitted or 0.0) for row in rows]
         best = strengths.index(max(strengths))

@@ -189,7 +189,7 @@ def resolve(
         if request.constraint is not None:
             raise ConfigError(
                 "objective='auto' chooses between sets that need not stay within a constraint. "
-                "Leave one of them out, or use another objective."
+                "Leave one of them out, or use objective='mean'."
             )
         search = halving(search, question.own.pairs.n_distinct)
     if request.constraint is not None:
