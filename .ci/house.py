@@ -106,23 +106,15 @@ def _too_many(noun: str, count: int, most: int) -> Iterable[str]:
 
 
 def _imports(name: str, trees: dict[str, ast.Module]) -> set[str]:
-    """Modules that a module imports when it runs, those imported inside functions too."""
+    """Modules that a module imports, also inside functions or for type checkers only."""
     found = set()
-    for node in _run_nodes(trees[name]):
+    for node in ast.walk(trees[name]):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {each if each in trees else node.module for each in names}
     return (found & set(trees)) - {name}
-
-
-def _run_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those under `if TYPE_CHECKING`."""
-    for child in ast.iter_child_nodes(node):
-        if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
-            yield child
-            yield from _run_nodes(child)
 
 
 if __name__ == "__main__":

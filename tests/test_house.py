@@ -58,6 +58,14 @@ STATEMENT = "    x = 1\n"
             },
             "a circle of files: ",
         ),
+        (
+            {
+                "a.py": "from tracekit.b import B\n",
+                "b.py": "from typing import TYPE_CHECKING\n"
+                "if TYPE_CHECKING:\n    from tracekit.a import A\n",
+            },
+            "a circle of files: ",
+        ),
     ],
 )
 def test_house_check_reports_the_fault(tmp_path: Path, files: dict[str, str], fault: str):
@@ -65,12 +73,11 @@ def test_house_check_reports_the_fault(tmp_path: Path, files: dict[str, str], fa
     assert any(line.startswith(fault) for line in house.faults(package))
 
 
-def test_house_check_passes_a_package_with_imports_for_type_checkers_only(tmp_path: Path):
-    guarded = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tracekit.a import A\n"
+def test_house_check_passes_a_package_within_all_limits(tmp_path: Path):
     files = {
         "__init__.py": "def __getattr__(name):\n    return name\n",
         "a.py": f"from tracekit.b import B\ndef f():\n    '''Doc.'''\n{STATEMENT * 80}",
-        "b.py": guarded,
+        "b.py": "class B:\n    pass\n",
     }
     package = _write(tmp_path, files)
     assert house.faults(package) == []
