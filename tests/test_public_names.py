@@ -53,7 +53,7 @@ def test_names_that_are_completed_are_those_that_there_are():
     for told, names in [
         (tk.Tracer.run.__doc__, METHODS),
         (metrics.__doc__, METRICS),
-        (sources.__doc__, get_args(sources.SourceName)),
+        (sources.__doc__, sources.SOURCES),
         (concepts, {**METRICS, **KINDS}),
         (methods, METHODS),
     ]:

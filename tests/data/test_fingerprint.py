@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tracekit as tk
+from tracekit.results.question import bind
 from tests import tiny
 from tracekit.errors import ComparisonError, ResultFormatError
 
@@ -84,9 +85,10 @@ def test_the_same_pairs_have_one_fingerprint(gpt2, name):
     for options in cases:
         setup = tk.Setup(components="head-outputs", source=source, **options)
         for model in (gpt2, *[another(3)] * (options == {})):
-            bound = setup.bind(model, PAIRS, tk.engine.EngineConfig(), further=[PAIRS[4:]])
+            config = tk.engine.EngineConfig()
+            question = bind(setup, model, PAIRS, config, held_out=PAIRS[4:])
             for part in (PAIRS, PAIRS[4:]):
-                assert bound.engine(part).fingerprint == part.fingerprint, options
+                assert question.engine_of(part).fingerprint == part.fingerprint, options
 
 
 def test_results_say_the_fingerprint_of_what_was_given(gpt2):

@@ -65,7 +65,10 @@ def test_setup_code_says_where_there_is_no_code(model):
         "tk.Setup(components='mlp-outputs', metric=my_metric, source=tk.Mean(pairs=...))"
     )
     named = setup.named(registry)
-    assert (named.metric, named.source) == ("my_metric", f"mean over {pairs.name}")
+    assert (named.metric, named.source) == (
+        "my_metric",
+        f"mean over {pairs.name} ({pairs.fingerprint[:8]})",
+    )
     assert repr(named).endswith("metric=my_metric, source=...)")
 
 

@@ -8,10 +8,10 @@ error of Python, and beforehand about switches, as any value is true or false.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, wraps
-from inspect import Parameter, isclass, isfunction, signature, unwrap
+from inspect import Parameter, formatannotation, isclass, isfunction, signature, unwrap
 from numbers import Real
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
@@ -25,8 +25,6 @@ from tracekit.errors import ConfigError, TracekitError
 _C = TypeVar("_C", bound=Callable[..., Any])
 _OF_PYTHON = (TypeError, AttributeError, ValueError, LookupError)
 """What a value of a wrong type raises where nobody checks it."""
-_MOST_NAMES = 8
-"""Names that a message lists."""
 
 
 def checked(function: _C) -> _C:
@@ -69,7 +67,7 @@ def checked(function: _C) -> _C:
 
 def _refuse(name: str, value: object, hint: Any, error: Exception | None = None) -> None:
     if not fits(value, hint):
-        text = f"{name} is {shortened(value)}. Pass {described(hint)}."
+        text = f"{name} is {shortened(value)}. Its type is {formatannotation(hint)}."
         raise ConfigError(text) from error
 
 
@@ -137,40 +135,4 @@ def fits(value: object, hint: Any) -> bool:
     return is_array or isinstance(value, base)
 
 
-def described(hint: Any) -> str:
-    """What an annotation allows, in words."""
-    return _joined(_words(hint))
-
-
-def _joined(words: Iterable[str]) -> str:
-    *others, last = dict.fromkeys(words)
-    return f"{', '.join(others)} or {last}" if others else last
-
-
-def _words(hint: Any, within: bool = False) -> Iterator[str]:
-    """One word or more for each type of a union; `within` a list they have no article."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        # None, the default, comes last.
-        for part in sorted(parts, key=lambda part: part is NoneType):
-            yield from _words(part, within)
-    elif origin is Annotated:
-        yield from _words(parts[0], within)
-    elif origin is Literal and len(parts) <= _MOST_NAMES:
-        yield from map(repr, parts)
-    elif origin is Literal:
-        yield "a name"
-    elif origin in _SEVERAL:
-        single = [word for part in parts for word in _words(part, within=True)]
-        if not within:
-            yield f"a list of {_joined(single)}" if single and Any not in parts else "a list"
-    elif origin in (Callable, *_MAPPINGS):
-        yield "a function" if origin is Callable else "a mapping"
-    else:
-        plain = None if within and hint is not NoneType else _PLAIN.get(hint)
-        yield plain or getattr(hint, "__name__", str(hint))
-
-
-_SEVERAL, _MAPPINGS = (Sequence, Iterable, list, tuple, set, frozenset), (Mapping, dict)
-_PLAIN: dict[Any, str] = {bool: "True or False", int: "a whole number", float: "a number"}
-_PLAIN |= {str: "a str", Path: "a pathlib.Path", NoneType: "None", type: "a class"}
+_SEVERAL = (Sequence, Iterable, list, tuple, set, frozenset)

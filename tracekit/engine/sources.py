@@ -489,7 +489,9 @@ def parse_source(name: str) -> Source:
 
 def name_of(given: AnySource) -> str:
     """The name of a source that is given as an object, by its name, or as tensors."""
-    return given if isinstance(given, str) else as_source(given).name
+    if isinstance(given, str) and given.startswith(_PYTHON_ONLY):
+        return given
+    return as_source(given).name
 
 
 def draws(given: AnySource) -> bool:

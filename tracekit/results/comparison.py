@@ -79,7 +79,9 @@ class Comparison(Results):
         Raises:
             ComparisonError: There are not as many tracers as results, or one is of other examples.
         """
-        own = [(tracer.pairs.fingerprint, *_question(tracer.traced.setup)) for tracer in tracers]
+        own = [
+            (tracer.pairs.fingerprint, *_question(tracer.traced.named_setup)) for tracer in tracers
+        ]
         if own != [(each.dataset_fingerprint, *_question(each.setup)) for each in self.results]:
             raise ComparisonError(
                 f"The {len(own)} tracers are not those of the {len(self)} results, in their order. "

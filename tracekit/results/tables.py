@@ -215,7 +215,7 @@ def check_comparable(
 
 def tracer_text(traced: Question) -> str:
     """What a tracer traces, in a line."""
-    source = "" if traced.setup.source == "counterfactual" else f", source {traced.source}"
+    source = "" if traced.source == "counterfactual" else f", source {traced.source}"
     unusual = source + (", denoising" if traced.direction == "denoising" else "")
     metric, model = traced.own.metric.name, model_text(traced.model_name, traced.dtype)
     return printable(

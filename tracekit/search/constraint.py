@@ -22,7 +22,13 @@ from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
 from tracekit.engine.set_effects import Recorder
 from tracekit.errors import ConfigError, NothingFoundError
 from tracekit.metrics import Effects, Metric, MetricFunction, resolve
-from tracekit.search.objectives import Faithful, LogOdds, Objective, check_number, named_metric
+from tracekit.search.objectives import (
+    ExampleScores,
+    Faithful,
+    Objective,
+    check_number,
+    named_metric,
+)
 from tracekit.search.targets import (
     ConstraintEffect,
     EffectTarget,
@@ -296,17 +302,13 @@ def make_target(
             bound, and with its scores.
         record_effects: Is called with all measured sets and their effects, within it or not.
     """
-    recorders = {
-        "record": record if constraint is None else None,
-        "record_effects": record_effects,
-    }
-    target: Target
+    kind: type[Target] = EffectTarget
     if isinstance(objective, Faithful):
-        target = FaithfulTarget(engine, objective, **recorders)
-    elif objective is None or isinstance(objective, LogOdds):
-        target = EffectTarget(engine, objective, sign=sign, **recorders)
-    else:
-        target = ExampleTarget(engine, objective, sign=sign, **recorders)
+        kind = FaithfulTarget
+    elif isinstance(objective, ExampleScores):
+        kind = ExampleTarget
+    own_record = record if constraint is None else None
+    target = kind(engine, objective, sign=sign, record=own_record, record_effects=record_effects)
     return target if constraint is None else BoundedTarget(target, *constraint, record)
 
 

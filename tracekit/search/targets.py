@@ -93,7 +93,7 @@ class Target:
     def __init__(
         self,
         engine: Engine,
-        metric: Metric | None = None,
+        objective: Objective | None = None,
         *,
         sign: int = 1,
         record: Recorder | None = None,
@@ -103,15 +103,16 @@ class Target:
 
         Args:
             engine: Measures the effects; it is left as it is.
-            metric: The metric of the scores, with their name; None: that of the engine.
+            objective: What is maximised over the examples; None: the mean effect.
             sign: Factor of the effects in the scores: -1 where sets with effects below 0 are
-                sought. A `metric` has it already.
+                sought.
             record: Is called with every set that was measured on all examples, and its scores;
                 after Ctrl-C too.
             record_effects: Is called with these sets and their effects.
         """
-        self.sign = sign
+        self.sign, self._objective = sign, objective
         self._given, self._record, self._record_effects = engine, record, record_effects
+        metric = _score_metric(engine, objective, sign)
         with_metric = engine if metric is None else engine.with_metric(metric)
         self.engine: Engine = replace(with_metric, record=self._notify)
         """Measures the effects that scores are made of."""
@@ -166,7 +167,7 @@ class Target:
 
     def with_pairs(self, pairs: PromptPairs) -> Target:
         """The same on other traced pairs, without recorders."""
-        raise NotImplementedError
+        return type(self)(self._given.with_pairs(pairs), self._objective, sign=self.sign)
 
     # ---- passes ---------------------------------------------------------------------------
 
@@ -226,7 +227,7 @@ class Target:
 
     def _notify(self, sets: Sequence[ComponentSet], effects: Float[Tensor, "set example"]) -> None:
         """Hands on what the engine has measured on all examples, after Ctrl-C too."""
-        if self._record_effects is not None:
+        if self._record_effects is not None and not isinstance(self._objective, LogOdds):
             self._record_effects(sets, self.sign * effects)
         if self._record is not None:
             self._record(sets, self._scores([effects]))
@@ -286,19 +287,6 @@ class Target:
 class EffectTarget(Target):
     """Effects of sets, times a sign; or changes of their log-odds."""
 
-    def __init__(
-        self, engine: Engine, objective: LogOdds | None = None, *, sign: int = 1, **recorders: Any
-    ) -> None:
-        """A target of effects; the recorders are those of `Target`, see there."""
-        self._objective = objective
-        if objective is not None:
-            recorders["record_effects"] = None  # What is measured are no effects.
-        super().__init__(engine, _score_metric(engine, objective, sign), sign=sign, **recorders)
-
-    def with_pairs(self, pairs: PromptPairs) -> EffectTarget:
-        """The same on other traced pairs, without recorders."""
-        return EffectTarget(self._given.with_pairs(pairs), self._objective, sign=self.sign)
-
     def _score_of_effects(self, effects: Effects) -> Effects | None:
         return None if self._objective is not None else self.sign * effects
 
@@ -314,17 +302,7 @@ class ExampleTarget(Target):
     """Scores that an objective makes of the effects of all examples together."""
 
     is_plain = False
-
-    def __init__(
-        self, engine: Engine, objective: ExampleScores, *, sign: int = 1, **recorders: Any
-    ) -> None:
-        """A target of scores; the recorders are those of `Target`, see there."""
-        self._objective = objective
-        super().__init__(engine, _score_metric(engine, objective, sign), sign=sign, **recorders)
-
-    def with_pairs(self, pairs: PromptPairs) -> ExampleTarget:
-        """The same on other traced pairs, without recorders."""
-        return ExampleTarget(self._given.with_pairs(pairs), self._objective, sign=self.sign)
+    _objective: ExampleScores
 
     @property
     def full_effects(self) -> Effects:
@@ -404,16 +382,16 @@ class FaithfulTarget(Target):
 
     is_plain = False
 
-    def __init__(self, engine: Engine, objective: Faithful, **recorders: Any) -> None:
-        """A target of scores, which measures all components first; recorders as in `Target`."""
-        self._objective, self._full = objective, engine.full_effects
+    _objective: Faithful
+
+    def __init__(
+        self, engine: Engine, objective: Faithful, *, sign: int = 1, **recorders: Any
+    ) -> None:
+        """Makes a target, and measures all components first; recorders as in `Target`."""
+        self._full = engine.full_effects
         self.measured: dict[ComponentSet, EffectAndComplement] = {}
         """Every set that was measured on all examples with its complement, and these."""
-        super().__init__(engine, _score_metric(engine, objective), **recorders)
-
-    def with_pairs(self, pairs: PromptPairs) -> FaithfulTarget:
-        """The same on other traced pairs, without recorders."""
-        return FaithfulTarget(self._given.with_pairs(pairs), self._objective)
+        super().__init__(engine, objective, **recorders)
 
     @property
     def faithful(self) -> FaithfulTarget:

@@ -64,7 +64,7 @@ def steer(
     constants = constants_of([pair.counterfactual for pair in traced.own.pairs])
     if constants is None or constants.positional:
         raise ConfigError(
-            f"The source {traced.setup.source!r} has values for prompts of its own only, and "
+            f"The source {traced.source!r} has values for prompts of its own only, and "
             "steering acts on any text. Use source='zero', 'mean' or tensors, or "
             "generate(..., counterfactuals=...)."
         )
@@ -124,7 +124,7 @@ def generate(
         )
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     changed = [counterfactuals] if isinstance(counterfactuals, str) else counterfactuals
-    if (changed is None) == (traced.setup.source == "counterfactual") or (
+    if (changed is None) == (traced.source == "counterfactual") or (
         changed is not None and len(changed) != len(prompts)
     ):
         raise ConfigError(
@@ -142,7 +142,7 @@ def generate(
     if changed is not None:
         pairs.report.without("repeated").warn()
     single = tuple(replace(pair, x_ids=pair.x_ids[:1]) for pair in pairs)
-    if traced.setup.source == "resample":
+    if traced.source == "resample":
         # One by one: no prompt is drawn for another.
         pools = [replace(traced.pairs, pairs=(pair, *traced.pairs)) for pair in single]
         single = tuple(traced.apply_source(pool)[0] for pool in pools)

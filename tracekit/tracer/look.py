@@ -74,7 +74,7 @@ def look(
     few, fresh = traced.pairs, traced.held_out_pairs
     own = few = few[:: -(-len(few) // examples)]
     fresh = None if fresh is None else fresh[:: -(-len(fresh) // examples)]
-    by_prompt = traced.setup.source != "counterfactual"
+    by_prompt = traced.source != "counterfactual"
     n_distinct = len({*independent(of_own_prompts(few) if by_prompt else few)})
     if fresh is None and n_distinct >= _FEWEST_TO_SPLIT:
         own, fresh = few.split(0.5, seed=seed, by_prompt=by_prompt)
