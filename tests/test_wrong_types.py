@@ -13,7 +13,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit._util.arguments import checked, described, fits
+from tracekit._util.arguments import checked, fits
 from tracekit.errors import ConfigError, TracekitError
 
 
@@ -155,10 +155,6 @@ def test_what_fits_an_annotation():
     assert fits("other", Literal["a", "b"])  # Functions say which names there are.
     assert not fits(1, Literal["a", "b"])
     assert fits(torch.zeros(2), Any)
-    words = {name: described(hint) for name, hint in hints.items()}
-    assert words["b"] == "a number or None"
-    assert words["c"] == "a list of str"
-    assert described(Literal["a", "b"] | None) == "'a', 'b' or None"
 
 
 def test_errors_are_translated_only_where_an_argument_does_not_fit():
@@ -167,10 +163,10 @@ def test_errors_are_translated_only_where_an_argument_does_not_fit():
         return callback(count) if callback else len(range(count))
 
     assert function(3) == 3
-    with pytest.raises(ConfigError, match=r"count is 'x'. Pass a whole number\.") as caught:
+    with pytest.raises(ConfigError, match=r"count is 'x'. Pass int\.") as caught:
         function("x")
     assert isinstance(caught.value.__cause__, TypeError)
-    with pytest.raises(ConfigError, match=r"flag is 1. Pass True or False\."):
+    with pytest.raises(ConfigError, match=r"flag is 1. Pass bool\."):
         function(3, flag=1)
     with pytest.raises(ZeroDivisionError):
         function(3, lambda count: count / 0)

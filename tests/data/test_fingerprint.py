@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import tracekit as tk
-from tracekit.results.question import bind
 from tests import tiny
 from tracekit.errors import ComparisonError, ResultFormatError
+from tracekit.results.question import bind
 
 SPANS = {"first": [0, 1], "second": [1, 2]}
 

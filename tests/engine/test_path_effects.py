@@ -383,7 +383,7 @@ def test_sets_without_paths(kinds, options, members, text):
 
 
 def test_by_input_is_a_truth_value(unchecked):
-    with pytest.raises(ConfigError, match="by_input is 'query'. Give True or False"):
+    with pytest.raises(ConfigError, match="by_input is 'query'. Pass bool"):
         traced("gpt2").paths("MLP0", by_input="query")
 
 

@@ -98,7 +98,9 @@ def test_texts_are_a_line_each(shown):
         "InteractionGrid(demo-bias data, demo model: 8 components; strongest "
         f"{first['first']}, {first['second']}: {first['interaction']:+.4g}; "
         "l: effect (odds ratio \u2212 1), noising; "
-        f"{sum(shown['grid'].significant)} of 28 pairs have q < .05; n = 16 searched)"
+        f"{sum(shown['grid'].significant)} of 28 pairs have q < .05; n = 16 searched; q is not "
+        "reliable here: the effects are skewed (median skewness 1.9) and there are fewer than 50 "
+        "independent examples. Decide by p_family.)"
     )
     assert repr(shown["registry"]) == "ComponentRegistry(32 attention-patterns in layers 0-3)"
     assert repr(shown["metric"]) == "Metric(odds-ratio: effect (odds ratio \u2212 1))"

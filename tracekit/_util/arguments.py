@@ -67,7 +67,7 @@ def checked(function: _C) -> _C:
 
 def _refuse(name: str, value: object, hint: Any, error: Exception | None = None) -> None:
     if not fits(value, hint):
-        text = f"{name} is {shortened(value)}. Its type is {formatannotation(hint)}."
+        text = f"{name} is {shortened(value)}. Pass {formatannotation(hint)}."
         raise ConfigError(text) from error
 
 

@@ -63,8 +63,6 @@ class Ranks:
         """The group that collectives of `torch.distributed` take."""
         return None if self._own is None else self._own.group
 
-    # ---- parts ----------------------------------------------------------------------------
-
     def share(self, items: Int[Tensor, " item"]) -> Int[Tensor, " own"]:
         """This rank's part of some items; neighbours go to different ranks."""
         return items[self.rank :: self.count]
@@ -86,8 +84,6 @@ class Ranks:
             total.reshape(part.shape).to(part.device, part.dtype)
             for total, part in zip(sums, parts, strict=True)
         )
-
-    # ---- decisions ------------------------------------------------------------------------
 
     def decide(self, make: Callable[[], _T]) -> _T:
         """The value that `make` returns on rank 0, or its error, on all ranks."""

@@ -217,8 +217,6 @@ class _Run:
             add(stream_hook(last), self._into_logits)
         return hooks
 
-    # ---- senders ----------------------------------------------------------------------------
-
     def _begin(self, stream: Tensor, layer: int, parts: BlockParts) -> None:
         """Where a block begins: notes the stream, and what its receivers read beside it."""
         if layer == 0:
@@ -274,8 +272,6 @@ class _Run:
         bank = self.banks[-1 if room else 0]
         self.token = _Emission.apply(changes, patched, self.token, bank)
         bank.numbers += numbers
-
-    # ---- receivers --------------------------------------------------------------------------
 
     def _into_heads(self, activation: Tensor, layer: int, parts: BlockParts, number: int) -> Tensor:
         """Queries, keys or values, of what each of them reads."""
@@ -340,8 +336,6 @@ class _Run:
     def _is_read(self, layer: int, into: Receivers) -> Bool[Tensor, "row receiver"]:
         """Which receivers read something beside the stream."""
         return (self._weights(layer, into) != 0).flatten(2).any(-1)
-
-    # ---- rows and positions -----------------------------------------------------------------
 
     @cached_property
     def _part(self) -> slice:

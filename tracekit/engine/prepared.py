@@ -237,8 +237,6 @@ class PreparedData:
         """Examples that a pass takes at most, each under one mask."""
         return self.config.max_batch_size or USUAL_ROWS
 
-    # ---- batches --------------------------------------------------------------------------
-
     def own(self, examples: Int[Tensor, " example"] | None) -> Int[Tensor, " own"]:
         """This rank's part of some examples, or of all; similar lengths go to different ranks."""
         if examples is None:
@@ -293,8 +291,6 @@ class PreparedData:
         """Layer of each component."""
         return [site.layer for site in self.registry.sites for _ in range(site.start, site.stop)]
 
-    # ---- the clean run --------------------------------------------------------------------
-
     @property
     def clean(self) -> ContinuationLogProbs:
         """Log-probabilities in the clean run, one per example."""
@@ -313,8 +309,6 @@ class PreparedData:
 
     def _clean(self, reads: Sequence[Reading]) -> ContinuationLogProbs:
         return self.clean_run.of_all(self.batches, reads, self.n_examples)
-
-    # ---- passes ---------------------------------------------------------------------------
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
@@ -432,8 +426,6 @@ class PreparedData:
     @cached_property
     def _weights(self) -> Float[Tensor, " example"] | None:
         return None if self.pairs.weights is None else self.pairs.weights.to(self.device)
-
-    # ---- refusals -------------------------------------------------------------------------
 
     def check_finite(self, effects: Effects, metric: Metric | None = None) -> None:
         """Refuses effects that are not finite, or whose mean is not; names the examples."""

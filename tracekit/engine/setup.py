@@ -160,8 +160,6 @@ class Setup:
             isinstance(given, ComponentRegistry) and bool(given.spans)
         )
 
-    # ---- as names, JSON and code ----------------------------------------------------------
-
     def named(self, registry: ComponentRegistry) -> Setup:
         """The setup as a file can hold it: metric and source by their names.
 

@@ -161,8 +161,6 @@ class Exploration:
         self.position = 0
         """Where in the history the set is."""
 
-    # ---- the set --------------------------------------------------------------------------
-
     @property
     def members(self) -> ComponentSet:
         """The set, as ascending flat indices."""
@@ -213,8 +211,6 @@ class Exploration:
                 )
         return tuple(sorted({int(index) for index in indices}))
 
-    # ---- what is known --------------------------------------------------------------------
-
     @property
     def measurement(self) -> Measurement | None:
         """Measurement of the set; None before there is one."""
@@ -260,8 +256,6 @@ class Exploration:
         seconds = (time.perf_counter() - start) / len(missing)
         for index, of_examples in zip(missing, effects, strict=True):
             self._record(Measurement((index,), of_examples, seconds=seconds))
-
-    # ---- work -----------------------------------------------------------------------------
 
     def steps(self) -> Iterator[Event]:
         """Works on the present set, a batch a step; leave it when the set has changed.
@@ -366,8 +360,6 @@ class Exploration:
             self.predictions[other] = replace(earlier, per_example=None)
         self.predictions[members] = prediction
         yield prediction
-
-    # ---- as plain values ------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Set, history, pins and pinned example as plain values, which `restore` reads."""

@@ -108,8 +108,6 @@ class Explorer(_Widget):
         self.on_msg(self._on_message)
         self.observe(self._on_state, names="view_state")
 
-    # ---- the set ----------------------------------------------------------------------------
-
     @property
     def components(self) -> list[Component]:
         """The components of the set on screen, in flat order; setting them changes the set."""
@@ -154,8 +152,6 @@ class Explorer(_Widget):
         """Components of the pinned sets."""
         pins = self.exploration.pins.items()
         return {name: [self._registry[index] for index in members] for name, members in pins}
-
-    # ---- what it does -----------------------------------------------------------------------
 
     @property
     def effect(self) -> float:
@@ -235,8 +231,6 @@ class Explorer(_Widget):
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
         picture = selection_svg(self._registry, self.exploration.members, repr(self))
         return {**data, "image/svg+xml": picture, "text/plain": repr(self)}, metadata
-
-    # ---- between Python and the browser -------------------------------------------------------
 
     def _change(self, action: Callable[[], None]) -> None:
         action()

@@ -29,7 +29,7 @@ from tracekit.results.intervals import effect_interval
 from tracekit.results.mib import first_of_mib, model_sizes, n_in_mib, read_mib
 from tracekit.results.on_examples import OnExamples, examples_said
 from tracekit.results.pareto_front import ParetoFront
-from tracekit.results.question import Question
+from tracekit.results.question import Question, further_metrics
 from tracekit.results.result import TraceResult
 
 PlannedSets = list[tuple[Engine, list[ComponentSet]]]
@@ -109,7 +109,7 @@ def evaluate(
     if metrics is None:
         effects = engine.effects(entries)
         return effects if per_example else effects.mean().item()
-    resolved = traced.metrics(metrics)
+    resolved = further_metrics(metrics, traced.direction)
     if not resolved:
         raise ConfigError("metrics is empty. Name at least one, or leave it out.")
     frame = _by_metric(engine, entries, resolved, per_example=per_example)

@@ -6,7 +6,7 @@ act, and binds the source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,7 +29,7 @@ from tracekit.engine.effects import choices_in, noise_floor
 from tracekit.engine.engine import Engine
 from tracekit.engine.prepared import USUAL_ROWS, EngineConfig
 from tracekit.engine.setup import Setup
-from tracekit.engine.sources import Binding, as_source, name_of, with_counterfactuals
+from tracekit.engine.sources import Binding, ToPairs, as_source, name_of, with_counterfactuals
 from tracekit.errors import ConfigError, PairsError
 from tracekit.metrics import Direction, Effects, Metric, MetricFunction
 from tracekit.metrics import resolve as resolve_metric
@@ -40,24 +40,6 @@ from tracekit.results.result import ModelFacts, TraceResult
 
 AnyMetric = str | Metric | MetricFunction
 """A metric by name, as a value, or as a function."""
-
-
-@dataclass(frozen=True)
-class Splitter:
-    """Splits prompts into the spans that components are told apart by."""
-
-    by: str | None = None
-    """As `Setup.split_by`."""
-    positions: tuple[str, ...] = ()
-    """Names of the positions, where prompts are split into these."""
-
-    def __call__(self, pairs: PromptPairs) -> PromptPairs:
-        """The pairs, with spans."""
-        if self.by is None:
-            return pairs
-        if self.by == "position":
-            return pairs.by_position(self.positions)
-        return pairs.by_span(None if self.by == "span" else self.by)
 
 
 class MeasuredSet(NamedTuple):
@@ -114,15 +96,13 @@ class Question:
     """Further metrics that every result is measured by."""
     explained_variance: Mapping[str, float]
     """By kind of features and layer, the share of the variance of activations they rebuild."""
-    splitter: Splitter
+    splitter: ToPairs = field(repr=False)
     """Splits prompts into the spans of the setup."""
-    apply_source: Callable[[PromptPairs], PromptPairs] = field(repr=False)
+    apply_source: ToPairs = field(repr=False)
     """Gives pairs the counterfactuals of the setup's source."""
     sets: KnownSets = field(default_factory=KnownSets)
     results: list[TraceResult] = field(default_factory=list)
     """Results of all searches, in their order."""
-
-    # ---- engines --------------------------------------------------------------------------
 
     @cached_property
     def own(self) -> Engine:
@@ -174,12 +154,6 @@ class Question:
         direction: Direction = "denoising" if self.direction == "noising" else "noising"
         setup = replace(self.setup, direction=direction)
         return replace(self, setup=setup, extra_metrics=(), sets=KnownSets(), results=[])
-
-    def metrics(self, given: Sequence[AnyMetric]) -> tuple[Metric, ...]:
-        """Further metrics, in the direction of the setup; refuses one that is named twice."""
-        return _further_metrics(given, self.direction)
-
-    # ---- its facts ------------------------------------------------------------------------
 
     @property
     def model_name(self) -> str:
@@ -239,8 +213,6 @@ class Question:
             dtype=self.dtype,
             explained_variance=self.explained_variance,
         )
-
-    # ---- sets -----------------------------------------------------------------------------
 
     def on_examples(
         self, sets: Sequence[ComponentSet], effects: Sequence[Effects]
@@ -360,7 +332,7 @@ def bind(
             config, positions=setup.positions, continuation_mean=setup.continuation_mean
         ),
         metric=resolve_metric(setup.metric),
-        extra_metrics=_further_metrics(extra_metrics, setup.direction),
+        extra_metrics=further_metrics(extra_metrics, setup.direction),
         explained_variance=checks.explained_variance(model, pairs, registry),
         splitter=splitter,
         apply_source=as_source(setup.source).bind(at),
@@ -372,20 +344,23 @@ def _splitter(
     model: HookedModel,
     registry: ComponentRegistry | None,
     data_sets: Sequence[PromptPairs],
-) -> Splitter:
+) -> ToPairs:
     """Splits prompts as the setup says; positions of all data sets have the same names."""
+    if setup.split_by is None:
+        return lambda pairs: pairs
     if setup.split_by != "position":
-        return Splitter(setup.split_by)
-    if registry is not None:
-        return Splitter("position", registry.spans)
+        only = None if setup.split_by == "span" else setup.split_by
+        return lambda pairs: pairs.by_span(only)
     decode = getattr(getattr(model, "tokenizer", None), "decode", None)
     token_text = None if decode is None else lambda token: str(decode([token]))
     every = [pair for pairs in data_sets for pair in pairs]
     prompts, spans = [pair.prompt_ids for pair in every], [pair.spans for pair in every]
-    return Splitter("position", tuple(position_names(prompts, token_text, spans)))
+    names = registry.spans if registry else position_names(prompts, token_text, spans)
+    return lambda pairs: pairs.by_position(names)
 
 
-def _further_metrics(given: Sequence[AnyMetric], direction: Direction) -> tuple[Metric, ...]:
+def further_metrics(given: Sequence[AnyMetric], direction: Direction) -> tuple[Metric, ...]:
+    """Further metrics, in a direction; refuses one that is named twice."""
     if isinstance(given, (str, Metric)):
         raise ConfigError(
             f"The metrics are {shortened(given)}. Give a list, e.g. ['kl', 'accuracy']."

@@ -59,13 +59,13 @@ class Checkpoint:
         self._key = _key(target, config)
         # Before the ranks part: only one of them reads the file.
         self._proof = _proof_of(target)
-        target.ranks.decide(self._check_writable)
+        target.engine.ranks.decide(self._check_writable)
 
     @contextmanager
     def in_use(self) -> Iterator[Checkpoint]:
         """Keeps other searches, of this and of other processes, off the file."""
         with ExitStack() as lock:
-            self._target.ranks.decide(lambda: self._enter(lock))
+            self._target.engine.ranks.decide(lambda: self._enter(lock))
             yield self
 
     def _enter(self, lock: ExitStack) -> None:
@@ -80,11 +80,11 @@ class Checkpoint:
     @property
     def exists(self) -> bool:
         """Whether there is such a file."""
-        return self._target.ranks.decide(self._path.exists)
+        return self._target.engine.ranks.decide(self._path.exists)
 
     def save(self, measured: Measured) -> None:
         """Writes the file, whole; one that cannot be written is a `RecordWarning` only."""
-        if not self._target.ranks.is_first:
+        if not self._target.engine.ranks.is_first:
             return
         predictions = list(measured.predictions.values())
         prices = [(price.forward, price.backward) for price in measured.prices.values()]

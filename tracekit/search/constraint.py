@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -129,8 +130,6 @@ class BoundedTarget(Target):
         measures = self._measures.with_pairs(pairs) if of_traced else self._measures
         return BoundedTarget(self._inner.with_pairs(pairs), self._constraint, measures)
 
-    # ---- passes ---------------------------------------------------------------------------
-
     @property
     def _share(self) -> float:
         """Examples of the constraint for each traced one."""
@@ -149,8 +148,6 @@ class BoundedTarget(Target):
         """A set is measured on both data sets, and a gradient is taken on both."""
         cost = self._inner.cost_of(cost)
         return cost + Cost(cost.forward_equivalents * (0.5 + 1.5 * self._share))
-
-    # ---- measuring ------------------------------------------------------------------------
 
     def effects(self, mask: ComponentsLike) -> Float[Tensor, "*set example"]:
         """Scores of a mask or a stack of masks; those outside the bound come last."""
@@ -212,8 +209,6 @@ class BoundedTarget(Target):
         """Scores of sets, below all others where a set leaves the bound."""
         beyond = self._beyond(constrained.mean(-1, keepdim=True))
         return torch.where(beyond > 0, _OUTSIDE * (1 + beyond), scores)
-
-    # ---- gradients ------------------------------------------------------------------------
 
     @property
     def towards(self) -> int:
@@ -308,7 +303,10 @@ def make_target(
     elif isinstance(objective, ExampleScores):
         kind = ExampleTarget
     own_record = record if constraint is None else None
-    target = kind(engine, objective, sign=sign, record=own_record, record_effects=record_effects)
+    # Each kind takes the objectives that are its own.
+    target = kind(
+        engine, cast(Any, objective), sign=sign, record=own_record, record_effects=record_effects
+    )
     return target if constraint is None else BoundedTarget(target, *constraint, record)
 
 

@@ -30,7 +30,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.devices import to_device
-from tracekit._util.ranks import Ranks
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.masks import BinaryMask, Mask, complement_of, from_indices, members_of_mask
 from tracekit.components.members import ComponentsLike
@@ -118,8 +117,6 @@ class Target:
         """Measures the effects that scores are made of."""
         self._cost_before = self.engine.cost
 
-    # ---- what it is -----------------------------------------------------------------------
-
     @property
     def pairs(self) -> PromptPairs:
         """The data set."""
@@ -146,16 +143,6 @@ class Target:
         return self.engine.n_examples
 
     @property
-    def device(self) -> torch.device:
-        """Where the model reads its tokens."""
-        return self.engine.device
-
-    @property
-    def ranks(self) -> Ranks:
-        """The processes that share the examples out among themselves."""
-        return self.engine.ranks
-
-    @property
     def faithful(self) -> FaithfulTarget | None:
         """The target of faithful sets that this one is or is made of, if it is one."""
         return None
@@ -169,8 +156,6 @@ class Target:
         """The same on other traced pairs, without recorders."""
         return type(self)(self._given.with_pairs(pairs), self._objective, sign=self.sign)
 
-    # ---- passes ---------------------------------------------------------------------------
-
     @property
     def cost(self) -> Cost:
         """Work since this target was made, in passes over the traced data set."""
@@ -179,8 +164,6 @@ class Target:
     def cost_of(self, cost: Cost) -> Cost:
         """Approximate cost, through this target, of work that costs so much by the mean effect."""
         return cost
-
-    # ---- measuring ------------------------------------------------------------------------
 
     def effects(self, mask: ComponentsLike) -> Float[Tensor, "*set example"]:
         """Scores of a mask, or of each of a stack of masks."""
@@ -231,8 +214,6 @@ class Target:
             self._record_effects(sets, self.sign * effects)
         if self._record is not None:
             self._record(sets, self._scores([effects]))
-
-    # ---- gradients ------------------------------------------------------------------------
 
     @property
     def towards(self) -> int:
@@ -341,7 +322,7 @@ class ExampleTarget(Target):
         # The score of an example depends on all others, and these come a few at a time: so one
         # pass for the scores, and one for the gradient.
         scores, derivatives = self._derivatives(mask, example_weights, numbers)
-        derivatives = to_device(derivatives, self.device)
+        derivatives = to_device(derivatives, self.engine.device)
         _, gradient = gradients.gradient(
             self.engine,
             mask,
@@ -415,8 +396,6 @@ class FaithfulTarget(Target):
         is_own = w == 0 or (w < 1 and self._given.metric.direction == "denoising")
         return (own - full if is_own else -others) * self.towards > 0
 
-    # ---- measuring ------------------------------------------------------------------------
-
     def effects(self, mask: ComponentsLike) -> Float[Tensor, "*set example"]:
         """Scores of a mask, or of each of a stack of masks."""
         entries = torch.as_tensor(mask).float()
@@ -464,8 +443,6 @@ class FaithfulTarget(Target):
             sides = torch.tensor([*both.values()]).T
             self._record([*both], self._scores([effects[numbers] for numbers in sides]))
 
-    # ---- gradients ------------------------------------------------------------------------
-
     @property
     def towards(self) -> int:
         """Sign of the measured effects that bring sets near all components."""
@@ -505,9 +482,9 @@ class FaithfulTarget(Target):
     ) -> FirstOrderPrediction:
         """Predicted change of the mean score, from both predicted effects of each example."""
         engine, n = self.engine, self.n_components
-        part, total = engine.own(examples), torch.zeros(2, n, device=self.device)
+        part, total = engine.own(examples), torch.zeros(2, n, device=self.engine.device)
         # 1 for components that would join, -1 for those that would leave.
-        direction = 1 - 2 * to_device(from_indices(members, n), self.device).float()
+        direction = 1 - 2 * to_device(from_indices(members, n), self.engine.device).float()
         sides = [members, complement_of(members, n)]
         predictions = (gradients.changes_of(engine, side, part) for side in sides)
         for own, others in zip(*predictions, strict=True):
@@ -530,7 +507,7 @@ class FaithfulTarget(Target):
             total += torch.stack([gains.sum(0), gradient.sum(0)])
         n_examples = self.n_examples if examples is None else len(examples)
         engine.account.count(2 * n_examples, backward=True)
-        (total,) = self.ranks.add(total)
+        (total,) = self.engine.ranks.add(total)
         return FirstOrderPrediction(*(total / n_examples).cpu())
 
 

@@ -31,7 +31,7 @@ from tracekit.errors import ConfigError
 from tracekit.results.display import text_html
 from tracekit.results.evaluation import PlannedSets
 from tracekit.results.question import Question
-from tracekit.search import DEFAULT_METHOD, Search
+from tracekit.search import DEFAULT_METHOD, LocalSearch, Search, make
 from tracekit.search.base import Planned
 from tracekit.search.constraint import Constraint
 from tracekit.search.objectives import Objective, ObjectiveName
@@ -180,10 +180,8 @@ def estimate(
         ConfigError: The search does not say how many passes it takes, as one of your own.
         UnknownNameError, BudgetError: As in `run`.
     """
-    request = Request.of(
-        method,
-        options,
-        keywords=signature(estimate).parameters,
+    request = Request(
+        search=make(method, options, signature(estimate).parameters),
         budget=budget,
         budgets=budgets,
         target_effect=target_effect,
@@ -212,10 +210,9 @@ def estimate_pareto(
     `passes` are those of the front; `further` are those of the statistics, too. Errors about the
     arguments are those of `pareto`.
     """
-    request = Request.of_front(
-        options,
-        keywords=signature(estimate_pareto).parameters,
-        max_budget=max_budget,
+    request = Request(
+        search=make(LocalSearch, options, signature(estimate_pareto).parameters),
+        budget=1.0 if max_budget is None else max_budget,
         objective=objective,
         sign=sign,
         constraint=constraint,

@@ -17,7 +17,7 @@ from tracekit.results.pareto_statistics import (
 from tracekit.results.question import Question
 from tracekit.search import Goal, Search
 from tracekit.search.auto import Auto, sizes_alone
-from tracekit.search.base import planned_for
+from tracekit.search.base import Planned, planned_for
 from tracekit.search.targets import Target
 from tracekit.tracer.request import ResolvedRequest
 
@@ -73,7 +73,7 @@ def plan(question: Question, request: ResolvedRequest) -> Plan | None:
     return Plan(
         search=request.searches[0],
         cost=cost,
-        is_exact=_is_exact(request, target, planned.is_exact, planned.cost, planned.if_faithful),
+        is_exact=_is_exact(request, target, planned),
         extra_passes=_passes_of_results(question, request, n_results),
         limited=_limited(question, request, has_halves=isinstance(request.search, Auto)),
     )
@@ -108,7 +108,7 @@ def plan_front(question: Question, request: ResolvedRequest, *, statistics: bool
     return Plan(
         search=joint,
         cost=cost,
-        is_exact=_is_exact(request, target, planned.is_exact, planned.cost, planned.if_faithful),
+        is_exact=_is_exact(request, target, planned),
         extra_passes=extra,
         limited=_limited(question, request, has_halves=statistics or is_choice),
     )
@@ -130,12 +130,10 @@ def progress_bar(
     )
 
 
-def _is_exact(
-    request: ResolvedRequest, target: Target, says_exact: bool, cost: Cost, if_faithful: Cost
-) -> bool:
-    follows_scores = not request.by_effect and cost.backward > 0
-    may_balance = target.faithful is not None and if_faithful.forward > 0
-    return says_exact and not (request.constraint or follows_scores or may_balance)
+def _is_exact(request: ResolvedRequest, target: Target, planned: Planned) -> bool:
+    follows_scores = not request.by_effect and planned.cost.backward > 0
+    may_balance = target.faithful is not None and planned.if_faithful.forward > 0
+    return planned.is_exact and not (request.constraint or follows_scores or may_balance)
 
 
 def _search_cost(

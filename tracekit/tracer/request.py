@@ -7,18 +7,18 @@ the only place that does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import get_args
 
-from tracekit._util.names import MethodChoice, SignName, listed
+from tracekit._util.names import SignName, listed
 from tracekit._util.options import check_seed, shortened
 from tracekit.engine.effects import check_metric
 from tracekit.engine.engine import Engine
 from tracekit.engine.sources import OtherModel
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.results.question import KnownSets, Question
-from tracekit.search import DEFAULT_METHOD, Goal, LocalSearch, Search, make
+from tracekit.search import Goal, Search
 from tracekit.search.auto import FEWEST_EXAMPLES, Auto, halving, searches_of
 from tracekit.search.constraint import Constraint, make_target
 from tracekit.search.objectives import (
@@ -66,38 +66,6 @@ class Request:
                 f"constraint is {shortened(self.constraint)}. Give a tk.Constraint, e.g. "
                 "tk.Constraint(pairs=..., at_most=0.05)."
             )
-
-    @classmethod
-    def of(
-        cls,
-        method: MethodChoice | type | Search = DEFAULT_METHOD,
-        options: Mapping[str, Any] | None = None,
-        *,
-        keywords: Iterable[str] = (),
-        **fields: Any,
-    ) -> Request:
-        """A request for a search method with options.
-
-        Args:
-            method: Name, class or value of the method.
-            options: Fields of the method.
-            keywords: What else the caller takes, which an error about an unknown option names.
-            **fields: The other fields.
-        """
-        return cls(search=make(method, options or {}, keywords), **fields)
-
-    @classmethod
-    def of_front(
-        cls,
-        options: Mapping[str, Any],
-        *,
-        max_budget: int | float | None = None,
-        keywords: Iterable[str] = (),
-        **fields: Any,
-    ) -> Request:
-        """A request for the best set of every size up to a budget, by local search."""
-        largest = 1.0 if max_budget is None else max_budget
-        return cls.of(LocalSearch, options, keywords=keywords, budget=largest, **fields)
 
     def goal(self, n_components: int) -> Goal:
         """Budgets as counts, or the target."""

@@ -46,7 +46,7 @@ from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.question import Question, bind
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import tracer_html, tracer_text
-from tracekit.search import DEFAULT_METHOD, Search
+from tracekit.search import DEFAULT_METHOD, LocalSearch, Search, make
 from tracekit.search.constraint import Constraint
 from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.tracer import diagnostics, exploring, exporting, generation
@@ -180,8 +180,6 @@ class Tracer:
     def _repr_html_(self) -> str:
         return tracer_html(self.traced)
 
-    # ---- searching ------------------------------------------------------------------------
-
     @overload
     def run(
         self,
@@ -259,10 +257,8 @@ class Tracer:
             TargetNotReachedError: No set that was tried reaches the target.
             NothingFoundError: No set that was tried stays within the bound of `constraint`.
         """
-        request = Request.of(
-            method,
-            options,
-            keywords=signature(self.run).parameters,
+        request = Request(
+            search=make(method, options, signature(self.run).parameters),
             budget=budget,
             budgets=budgets,
             target_effect=target_effect,
@@ -317,10 +313,9 @@ class Tracer:
             NothingFoundError: No set was measured before a limit, or none within `constraint`.
             ResultFormatError: The checkpoint is damaged, or of another search, model or data set.
         """
-        request = Request.of_front(
-            options,
-            keywords=signature(self.pareto).parameters,
-            max_budget=max_budget,
+        request = Request(
+            search=make(LocalSearch, options, signature(self.pareto).parameters),
+            budget=1.0 if max_budget is None else max_budget,
             objective=objective,
             sign=sign,
             constraint=constraint,
@@ -337,8 +332,6 @@ class Tracer:
     estimate_faithfulness = _asks(estimate_of(evaluation.planned_faithfulness))
     estimate_controls = _asks(estimate_of(controls.planned_controls))
     estimate_side_effects = _asks(estimate_of(side_effects.planned_side_effects))
-
-    # ---- the question ---------------------------------------------------------------------
 
     @property
     def model(self) -> HookedModel:
@@ -417,8 +410,6 @@ class Tracer:
         """
         return self.traced.n_prefers_x
 
-    # ---- what is said of a set, and done with it ------------------------------------------
-
     evaluate = _asks(evaluation.evaluate)
     noising_and_denoising = _asks(evaluation.noising_and_denoising)
     faithfulness = _asks(evaluation.faithfulness)
@@ -438,8 +429,6 @@ class Tracer:
     generate = _asks(generation.generate)
     from_mib = _asks(evaluation.from_mib)
     explore = _asks(exploring.explore)
-
-    # ---- drawing --------------------------------------------------------------------------
 
     def heatmap(
         self,

@@ -169,7 +169,7 @@ class MaskTraining(ABC):
 
     def _first_lambda(self, target: Target, budget: int) -> float:
         """A lambda1 at which about `budget` components outweigh the penalty half-way through."""
-        start = torch.full((target.n_components,), self.init, device=target.device)
+        start = torch.full((target.n_components,), self.init, device=target.engine.device)
         objective = "effect" if self.objective == "effect" else "dataset"
         reward = RewardGradient(target, make_objective(objective, target))
         gradient = reward.step(start, torch.arange(target.n_examples)).cpu()
@@ -179,7 +179,7 @@ class MaskTraining(ABC):
 
     def _train(self, target: Target, lambda1: float, seed: int, *, stop_at: int) -> TrainingRun:
         """One descent; ends early once at most `stop_at` components are selected."""
-        mask = torch.full((target.n_components,), self.init, device=target.device)
+        mask = torch.full((target.n_components,), self.init, device=target.engine.device)
         optimizer = torch.optim.Adam([mask], lr=self._learning_rate(target))
         reward = RewardGradient(target, make_objective(self.objective, target))
         penalty = self.penalty(lambda1)

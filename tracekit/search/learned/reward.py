@@ -84,9 +84,9 @@ class RewardGradient:
         """Starts without any effect seen."""
         self._target = target
         self._objective = objective
-        self._latest = torch.full((target.n_examples,), torch.nan, device=target.device)
-        self._failed = torch.zeros((), dtype=torch.bool, device=target.device)
-        self._suspect = torch.zeros(target.n_components, device=target.device)
+        self._latest = torch.full((target.n_examples,), torch.nan, device=target.engine.device)
+        self._failed = torch.zeros((), dtype=torch.bool, device=target.engine.device)
+        self._suspect = torch.zeros(target.n_components, device=target.engine.device)
 
     def step(self, mask: Mask, examples: Int[Tensor, " example"]) -> Mask:
         """Gradient of the objective on some examples with respect to the mask."""
