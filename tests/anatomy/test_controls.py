@@ -36,7 +36,7 @@ def found(tracer, members):
 
 
 def test_every_number_is_measured(tracer, found):
-    engine, registry = tracer.traced.held_out, tracer.registry
+    engine, registry = tracer.question.held_out, tracer.registry
     full, n = engine.full_effects.mean(), len(registry)
 
     def measured(chosen):

@@ -233,7 +233,7 @@ def test_searched_examples_are_known_under_every_source(gpt2, source):
     for measured_by in ("counterfactual", "zero"):
         given = SAME_PROMPTS["groups"]()
         tracer = tk.Tracer(gpt2, given, "head-outputs", source=measured_by)
-        assert tracer.traced.selected_on(result) == given.fingerprint
+        assert tracer.question.selected_on(result) == given.fingerprint
         assert "selected on" in tracer.faithfulness(result).examples
 
 

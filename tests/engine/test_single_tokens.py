@@ -184,7 +184,7 @@ def test_first_choices_are_counted_of_whole_answers(name, shape, is_chosen):
         rows.append({"prompt_ids": pair.prompt_ids, "counterfactual_ids": [5, 9, 17], **sides})
     pairs = tk.PromptPairs.from_ids(rows)
     tracer = tk.Tracer(model_of(name), pairs, "mlp-blocks", "probability-drop")
-    row = rows_of(tracer.traced.choices(), len(pairs))[0]
+    row = rows_of(tracer.question.choices(), len(pairs))[0]
     firsts = []
     for pair in pairs:
         of_pair = []

@@ -44,14 +44,14 @@ def test_sets_say_what_metrics_measure(model):
     tracer = tk.Tracer(model, pairs, *question, max_batch_size=3)
     labels = [tracer.registry.label(i) for i in range(12)]
     sets = [(0, 1), (2,), tuple(range(12))]
-    said = tracer.traced.choices(sets)
+    said = tracer.question.choices(sets)
     for (_, first_y, _, odds, far), members in zip(said[2:].tolist(), sets, strict=True):
         metrics = ["kl", "accuracy", "logit-difference"]
         effects = tracer.evaluate([labels[i] for i in members], metrics=metrics).loc["effect"]
         assert far == pytest.approx(effects["kl"], rel=1e-4)
         assert first_y - said[0, 1] == round(11 * effects["accuracy"])
         assert said[0, 3].item() - odds == pytest.approx(effects["logit-difference"], rel=1e-3)
-    whole = tk.Tracer(model, pairs, *question).traced.choices(sets)
+    whole = tk.Tracer(model, pairs, *question).question.choices(sets)
     torch.testing.assert_close(said, whole, rtol=1e-4, atol=1e-6)
 
 
@@ -61,7 +61,7 @@ def test_a_token_that_counts_as_x_is_x_by_a_metric_of_sets(model):
         row["x_set_ids"] = [i for i in range(tiny.VOCABULARY) if i not in row["y_ids"]]
     pairs = tk.PromptPairs.from_ids(rows)
     by_set, by_x = (
-        tk.Tracer(model, pairs, "mlp-blocks", metric).traced.choices()[0]
+        tk.Tracer(model, pairs, "mlp-blocks", metric).question.choices()[0]
         for metric in ("set-logit-difference", "logit-difference")
     )
     assert by_set[:2].sum() == 6
@@ -135,4 +135,4 @@ def test_counterfactual_runs_of_other_lengths_belong_to_their_pairs(model):
             for key in ("prompt_ids", "counterfactual_ids")
         )
     far = (clean.exp() * (clean - other)).sum(1).mean().item()
-    assert tracer.traced.choices()[1, 4].item() == pytest.approx(far, rel=1e-4)
+    assert tracer.question.choices()[1, 4].item() == pytest.approx(far, rel=1e-4)

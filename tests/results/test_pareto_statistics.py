@@ -157,7 +157,8 @@ class TestSetsFromAll:
         tracer = tk.Tracer(model, tiny.pairs(6, seed=3))
         pairs = list(combinations(range(12), 2))
         best = pairs[int(tracer.engine.set_effects(pairs).mean(1).argmax())]
-        tracer.traced.sets.by_size().clear()  # It is to know of the best pair from the walk alone.
+        # It is to know of the best pair from the walk alone.
+        tracer.question.sets.by_size().clear()
         monkeypatch.setattr(front_module, "backward_elimination", lambda engine, sizes: {2: best})
         front = tracer.pareto(max_budget=2, objective="mean", max_passes=3)
         assert tiny.members_of(front.at(2)) == best

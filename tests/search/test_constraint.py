@@ -38,7 +38,7 @@ def neutral():
 
 def keeping_engine(tracer, keep):
     request = Request(search=tk.search.TopK(), budget=1, constraint=keep)
-    return resolve(tracer.traced, request).target(tracer.traced)
+    return resolve(tracer.question, request).target(tracer.question)
 
 
 def kept_by(model, neutral, members, metric="kl"):

@@ -99,7 +99,7 @@ def test_interactions_of_a_found_set(without, fresh):
     assert grid.tests is not None
     assert OTHER in repr(grid)
     i, j = (tracer.registry.index(component) for component in result.components[:2])
-    both = tracer.traced.held_out.set_effects([(i, j), (i,), (j,)], "test").mean(1)
+    both = tracer.question.held_out.set_effects([(i, j), (i,), (j,)], "test").mean(1)
     assert grid.interaction[0, 1].item() == pytest.approx((both[0] - both[1:].sum()).item())
 
 
@@ -117,7 +117,7 @@ def test_side_effects(without, fresh, tmp_path):
     assert loaded.table.equals(side.table)
     tracer, result = fresh
     side = tracer.side_effects(result, {"other": other}, draws=4)
-    assert side.target.dataset_fingerprint == tracer.traced.held_out.pairs.fingerprint
+    assert side.target.dataset_fingerprint == tracer.question.held_out.pairs.fingerprint
     assert side.table["p"].notna().all()
 
 

@@ -81,7 +81,7 @@ def test_noise_floor_runs_few_of_many_rows_alone(monkeypatch):
 @pytest.mark.parametrize(("floor", "is_warned"), [(0.0, False), (1e9, True)])
 def test_noise_floor_above_an_effect_is_warned_of(model, floor, is_warned):
     tracer = tk.Tracer(model, tiny.pairs(12, seed=3), metric="probability-ratio")
-    vars(tracer.traced)["noise_floor"] = floor
+    vars(tracer.question)["noise_floor"] = floor
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UnreliableResultWarning)
         tracer.run("top-k", budget=2)

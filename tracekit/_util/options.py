@@ -73,7 +73,7 @@ def guided(function: _C) -> _C:
     parameters = signature(function).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return function
-    taken = [each.name for each in parameters if each.name not in ("self", "traced")]
+    taken = [each.name for each in parameters if each.name not in ("self", "question")]
 
     @wraps(function)
     def checked(*args: Any, **keywords: Any) -> Any:

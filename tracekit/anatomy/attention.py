@@ -154,7 +154,7 @@ def _change(row: Mapping[Any, Any], form: str) -> str:
     return f"{row['clean']:{form}}{after}"
 
 
-def attention(traced: Question, members: ComponentsLike, *, at: str = "last") -> Attention:
+def attention(question: Question, members: ComponentsLike, *, at: str = "last") -> Attention:
     """What heads attend to from a token of each prompt, and what they write to the logits.
 
     Attention is by span where all pairs have spans, else by position, in the clean and the
@@ -162,7 +162,7 @@ def attention(traced: Question, members: ComponentsLike, *, at: str = "last") ->
     the tracer has some.
 
     Args:
-        traced: The question, laid out.
+        question: The question.
         members: As in `explain`; members that are no heads are left out.
         at: Span, or name of a position, whose last token attends. Contributions do not depend
             on it.
@@ -174,14 +174,14 @@ def attention(traced: Question, members: ComponentsLike, *, at: str = "last") ->
         MaskError: About the mask.
         UnsupportedModelError: A block of the model does more to the stream than to add to it.
     """
-    engines = {traced.direction: traced.fresh}
+    engines = {question.direction: question.fresh}
     # Else the source is no run of the model.
     with suppress(PairsError):
-        engines[traced.opposite.direction] = traced.opposite.fresh
+        engines[question.opposite.direction] = question.opposite.fresh
     clean, counterfactual = engines["noising"], engines.get("denoising")
-    decode = getattr(getattr(traced.model, "tokenizer", None), "decode", None)
+    decode = getattr(getattr(question.model, "tokenizer", None), "decode", None)
     token_text = None if decode is None else lambda token: str(decode([token]))
-    asked, chosen = traced.fresh, members_of(members, traced.registry, or_none=True)
+    asked, chosen = question.fresh, members_of(members, question.registry, or_none=True)
     registry, before = asked.registry, asked.cost
     is_head = {member: registry.site_of(member).kind.hook in _HOOKS for member in chosen}
     heads: dict[tuple[int, int], int] = {}
@@ -214,8 +214,8 @@ def attention(traced: Question, members: ComponentsLike, *, at: str = "last") ->
         direct=direct[0],
         counterfactual_direct=direct[1] if counterfactual else None,
         left_out=tuple(member for member in chosen if not is_head[member]),
-        selected_on=traced.selected_on(members),
-        **facts_of(traced, asked, before),
+        selected_on=question.selected_on(members),
+        **facts_of(question, asked, before),
     )
 
 

@@ -123,7 +123,7 @@ def _least_hits(quantity: str) -> int:
 
 
 def controls(
-    traced: Question, members: ComponentsLike, *, draws: int = 40, seed: int = 0
+    question: Question, members: ComponentsLike, *, draws: int = 40, seed: int = 0
 ) -> Controls:
     """A set beside random sets of the same layers, of the same kinds, and of the same size.
 
@@ -131,7 +131,7 @@ def controls(
     some. On the examples that it was selected on there is no p.
 
     Args:
-        traced: The question, laid out.
+        question: The question.
         members: A set as in `evaluate`, or a mask of zeros and ones.
         draws: Different random sets of each form; all, if there are fewer. No p is below
             1 / (draws + 1); the p of the effect, which is two-sided, not below 2 / (draws + 1).
@@ -143,7 +143,7 @@ def controls(
         MaskError, ComponentError: About the set.
         MetricError: All components together have no effect.
     """
-    engine, parts = traced.fresh, planned_controls(traced, members, draws=draws, seed=seed)
+    engine, parts = question.fresh, planned_controls(question, members, draws=draws, seed=seed)
     require_full_effect(engine, 1 if engine.full_effects.mean() > 0 else -1)
     before, counts = engine.cost, [len(both) // 2 for _, both in parts]
     sets = [each for (_, both), n in zip(parts, counts, strict=True) for each in both[:n]]
@@ -153,20 +153,20 @@ def controls(
         others = engine.set_effects([complement_of(each, n) for each in sets], "complements")
     full, data = engine.full_effects, engine.pairs
     faithful, complete = full - others, full - effects
-    if traced.direction == "denoising":
+    if question.direction == "denoising":
         faithful, complete = effects, others
     shares = torch.stack([faithful.mean(1), complete.mean(1)]) / full.mean()
     drawn = torch.cat([effects.mean(1)[None], shares])[:, 1:].split(counts[1:], dim=1)
-    said: dict[str, Any] = {"metric": engine.metric.name, "direction": traced.direction}
-    which = "searched" if traced.found_on(members) else "all"
-    which = "held-out" if traced.held_out else which
+    said: dict[str, Any] = {"metric": engine.metric.name, "direction": question.direction}
+    which = "searched" if question.found_on(members) else "all"
+    which = "held-out" if question.held_out else which
     return Controls(
         labels=tuple(engine.registry.label(member) for member in chosen),
         own=Faithfulness.of(
             effects[:1], others[:1], full, sizes=[len(chosen)], n_components=n, **data.over, **said
         ),
         random={like: part for like, part in zip(LIKE, drawn, strict=True) if part.shape[1]},
-        is_tested=traced.selected_on(members) != engine.fingerprint,
+        is_tested=question.selected_on(members) != engine.fingerprint,
         examples=f"{which} examples, n = {n_text(len(data), data.clusters)}",
         metric=engine.metric.name,
         cost=engine.cost - before,
@@ -174,16 +174,16 @@ def controls(
 
 
 def planned_controls(
-    traced: Question, members: ComponentsLike, *, draws: int = 40, seed: int = 0
+    question: Question, members: ComponentsLike, *, draws: int = 40, seed: int = 0
 ) -> PlannedSets:
     """What `controls` patches: the set, and random sets of each form, with their complements."""
     check_seed(seed)
     check_whole("draws", draws)
-    chosen, n = members_of(members, traced.registry), len(traced.registry)
+    chosen, n = members_of(members, question.registry), len(question.registry)
     if not 0 < len(chosen) < n:
         raise ComponentError(
             f"{len(chosen)} of {n} components have no random sets beside them. Give some of them."
         )
-    generator, registry = torch.Generator().manual_seed(seed), traced.registry
+    generator, registry = torch.Generator().manual_seed(seed), question.registry
     drawn = [control_sets(registry, chosen, draws, generator, like) for like in LIKE]
-    return [(traced.fresh, both_ways(sets, n)) for sets in ([chosen], *drawn)]
+    return [(question.fresh, both_ways(sets, n)) for sets in ([chosen], *drawn)]

@@ -391,7 +391,7 @@ _VERDICTS = {
 
 
 def explain(
-    traced: Question,
+    question: Question,
     members: ComponentsLike,
     *,
     max_sets: int = 2000,
@@ -405,7 +405,7 @@ def explain(
     set was selected on there are no p values.
 
     Args:
-        traced: The question, laid out.
+        question: The question.
         members: A set as in `evaluate`, or a mask of zeros and ones; for a size of a front,
             `front.at(size)`.
         max_sets: Of more than 12 members, the subsets to measure at most for their values.
@@ -422,7 +422,7 @@ def explain(
         NonFiniteMetricError: The metric is not finite on a subset; names both.
     """
     check_seed(seed)
-    engine, chosen = traced.fresh, members_of(members, traced.registry)
+    engine, chosen = question.fresh, members_of(members, question.registry)
     _check(engine.registry, chosen, max_sets, tolerance)
     planned = plan_explanation(engine, chosen, max_sets=max_sets, look_outside=look_outside)
     passes, n, before = planned.cost.forward_equivalents, engine.n_examples, engine.cost
@@ -438,7 +438,7 @@ def explain(
         redundancy = redundant_members(game, tolerance=tolerance)
         outsiders = None
         if _looks_outside(engine, look_outside):
-            outsiders = tuple(measured_outsiders(engine, chosen, traced.own))
+            outsiders = tuple(measured_outsiders(engine, chosen, question.own))
     return Explanation(
         members=chosen,
         effect=whole,
@@ -449,9 +449,9 @@ def explain(
         redundancy=redundancy,
         tolerance=tolerance,
         outsiders=outsiders,
-        selected_on=traced.selected_on(members),
-        proposed_on=None if outsiders is None else traced.own.fingerprint,
-        **facts_of(traced, engine, before),
+        selected_on=question.selected_on(members),
+        proposed_on=None if outsiders is None else question.own.fingerprint,
+        **facts_of(question, engine, before),
     )
 
 

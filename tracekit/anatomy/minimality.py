@@ -94,7 +94,9 @@ class Minimality(Tabular):
         return printable("\n".join([title, *lines, said]))
 
 
-def minimality(traced: Question, members: ComponentsLike, *, tolerance: float = 0.01) -> Minimality:
+def minimality(
+    question: Question, members: ComponentsLike, *, tolerance: float = 0.01
+) -> Minimality:
     """What the faithfulness of a set loses without each member, and which members are idle.
 
     The examples that the set was selected on decide who is dropped, and the held-out ones, if the
@@ -103,7 +105,7 @@ def minimality(traced: Question, members: ComponentsLike, *, tolerance: float = 
     that is left, measured again.
 
     Args:
-        traced: The question, laid out.
+        question: The question.
         members: A set as in `evaluate`, or a mask of zeros and ones.
         tolerance: By how much the set may be further from a faithfulness of 1, in [0, 1).
 
@@ -113,8 +115,8 @@ def minimality(traced: Question, members: ComponentsLike, *, tolerance: float = 
         MaskError, ComponentError: About the set.
     """
     check_loss("tolerance", tolerance)
-    own, fresh, (chosen, *without) = _laid_out(traced, members)
-    label = traced.registry.label
+    own, fresh, (chosen, *without) = _laid_out(question, members)
+    label = question.registry.label
     engines = {id(engine): engine for engine in (*own.engines, *fresh.engines)}.values()
     for engine in engines:
         require_full_effect(engine)
@@ -125,10 +127,10 @@ def minimality(traced: Question, members: ComponentsLike, *, tolerance: float = 
     missed = {member for member, (low, _) in zip(chosen, intervals, strict=True) if low > 0}
     staying, dropped = _reduced(own, chosen, without, missed, tolerance)
     if own.kind != "all":
-        traced.sets.selected.add(staying)
+        question.sets.selected.add(staying)
     work = [engine.cost - earlier for engine, earlier in zip(engines, before, strict=True)]
     return Minimality(
-        registry=traced.registry,
+        registry=question.registry,
         labels=tuple(map(label, chosen)),
         faithfulness=fresh.share(alone[0]),
         losses=tuple(map(fresh.share, differences)),
@@ -143,9 +145,9 @@ def minimality(traced: Question, members: ComponentsLike, *, tolerance: float = 
     )
 
 
-def planned_minimality(traced: Question, members: ComponentsLike) -> PlannedSets:
+def planned_minimality(question: Question, members: ComponentsLike) -> PlannedSets:
     """What `minimality` patches, at most: all members but one are tried without each other."""
-    own, fresh, sets = _laid_out(traced, members)
+    own, fresh, sets = _laid_out(question, members)
     # Sets without several members are unknown yet; those without one stand for them.
     of_own, of_fresh = [*sets, *sets[2:]], [*sets, sets[0]]
     parts = [(each, of_own) for each in own.engines] + [(each, of_fresh) for each in fresh.engines]
@@ -153,16 +155,23 @@ def planned_minimality(traced: Question, members: ComponentsLike) -> PlannedSets
 
 
 def _laid_out(
-    traced: Question, members: ComponentsLike
+    question: Question, members: ComponentsLike
 ) -> tuple[_Examples, _Examples, list[ComponentSet]]:
     """Examples that decide and that are measured; the set, and the set without each member."""
-    chosen, is_selected = members_of(members, traced.registry), traced.found_on(members) is not None
+    chosen, is_selected = (
+        members_of(members, question.registry),
+        question.found_on(members) is not None,
+    )
     if not chosen:
         raise ComponentError("An empty set has no idle members. Give at least one component.")
     sets = [chosen, *(tuple(i for i in chosen if i != member) for member in chosen)]
-    if traced.held_out is not None and is_selected:
-        return _Examples([traced.own], "searched"), _Examples([traced.held_out], "held-out"), sets
-    both = [traced.own, *filter(None, [traced.held_out])]
+    if question.held_out is not None and is_selected:
+        return (
+            _Examples([question.own], "searched"),
+            _Examples([question.held_out], "held-out"),
+            sets,
+        )
+    both = [question.own, *filter(None, [question.held_out])]
     examples = _Examples(both, "searched" if is_selected else "all")
     return examples, examples, sets
 

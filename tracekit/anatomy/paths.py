@@ -158,7 +158,7 @@ class Paths(OfMembers, Tabular):
         )
 
 
-def paths(traced: Question, members: ComponentsLike, *, by_input: bool = True) -> Paths:
+def paths(question: Question, members: ComponentsLike, *, by_input: bool = True) -> Paths:
     """How members connect: the effect of each on the metric through each other one alone.
 
     This is path patching with everything else clean (`tracekit.engine.path_effects` defines
@@ -168,7 +168,7 @@ def paths(traced: Question, members: ComponentsLike, *, by_input: bool = True) -
     rounding.
 
     Args:
-        traced: The question, laid out.
+        question: The question.
         members: As in `explain`, of parts of attention or MLP layers; one is enough.
         by_input: Whether to tell the query, key and value of receiving heads apart, which
             takes four times as many passes.
@@ -180,7 +180,7 @@ def paths(traced: Question, members: ComponentsLike, *, by_input: bool = True) -
         MaskError, ConfigError: About the mask or the option.
         NonFiniteMetricError: The metric is not finite on a path; names the examples.
     """
-    chosen, engine = members_of(members, traced.registry, or_none=True), traced.fresh
+    chosen, engine = members_of(members, question.registry, or_none=True), question.fresh
     if not 0 < len(chosen) <= _MOST:
         raise ComponentError(
             f"Paths among {len(chosen)} components were asked for. Give 1 to {_MOST}."
@@ -194,6 +194,6 @@ def paths(traced: Question, members: ComponentsLike, *, by_input: bool = True) -
         rows=tuple(runs.rows),
         effects=runs.effects(),
         has_embedding=runs.has_embedding,
-        selected_on=traced.selected_on(members),
-        **facts_of(traced, engine, before),
+        selected_on=question.selected_on(members),
+        **facts_of(question, engine, before),
     )

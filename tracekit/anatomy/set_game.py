@@ -23,7 +23,7 @@ Coalition = tuple[int, ...]
 """Some members, by their numbers as players, ascending."""
 
 
-def as_game(traced: Question, members: ComponentsLike) -> SetGame:
+def as_game(question: Question, members: ComponentsLike) -> SetGame:
     """The effect of every subset of a set, as libraries for cooperative games take it.
 
     ```python
@@ -31,7 +31,7 @@ def as_game(traced: Question, members: ComponentsLike) -> SetGame:
     shapiq.KernelSHAPIQ(n=game.n_players, max_order=2).approximate(budget=200, game=game)
     ```
     """
-    return SetGame(traced.own, members_of(members, traced.registry))
+    return SetGame(question.own, members_of(members, question.registry))
 
 
 class SetGame:

@@ -278,7 +278,7 @@ def _resampled(each: EffectOn, seed: int) -> Float[Tensor, " resample"]:
 
 
 def side_effects(
-    traced: Question, members: ComponentsLike, others: Others, *, draws: int = 20, seed: int = 0
+    question: Question, members: ComponentsLike, others: Others, *, draws: int = 20, seed: int = 0
 ) -> SideEffects:
     """Effects of a set on other data and by other metrics, against random sets of its layers.
 
@@ -293,7 +293,7 @@ def side_effects(
     on there is no `p`.
 
     Args:
-        traced: The question, laid out.
+        question: The question.
         members: As in `explain`; one component is enough.
         others: By name, pairs, which are measured by the tracer's metric, or pairs with a
             metric. As the tracer was given its own: denoising reverses them.
@@ -309,7 +309,7 @@ def side_effects(
             model or the components.
         MaskError, ComponentError: About the set.
     """
-    parts = planned_side_effects(traced, members, others, draws=draws, seed=seed)
+    parts = planned_side_effects(question, members, others, draws=draws, seed=seed)
     engines = dict(zip([TARGET, *others], [engine for engine, _ in parts], strict=True))
     target, (chosen, *controls) = parts[0]
     before = {name: engine.cost for name, engine in engines.items()}
@@ -321,33 +321,33 @@ def side_effects(
         members=chosen,
         target=measured[0],
         others=tuple(measured[1:]),
-        direction=traced.direction,
+        direction=question.direction,
         positions=positions_of(target),
         seed=seed,
-        selected_on=traced.selected_on(members),
+        selected_on=question.selected_on(members),
         cost=sum((engine.cost - before[name] for name, engine in engines.items()), Cost()),
-        model=traced.model_name,
-        source=traced.source,
-        source_seed=traced.setup.source_seed,
+        model=question.model_name,
+        source=question.source,
+        source_seed=question.setup.source_seed,
     )
 
 
 def planned_side_effects(
-    traced: Question, members: ComponentsLike, others: Others, *, draws: int = 20, seed: int = 0
+    question: Question, members: ComponentsLike, others: Others, *, draws: int = 20, seed: int = 0
 ) -> PlannedSets:
     """What `side_effects` patches: a set and random sets; of other data all components, too."""
     check_seed(seed)
-    chosen, registry = members_of(members, traced.registry), traced.registry
-    engines = _engines_of(traced, others)
+    chosen, registry = members_of(members, question.registry), question.registry
+    engines = _engines_of(question, others)
     check_whole("draws", draws, 0)
     if not chosen:
         raise PairsError("An empty set has no side effects. Give at least one component.")
     sets = [chosen, *control_sets(registry, chosen, draws, torch.Generator().manual_seed(seed))]
     of_others = [*sets, tuple(range(len(registry)))]
-    return [(traced.fresh, sets), *((engine, of_others) for engine in engines.values())]
+    return [(question.fresh, sets), *((engine, of_others) for engine in engines.values())]
 
 
-def _engines_of(traced: Question, others: Any) -> dict[str, Engine]:
+def _engines_of(question: Question, others: Any) -> dict[str, Engine]:
     """Engines of other data, or by other metrics, by name: pairs, or pairs and a metric."""
     if not isinstance(others, Mapping) or not others:
         raise PairsError(
@@ -362,7 +362,7 @@ def _engines_of(traced: Question, others: Any) -> dict[str, Engine]:
                 f"Under {name!r} stands {shortened(given)}. Give pairs, or pairs with a "
                 f"metric, under a name other than {TARGET!r}."
             )
-        engines[name] = traced.engine_of(pairs, metric=metric)
+        engines[name] = question.engine_of(pairs, metric=metric)
     return engines
 
 

@@ -55,7 +55,7 @@ def evaluate(given: Given) -> None:
     print_tracer(tracer)
     names = [further.name for further in tracer.extra_metrics]
     measured, rows = [], []
-    engine = tracer.traced.fresh
+    engine = tracer.question.fresh
     pairs = engine.pairs
     named_masks = [named_mask for path in given["mask"] for named_mask in read_masks(path)]
     for name, entries in named_masks:

@@ -37,16 +37,10 @@ def mean_activations(
     positions: Positions,
     max_batch_size: int,
 ) -> dict[str, Tensor]:
-    """Mean activations over the prompts of a data set, by hook point, without a row axis.
+    """Mean activations over the prompts of `over`, by hook point, without a row axis.
 
-    Args:
-        model: The model.
-        over: The data set whose prompts are run.
-        pairs: The data set that the means are patched into.
-        kinds: Kinds of component by hook point.
-        positional: Whether every prompt position has a mean of its own.
-        positions: Where the means are patched in.
-        max_batch_size: Examples per pass.
+    With `positional` every prompt position has a mean of its own, which must suit `pairs`: they are
+    what the means are patched into.
 
     Raises:
         SourceError: The model cannot run the prompts, or the means would mean something else in

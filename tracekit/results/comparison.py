@@ -80,7 +80,8 @@ class Comparison(Results):
             ComparisonError: There are not as many tracers as results, or one is of other examples.
         """
         own = [
-            (tracer.pairs.fingerprint, *_question(tracer.traced.named_setup)) for tracer in tracers
+            (tracer.pairs.fingerprint, *_question(tracer.question.named_setup))
+            for tracer in tracers
         ]
         if own != [(each.dataset_fingerprint, *_question(each.setup)) for each in self.results]:
             raise ComparisonError(

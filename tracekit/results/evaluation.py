@@ -39,12 +39,12 @@ _ALIKE = 0.5
 
 
 @overload
-def evaluate(traced: Question, mask: ComponentsLike, *, held_out: bool | None = ...) -> float: ...
+def evaluate(question: Question, mask: ComponentsLike, *, held_out: bool | None = ...) -> float: ...
 
 
 @overload
 def evaluate(
-    traced: Question,
+    question: Question,
     mask: ComponentsLike,
     *,
     per_example: Literal[True],
@@ -54,7 +54,7 @@ def evaluate(
 
 @overload
 def evaluate(
-    traced: Question,
+    question: Question,
     mask: ComponentsLike,
     *,
     metrics: Sequence[str | Metric | MetricFunction],
@@ -64,7 +64,7 @@ def evaluate(
 
 
 def evaluate(
-    traced: Question,
+    question: Question,
     mask: ComponentsLike,
     *,
     metrics: Sequence[str | Metric | MetricFunction] | None = None,
@@ -74,7 +74,7 @@ def evaluate(
     """Mean effect of a mask.
 
     Args:
-        traced: The question, laid out.
+        question: The question.
         mask: Soft or binary, one entry in [0, 1] per component; or with the axes layer and
             component, where one kind is studied whole in every layer. Or a set: a result,
             whose selected components are taken; labels (`"L5H3"`, `["L5H3", "L7H1"]`), layer
@@ -95,35 +95,35 @@ def evaluate(
         NonFiniteMetricError: The metric is NaN or infinite on some examples.
         UnknownNameError, MissingContinuationError: About one of the metrics.
     """
-    if held_out and traced.held_out is None:
+    if held_out and question.held_out is None:
         raise ConfigError(
             "This tracer has no held-out examples. Give it some: Tracer(..., held_out=pairs)."
         )
-    entries = mask_of(mask, traced.registry)
+    entries = mask_of(mask, question.registry)
     if entries.ndim != 1:
         raise MaskError(
             f"The mask has shape {tuple(entries.shape)}. evaluate() takes one mask with an "
-            f"entry for each of the {len(traced.registry)} components; call it once per mask."
+            f"entry for each of the {len(question.registry)} components; call it once per mask."
         )
-    engine = traced.own if held_out is False else traced.fresh
+    engine = question.own if held_out is False else question.fresh
     if metrics is None:
         effects = engine.effects(entries)
         return effects if per_example else effects.mean().item()
-    resolved = further_metrics(metrics, traced.direction)
+    resolved = further_metrics(metrics, question.direction)
     if not resolved:
         raise ConfigError("metrics is empty. Name at least one, or leave it out.")
     frame = _by_metric(engine, entries, resolved, per_example=per_example)
-    return frame if per_example else frame.rename_axis(index=_said(traced, mask, engine))
+    return frame if per_example else frame.rename_axis(index=_said(question, mask, engine))
 
 
-def noising_and_denoising(traced: Question, members: ComponentsLike) -> pd.DataFrame:
+def noising_and_denoising(question: Question, members: ComponentsLike) -> pd.DataFrame:
     """The effect of a set in both directions: is it necessary, is it sufficient?
 
     Noising: the set takes counterfactual values, everything else stays clean. Denoising: the set
     takes clean values, everything else stays counterfactual.
 
     Args:
-        traced: The question, laid out.
+        question: The question.
         members: A set or a mask, as in `evaluate`.
 
     Returns:
@@ -134,17 +134,17 @@ def noising_and_denoising(traced: Question, members: ComponentsLike) -> pd.DataF
     Raises:
         PairsError: The source is no run of the model that denoising could start from.
     """
-    mask = mask_of(members, traced.registry)
-    both = {each.direction: each.fresh for each in (traced, traced.opposite)}
+    mask = mask_of(members, question.registry)
+    both = {each.direction: each.fresh for each in (question, question.opposite)}
     rows = {
         name: OnExamples.of(both[name], both[name].effects(mask)).row()
         for name in get_args(Direction)
     }
     frame = pd.DataFrame.from_dict(rows, orient="index")
-    return frame.rename_axis(index=_said(traced, members, traced.fresh))
+    return frame.rename_axis(index=_said(question, members, question.fresh))
 
 
-def from_mib(traced: Question, path: str | Path) -> Tensor:
+def from_mib(question: Question, path: str | Path) -> Tensor:
     """Reads importances of a file of the MIB benchmark, one for each component.
 
     Measure them by `faithfulness(scores, ranking="signed")`.
@@ -152,13 +152,13 @@ def from_mib(traced: Question, path: str | Path) -> Tensor:
     Raises:
         DataFormatError: The file is none, or is of another model or other components.
     """
-    return read_mib(as_path("path", path), traced.registry, model_sizes(traced.model.cfg))
+    return read_mib(as_path("path", path), question.registry, model_sizes(question.model.cfg))
 
 
-def _said(traced: Question, given: ComponentsLike, engine: Engine) -> str:
+def _said(question: Question, given: ComponentsLike, engine: Engine) -> str:
     """Whether a set was selected on the examples of an engine, and how many these are."""
-    entries = mask_of(given, traced.registry)
-    return traced.said_of(given if ((entries == 0) | (entries == 1)).all() else "all", engine)
+    entries = mask_of(given, question.registry)
+    return question.said_of(given if ((entries == 0) | (entries == 1)).all() else "all", engine)
 
 
 def _by_metric(
@@ -179,7 +179,7 @@ def _by_metric(
 
 
 def faithfulness(
-    traced: Question,
+    question: Question,
     members: ComponentsLike | ParetoFront | TraceCurve,
     *,
     ranking: Ranking | None = None,
@@ -189,7 +189,7 @@ def faithfulness(
     It is measured on the held-out examples, if the tracer has some.
 
     Args:
-        traced: The question, laid out.
+        question: The question.
         members: A set or a mask, as in `evaluate`; a curve or a front, for all of its sets (with
             `budgets=MIB_SHARES`, CPR and CMD too); or, with `ranking`, a score for each component.
         ranking: Take the components with the highest scores at each share of the MIB benchmark: by
@@ -201,9 +201,9 @@ def faithfulness(
         MaskError, ComponentError: About the set, or soft masks.
     """
     first = members[0] if isinstance(members, (ParetoFront, TraceCurve)) else members
-    found_on = traced.selected_on(first) if isinstance(first, TraceResult) else None
-    fresh, n = traced.fresh, len(traced.registry)
-    ((engine, sets),) = planned_faithfulness(traced, members, ranking=ranking)
+    found_on = question.selected_on(first) if isinstance(first, TraceResult) else None
+    fresh, n = question.fresh, len(question.registry)
+    ((engine, sets),) = planned_faithfulness(question, members, ranking=ranking)
     is_mib = [*map(len, sets[: len(sets) // 2])] == [int(share * n) for share in MIB_SHARES]
     follows_mib = ranking is not None or getattr(members, "largest", None) == n
     measured = measure_faithfulness(
@@ -215,18 +215,18 @@ def faithfulness(
     )
     n_said = n_text(fresh.n_examples, fresh.pairs.clusters)
     examples = examples_said(found_on, fresh.fingerprint, n_said)
-    counts_like_mib = follows_mib or sum(n_in_mib(traced.registry)) == n
+    counts_like_mib = follows_mib or sum(n_in_mib(question.registry)) == n
     return replace(measured, examples=examples, counts_like_mib=counts_like_mib)
 
 
 def planned_faithfulness(
-    traced: Question,
+    question: Question,
     members: ComponentsLike | ParetoFront | TraceCurve,
     *,
     ranking: Ranking | None = None,
 ) -> PlannedSets:
     """What `faithfulness` patches: sets, and after them the complement of each."""
-    registry, n = traced.registry, len(traced.registry)
+    registry, n = question.registry, len(question.registry)
     counts = n_in_mib(registry)
     most = [int(share * sum(counts)) for share in MIB_SHARES]
     if ranking is not None:
@@ -246,7 +246,7 @@ def planned_faithfulness(
     else:
         several = members if isinstance(members, (ParetoFront, TraceCurve)) else [members]
         sets = [members_of(each, registry) for each in several]
-    return [(traced.fresh, both_ways(sets, n))]
+    return [(question.fresh, both_ways(sets, n))]
 
 
 def both_ways(sets: Sequence[ComponentSet], n_components: int) -> list[ComponentSet]:

@@ -88,12 +88,12 @@ class OfMembers(PatchedSet, OverExamples):
         return examples_said(self.selected_on, self.dataset_fingerprint, self.n_text)
 
 
-def facts_of(traced: Question, engine: Engine, before: Cost) -> dict[str, Any]:
+def facts_of(question: Question, engine: Engine, before: Cost) -> dict[str, Any]:
     """Fields of an `OfMembers` that an engine knows; `before` is its cost before the work."""
     return {
-        "model": traced.model_name,
-        "source": traced.source,
-        "source_seed": traced.setup.source_seed,
+        "model": question.model_name,
+        "source": question.source,
+        "source_seed": question.setup.source_seed,
         "registry": engine.registry,
         **engine.pairs.over,
         "axis_label": engine.metric.axis_label,

@@ -69,7 +69,7 @@ def chosen_for_pairs(
 
 
 def interactions(
-    traced: Question,
+    question: Question,
     components: ComponentsLike | None = None,
     *,
     layers: Sequence[int] | None = None,
@@ -84,7 +84,7 @@ def interactions(
     examples that a set was selected on.
 
     Args:
-        traced: The question, laid out.
+        question: The question.
         components: The components, as a set of `evaluate`; all by default.
         layers: Only those in these layers.
         given: A set that is patched besides, in every set. Then l is what a set adds to it.
@@ -97,13 +97,13 @@ def interactions(
             unreadable and its passes countless; or one that is patched besides.
         PairsError: The source is no run of the model that denoising could start from.
     """
-    registry, context = traced.registry, members_of(given, traced.registry, or_none=True)
-    found_on = None if components is None else traced.selected_on(components)
-    asked = [traced, traced.opposite] if both_directions else [traced]
+    registry, context = question.registry, members_of(given, question.registry, or_none=True)
+    found_on = None if components is None else question.selected_on(components)
+    asked = [question, question.opposite] if both_directions else [question]
     if components is not None:
         components = ordered_in(components, registry)
     if layers is not None:
-        n_layers = traced.model.cfg.n_layers
+        n_layers = question.model.cfg.n_layers
         layers = [layer + n_layers if layer < 0 else layer for layer in layers]
     paired = chosen_for_pairs(registry, components, given=context, layers=layers, most=MOST_IN_GRID)
     engines = [each.own if components is None else each.fresh for each in asked]
@@ -112,7 +112,7 @@ def interactions(
         measure_pairs(
             engine,
             paired,
-            title=traced.title,
+            title=question.title,
             given=context,
             selected_on=engine.fingerprint if is_own else found_on,
         )

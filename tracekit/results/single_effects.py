@@ -149,20 +149,20 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         return "\n".join(lines)
 
 
-def single_effects(traced: Question, components: ComponentsLike | None = None) -> SingleEffects:
+def single_effects(question: Question, components: ComponentsLike | None = None) -> SingleEffects:
     """Measures every component alone, on the tracer's own examples: nothing was selected on them.
 
     One pass a component; methods that rank by gradients, `attribution` and `mask-ig`, take a few
     passes for thousands.
 
     Args:
-        traced: The question, laid out.
+        question: The question.
         components: Only these, as a set of `evaluate`.
 
     Raises:
         ComponentError: More effects than can be held; or about the components.
     """
-    engine, registry, before = traced.own, traced.registry, traced.own.cost
+    engine, registry, before = question.own, question.registry, question.own.cost
     members = range(len(registry)) if components is None else ordered_in(components, registry)
     check_size(len(members), engine.n_examples)
     effects = engine.set_effects([(member,) for member in members], "single effects").double()
@@ -181,5 +181,5 @@ def single_effects(traced: Question, components: ComponentsLike | None = None) -
         full_effect=engine.full_effects.mean().item(),
         n_measured_on=engine.n_examples,
         selected_on=None,
-        **facts_of(traced, engine, before),
+        **facts_of(question, engine, before),
     )

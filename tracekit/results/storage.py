@@ -57,9 +57,6 @@ def versions() -> dict[str, str]:
     return by_package
 
 
-# ---- objects ----------------------------------------------------------------------------------
-
-
 def save(value: Any, path: Path, *, inline: bool = False) -> str:
     """Writes a dataclass to a `.json` document, whose digest it returns.
 
@@ -155,9 +152,6 @@ class SavedTable(Tabular):
         return load(cls, Path(path), inline=True)
 
 
-# ---- documents --------------------------------------------------------------------------------
-
-
 def write_document(path: Path, entries: Mapping[str, Any]) -> str:
     """Writes a JSON file with the format version and a digest of its entries; returns that."""
     entries = _plain(entries)
@@ -238,9 +232,6 @@ def _read_tensors(path: Path, digest: str) -> dict[str, Tensor]:
         return deserialised(content)
     except (OSError, SafetensorError) as error:
         raise damaged(path) from error
-
-
-# ---- the codec --------------------------------------------------------------------------------
 
 
 @cache

@@ -130,7 +130,7 @@ _Proposal = tuple[tuple[int, int], float]
 
 
 def strongest_pairs(
-    traced: Question,
+    question: Question,
     count: int = 20,
     *,
     components: ComponentsLike | None = None,
@@ -147,7 +147,7 @@ def strongest_pairs(
     finds.
 
     Args:
-        traced: The question, laid out.
+        question: The question.
         count: Pairs wanted.
         components: The components, as a set of `evaluate`; all by default.
         given: What is patched besides, in every set, as in `interactions`.
@@ -160,17 +160,17 @@ def strongest_pairs(
         ConfigError: A number of pairs or components that cannot be.
         NotDifferentiableError: The metric has no gradient.
     """
-    require_gradient(traced.own.metric, "strongest_pairs")
-    context = members_of(given, traced.registry, or_none=True)
+    require_gradient(question.own.metric, "strongest_pairs")
+    context = members_of(given, question.registry, or_none=True)
     if components is not None:
-        components = ordered_in(components, traced.registry)
-    engine, paired = traced.own, chosen_for_pairs(traced.registry, components, given=context)
+        components = ordered_in(components, question.registry)
+    engine, paired = question.own, chosen_for_pairs(question.registry, components, given=context)
     check_whole("count", count)
     check_whole("n_looked_at", n_looked_at)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(engine.n_examples, generator=generator).tolist()
     # Whoever chooses pairs by some examples cannot test them by the same ones.
-    proposing, testing, fresh, examples = None, None, traced.held_out, "held-out examples"
+    proposing, testing, fresh, examples = None, None, question.held_out, "held-out examples"
     if fresh is None and engine.pairs.n_distinct >= _LEAST_SPLIT:
         proposing, testing = map(torch.tensor, divided(engine.pairs, order, len(order) // 2))
         examples = "the half of the examples that proposed nothing"
@@ -218,7 +218,7 @@ def strongest_pairs(
         n_measured=len(proposals),
         given=tuple(label(i) for i in context),
         axis_label=engine.metric.axis_label,
-        title=traced.title,
+        title=question.title,
     )
 
 

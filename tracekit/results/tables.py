@@ -213,49 +213,49 @@ def check_comparable(
             )
 
 
-def tracer_text(traced: Question) -> str:
+def tracer_text(question: Question) -> str:
     """What a tracer traces, in a line."""
-    source = "" if traced.source == "counterfactual" else f", source {traced.source}"
-    unusual = source + (", denoising" if traced.direction == "denoising" else "")
-    metric, model = traced.own.metric.name, model_text(traced.model_name, traced.dtype)
+    source = "" if question.source == "counterfactual" else f", source {question.source}"
+    unusual = source + (", denoising" if question.direction == "denoising" else "")
+    metric, model = question.own.metric.name, model_text(question.model_name, question.dtype)
     return printable(
-        f"Tracer({traced.registry.describe()} of {model}, {_examples(traced)}, "
-        f"{metric}{unusual}{_preferred(traced)}{_explained(traced)})"
+        f"Tracer({question.registry.describe()} of {model}, {_examples(question)}, "
+        f"{metric}{unusual}{_preferred(question)}{_explained(question)})"
     )
 
 
-def _examples(traced: Question) -> str:
+def _examples(question: Question) -> str:
     """How many examples are searched and held out."""
-    own, fresh = traced.own.pairs, traced.held_out and traced.held_out.pairs
+    own, fresh = question.own.pairs, question.held_out and question.held_out.pairs
     said = n_text(len(own), own.clusters)
     if fresh is not None:
         said += f" searched and {n_text(len(fresh), fresh.clusters)} held-out"
     return f"{said} examples of {own.name}"
 
 
-def _preferred(traced: Question) -> str:
+def _preferred(question: Question) -> str:
     """On how many examples the model prefers x, if it was run before: looking runs nothing."""
-    count = traced.n_prefers_x if traced.own.known_full_effects is not None else None
-    run = " counterfactual runs" if traced.direction == "denoising" else ""
-    return "" if count is None else f", x preferred on {count} of {len(traced.own.pairs)}{run}"
+    count = question.n_prefers_x if question.own.known_full_effects is not None else None
+    run = " counterfactual runs" if question.direction == "denoising" else ""
+    return "" if count is None else f", x preferred on {count} of {len(question.own.pairs)}{run}"
 
 
-def _explained(traced: Question) -> str:
+def _explained(question: Question) -> str:
     """How well features describe the activations, where components are features."""
-    shares = [f"{name}: {share:.2f}" for name, share in traced.explained_variance.items()]
+    shares = [f"{name}: {share:.2f}" for name, share in question.explained_variance.items()]
     return f", explained variance of {'; '.join(shares)}" if shares else ""
 
 
-def tracer_html(traced: Question) -> str:
+def tracer_html(question: Question) -> str:
     """A tracer: what it traces, and its last dozen results."""
-    engine, results = traced.own, traced.results
+    engine, results = question.own, question.results
     facts = [
-        ("model", model_text(traced.model_name, traced.dtype)),
-        ("data", _examples(traced) + _preferred(traced)),
-        ("components", traced.registry.describe() + _explained(traced)),
+        ("model", model_text(question.model_name, question.dtype)),
+        ("data", _examples(question) + _preferred(question)),
+        ("components", question.registry.describe() + _explained(question)),
         ("metric", f"{engine.metric.name}: {engine.metric.axis_label}"),
-        ("positions", str(traced.setup.positions)),
-        ("source", f"{traced.source}, {traced.direction}"),
+        ("positions", str(question.setup.positions)),
+        ("source", f"{question.source}, {question.direction}"),
     ]
     if engine.known_full_effects is not None:
         facts.append(("all components", f"effect {engine.full_effects.mean():.4g}, searched"))

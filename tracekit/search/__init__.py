@@ -110,7 +110,7 @@ def make(
         raise UnknownNameError("method", method, METHODS)
     kind = METHODS[method] if isinstance(method, str) else method
     allowed = {field.name for field in fields(cast(Any, kind))}
-    check_known(options, allowed, {*also} - {"self", "traced", "method", "options"})
+    check_known(options, allowed, {*also} - {"self", "question", "method", "options"})
     hints = get_type_hints(kind)
     search = kind(**{name: convert(name, value, hints[name]) for name, value in options.items()})
     check_numbers(search)

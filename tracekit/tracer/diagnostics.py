@@ -41,17 +41,17 @@ _doubt = partial(warn, category=UnreliableResultWarning)
 """Says why effects say little."""
 
 
-def warn_of_pairs(traced: Question) -> None:
+def warn_of_pairs(question: Question) -> None:
     """Warns of examples that show nothing, or something else than was meant: once for each kind.
 
     Counterfactuals of the pairs count for the source `counterfactual` only.
     """
-    metric, tokenizer = traced.own.metric, getattr(traced.model, "tokenizer", None)
-    for pairs, title in ((traced.pairs, ""), (traced.held_out_pairs, "Held-out pairs: ")):
+    metric, tokenizer = question.own.metric, getattr(question.model, "tokenizer", None)
+    for pairs, title in ((question.pairs, ""), (question.held_out_pairs, "Held-out pairs: ")):
         if pairs is None:
             continue
         report = report_on(pairs, pairs.token_texts, tokenizer)
-        if traced.source != "counterfactual":
+        if question.source != "counterfactual":
             report = report.without("equal-prompts", "shifted")
         if not metric.needs_y:
             report = report.without("equal-continuations")

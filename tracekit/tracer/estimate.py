@@ -160,7 +160,7 @@ def _peak_of_process() -> int | None:
 
 
 def estimate(
-    traced: Question,
+    question: Question,
     method: MethodChoice | type | Search = DEFAULT_METHOD,
     *,
     budget: int | float | None = None,
@@ -189,14 +189,14 @@ def estimate(
         sign=sign,
         constraint=constraint,
     )
-    resolved = resolve(traced, request)
+    resolved = resolve(question, request)
     if getattr(request.search, "lambda1", None) is None:
         resolved.goal.require(request.search.name)
-    return _of_plan(traced, request, plan(traced, resolved))
+    return _of_plan(question, request, plan(question, resolved))
 
 
 def estimate_pareto(
-    traced: Question,
+    question: Question,
     *,
     max_budget: int | float | None = None,
     objective: ObjectiveName | Objective | None = None,
@@ -217,22 +217,22 @@ def estimate_pareto(
         sign=sign,
         constraint=constraint,
     )
-    resolved = resolve_front(traced, request, statistics=statistics)
-    return _of_plan(traced, request, plan_front(traced, resolved, statistics=statistics))
+    resolved = resolve_front(question, request, statistics=statistics)
+    return _of_plan(question, request, plan_front(question, resolved, statistics=statistics))
 
 
 def estimate_explain(
-    traced: Question,
+    question: Question,
     members: ComponentsLike,
     *,
     max_sets: int = 2000,
     look_outside: bool | None = None,
 ) -> Estimate:
     """As `estimate`, of `explain` with these arguments; sets that lack a member are timed."""
-    chosen = members_of(members, traced.registry)
-    planned = plan_explanation(traced.fresh, chosen, max_sets=max_sets, look_outside=look_outside)
+    chosen = members_of(members, question.registry)
+    planned = plan_explanation(question.fresh, chosen, max_sets=max_sets, look_outside=look_outside)
     sets = [(*chosen[:i], *chosen[i + 1 :]) for i in range(min(len(chosen), _PROBED))]
-    return _of_passes("explain", planned, traced.fresh, sets=sets)
+    return _of_passes("explain", planned, question.fresh, sets=sets)
 
 
 def estimate_of(
@@ -245,17 +245,17 @@ def estimate_of(
     name = planned.__name__.removeprefix("planned_")
 
     @wraps(planned)
-    def estimate(traced: Question, /, *args: _P.args, **options: _P.kwargs) -> Estimate:
+    def estimate(question: Question, /, *args: _P.args, **options: _P.kwargs) -> Estimate:
         parts = [
             (engine.n_examples, len(sets), _pace_of(engine, sets=sets[:: -(-len(sets) // _PROBED)]))
-            for engine, sets in planned(traced, *args, **options)
+            for engine, sets in planned(question, *args, **options)
         ]
         return Estimate(
             method=name,
             passes=sum(n_sets for _, n_sets, _ in parts),
             is_exact=is_exact,
             example_passes=sum(n * n_sets for n, n_sets, _ in parts),
-            rows=traced.fresh.rows,
+            rows=question.fresh.rows,
             seconds=sum(n_sets * pace.forward for _, n_sets, pace in parts),
             memory=parts[-1][2].memory,
         )
@@ -264,7 +264,7 @@ def estimate_of(
     return estimate
 
 
-def _of_plan(traced: Question, request: Request, planned: Plan | None) -> Estimate:
+def _of_plan(question: Question, request: Request, planned: Plan | None) -> Estimate:
     """Estimates a plan; a few examples are probed, which is in no account of passes."""
     if planned is None:
         raise ConfigError(
@@ -274,7 +274,7 @@ def _of_plan(traced: Question, request: Request, planned: Plan | None) -> Estima
     return _of_passes(
         request.search.name,
         Planned(cost=planned.cost, is_exact=planned.is_exact),
-        traced.own,
+        question.own,
         further=planned.extra_passes,
         limited=planned.limited,
         max_seconds=getattr(planned.search, "max_seconds", None),

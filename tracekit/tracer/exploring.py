@@ -42,44 +42,44 @@ class Manual:
         raise NotImplementedError("Sets by hand are not searched for.")
 
 
-def as_result(traced: Question, members: ComponentsLike) -> TraceResult:
+def as_result(question: Question, members: ComponentsLike) -> TraceResult:
     """A set of your own as a result, with all that a result says of it.
 
     Raises:
         MaskError, ComponentError: About the set.
     """
-    is_selected = traced.found_on(members) is not None
-    return result_by_hand(traced, members_of(members, traced.registry), selected=is_selected)
+    is_selected = question.found_on(members) is not None
+    return result_by_hand(question, members_of(members, question.registry), selected=is_selected)
 
 
 def result_by_hand(
-    traced: Question,
+    question: Question,
     members: ComponentSet,
     effects: Effects | None = None,
     *,
     selected: bool = True,
 ) -> TraceResult:
     """A result of a set that no search selected; its effects, if they were measured before."""
-    mask = masks.from_indices(members, len(traced.registry))
-    effects = traced.own.effects(mask.float()) if effects is None else effects
+    mask = masks.from_indices(members, len(question.registry))
+    effects = question.own.effects(mask.float()) if effects is None else effects
     request = ResolvedRequest(
         search=Manual(selected), goal=Goal(), objective=None, sign=1, constraint=None, seed=0
     )
     selection, work = Selection(mask=mask, effects=effects), Work(cost=Cost(1, 0), seconds=0.0)
-    return results_of(traced, request, [selection], [None], work)[0]
+    return results_of(question, request, [selection], [None], work)[0]
 
 
-def arrows_of(paths: Paths, traced: Question) -> list[dict[str, Any]]:
+def arrows_of(paths: Paths, question: Question) -> list[dict[str, Any]]:
     """Paths whose interval leaves out 0, the strongest first; ends without a flat index are None.
 
     Raises:
         ConfigError: They were measured with another question.
         ComponentError: A member that the tracer does not study.
     """
-    engine, held_out = traced.own, traced.held_out
+    engine, held_out = question.own, question.held_out
     prints = [each.fingerprint for each in (engine, held_out) if each is not None]
     own = model_name(engine.model), engine.metric.name, engine.metric.direction
-    own += traced.source, traced.setup.source_seed, positions_of(engine)
+    own += question.source, question.setup.source_seed, positions_of(engine)
     given = paths.model, paths.metric, paths.direction
     given += paths.source, paths.source_seed, paths.positions
     if given != own or paths.dataset_fingerprint not in prints:
@@ -88,7 +88,7 @@ def arrows_of(paths: Paths, traced: Question) -> list[dict[str, Any]]:
             f"{paths.direction} from {paths.source} at {paths.positions}, and this tracer has "
             "another model, question or examples. Give what tracer.paths(...) measured."
         )
-    registry = traced.own.registry
+    registry = question.own.registry
     at = {
         label: registry.index(component)
         for label, component in zip(paths.labels, paths.components, strict=True)
@@ -102,15 +102,15 @@ def arrows_of(paths: Paths, traced: Question) -> list[dict[str, Any]]:
     ]
 
 
-def is_of(traced: Question, result: TraceResult) -> bool:
+def is_of(question: Question, result: TraceResult) -> bool:
     """Whether a result answers the question on its data and model, so that its effects hold."""
-    own = traced.own.fingerprint, traced.named_setup, weights_digest(traced.model)
+    own = question.own.fingerprint, question.named_setup, weights_digest(question.model)
     given = result.own.fingerprint, result.setup, result.model_facts.weights_digest
-    return own == given and result.registry == traced.own.registry
+    return own == given and result.registry == question.own.registry
 
 
 def explore(
-    traced: Question,
+    question: Question,
     start: ComponentsLike | ParetoFront | TraceCurve | None = None,
     *,
     front: ParetoFront | TraceCurve | None = None,
@@ -129,7 +129,7 @@ def explore(
     ```
 
     Args:
-        traced: The question, laid out.
+        question: The question.
         start: The first set, as in `explain`. By default the empty set; of a front, its largest
             set. A front or curve is taken as `front` too.
         front: Sets to move along with a slider.
@@ -146,18 +146,18 @@ def explore(
         raise MissingExtraError.of("The explorer", error, "explore") from error
     from tracekit.explore.exploration import Exploration, Measurement
 
-    registry = traced.own.registry
+    registry = question.own.registry
     to_members = partial(members_of, registry=registry, or_none=True)
     if isinstance(start, (ParetoFront, TraceCurve)):
         front = start if front is None else front
         start = start[-1]
     earlier = [
         (members_of(each, registry), each)
-        for each in (*traced.results, *(front or ()), start)
-        if isinstance(each, TraceResult) and is_of(traced, each)
+        for each in (*question.results, *(front or ()), start)
+        if isinstance(each, TraceResult) and is_of(question, each)
     ]
     exploration = Exploration(
-        traced.own,
+        question.own,
         to_members(start),
         front=[members_of(result, registry) for result in front or ()],
         measured=[
@@ -165,7 +165,7 @@ def explore(
                 complement_of(members, len(registry)) if is_other else members,
                 effects,
                 **each.own.over,
-                bounds=traced.own.metric.bounds,
+                bounds=question.own.metric.bounds,
             )
             for members, each in earlier
             for is_other, effects in enumerate((each.own.effects, each.own.complement))
@@ -176,9 +176,9 @@ def explore(
     return Explorer(
         exploration,
         to_members=to_members,
-        to_result=partial(result_by_hand, traced),
-        generate=partial(generate, traced),
-        arrows=() if paths is None else arrows_of(paths, traced),
-        source=traced.source,
+        to_result=partial(result_by_hand, question),
+        generate=partial(generate, question),
+        arrows=() if paths is None else arrows_of(paths, question),
+        source=question.source,
         front_name="Pareto front" if isinstance(front, ParetoFront) else "Budget",
     )

@@ -81,7 +81,7 @@ class Export:
 
 
 def export(
-    traced: Question,
+    question: Question,
     members: ComponentsLike,
     folder: str | Path,
     *,
@@ -95,7 +95,7 @@ def export(
     question, the set, both effects and the versions; of a result, the folder `trace` holds it.
 
     Args:
-        traced: The question, laid out.
+        question: The question.
         members: As in `explain`; one component is enough.
         folder: A new folder.
         side_effects: What `side_effects` measured, for the README.
@@ -107,9 +107,9 @@ def export(
         OutputError: The folder is not empty.
         MaskError, ComponentError: About the set.
     """
-    engine, setup, held_out = traced.own, traced.setup, traced.held_out
+    engine, setup, held_out = question.own, question.setup, question.held_out
     folder = as_path("folder", folder)
-    mask = from_indices(members_of(members, traced.registry), len(traced.registry)).float()
+    mask = from_indices(members_of(members, question.registry), len(question.registry)).float()
     result = members if isinstance(members, TraceResult) else None
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} is not empty. Give a new folder.")
@@ -136,11 +136,11 @@ def export(
                 f"{export.largest_difference:.3g} on an example. This architecture puts something "
                 "between the component and its projection. Nothing was written."
             )
-        chosen = members_of(members, traced.registry)
+        chosen = members_of(members, question.registry)
         part, of, effects = "own", engine, export.effects
         if held_out is not None and export.held_out_effects is not None:
             part, of, effects = "held_out", held_out, export.held_out_effects
-        said = OnExamples.of(of, effects, choices=traced.choices([chosen], part)).said
+        said = OnExamples.of(of, effects, choices=question.choices([chosen], part)).said
         card = _card(engine, setup, mask, export, result, side_effects, said)
         write_beside(Path(made) / "README.md", card)
         if result is not None:

@@ -44,12 +44,12 @@ def hooked(model: HookedModel, hooks: list[Hook]) -> Iterator[HookedModel]:
 
 
 def steer(
-    traced: Question, members: ComponentsLike, strength: float = 1.0
+    question: Question, members: ComponentsLike, strength: float = 1.0
 ) -> AbstractContextManager[HookedModel]:
     """A block in which every pass of the model has a set replaced, at every token.
 
     Args:
-        traced: The question, laid out.
+        question: The question.
         members: As in `explain`; one component is enough.
         strength: 0 is the model as it is, 1 the values of the source; between and beyond, on
             the line through both.
@@ -58,23 +58,23 @@ def steer(
         ConfigError: A source other than zeros, means and tensors, or components split by span.
         MaskError, ComponentError: About the set.
     """
-    registry = traced.registry
+    registry = question.registry
     _refuse_edges(registry)
     mask = from_indices(members_of(members, registry), len(registry)).float()
-    constants = constants_of([pair.counterfactual for pair in traced.own.pairs])
+    constants = constants_of([pair.counterfactual for pair in question.own.pairs])
     if constants is None or constants.positional:
         raise ConfigError(
-            f"The source {traced.source!r} has values for prompts of its own only, and "
+            f"The source {question.source!r} has values for prompts of its own only, and "
             "steering acts on any text. Use source='zero', 'mean' or tensors, or "
             "generate(..., counterfactuals=...)."
         )
     if registry.spans:
         raise ConfigError("Spans act at some tokens only. Steer with a trace without split_by.")
-    return hooked(traced.model, constant_hooks(registry, constants, strength * mask))
+    return hooked(question.model, constant_hooks(registry, constants, strength * mask))
 
 
 def generate(
-    traced: Question,
+    question: Question,
     members: ComponentsLike,
     prompts: str | Sequence[Any],
     counterfactuals: str | Sequence[Any] | None = None,
@@ -92,7 +92,7 @@ def generate(
     replaced in the prompt, and the new tokens read its keys and values.
 
     Args:
-        traced: The question, laid out.
+        question: The question.
         members: As in `explain`; one component is enough.
         prompts: A text or several; with `chat`, what the user says, or messages.
         counterfactuals: With `source="counterfactual"`, one for each prompt, of as many tokens.
@@ -110,9 +110,9 @@ def generate(
         MaskError, ComponentError: About the set.
     """
     check_seed(seed)
-    _refuse_edges(traced.registry)
-    chosen = members_of(members, traced.registry)
-    if traced.setup.split_by not in (None, "position"):
+    _refuse_edges(question.registry)
+    chosen = members_of(members, question.registry)
+    if question.setup.split_by not in (None, "position"):
         raise ConfigError(
             "The components are split by span, and a new prompt does not say where its spans are. "
             "Build a tracer without split_by, e.g. with positions='last', and generate with that."
@@ -124,7 +124,7 @@ def generate(
         )
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     changed = [counterfactuals] if isinstance(counterfactuals, str) else counterfactuals
-    if (changed is None) == (traced.source == "counterfactual") or (
+    if (changed is None) == (question.source == "counterfactual") or (
         changed is not None and len(changed) != len(prompts)
     ):
         raise ConfigError(
@@ -132,7 +132,7 @@ def generate(
             "prompt one of as many tokens with source='counterfactual', and none with other "
             "sources."
         )
-    tokenizer, model = tokenizer_of(traced.model), traced.model
+    tokenizer, model = tokenizer_of(question.model), question.model
     # A continuation, which pairs have, does not matter.
     rows = [{"prompt": prompt, "x": "a"} for prompt in prompts]
     rows = [
@@ -142,22 +142,22 @@ def generate(
     if changed is not None:
         pairs.report.without("repeated").warn()
     single = tuple(replace(pair, x_ids=pair.x_ids[:1]) for pair in pairs)
-    if traced.source == "resample":
+    if question.source == "resample":
         # One by one: no prompt is drawn for another.
-        pools = [replace(traced.pairs, pairs=(pair, *traced.pairs)) for pair in single]
-        single = tuple(traced.apply_source(pool)[0] for pool in pools)
-        traced = replace(traced, apply_source=lambda drawn: drawn)
-    config = replace(traced.config, capabilities=Capabilities.none())
-    engine = replace(traced, config=config).engine_of(
+        pools = [replace(question.pairs, pairs=(pair, *question.pairs)) for pair in single]
+        single = tuple(question.apply_source(pool)[0] for pool in pools)
+        question = replace(question, apply_source=lambda drawn: drawn)
+    config = replace(question.config, capabilities=Capabilities.none())
+    engine = replace(question, config=config).engine_of(
         replace(pairs, pairs=single), metric="probability-drop", direction="noising"
     )
     mask = strength * from_indices(chosen, engine.n_components).float()
     constants = constants_of([pair.counterfactual for pair in engine.pairs])
     written = []
-    for number in progress.steps(range(len(prompts)), "generate", shown=traced.config.progress):
+    for number in progress.steps(range(len(prompts)), "generate", shown=question.config.progress):
         (batch,) = engine.batches_of(torch.tensor([number]), of_all_ranks=True)
-        if constants is not None and not constants.positional and traced.setup.positions == "all":
-            hooks = constant_hooks(traced.registry, constants, mask)
+        if constants is not None and not constants.positional and question.setup.positions == "all":
+            hooks = constant_hooks(question.registry, constants, mask)
         else:
             with engine.measuring():
                 source = engine.counterfactual_cache.activations_for(batch)
@@ -167,21 +167,21 @@ def generate(
         written.append([_continued(model, tokenizer, ids, each, *options) for each in ([], hooks)])
     shown = [pair.texts or {} for pair in pairs]
     return Generations(
-        registry=traced.registry,
+        registry=question.registry,
         members=chosen,
         prompts=tuple(texts["prompt"] for texts in shown),
         counterfactuals=None if changed is None else tuple(t["counterfactual"] for t in shown),
         clean=tuple(clean for clean, _ in written),
         intervened=tuple(intervened for _, intervened in written),
-        setup=traced.named_setup,
+        setup=question.named_setup,
         strength=float(strength),
         max_new_tokens=int(max_new_tokens),
         temperature=float(temperature),
         seed=int(seed),
         checkpoint_settings=checkpoint_settings,
         model=model_name(model),
-        dataset=traced.pairs.name,
-        dataset_fingerprint=traced.own.fingerprint,
+        dataset=question.pairs.name,
+        dataset_fingerprint=question.own.fingerprint,
     )
 
 

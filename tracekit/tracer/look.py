@@ -47,7 +47,7 @@ _FEWEST_TO_SPLIT = 6
 
 
 def look(
-    traced: Question,
+    question: Question,
     *,
     examples: int = 16,
     seed: int = 0,
@@ -60,7 +60,7 @@ def look(
     source, direction and positions are the tracer's, and its components are not asked for.
 
     Args:
-        traced: The question, laid out.
+        question: The question.
         examples: The most pairs that are looked at, spread over the data set; where there are
             held-out examples, as many of these again, and no pairs are halved.
         seed: Draws the halves and the random sets.
@@ -71,10 +71,10 @@ def look(
     """
     check_seed(seed)
     check_whole("examples", examples)
-    few, fresh = traced.pairs, traced.held_out_pairs
+    few, fresh = question.pairs, question.held_out_pairs
     own = few = few[:: -(-len(few) // examples)]
     fresh = None if fresh is None else fresh[:: -(-len(fresh) // examples)]
-    by_prompt = traced.source != "counterfactual"
+    by_prompt = question.source != "counterfactual"
     n_distinct = len({*independent(of_own_prompts(few) if by_prompt else few)})
     if fresh is None and n_distinct >= _FEWEST_TO_SPLIT:
         own, fresh = few.split(0.5, seed=seed, by_prompt=by_prompt)
@@ -85,8 +85,8 @@ def look(
         if say is not None:
             say(parts[-1])
 
-    checked = few.check(traced.model, progress=traced.config.progress)
-    asked = _asked(traced, traced.pairs, own, fresh, components="head-outputs+mlp-blocks")
+    checked = few.check(question.model, progress=question.config.progress)
+    asked = _asked(question, question.pairs, own, fresh, components="head-outputs+mlp-blocks")
     title = tracer_text(asked).removeprefix("Tracer(").removesuffix(")")
     odd = [each for each in checked.lines[1:] if each.color != "green"]
     tell("pairs", title, *(f"{each.color:<6} {each.text}" for each in (checked.lines[0], *odd)))
@@ -97,7 +97,7 @@ def look(
     tell("task", said, rows=rows_of(replace(asked, pairs=few).choices(), len(few)))
     where, sets = None, list[TraceResult]()
     try:
-        where = single_effects(_residual(traced, own))
+        where = single_effects(_residual(question, own))
         unit, n = f"share of the effect of all ({where.full_effect:.3g})", where.n_independent
         tell("where", f"Where: residual stream, {unit}, n = {n}", rows=_map(where))
     except TracekitError as error:
@@ -119,12 +119,12 @@ def look(
         tell("who", f"Scores by gradients are left out. {error}")
     options, advice = _advice(asked.own, sets)
     advice.append(f"Next, with tracer = tk.Tracer(model, pairs, {asked.named_setup!r}):")
-    tell("next", *advice, rows=_next(traced, asked, sets, options))
+    tell("next", *advice, rows=_next(question, asked, sets, options))
     return Look(parts=tuple(parts), where=where, sets=tuple(sets))
 
 
 def _asked(
-    traced: Question,
+    question: Question,
     pairs: PromptPairs,
     own: PromptPairs,
     fresh: PromptPairs | None,
@@ -132,17 +132,17 @@ def _asked(
 ) -> Question:
     """The question of other components on some of the pairs; means are over all of them."""
     usual: dict[str, Any] = {"layers": None, "indices": None, "split_by": None, "layer_window": 1}
-    setup = replace(traced.setup, **(usual | changes))
+    setup = replace(question.setup, **(usual | changes))
     asked = replace(
-        bind(setup, traced.model, pairs, traced.config), pairs=own, held_out_pairs=fresh
+        bind(setup, question.model, pairs, question.config), pairs=own, held_out_pairs=fresh
     )
     checks.check_engine(asked.own)
     return asked
 
 
-def _residual(traced: Question, own: PromptPairs) -> Question:
+def _residual(question: Question, own: PromptPairs) -> Question:
     """The residual stream of some layers by span, or by positions that all prompts share."""
-    n, pairs = int(traced.model.cfg.n_layers), traced.pairs
+    n, pairs = int(question.model.cfg.n_layers), question.pairs
     lengths = {len(ids) for pair in pairs for ids in (pair.prompt_ids, pair.counterfactual_ids)}
     split = "span"
     if any(pair.spans is None for pair in pairs):
@@ -154,7 +154,7 @@ def _residual(traced: Question, own: PromptPairs) -> Question:
     steps = max(1, min(_LAYERS, n) - 1)
     layers = sorted({round(step * (n - 1) / steps) for step in range(steps + 1)})
     options = {"layers": layers, "split_by": split, "positions": "prompt"}
-    return _asked(traced, pairs, own, None, components="residual", **options)
+    return _asked(question, pairs, own, None, components="residual", **options)
 
 
 def _from_the_end(pairs: PromptPairs, count: int) -> PromptPairs:
@@ -215,10 +215,10 @@ def _advice(engine: Engine, sets: list[TraceResult]) -> tuple[dict[str, Any], li
 
 
 def _next(
-    traced: Question, asked: Question, sets: list[TraceResult], options: dict[str, Any]
+    question: Question, asked: Question, sets: list[TraceResult], options: dict[str, Any]
 ) -> Iterator[Row]:
     """Calls to try, with their cost on all of the tracer's pairs."""
-    pairs: Any = {"pairs": traced.pairs, "held_out_pairs": traced.held_out_pairs}
+    pairs: Any = {"pairs": question.pairs, "held_out_pairs": question.held_out_pairs}
     whole = replace(asked, **pairs, sets=KnownSets(), results=[])
     more = "".join(f", {name}={value!r}" for name, value in options.items())
     size, method, why = 1, "top-k", "the metric has no gradient"

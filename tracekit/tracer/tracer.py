@@ -68,14 +68,14 @@ def _asks(function: Callable[Concatenate[Question, _P], _R]) -> Callable[Concate
 
     @wraps(function)
     def method(self: Tracer, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        checks.check_unchanged(self.traced.own)
-        return called(self.traced, *args, **kwargs)
+        checks.check_unchanged(self.question.own)
+        return called(self.question, *args, **kwargs)
 
     first, *others = signature(function).parameters.values()
     method.__signature__ = signature(function).replace(  # type: ignore[attr-defined]
         parameters=[first.replace(name="self", annotation=Parameter.empty), *others]
     )
-    method.__doc__ = re.sub(r"\n *traced: .*", "", function.__doc__ or "")
+    method.__doc__ = re.sub(r"\n *question: .*", "", function.__doc__ or "")
     return method
 
 
@@ -163,22 +163,22 @@ class Tracer:
             progress=progress if Ranks.joined().is_first else False,
             capabilities=capabilities,
         )
-        self.traced = bind(
+        self.question = bind(
             components, model, pairs, config, held_out=held_out, extra_metrics=extra_metrics
         )
-        for each in self.traced.extra_metrics:
+        for each in self.question.extra_metrics:
             check_continuations(self.pairs, each)
         checks.check_engine(self.engine)
-        if self.traced.held_out is not None:
-            refuse_shared(self.engine.pairs, self.traced.held_out.pairs)
-        diagnostics.warn_of_pairs(self.traced)
+        if self.question.held_out is not None:
+            refuse_shared(self.engine.pairs, self.question.held_out.pairs)
+        diagnostics.warn_of_pairs(self.question)
         self._last: Sequence[TraceResult] = ()
 
     def __repr__(self) -> str:
-        return tracer_text(self.traced)
+        return tracer_text(self.question)
 
     def _repr_html_(self) -> str:
-        return tracer_html(self.traced)
+        return tracer_html(self.question)
 
     @overload
     def run(
@@ -267,7 +267,7 @@ class Tracer:
             constraint=constraint,
             seed=seed,
         )
-        self._last = results = run_search(self.traced, request, observe)
+        self._last = results = run_search(self.question, request, observe)
         return results[0] if budgets is None else TraceCurve(tuple(results))
 
     def pareto(
@@ -321,7 +321,7 @@ class Tracer:
             constraint=constraint,
             seed=seed,
         )
-        self._last = front = run_front(self.traced, request, observe, statistics=statistics)
+        self._last = front = run_front(self.question, request, observe, statistics=statistics)
         return front
 
     look = _asks(looking.look)
@@ -336,52 +336,52 @@ class Tracer:
     @property
     def model(self) -> HookedModel:
         """The model."""
-        return self.traced.model
+        return self.question.model
 
     @property
     def setup(self) -> Setup:
         """The setup, with metric and source by their names."""
-        return self.traced.named_setup
+        return self.question.named_setup
 
     @property
     def engine(self) -> Engine:
         """Masks in, effects and gradients out."""
-        return self.traced.own
+        return self.question.own
 
     @property
     def extra_metrics(self) -> tuple[Metric, ...]:
         """Further metrics that every result is measured by."""
-        return self.traced.extra_metrics
+        return self.question.extra_metrics
 
     @property
     def registry(self) -> ComponentRegistry:
         """The components under study."""
-        return self.traced.registry
+        return self.question.registry
 
     @property
     def pairs(self) -> PromptPairs:
         """The data set as it was given; `engine.pairs` has what the source made of it."""
-        return self.traced.pairs
+        return self.question.pairs
 
     @property
     def held_out(self) -> PromptPairs | None:
         """Examples that no search sees, as they were given, if there are any."""
-        return self.traced.held_out_pairs
+        return self.question.held_out_pairs
 
     @property
     def results(self) -> list[TraceResult]:
         """Results of all runs, in their order."""
-        return self.traced.results
+        return self.question.results
 
     @property
     def direction(self) -> Direction:
         """Whether counterfactual values are patched in (`noising`) or clean ones back."""
-        return self.traced.direction
+        return self.question.direction
 
     @property
     def source(self) -> str:
         """Where the values come from that are patched in."""
-        return self.traced.source
+        return self.question.source
 
     @property
     def full_effect(self) -> float:
@@ -391,7 +391,7 @@ class Tracer:
     @property
     def noise_floor(self) -> float:
         """Mean effect that the rounding of a model in low precision can have alone; float32: 0."""
-        return self.traced.noise_floor
+        return self.question.noise_floor
 
     @property
     def explained_variance(self) -> Mapping[str, float]:
@@ -399,7 +399,7 @@ class Tracer:
 
         Over the tokens of the first prompts but the first of each; empty without features.
         """
-        return self.traced.explained_variance
+        return self.question.explained_variance
 
     @property
     def n_prefers_x(self) -> int | None:
@@ -408,7 +408,7 @@ class Tracer:
         None if not every example has a y. Where the clean model does not prefer x, it does not
         show the behaviour that is traced.
         """
-        return self.traced.n_prefers_x
+        return self.question.n_prefers_x
 
     evaluate = _asks(evaluation.evaluate)
     noising_and_denoising = _asks(evaluation.noising_and_denoising)
