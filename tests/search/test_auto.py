@@ -372,7 +372,7 @@ def test_what_was_chosen_from_is_saved(tracer, tmp_path):
         (
             {"budget": 2, "constraint": tk.Constraint(at_most=0.1, metric="logit-difference")},
             ConfigError,
-            "objective='auto' .*within a constraint.*another objective",
+            "objective='auto' .*within a constraint.*objective=.mean",
         ),
         (
             {"target_effect": 0.1},

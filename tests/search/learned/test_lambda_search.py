@@ -39,7 +39,9 @@ def test_lambda_brackets_close_in_on_a_threshold():
 def test_sets_that_several_training_runs_propose_are_measured_once(model, monkeypatch):
     engine = tiny.engine(model, tiny.pairs(12, seed=3), metric="probability-ratio")
     search = tk.search.PGBCT(epochs=6)
-    runs = [search._train(engine, lambda1, 0, stop_at=0) for lambda1 in (1e-3, 3e-3, 1e-2)]
+    runs = [
+        search._train(make_target(engine), lambda1, 0, stop_at=0) for lambda1 in (1e-3, 3e-3, 1e-2)
+    ]
     measured = measured_sets(runs)
     while_training = set(measured)
     asked, target = [], make_target(engine)
@@ -77,7 +79,7 @@ def test_the_best_proposal_wins_and_of_equals_the_later(tracer):
 
 def test_mask_entries_that_tie_are_ranked_by_the_reward_gradient(tracer):
     search_ = tk.search.PGBCT(lambda1=0.0, epochs=1, batch_size=12)
-    trial = search_._train(tracer.engine, 0.0, 0, stop_at=0)
+    trial = search_._train(make_target(tracer.engine), 0.0, 0, stop_at=0)
     start = torch.full((12,), 0.5)
     gradient = RewardGradient(
         make_target(tracer.engine),

@@ -67,7 +67,7 @@ def test_at_the_first_lambda_so_many_gradients_outweigh_the_penalty_half_way(mod
     engine = tiny.engine(model, tiny.pairs(12), metric="logit-difference")
     search = tk.search.PGBCT(epochs=10)
     start = torch.full((12,), search.init)
-    weight = search._first_lambda(engine, budget)
+    weight = search._first_lambda(make_target(engine), budget)
     reward = RewardGradient(
         make_target(engine),
         make_objective(search.objective, make_target(engine)),
