@@ -18,7 +18,7 @@ from tracekit.engine.cost import Account, Cost
 from tracekit.engine.effects import mask_effects
 from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
 from tracekit.engine.prepared import PreparedData
-from tracekit.engine.set_effects import Recorder, set_effects
+from tracekit.engine.set_effects import SetRecorder, set_effects
 from tracekit.metrics import Effects, Metric
 
 
@@ -26,7 +26,7 @@ from tracekit.metrics import Effects, Metric
 class Engine(PreparedData):
     """Runs masks over a data set that is laid out on a model; `Engine.build` makes one."""
 
-    record: Recorder | None = field(default=None, repr=False)
+    record: SetRecorder | None = field(default=None, repr=False)
     """Is called with the binary sets that are measured on all examples, and their effects; after
     Ctrl-C too, with what is done."""
     _full_effects: list[Effects] = field(default_factory=list, repr=False)

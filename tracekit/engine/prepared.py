@@ -19,7 +19,6 @@ from typing import TypeVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from typing_extensions import Self
 
 from tracekit._util import progress as _progress
 from tracekit._util.files import digest_of
@@ -54,6 +53,7 @@ from tracekit.models.architectures import long_rope_limit
 from tracekit.models.hooked import Hook, HookedModel, frozen, model_name, weights_digest
 
 _T = TypeVar("_T")
+_D = TypeVar("_D", bound="PreparedData")
 Masks = Float[Tensor, "set component"]
 """A stack of masks on the model's device, entries in [0, 1]."""
 USUAL_ROWS = 64
@@ -123,14 +123,14 @@ class PreparedData:
 
     @classmethod
     def build(
-        cls,
+        cls: type[_D],
         model: HookedModel,
         pairs: PromptPairs,
         registry: ComponentRegistry,
         metric: Metric,
         config: EngineConfig | None = None,
         pairs_given: PromptPairs | None = None,
-    ) -> Self:
+    ) -> _D:
         """Lays the data set out; runs none of it yet. All ranks must give the same.
 
         Args:

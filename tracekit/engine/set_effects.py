@@ -26,7 +26,7 @@ from tracekit.engine.patching import Activations
 from tracekit.engine.prefix_tree import PrefixNode, build_prefix_tree
 from tracekit.engine.prepared import PreparedData
 
-Recorder = Callable[[Sequence[ComponentSet], Float[Tensor, "set example"]], Any]
+SetRecorder = Callable[[Sequence[ComponentSet], Float[Tensor, "set example"]], Any]
 """Is told which sets were measured on all examples, and their effects."""
 _FEWEST_SHOWN = 3
 """Sets below which there is no progress bar for them alone."""
@@ -41,7 +41,7 @@ def set_effects(
     sets: Sequence[ComponentSet],
     label: str = "effects",
     examples: Int[Tensor, " some"] | None = None,
-    record: Recorder | None = None,
+    record: SetRecorder | None = None,
 ) -> Float[Tensor, "set example"]:
     """Effects of each set on every example, or on some; see `Engine.set_effects`.
 

@@ -20,7 +20,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
-from tracekit.engine.set_effects import Recorder
+from tracekit.engine.set_effects import SetRecorder
 from tracekit.errors import ConfigError, NothingFoundError
 from tracekit.metrics import Effects, Metric, MetricFunction, resolve
 from tracekit.search.objectives import (
@@ -84,7 +84,7 @@ class BoundedTarget(Target):
         target: Target,
         constraint: Constraint,
         measures: Engine,
-        record: Recorder | None = None,
+        record: SetRecorder | None = None,
     ) -> None:
         """Bounds a target.
 
@@ -283,8 +283,8 @@ def make_target(
     constraint: tuple[Constraint, Engine] | None = None,
     *,
     sign: int = 1,
-    record: Recorder | None = None,
-    record_effects: Recorder | None = None,
+    record: SetRecorder | None = None,
+    record_effects: SetRecorder | None = None,
 ) -> Target:
     """The target of an objective, within the bound of a constraint.
 

@@ -38,7 +38,7 @@ from tracekit.engine import gradients
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
-from tracekit.engine.set_effects import Recorder
+from tracekit.engine.set_effects import SetRecorder
 from tracekit.errors import ConfigError, MetricError
 from tracekit.metrics import Effects, Metric
 from tracekit.search.objectives import (
@@ -95,8 +95,8 @@ class Target:
         objective: Objective | None = None,
         *,
         sign: int = 1,
-        record: Recorder | None = None,
-        record_effects: Recorder | None = None,
+        record: SetRecorder | None = None,
+        record_effects: SetRecorder | None = None,
     ) -> None:
         """Makes a target of an engine's effects.
 
