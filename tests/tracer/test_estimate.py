@@ -361,13 +361,13 @@ class TestTime:
             with _progress.run("counts", None, len(tracer.pairs), shown=False) as counted:
                 work(observe=lambda record: caught.append(record))
         said = [str(w.message) for w in caught if isinstance(w, warnings.WarningMessage)]
-        said = [text for text in said if "and not what is measured besides" in text]
+        said = [text for text in said if "Measuring the results takes further" in text]
         passes = estimate.passes + estimate.further
         assert counted.done <= passes + 1e-6
         assert passes <= times * counted.done
-        assert [f"in all up to {passes:.0f} passes" in text for text in said] == [True] * is_said
+        assert [f"at most {passes:.0f} in all" in text for text in said] == [True] * is_said
         limit = "0.5 seconds" if "max_seconds" in options else f"{options.get('max_passes')} passes"
-        assert all(text.startswith(f"A limit of {limit} bounds ") for text in said)
+        assert all(text.startswith(f"A limit of {limit} applies to ") for text in said)
         if is_said:
             assert "bounds" in str(getattr(caught[0], "message", "")), "it is said too late"
 

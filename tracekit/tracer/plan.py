@@ -57,7 +57,7 @@ class Plan:
         if len(self.limited) > 1:
             bounded = "each of three searches (on all examples, and on either half)"
         return (
-            f"The limit of {given} applies to {bounded}. Measuring the results takes further "
+            f"A limit of {given} applies to {bounded}. Measuring the results takes further "
             f"passes: at most {self.passes:.0f} in all. Ask for fewer sizes to take fewer."
         )
 
