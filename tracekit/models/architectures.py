@@ -243,7 +243,12 @@ def norm_behind(model: Any, layer: int) -> Any:
 
     Its input is the output of the attention, of a bridge and of a `HookedTransformer`.
     """
-    return model.blocks[layer]._modules.get("ln1_post")
+    block = model.blocks[layer]
+    # TransformerLens 3.9 has it at ln1 where a block has no norm before its attention (OLMo 2).
+    whole = getattr(block, "original_component", None)
+    is_first = hasattr(whole, "post_attention_layernorm") and not hasattr(whole, "input_layernorm")
+    named = block._modules.get("ln1_post")
+    return block._modules.get("ln1") if is_first and named is None else named
 
 
 def _matrix(module: Any) -> Float[Tensor, "out in"]:
