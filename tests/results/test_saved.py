@@ -99,14 +99,14 @@ def test_labels_are_in_the_order_of_numbers(folder):
     ],
     ids=repr,
 )
-def test_what_holds_no_results_is_refused(given, error, text, tmp_path):
+def test_what_holds_no_results_is_refused(given, error, text, tmp_path, unchecked):
     with pytest.raises(error, match=text):
         tk.compare(given)
     with pytest.raises(error, match=text.replace("There is no result", "There is no result to re")):
         tk.report(given, tmp_path / "page.html")
 
 
-def test_folders_are_read_with_their_checks(alone, tmp_path):
+def test_folders_are_read_with_their_checks(alone, tmp_path, unchecked):
     alone.save(tmp_path)
     path = tmp_path / "result.json"
     path.write_text(path.read_text().replace('"random"', '"greedy"'))

@@ -116,7 +116,7 @@ class Source:
 
     def code(self) -> str:
         """Python that makes it, after `import tracekit as tk`; `...` where nothing does."""
-        return repr(self.name)
+        return repr(self.name) if self.name in SOURCES else "..."
 
     def bind(self, at: Binding) -> ToPairs:
         """A function that gives pairs the counterfactuals of the source on a model.
@@ -357,10 +357,6 @@ class OtherModel(Source):
         """Digest of its weights."""
         return weights_digest(self.model)
 
-    def code(self) -> str:
-        """`...`: a model has no code."""
-        return "..."
-
     def bind(self, at: Binding) -> ToPairs:
         """Every prompt is read by the other model."""
         other, model, kinds = self.model, at.model, at.registry.kinds_by_hook
@@ -396,10 +392,6 @@ class Tensors(Source):
         else:  # These are refused when the source is bound.
             digest = digest_of({"values": shortened(self.values)})
         return f"{self.kind} ({digest[:_SHOWN_DIGITS]})"
-
-    def code(self) -> str:
-        """`...`: tensors have no code."""
-        return "..."
 
     def bind(self, at: Binding) -> ToPairs:
         """The tensor of every hook point."""

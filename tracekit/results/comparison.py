@@ -28,7 +28,7 @@ from tracekit.results.intervals import row_intervals
 from tracekit.results.panels import Color
 from tracekit.results.pareto_statistics import jaccard
 from tracekit.results.result import Results, TraceResult
-from tracekit.results.saved import all_results
+from tracekit.results.saved import HasCurve, all_results
 from tracekit.results.selection_figures import comparison_heatmap
 from tracekit.results.significance import p_values, without_rounding
 from tracekit.results.tables import (
@@ -225,8 +225,8 @@ class Comparison(Results):
         return f"{self[0].axis_label} on {n} searched examples"
 
 
-Comparable = TraceResult | Sequence[TraceResult] | str | Path
-"""Results in memory, and folders that results were saved to."""
+Comparable = TraceResult | Sequence[TraceResult] | HasCurve | str | Path
+"""Results in memory, runs, and folders that results were saved to."""
 
 
 @checked

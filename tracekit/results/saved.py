@@ -6,11 +6,19 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from tracekit._util.options import as_path, shortened
 from tracekit.errors import ConfigError
 from tracekit.results.result import TraceResult
+
+
+@runtime_checkable
+class HasCurve(Protocol):
+    """A run of a search, as `load_runs` gives them."""
+
+    curve: Any
+    """Its results."""
 
 
 def load_saved(folder: str | Path) -> list[TraceResult]:
