@@ -14,6 +14,7 @@ def test_pareto_fronts(command, tmp_path):
         *("--checkpoint", tmp_path / "kept", "--output", tmp_path / "run", "--quiet"),
     )
     assert code == 0, err
+    assert "A limit of 20 passes applies to each of three searches" in " ".join(err.split())
     path = tk.ParetoFront.load(tmp_path / "run" / "pareto")
     assert path.largest == 4
     assert (tmp_path / "run" / "pareto.html").exists()

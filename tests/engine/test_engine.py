@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tracekit.errors import (
     NonFiniteMetricError,
     PairsError,
 )
+from tracekit.metrics import METRICS
 
 ALL_KINDS = [*tiny.PATCHED_KINDS, "head-outputs+mlp-blocks", "mlp-outputs+mlp-blocks"]
 SCOPES = ["prompt", "last", "all", [0, -2]]
@@ -34,6 +36,18 @@ def test_the_empty_mask_has_no_effect_and_the_full_mask_has_one(any_model, kinds
     engine = tiny.engine(any_model, tiny.pairs(6, noise=noise), kinds, positions="all")
     assert torch.equal(engine.effects(torch.zeros(engine.n_components)), torch.zeros(6))
     assert engine.full_effects.abs().min() > 0
+
+
+def test_copies_of_an_engine_share_full_effects_by_one_metric_only(model):
+    engine = tiny.engine(model, tiny.pairs(6), metric="logit-difference")
+    assert engine.known_full_effects is None
+    full, odds = engine.full_effects, engine.with_metric(METRICS["odds-ratio"])
+    assert replace(engine, record=lambda *_: None).known_full_effects is full
+    assert odds.known_full_effects is None
+    expected = tiny.engine(model, tiny.pairs(6), metric="odds-ratio").full_effects
+    torch.testing.assert_close(odds.full_effects, expected)
+    assert not torch.allclose(odds.full_effects, full)
+    assert (engine.cost.forward, odds.cost.forward) == (1, 1)
 
 
 def reference_scores(model, pairs, kinds, mask, positions):
