@@ -136,6 +136,7 @@ def test_types_with_a_gradient_lead_every_search_where_float32_does():
     ("change", "named"),
     [
         (lambda effects: effects + 0j, "complex numbers"),
+        (lambda effects: effects.to("meta"), "without data"),
         (lambda effects: torch.nested.nested_tensor(list(effects)), "tensors of several shapes"),
         (torch.Tensor.mean, r"\(\)"),
         (lambda effects: effects[:, None], r"\(4, 1\)"),

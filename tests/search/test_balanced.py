@@ -111,7 +111,7 @@ def test_a_set_that_overshoots_is_balanced_and_another_is_the_plain_prefix(
     target, seen = make_target(engine, Faithful(complement=weight), sign=sign), set()
     full, goal = engine.full_effects.mean().item(), Goal(budgets=tuple(range(1, 13)))
     assert full * sign > 0
-    slopes = sum(target.slopes(torch.full((12,), level)) for level in (0.0, 0.5, 1.0))
+    slopes = sum(target.mean_gradient(torch.full((12,), level)) for level in (0.0, 0.5, 1.0))
     for scores in (slopes, torch.randn(12, generator=torch.Generator().manual_seed(5))):
         order = ranking(scores)
         for found in best_prefixes(target, goal, scores, by_slopes=True):
