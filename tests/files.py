@@ -45,6 +45,6 @@ def renamed(
         result,
         setup=replace(result.setup, metric=metric),
         run=replace(result.run, **facts),
-        own=replace(result.own, metric=metric, dataset=dataset),
+        searched=replace(result.searched, metric=metric, dataset=dataset),
         model=model or result.model,
     )

@@ -36,7 +36,7 @@ def found(tracer, members):
 
 
 def test_every_number_is_measured(tracer, found):
-    engine, registry = tracer.question.held_out, tracer.registry
+    engine, registry = tracer.question.held_out_engine, tracer.registry
     full, n = engine.full_effects.mean(), len(registry)
 
     def measured(chosen):
@@ -87,7 +87,7 @@ def test_p_of_a_set_that_is_one_more_random_set_is_uniform(mean, full, direction
         shares = [1 - side[1:] / full for side in sides]
         table = Controls(
             labels=("a",),
-            own=own,
+            searched=own,
             random={"size": torch.stack([effects[1:], *shares])},
             is_tested=True,
             examples="",

@@ -75,7 +75,7 @@ class Question(Question):
     setup = tk.Setup(components="head-outputs", metric="odds-ratio")
 
     def __init__(self, engine):
-        vars(self).update(own=engine, setup=tk.Setup(), sets=KnownSets())
+        vars(self).update(search_engine=engine, setup=tk.Setup(), sets=KnownSets())
 
 
 def subsets(items):

@@ -42,7 +42,7 @@ def alone(engine, members):
 def test_losses_are_differences_of_faithfulness(demo_model, pairs, direction):
     tracer = traced(demo_model, pairs, direction)
     result = tracer.run("attribution", budget=4)
-    members, fresh = tiny.members_of(result), tracer.question.held_out
+    members, fresh = tiny.members_of(result), tracer.question.held_out_engine
     found = tracer.minimality(result)
     full = fresh.full_effects
     assert found.faithfulness == pytest.approx(
@@ -70,7 +70,7 @@ def test_losses_are_differences_of_faithfulness(demo_model, pairs, direction):
 def test_nobody_selected_a_set_of_ones_own(demo_model, pairs, direction):
     """All examples decide, and are measured."""
     tracer = traced(demo_model, pairs, direction)
-    both = [tracer.engine, tracer.question.held_out]
+    both = [tracer.engine, tracer.question.held_out_engine]
     members = (0, 4, 7, 9)
     found = tracer.minimality([tracer.registry[i] for i in members])
     assert found.decided_on == found.examples == f"all {len(pairs[0]) + len(pairs[1])} examples"
@@ -101,7 +101,7 @@ def test_searched_and_held_out_examples_count_by_their_weights(demo_model, pairs
     tracer, members = traced(demo_model, parts), (0, 3, 5, 12)
     found = tracer.minimality([tracer.registry[i] for i in members])
     plain = traced(demo_model, pairs)
-    both = [plain.engine, plain.question.held_out]
+    both = [plain.engine, plain.question.held_out_engine]
     own = torch.cat([alone(engine, members) for engine in both])
     full = torch.cat([engine.full_effects for engine in both])
     given = torch.tensor([*weights[0], *weights[1]])

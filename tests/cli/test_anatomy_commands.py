@@ -195,8 +195,11 @@ def test_runs_of_built_in_data_remember_options_and_model(
     result = tk.Tracer(demo_model, named, "head-outputs", "kl").run("top-k", budget=2)
     run = result.save(tmp_path / "run")
     loaded = tk.TraceResult.load(run)
-    assert (loaded.own.origin.dataset, loaded.own.origin.options) == ("demo-facts", {"seed": 3})
-    assert loaded.own.origin.examples == tuple(range(4, 10))
+    assert (loaded.searched.origin.dataset, loaded.searched.origin.options) == (
+        "demo-facts",
+        {"seed": 3},
+    )
+    assert loaded.searched.origin.examples == tuple(range(4, 10))
     assert (loaded.model_facts.path, loaded.model_facts.dtype) == ("demo", "float32")
     for arguments in (["explain", run], ["side-effects", run, "--other", "b=demo-bias"]):
         more = ["--other-limit", 4, "--draws", 2] if arguments[0] == "side-effects" else []
@@ -206,8 +209,8 @@ def test_runs_of_built_in_data_remember_options_and_model(
 
 def test_a_run_of_more_examples_than_the_data_have_says_so(command, folder, tmp_path):
     result = tk.TraceResult.load(folder)
-    origin = replace(result.own.origin, examples=tuple(range(500, 512)))
-    far = replace(result, own=replace(result.own, origin=origin)).save(tmp_path / "far")
+    origin = replace(result.searched.origin, examples=tuple(range(500, 512)))
+    far = replace(result, searched=replace(result.searched, origin=origin)).save(tmp_path / "far")
     code, _, err = command("explain", far, *QUICK)
     assert code == 1
     assert "demo-facts has 60 pairs, and example 511 of them is asked for. Restore the da" in err
@@ -219,14 +222,14 @@ def test_runs_that_cannot_be_measured_again(
     tmp_path,
 ):
     result = tk.TraceResult.load(folder)
-    mine = replace(result, own=replace(result.own, dataset="mine", origin=None)).save(
+    mine = replace(result, searched=replace(result.searched, dataset="mine", origin=None)).save(
         tmp_path / "mine"
     )
     code, _, err = command("explain", mine, *QUICK)
     assert code == 1
     assert "The run is of 'mine', which is no data set of tracekit. Give its file by --da" in err
     # Another model of the same form: its set has another effect.
-    shifted = replace(result, own=replace(result.own, effects=result.per_example * 1.1))
+    shifted = replace(result, searched=replace(result.searched, effects=result.per_example * 1.1))
     code, _, err = command("explain", shifted.save(tmp_path / "shifted"), *QUICK)
     assert code == 1
     assert "in the run, so the model is another one. Give --model, --dtype and" in err

@@ -87,7 +87,7 @@ def test_a_command_ends_well_whatever_its_streams_can_show(folder, monkeypatch, 
     assert out
     if name == "trace":
         (saved,) = Path(f"out-{NAME}").rglob("result.json")
-        assert tk.TraceResult.load(saved.parent).own.dataset == NAME
+        assert tk.TraceResult.load(saved.parent).searched.dataset == NAME
     if name == "report":
         assert NAME in Path(f"{NAME}.html").read_text(encoding="utf-8")
 
@@ -110,7 +110,7 @@ def test_what_has_such_a_name_in_python_is_saved_drawn_and_read(demo_model, tmp_
     pairs = tk.PromptPairs.from_text(rows("bias")[:4], demo_model, name=HALF)
     result = tk.Tracer(demo_model, pairs, metric="odds-ratio").run("top-k", budget=2)
     loaded = tk.TraceResult.load(result.save(tmp_path / "run"))
-    assert loaded.own.dataset == "caf?"
+    assert loaded.searched.dataset == "caf?"
     assert loaded.to_frame().equals(result.to_frame())
     assert tk.compare([result, loaded]).to_frame()["dataset"].tolist() == ["caf?"] * 2
     page = tk.report(result, tmp_path / "page.html").read_text(encoding="utf-8")

@@ -398,7 +398,9 @@ class TestVerify:
         # The mean stays as it is.
         change = torch.zeros(len(result.per_example))
         change[:2] = torch.tensor([0.01, -0.01])
-        changed = replace(result, own=replace(result.own, effects=result.per_example + change))
+        changed = replace(
+            result, searched=replace(result.searched, effects=result.per_example + change)
+        )
         parsed = document("verify", changed.save(tmp_path / "run"))
         assert "largest difference on an example" in parsed["error"]["message"]
 
@@ -413,6 +415,8 @@ class TestVerify:
 
     def test_another_model(self, document, folder, tmp_path):
         result = tk.TraceResult.load(folder)
-        changed = replace(result, own=replace(result.own, effects=result.per_example + 0.1))
+        changed = replace(
+            result, searched=replace(result.searched, effects=result.per_example + 0.1)
+        )
         parsed = document("verify", changed.save(tmp_path / "run"))
         assert "so the model is another one" in parsed["error"]["message"]

@@ -34,7 +34,7 @@ def test_trace_writes_figures_and_results(command, tmp_path, pictures):
     result = tk.TraceResult.load(tmp_path / "random-4")
     assert (result.budget, result.config) == (4, {"draws": 5})
     assert f"{result.effect:.4g}" in out
-    assert f"random, 4 selected, searched: {result.own.said}." in " ".join(out.split())
+    assert f"random, 4 selected, searched: {result.searched.choices_text}." in " ".join(out.split())
     assert tk.TraceResult.load(tmp_path / "top-k-2").n_selected == 2
 
 
@@ -402,6 +402,6 @@ def test_a_sweep_and_the_command_line_split_as_the_source_needs(command, crossed
     assert code == 0, err
     result = tk.TraceResult.load(tmp_path / "run" / "top-k-1")
     assert result.held_out.n_independent == run.result.held_out.n_independent
-    assert result.own.n_independent + result.held_out.n_independent == (
+    assert result.searched.n_independent + result.held_out.n_independent == (
         7 if source == "zero" else 12
     )

@@ -327,8 +327,8 @@ def test_a_run_is_verified_on_another_day(monkeypatch, capsys, tmp_path):
     (saved,) = {path.parent for path in folder.rglob("result.json")}
     result = tk.TraceResult.load(saved)
     assert (
-        result.own.chat
-        == result.own.origin.options["chat"]
+        result.searched.chat
+        == result.searched.origin.options["chat"]
         == {"strftime_now": "2026-01-31T00:00:00"}
     )
     Day.second_now = 1

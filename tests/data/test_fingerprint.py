@@ -96,7 +96,7 @@ def test_results_say_the_fingerprint_of_what_was_given(gpt2):
         tracer = tk.Tracer(gpt2, PAIRS[:4], "head-outputs", held_out=PAIRS[4:], **options)
         result = tracer.run("top-k", budget=1)
         assert tracer.pairs.fingerprint == PAIRS[:4].fingerprint, options
-        assert result.own.fingerprint == result.dataset_fingerprint == PAIRS[:4].fingerprint
+        assert result.searched.fingerprint == result.dataset_fingerprint == PAIRS[:4].fingerprint
         assert result.held_out.fingerprint == tracer.held_out.fingerprint == PAIRS[4:].fingerprint
 
 
@@ -226,10 +226,10 @@ SAME_PROMPTS = {
 def test_searched_examples_are_known_under_every_source(gpt2, source):
     """Also with other groups, weights and foils: the prompts are the evidence."""
     result = tk.Tracer(gpt2, PAIRS, "head-outputs", source=source).run("top-k", budget=1)
-    assert result.own.n_among(PAIRS) == 6
-    assert result.own.n_among(tiny.pairs(5)) == 0
+    assert result.searched.n_among(PAIRS) == 6
+    assert result.searched.n_among(tiny.pairs(5)) == 0
     for name, make in SAME_PROMPTS.items():
-        assert result.own.n_among(make()) == len(make()), name
+        assert result.searched.n_among(make()) == len(make()), name
     for measured_by in ("counterfactual", "zero"):
         given = SAME_PROMPTS["groups"]()
         tracer = tk.Tracer(gpt2, given, "head-outputs", source=measured_by)

@@ -81,7 +81,7 @@ def test_a_pair_and_its_mirror_are_one_example(model):
         assert len({each.identity for each in tracer.engine.pairs}) == 12
     # With zeros a mirror is another run, as it has another prompt.
     tracer = tk.Tracer(model, pairs[:6], "residual", source="zero", held_out=pairs[6:])
-    assert tracer.question.held_out.pairs.n_distinct == 6
+    assert tracer.question.held_out_engine.pairs.n_distinct == 6
     first, second = pairs.split(0.5)
     refuse_shared(first, second)
     with pytest.raises(PairsError, match="among those that are searched on, or mirrors of them"):

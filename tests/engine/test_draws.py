@@ -31,7 +31,7 @@ def drawn(model, given, source="noise", seed=0, held_out=None):
         source_seed=seed,
         held_out=None if held_out is None else tk.PromptPairs.from_ids(held_out),
     )
-    pairs = tracer.engine.pairs if held_out is None else tracer.question.held_out.pairs
+    pairs = tracer.engine.pairs if held_out is None else tracer.question.held_out_engine.pairs
     return [
         getattr(pair.counterfactual, "ids", None) or pair.counterfactual.noise for pair in pairs
     ]

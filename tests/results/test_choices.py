@@ -19,7 +19,7 @@ def test_runs_say_what_a_plain_model_says(demo_model, direction):
     options = {"held_out": bias[6:], "direction": direction, "max_batch_size": 4}
     tracer = tk.Tracer(demo_model, bias[:6], "mlp-blocks", "logit-difference", **options)
     result = tracer.run("top-k", budget=2)
-    for on, pairs in ((result.own, bias[:6]), (result.held_out, bias[6:])):
+    for on, pairs in ((result.searched, bias[:6]), (result.held_out, bias[6:])):
         runs = {each["run"]: each for each in rows_of(on.choices, len(pairs))}
         x, y = (
             [ids[0] for ids in side]
@@ -93,7 +93,7 @@ def test_words_say_whether_the_behaviour_flips(text):
     choices = torch.tensor([[x, y, 16 - x - y, 0.0, kl] for x, y, kl in runs]) if runs else None
     names = {"dataset": "", "fingerprint": "", "metric": "", "direction": "noising"}
     on = OnExamples(effects=torch.zeros(16), full=torch.zeros(16), choices=choices, **names)
-    assert on.said == text
+    assert on.choices_text == text
 
 
 def test_results_pages_and_models_say_it(demo_model, tmp_path):
@@ -102,18 +102,22 @@ def test_results_pages_and_models_say_it(demo_model, tmp_path):
         demo_model, pairs[:8], "head-outputs", "logit-difference", source="zero", held_out=pairs[8:]
     )
     result = tracer.run("attribution", budget=4)
-    said = result.held_out.said
+    said = result.held_out.choices_text
     assert said.startswith(f"x first on {result.held_out.choices[2, 0]:.0f} of 4 (clean ")
     assert f"held out: {said}" in result._repr_html_()
     assert f" First choices: {said}." in tk.report(result, tmp_path / "report.html").read_text()
     tracer.export(result, tmp_path / "edited")
     assert f"- First choices, held out: {said}\n" in (tmp_path / "edited/README.md").read_text()
     result.save(tmp_path / "run")
-    assert tk.TraceResult.load(tmp_path / "run").own.said == result.own.said != ""
+    assert (
+        tk.TraceResult.load(tmp_path / "run").searched.choices_text
+        == result.searched.choices_text
+        != ""
+    )
     # Results that were saved before choices were say nothing of them.
-    files.rewrite(tmp_path / "run/result.json", lambda _, tensors: tensors.pop("own.choices"))
+    files.rewrite(tmp_path / "run/result.json", lambda _, tensors: tensors.pop("searched.choices"))
     earlier = tk.TraceResult.load(tmp_path / "run")
-    assert (earlier.own.said, earlier.held_out.said) == ("", said)
+    assert (earlier.searched.choices_text, earlier.held_out.choices_text) == ("", said)
 
 
 def test_counterfactual_runs_of_other_lengths_belong_to_their_pairs(model):

@@ -246,7 +246,7 @@ def test_a_result_holds_its_own_and_measures_nothing(model, tmp_path, direction)
             pd.testing.assert_frame_equal(own.to_frame(), measured.to_frame(), atol=1e-4)
             assert (own.examples, own.direction) == (measured.examples, direction)
         assert tracer.engine.cost == before
-        lacking = {"own": replace(loaded.own, complement=None), "held_out": None}
+        lacking = {"searched": replace(loaded.searched, complement=None), "held_out": None}
         without = replace(loaded, **lacking)
         with pytest.raises(NoResultError, match="does not hold the effects of its complement"):
             without.faithfulness()
@@ -383,8 +383,8 @@ class TestWarnings:
     def texts_of(tracer, *, own, others):
         result = tracer.run("top-k", budget=2)
         full = torch.linspace(1.0, 1.2, 12)
-        values = replace(result.own, effects=own * full, complement=others * full, full=full)
-        made = replace(result, own=values)
+        values = replace(result.searched, effects=own * full, complement=others * full, full=full)
+        made = replace(result, searched=values)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             warn_of_circuits([result, made])
@@ -401,12 +401,12 @@ class TestWarnings:
     def test_noise_is_no_overshooting(self, tracer):
         result = tracer.run("top-k", budget=2)
         values = replace(
-            result.own,
+            result.searched,
             effects=torch.tensor([2.9, 0.1] * 6),
             full=torch.ones(12),
             complement=torch.zeros(12),
         )
-        made = replace(result, own=values)
+        made = replace(result, searched=values)
         assert made.faithfulness().shares_of_full == pytest.approx((1.5,))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -425,11 +425,11 @@ class TestWarnings:
     def test_a_set_that_was_to_be_faithful_and_is_not(self, tracer, objective, others, is_said):
         result = tracer.run("top-k", budget=2)
         full = torch.linspace(1.0, 1.2, 12)
-        own = replace(result.own, effects=full, complement=others * full, full=full)
+        own = replace(result.searched, effects=full, complement=others * full, full=full)
         run = replace(result.run, objective=objective)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            warn_of_circuits([replace(result, own=own, run=run)])
+            warn_of_circuits([replace(result, searched=own, run=run)])
         said = "The set of 2 was sought to be faithful, and does 0.20 of the task alone"
         assert any(str(each.message).startswith(said) for each in caught) == is_said
 
@@ -454,7 +454,7 @@ def test_tables_hold_them(tracer):
         assert score == pytest.approx(ends)
         text = f"{name}, searched, {ends[0]:.2f} ({interval_text(*ends[1:])})"
         assert text in curve[0]._repr_html_()
-    without = replace(curve[0], own=replace(curve[0].own, complement=None))
+    without = replace(curve[0], searched=replace(curve[0].searched, complement=None))
     assert without.circuit_scores == ((None, None, None),) * 2
 
 

@@ -117,12 +117,12 @@ def test_weights_go_with_results(model, tmp_path):
     rows = [{**row, "weight": 1 + 4 * (i % 2)} for i, row in enumerate(tiny.rows(8))]
     pairs = tk.PromptPairs.from_ids(rows)
     result = tk.Tracer(model, pairs[:6], held_out=pairs[6:]).run("top-k", budget=2)
-    assert result.own.weights.mean() == pytest.approx(1)
+    assert result.searched.weights.mean() == pytest.approx(1)
     loaded = tk.TraceResult.load(result.save(tmp_path / "run"))
-    assert torch.equal(loaded.own.weights, result.own.weights)
+    assert torch.equal(loaded.searched.weights, result.searched.weights)
     assert torch.equal(loaded.held_out.weights, result.held_out.weights)
     assert loaded.spread == result.spread
-    assert result.spread == effect_interval(result.per_example, weights=result.own.weights)
+    assert result.spread == effect_interval(result.per_example, weights=result.searched.weights)
 
 
 @pytest.mark.parametrize(("confidence", "quantile"), [(0.95, 1.960), (0.5, 0.674)])
@@ -262,7 +262,7 @@ class TestRepeatedExamples:
         once, often = result(1), result(4)
         assert often.held_out_interval == pytest.approx(once.held_out_interval, rel=1e-3)
         assert often.spread == pytest.approx(once.spread, rel=1e-3)
-        assert once.own.clusters is None
+        assert once.searched.clusters is None
         loaded = tk.TraceResult.load(often.save(tmp_path))
         assert torch.equal(loaded.held_out.clusters, often.held_out.clusters)
         assert loaded.held_out_interval == often.held_out_interval

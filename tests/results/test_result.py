@@ -163,7 +163,7 @@ TYPES = {
     "setup.split_by": (3, ["span"]),
     "history": ([1], None, [{"epoch": [1]}]),
     "model": (5, None),
-    "own.dataset": (None,),
+    "searched.dataset": (None,),
     "axis_label": (5,),
     "extra_metrics": ([5], "kl"),
     "constraint": (5, {}),

@@ -117,7 +117,7 @@ def test_held_out_examples_test_what_the_others_propose(tracer):
     sets = [(named[a], named[b]) for a, b in zip(found.first, found.second, strict=True)]
     for engine, values in (
         (both.engine, found.proposed),
-        (both.question.held_out, found.interactions),
+        (both.question.held_out_engine, found.interactions),
     ):
         singles = engine.set_effects([(n,) for n in range(len(both.registry))])
         expected = engine.set_effects(sets) - torch.stack(

@@ -73,7 +73,9 @@ def test_every_pair_does_what_the_formula_says(built, name, kind, direction):
     everything = frozenset(players)
     start = everything if direction == "noising" else frozenset()
     sets = [s for size in (1, 2, 3) for s in combinations(players, size)]
-    engine = tracer.engine if direction == tracer.direction else tracer.question.opposite.own
+    engine = (
+        tracer.engine if direction == tracer.direction else tracer.question.opposite.search_engine
+    )
     flat = [
         tuple(sorted(tracer.registry.index(component_of[p]) for p in members)) for members in sets
     ]

@@ -226,7 +226,7 @@ class TestPassesOfCallsOnASet:
     def test_are_those_that_are_counted(self, model, call, held_out, is_found, direction):
         asked = {"held_out": held_out, "direction": direction, "source": "counterfactual"}
         tracer = tk.Tracer(model, tiny.pairs(6, seed=7), "head-outputs", **asked)
-        _ = tracer.full_effect, tracer.question.fresh.full_effects
+        _ = tracer.full_effect, tracer.question.eval_engine.full_effects
         found = tracer.run("top-k", budget=4)
         members = found if is_found else tracer.registry[2:5]
         estimate = getattr(tracer, f"estimate_{call}")(members, **CALLS[call])

@@ -58,7 +58,7 @@ def test_an_explanation_is_of_held_out_examples(fresh, model):
     torch.testing.assert_close(why.effect, test.evaluate(result, per_example=True))
     torch.testing.assert_close(why.effect, result.held_out.effects)
     # One rule for every form of `evaluate`, and for what else is said of a set.
-    fresh, own = result.held_out.mean, result.own.mean
+    fresh, own = result.held_out.mean, result.searched.mean
     for held_out, expected in ((None, fresh), (True, fresh), (False, own)):
         metrics = [result.setup.metric]
         table = tracer.evaluate(result, metrics=metrics, held_out=held_out)
@@ -99,7 +99,7 @@ def test_interactions_of_a_found_set(without, fresh):
     assert grid.tests is not None
     assert OTHER in repr(grid)
     i, j = (tracer.registry.index(component) for component in result.components[:2])
-    both = tracer.question.held_out.set_effects([(i, j), (i,), (j,)], "test").mean(1)
+    both = tracer.question.held_out_engine.set_effects([(i, j), (i,), (j,)], "test").mean(1)
     assert grid.interaction[0, 1].item() == pytest.approx((both[0] - both[1:].sum()).item())
 
 
@@ -117,7 +117,7 @@ def test_side_effects(without, fresh, tmp_path):
     assert loaded.table.equals(side.table)
     tracer, result = fresh
     side = tracer.side_effects(result, {"other": other}, draws=4)
-    assert side.target.dataset_fingerprint == tracer.question.held_out.pairs.fingerprint
+    assert side.target.dataset_fingerprint == tracer.question.held_out_engine.pairs.fingerprint
     assert side.table["p"].notna().all()
 
 
@@ -147,7 +147,7 @@ def test_examples_that_a_search_saw_are_not_called_held_out(model):
         (range(12, 24), "held-out"),
     ):
         tracer = tk.Tracer(model, pairs.subset(examples), metric="probability-drop")
-        assert result.own.n_among(tracer.pairs) == len({*examples} & {*range(12)})
+        assert result.searched.n_among(tracer.pairs) == len({*examples} & {*range(12)})
         assert said in tracer.faithfulness(result).examples
         assert said in tracer.evaluate(result, metrics=["kl"]).index.name
 

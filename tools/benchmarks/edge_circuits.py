@@ -92,7 +92,7 @@ def measure(
             if method in RANKINGS:
                 first, n = ranking(order), len(own.registry)
                 sets = [tuple(sorted(first[: int(share * n)])) for share in MIB_SHARES]
-                engine = judge.question.fresh
+                engine = judge.question.eval_engine
                 measured = measure_faithfulness(engine, sets, shares=MIB_SHARES)
                 tell(f"{title}, {how}", measured, passes, start)
 

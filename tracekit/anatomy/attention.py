@@ -174,14 +174,14 @@ def attention(question: Question, members: ComponentsLike, *, at: str = "last") 
         MaskError: About the mask.
         UnsupportedModelError: A block of the model does more to the stream than to add to it.
     """
-    engines = {question.direction: question.fresh}
+    engines = {question.direction: question.eval_engine}
     # Else the source is no run of the model.
     with suppress(PairsError):
-        engines[question.opposite.direction] = question.opposite.fresh
+        engines[question.opposite.direction] = question.opposite.eval_engine
     clean, counterfactual = engines["noising"], engines.get("denoising")
     decode = getattr(getattr(question.model, "tokenizer", None), "decode", None)
     token_text = None if decode is None else lambda token: str(decode([token]))
-    asked, chosen = question.fresh, members_of(members, question.registry, or_none=True)
+    asked, chosen = question.eval_engine, members_of(members, question.registry, or_none=True)
     registry, before = asked.registry, asked.cost
     is_head = {member: registry.site_of(member).kind.hook in _HOOKS for member in chosen}
     heads: dict[tuple[int, int], int] = {}

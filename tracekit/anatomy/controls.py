@@ -43,7 +43,7 @@ class Controls(Tabular):
 
     labels: tuple[str, ...]
     """Members of the set."""
-    own: Faithfulness
+    searched: Faithfulness
     """Of the set alone."""
     random: dict[str, Float[Tensor, "quantity draw"]]
     """Effect, faithfulness and completeness of random sets, by what they share with the set:
@@ -70,7 +70,7 @@ class Controls(Tabular):
         low. No p is below 1 / (draws + 1), of the effect 2 / (draws + 1). NaN on the examples that
         the set was selected on.
         """
-        own, names = self.own.table.iloc[0], ("effect", "faithfulness", "completeness")
+        own, names = self.searched.table.iloc[0], ("effect", "faithfulness", "completeness")
         rows = []
         for form, drawn in self.random.items():
             for name, values in zip(names, drawn, strict=True):
@@ -143,7 +143,10 @@ def controls(
         MaskError, ComponentError: About the set.
         MetricError: All components together have no effect.
     """
-    engine, parts = question.fresh, planned_controls(question, members, draws=draws, seed=seed)
+    engine, parts = (
+        question.eval_engine,
+        planned_controls(question, members, draws=draws, seed=seed),
+    )
     require_full_effect(engine, 1 if engine.full_effects.mean() > 0 else -1)
     before, counts = engine.cost, [len(both) // 2 for _, both in parts]
     sets = [each for (_, both), n in zip(parts, counts, strict=True) for each in both[:n]]
@@ -159,10 +162,10 @@ def controls(
     drawn = torch.cat([effects.mean(1)[None], shares])[:, 1:].split(counts[1:], dim=1)
     said: dict[str, Any] = {"metric": engine.metric.name, "direction": question.direction}
     which = "searched" if question.found_on(members) else "all"
-    which = "held-out" if question.held_out else which
+    which = "held-out" if question.held_out_engine else which
     return Controls(
         labels=tuple(engine.registry.label(member) for member in chosen),
-        own=Faithfulness.of(
+        searched=Faithfulness.of(
             effects[:1], others[:1], full, sizes=[len(chosen)], n_components=n, **data.over, **said
         ),
         random={like: part for like, part in zip(LIKE, drawn, strict=True) if part.shape[1]},
@@ -186,4 +189,4 @@ def planned_controls(
         )
     generator, registry = torch.Generator().manual_seed(seed), question.registry
     drawn = [control_sets(registry, chosen, draws, generator, like) for like in LIKE]
-    return [(question.fresh, both_ways(sets, n)) for sets in ([chosen], *drawn)]
+    return [(question.eval_engine, both_ways(sets, n)) for sets in ([chosen], *drawn)]

@@ -422,7 +422,7 @@ def explain(
         NonFiniteMetricError: The metric is not finite on a subset; names both.
     """
     check_seed(seed)
-    engine, chosen = question.fresh, members_of(members, question.registry)
+    engine, chosen = question.eval_engine, members_of(members, question.registry)
     _check(engine.registry, chosen, max_sets, tolerance)
     planned = plan_explanation(engine, chosen, max_sets=max_sets, look_outside=look_outside)
     passes, n, before = planned.cost.forward_equivalents, engine.n_examples, engine.cost
@@ -438,7 +438,7 @@ def explain(
         redundancy = redundant_members(game, tolerance=tolerance)
         outsiders = None
         if _looks_outside(engine, look_outside):
-            outsiders = tuple(measured_outsiders(engine, chosen, question.own))
+            outsiders = tuple(measured_outsiders(engine, chosen, question.search_engine))
     return Explanation(
         members=chosen,
         effect=whole,
@@ -450,7 +450,7 @@ def explain(
         tolerance=tolerance,
         outsiders=outsiders,
         selected_on=question.selected_on(members),
-        proposed_on=None if outsiders is None else question.own.fingerprint,
+        proposed_on=None if outsiders is None else question.search_engine.fingerprint,
         **facts_of(question, engine, before),
     )
 

@@ -13,7 +13,7 @@ from tracekit.figures.members import Edge, Members, network, waterfall
 from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
 from tracekit.figures.strengths import Strength, strengths
 from tracekit.figures.style import data_and_model, plain
-from tracekit.results.on_examples import examples_said
+from tracekit.results.on_examples import examples_text
 
 
 def member_waterfall(why: Any) -> go.Figure:
@@ -184,7 +184,7 @@ def strengths_figure(side: Any) -> go.Figure:
     """Strengths on all data beside those of random sets; see `SideEffects.figure`."""
     measured = (side.target, *side.others)
     counts = [each.n_text for each in measured]
-    said = examples_said(side.selected_on, side.target.dataset_fingerprint, counts[0])
+    said = examples_text(side.selected_on, side.target.dataset_fingerprint, counts[0])
     rows = [
         Strength(
             name=row["name"],

@@ -165,13 +165,13 @@ def _laid_out(
     if not chosen:
         raise ComponentError("An empty set has no idle members. Give at least one component.")
     sets = [chosen, *(tuple(i for i in chosen if i != member) for member in chosen)]
-    if question.held_out is not None and is_selected:
+    if question.held_out_engine is not None and is_selected:
         return (
-            _Examples([question.own], "searched"),
-            _Examples([question.held_out], "held-out"),
+            _Examples([question.search_engine], "searched"),
+            _Examples([question.held_out_engine], "held-out"),
             sets,
         )
-    both = [question.own, *filter(None, [question.held_out])]
+    both = [question.search_engine, *filter(None, [question.held_out_engine])]
     examples = _Examples(both, "searched" if is_selected else "all")
     return examples, examples, sets
 

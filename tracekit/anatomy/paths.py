@@ -180,7 +180,7 @@ def paths(question: Question, members: ComponentsLike, *, by_input: bool = True)
         MaskError, ConfigError: About the mask or the option.
         NonFiniteMetricError: The metric is not finite on a path; names the examples.
     """
-    chosen, engine = members_of(members, question.registry, or_none=True), question.fresh
+    chosen, engine = members_of(members, question.registry, or_none=True), question.eval_engine
     if not 0 < len(chosen) <= _MOST:
         raise ComponentError(
             f"Paths among {len(chosen)} components were asked for. Give 1 to {_MOST}."

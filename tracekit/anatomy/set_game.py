@@ -31,7 +31,7 @@ def as_game(question: Question, members: ComponentsLike) -> SetGame:
     shapiq.KernelSHAPIQ(n=game.n_players, max_order=2).approximate(budget=200, game=game)
     ```
     """
-    return SetGame(question.own, members_of(members, question.registry))
+    return SetGame(question.search_engine, members_of(members, question.registry))
 
 
 class SetGame:

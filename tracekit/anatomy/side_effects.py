@@ -50,7 +50,7 @@ from tracekit.results.display import Tabular
 from tracekit.results.evaluation import PlannedSets
 from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval, resamples
 from tracekit.results.of_set import PatchedSet, positions_of
-from tracekit.results.on_examples import OverExamples, examples_said
+from tracekit.results.on_examples import OverExamples, examples_text
 from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
 from tracekit.results.question import Question
 from tracekit.results.significance import q_values
@@ -235,7 +235,7 @@ class SideEffects(PatchedSet, Tabular):
             if row["control"] == row["control"]:
                 line += f", random sets {number_text(row, 'control')}"
                 line += f", p = {row['p']:.2g}" if row["p"] == row["p"] else ""
-                measured = examples_said(self.selected_on, each.dataset_fingerprint, each.n_text)
+                measured = examples_text(self.selected_on, each.dataset_fingerprint, each.n_text)
                 line += f", {measured}"
             if row["selectivity"] == row["selectivity"]:
                 line += f"; selectivity {number_text(row, 'selectivity')}"
@@ -344,7 +344,7 @@ def planned_side_effects(
         raise PairsError("An empty set has no side effects. Give at least one component.")
     sets = [chosen, *control_sets(registry, chosen, draws, torch.Generator().manual_seed(seed))]
     of_others = [*sets, tuple(range(len(registry)))]
-    return [(question.fresh, sets), *((engine, of_others) for engine in engines.values())]
+    return [(question.eval_engine, sets), *((engine, of_others) for engine in engines.values())]
 
 
 def _engines_of(question: Question, others: Any) -> dict[str, Engine]:

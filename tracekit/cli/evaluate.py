@@ -55,7 +55,7 @@ def evaluate(given: Given) -> None:
     print_tracer(tracer)
     names = [further.name for further in tracer.extra_metrics]
     measured, rows = [], []
-    engine = tracer.question.fresh
+    engine = tracer.question.eval_engine
     pairs = engine.pairs
     named_masks = [named_mask for path in given["mask"] for named_mask in read_masks(path)]
     for name, entries in named_masks:
@@ -68,7 +68,7 @@ def evaluate(given: Given) -> None:
         total = mask_of(entries, tracer.registry).sum().item()
         ends = effect_interval(effects, bounds=tracer.engine.metric.bounds, **pairs.over)
         n_searched = (
-            entries.own.n_among(engine.pairs_given) if isinstance(entries, TraceResult) else 0
+            entries.searched.n_among(engine.pairs_given) if isinstance(entries, TraceResult) else 0
         )
         if n_searched:
             print_problem("Warning", _SEARCHED.format(name, n_searched, len(pairs)), "yellow")

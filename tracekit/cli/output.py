@@ -404,12 +404,12 @@ def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = True) ->
         table = result_table(rows, most_labels=_MOST_LABELS)
         print_table("results", table, _shown(rows, table, is_full), n_names=2)
     for result in results:
-        for on in filter(None, (result.own, result.held_out)):
-            where = "searched" if on is result.own else "held out"
+        for on in filter(None, (result.searched, result.held_out)):
+            where = "searched" if on is result.searched else "held out"
             of = {"method": result.series, "n_selected": result.n_selected, "examples": where}
             runs = [of | run for run in rows_of(on.choices, on.n_examples)]
             if runs and not recorded("choices", Table.of_rows(runs)):
-                said = f"{result.series}, {result.n_selected} selected, {where}: {on.said}."
+                said = f"{result.series}, {result.n_selected} selected, {where}: {on.choices_text}."
                 console.print(said, highlight=False)
     console.print(
         f"{legend(results)} Passes: forward and backward, over all data; budgets of a run share "

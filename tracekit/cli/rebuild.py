@@ -48,14 +48,14 @@ def rebuild(
         check_folder(folder)
     facts = result.model_facts
     is_given = any(given[name] for name in ("dataset", *CHOSEN))
-    origin = None if is_given else result.own.origin
+    origin = None if is_given else result.searched.origin
     if origin is None and given["dataset"] is None and result.dataset not in tk.data.DATASETS:
         raise DataNotFoundError(
             f"The run is of {result.dataset!r}, which is no data set of tracekit. Give its file by "
             "--dataset."
         )
     if given["limit"] is None and given["held_out"] is None:
-        given = {**given, "limit": result.own.n_examples}
+        given = {**given, "limit": result.searched.n_examples}
     named = {
         "model": given["model"] or facts.path or result.model,
         "dataset": given["dataset"] or (result.dataset if origin is None else origin.dataset),
@@ -69,7 +69,7 @@ def rebuild(
     held_out = result.held_out
     given["held_out_origin"] = None if is_given or held_out is None else held_out.origin
     # With the time that its chat template read.
-    given["run_chat"] = result.own.chat if is_given else None
+    given["run_chat"] = result.searched.chat if is_given else None
     tracer = build_tracer(given, setup)
     _check_same(tracer, result)
     return result, tracer
@@ -78,7 +78,7 @@ def rebuild(
 def _check_same(tracer: tk.Tracer, result: tk.TraceResult) -> None:
     if tracer.pairs.fingerprint != result.dataset_fingerprint:
         raise ComparisonError(
-            f"The run is of {result.own.n_examples} examples of {result.dataset!r}, and these "
+            f"The run is of {result.searched.n_examples} examples of {result.dataset!r}, and these "
             f"{len(tracer.pairs)} are not the same. Give --dataset, --split, --limit, --held-out "
             f"and --data-option as for the run."
         )

@@ -49,7 +49,7 @@ def _examples(results: list[Any]) -> list[tk.PromptPairs]:
     by_data: dict[str, tk.PromptPairs] = {}
     for each in results:
         first = each[0] if isinstance(each, Sequence) else each
-        if isinstance(first, tk.TraceResult) and first.own.origin is not None:
+        if isinstance(first, tk.TraceResult) and first.searched.origin is not None:
             path = first.model_facts.path or first.model
             # Some data sets, such as those with noise, ask more of a model than its tokenizer.
             with suppress(TracekitError, OSError, ValueError, AttributeError):
@@ -57,5 +57,5 @@ def _examples(results: list[Any]) -> list[tk.PromptPairs]:
                     model = load(DEMO)
                 else:
                     model = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
-                by_data[first.dataset_fingerprint] = load_origin(first.own.origin, model)
+                by_data[first.dataset_fingerprint] = load_origin(first.searched.origin, model)
     return list(by_data.values())

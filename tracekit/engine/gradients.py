@@ -144,7 +144,7 @@ def predict_changes(
         slopes = gradient(data, half, torch.ones_like, examples)[1].cpu() / n_examples
         return FirstOrderPrediction(slopes, slopes)
     gains, total = torch.zeros(2, data.n_components, device=data.device)
-    for batch in changes_of(data, members, data.own(examples)):
+    for batch in changes_of(data, members, data.rank_share(examples)):
         gains_of_batch, slopes = batch.gains, batch.slopes
         if example_weights is not None:
             weights = to_device(example_weights, data.device)[batch.examples, None]
@@ -168,7 +168,7 @@ def expand(
     row_of = torch.zeros(data.n_examples, dtype=torch.long, device=data.device)
     row_of[to_device(examples, data.device)] = torch.arange(len(examples), device=data.device)
     quantity, slopes = torch.zeros(len(examples), device=data.device), torch.zeros_like(masks)
-    for batch in _unshared_batches(data, data.own(examples)):
+    for batch in _unshared_batches(data, data.rank_share(examples)):
         rows = row_of[batch.examples]
         of_batch = _expanded(data, batch, masks[rows])
         quantity[rows], slopes[rows] = of_batch.quantity.float(), of_batch.slopes.float()

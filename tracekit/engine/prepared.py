@@ -237,7 +237,7 @@ class PreparedData:
         """Examples that a pass takes at most, each under one mask."""
         return self.config.max_batch_size or USUAL_ROWS
 
-    def own(self, examples: Int[Tensor, " example"] | None) -> Int[Tensor, " own"]:
+    def rank_share(self, examples: Int[Tensor, " example"] | None) -> Int[Tensor, " share"]:
         """This rank's part of some examples, or of all; similar lengths go to different ranks."""
         if examples is None:
             examples = torch.arange(self.n_examples)
@@ -245,7 +245,7 @@ class PreparedData:
             return examples
         if self.config.max_memory is not None and len(examples) < self.n_examples:
             # Only the counterfactual activations of its own examples are kept by each rank.
-            return examples[torch.isin(examples, self.own(None))]
+            return examples[torch.isin(examples, self.rank_share(None))]
         return _own_part(self.ranks, self.layout, examples)
 
     @cached_property
@@ -264,7 +264,7 @@ class PreparedData:
 
         Batches leave room to be run under so many masks at once.
         """
-        numbers = examples if of_all_ranks else self.own(examples)
+        numbers = examples if of_all_ranks else self.rank_share(examples)
         size = max(1, self.rows // n_masks)
         filled = self.recorder.is_on
         return self.layout.batches(size, device=self.device, examples=numbers, filled=filled)

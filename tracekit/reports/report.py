@@ -157,7 +157,7 @@ def _sections(
     # Not by the held-out effect, which then would have been searched too.
     best = max(results, key=lambda result: result.effect)
     lead = f"{best.title} selects {best.n_selected} of {best.n_components} components."
-    on = [(best.own, "searched", "spread")]
+    on = [(best.searched, "searched", "spread")]
     on = on if best.held_out is None else [(best.held_out, "held-out", "95 % interval"), *on]
     for where, name, brackets in on:
         lead += (
@@ -165,7 +165,7 @@ def _sections(
             f"{interval_text(*where.interval)}), {100 * where.share:.0f} % of the effect of all "
             "components."
         )
-        lead += f" First choices: {where.said}." if where.said else ""
+        lead += f" First choices: {where.choices_text}." if where.choices_text else ""
     name = f"{first.dataset} data, {first.model} model, {first.setup.metric}"
     return [
         Section(heading=name if is_one_of_several else "", lead=lead),
@@ -180,7 +180,7 @@ def _sections(
         ),
         Section(
             heading="Effects on the searched examples",
-            table=_examples(comparison, prompts.get(first.own.fingerprint, [])),
+            table=_examples(comparison, prompts.get(first.searched.fingerprint, [])),
             note=_note_on_examples(first),
         ),
         Section(heading="To repeat", code=_code(group)),
@@ -255,7 +255,7 @@ def _prompts(pairs: PromptPairs) -> list[str]:
 def _note_on_examples(result: TraceResult) -> str:
     n = len(result.per_example)
     notes = [f"A row for each example, and its effect by each set: {result.axis_label}."]
-    if result.own.weights is not None:
+    if result.searched.weights is not None:
         notes.append("Each is multiplied by the weight of its example.")
     if n > _MOST_EXAMPLES:
         notes.append(f"The {_MOST_EXAMPLES} of {n} with the largest effects by the last result.")
@@ -332,7 +332,9 @@ def _code(group: _Group) -> str:
     lines = ["import tracekit as tk", ""]
     lines.append(f"model = tk.load_model({facts.path or first.model!r}{dtype})")
     pairs = f"...  # the {n} examples of {first.dataset!r}, which were made by hand"
-    lines.append(f"pairs = {pairs if first.own.origin is None else first.own.origin.code()}")
+    lines.append(
+        f"pairs = {pairs if first.searched.origin is None else first.searched.origin.code()}"
+    )
     setup = first.setup.named(first.registry)
     lines += ["tracer = tk.Tracer(", "    model,", "    pairs,", "    tk.Setup("]
     for name, code in setup.code().items():

@@ -221,7 +221,7 @@ class Comparison(Results):
 
     @property
     def _said(self) -> str:
-        n = " and ".join(dict.fromkeys(result.own.n_text for result in self.results))
+        n = " and ".join(dict.fromkeys(result.searched.n_text for result in self.results))
         return f"{self[0].axis_label} on {n} searched examples"
 
 
@@ -262,7 +262,9 @@ def compare(
         raise NoResultError("There is no result to compare. Give at least one.")
     check_comparable(flat, of_sets=True, any_dtype=any_dtype)
     own = {each.dataset_fingerprint for each in flat if each.held_out is not None}
-    pairs = {(e.own.fingerprint, e.held_out.fingerprint) for e in flat if e.held_out is not None}
+    pairs = {
+        (e.searched.fingerprint, e.held_out.fingerprint) for e in flat if e.held_out is not None
+    }
     if len(pairs) > len(own):
         raise ComparisonError(
             f"The results have {len(pairs)} different sets of held-out examples, so one column "

@@ -39,7 +39,7 @@ class TraceCurve(Results):
         more = ", ..." if len(self) > 12 else ""
         return printable(
             f"TraceCurve({first.method} on {first.dataset}, {first.model_text}; {first.axis_label} "
-            f"on {first.own.n_text} searched examples by budget {by_budget}{more})"
+            f"on {first.searched.n_text} searched examples by budget {by_budget}{more})"
         )
 
     def _repr_html_(self) -> str:

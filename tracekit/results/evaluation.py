@@ -27,7 +27,7 @@ from tracekit.results.curve import TraceCurve
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness, Ranking
 from tracekit.results.intervals import effect_interval
 from tracekit.results.mib import first_of_mib, model_sizes, n_in_mib, read_mib
-from tracekit.results.on_examples import OnExamples, examples_said
+from tracekit.results.on_examples import OnExamples, examples_text
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.question import Question, further_metrics
 from tracekit.results.result import TraceResult
@@ -95,7 +95,7 @@ def evaluate(
         NonFiniteMetricError: The metric is NaN or infinite on some examples.
         UnknownNameError, MissingContinuationError: About one of the metrics.
     """
-    if held_out and question.held_out is None:
+    if held_out and question.held_out_engine is None:
         raise ConfigError(
             "This tracer has no held-out examples. Give it some: Tracer(..., held_out=pairs)."
         )
@@ -105,7 +105,7 @@ def evaluate(
             f"The mask has shape {tuple(entries.shape)}. evaluate() takes one mask with an "
             f"entry for each of the {len(question.registry)} components; call it once per mask."
         )
-    engine = question.own if held_out is False else question.fresh
+    engine = question.search_engine if held_out is False else question.eval_engine
     if metrics is None:
         effects = engine.effects(entries)
         return effects if per_example else effects.mean().item()
@@ -135,13 +135,13 @@ def noising_and_denoising(question: Question, members: ComponentsLike) -> pd.Dat
         PairsError: The source is no run of the model that denoising could start from.
     """
     mask = mask_of(members, question.registry)
-    both = {each.direction: each.fresh for each in (question, question.opposite)}
+    both = {each.direction: each.eval_engine for each in (question, question.opposite)}
     rows = {
         name: OnExamples.of(both[name], both[name].effects(mask)).row()
         for name in get_args(Direction)
     }
     frame = pd.DataFrame.from_dict(rows, orient="index")
-    return frame.rename_axis(index=_said(question, members, question.fresh))
+    return frame.rename_axis(index=_said(question, members, question.eval_engine))
 
 
 def from_mib(question: Question, path: str | Path) -> Tensor:
@@ -202,7 +202,7 @@ def faithfulness(
     """
     first = members[0] if isinstance(members, (ParetoFront, TraceCurve)) else members
     found_on = question.selected_on(first) if isinstance(first, TraceResult) else None
-    fresh, n = question.fresh, len(question.registry)
+    fresh, n = question.eval_engine, len(question.registry)
     ((engine, sets),) = planned_faithfulness(question, members, ranking=ranking)
     is_mib = [*map(len, sets[: len(sets) // 2])] == [int(share * n) for share in MIB_SHARES]
     follows_mib = ranking is not None or getattr(members, "largest", None) == n
@@ -214,7 +214,7 @@ def faithfulness(
         method=getattr(first if ranking is None else members, "method", ""),
     )
     n_said = n_text(fresh.n_examples, fresh.pairs.clusters)
-    examples = examples_said(found_on, fresh.fingerprint, n_said)
+    examples = examples_text(found_on, fresh.fingerprint, n_said)
     counts_like_mib = follows_mib or sum(n_in_mib(question.registry)) == n
     return replace(measured, examples=examples, counts_like_mib=counts_like_mib)
 
@@ -246,7 +246,7 @@ def planned_faithfulness(
     else:
         several = members if isinstance(members, (ParetoFront, TraceCurve)) else [members]
         sets = [members_of(each, registry) for each in several]
-    return [(question.fresh, both_ways(sets, n))]
+    return [(question.eval_engine, both_ways(sets, n))]
 
 
 def both_ways(sets: Sequence[ComponentSet], n_components: int) -> list[ComponentSet]:

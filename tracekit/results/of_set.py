@@ -9,7 +9,7 @@ from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.results.display import text_html
-from tracekit.results.on_examples import OverExamples, examples_said
+from tracekit.results.on_examples import OverExamples, examples_text
 from tracekit.results.question import Question
 from tracekit.results.significance import said_of_few
 from tracekit.results.storage import InFolder
@@ -85,7 +85,7 @@ class OfMembers(PatchedSet, OverExamples):
     @property
     def examples(self) -> str:
         """On which examples it was measured, and on how many, in words."""
-        return examples_said(self.selected_on, self.dataset_fingerprint, self.n_text)
+        return examples_text(self.selected_on, self.dataset_fingerprint, self.n_text)
 
 
 def facts_of(question: Question, engine: Engine, before: Cost) -> dict[str, Any]:

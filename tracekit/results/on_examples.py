@@ -23,7 +23,7 @@ from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.intervals import effect_interval
 
 
-def examples_said(selected_on: str | None, measured_on: str, n: str) -> str:
+def examples_text(selected_on: str | None, measured_on: str, n: str) -> str:
     """On which examples a set was measured, by fingerprints and their number in words."""
     if selected_on is None:
         return f"n = {n}"
@@ -113,7 +113,7 @@ class OnExamples(OverExamples):
     direction: str
     """`noising` or `denoising`."""
     choices: Float[Tensor, "run 5"] | None = None
-    """What the model says by itself and with the set (`choices_in`); None: not measured."""
+    """First choices of the model by itself and with the set (`choices_in`); None: not measured."""
 
     @classmethod
     def of(
@@ -174,24 +174,24 @@ class OnExamples(OverExamples):
         return effect_interval(self.effects, bounds=bounds_of(self.metric), **self.over)
 
     @property
-    def said(self) -> str:
+    def choices_text(self) -> str:
         """Whether the set flips the behaviour, in words; empty where that was not measured."""
         if not (rows := rows_of(self.choices, self.n_examples)):
             return ""
 
-        def told(name: str, unit: str = "", first: int = 0) -> str:
+        def compared(name: str, unit: str = "", first: int = 0) -> str:
             values = [value_text(row[name], ".2g") for row in rows]
             beside = [f"{row['run']} {value}" for row, value in zip(rows, values, strict=True)]
-            brackets = f" ({', '.join(beside[first:-1])})" if beside[first:-1] else ""
-            return f"{values[-1]}{unit}{brackets}"
+            others = ", ".join(beside[first:-1])
+            return f"{values[-1]}{unit} ({others})" if others else f"{values[-1]}{unit}"
 
-        n, none = self.n_examples, [row["neither"] for row in rows]
-        said = f"x first on {told('first_x', f' of {n}')}"
-        if none[-1] is not None:
-            broken = 2 * none[-1] > n >= 4 * max(none[:-1])
-            said += f", y on {told('first_y')}, neither on {told('neither')}"
-            said += ": the set breaks the model" * broken
-        return f"{said}; KL from clean {told('kl', ' nats', 1)}"
+        n, neither = self.n_examples, [row["neither"] for row in rows]
+        text = f"x first on {compared('first_x', f' of {n}')}"
+        if neither[-1] is not None:
+            text += f", y on {compared('first_y')}, neither on {compared('neither')}"
+            if 2 * neither[-1] > n >= 4 * max(neither[:-1]):
+                text += ": the set breaks the model"
+        return f"{text}; KL from clean {compared('kl', ' nats', 1)}"
 
     def row(self) -> dict[str, float]:
         """Entries of a table: `effect` and its ends, `full_effect` and `share` of it."""

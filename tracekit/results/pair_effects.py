@@ -18,7 +18,7 @@ from tracekit.errors import ComponentError
 from tracekit.metrics import Bounds
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.intervals import FEWEST, row_intervals
-from tracekit.results.on_examples import examples_said
+from tracekit.results.on_examples import examples_text
 from tracekit.results.question import Question
 from tracekit.results.significance import p_values, without_rounding
 
@@ -106,7 +106,7 @@ def interactions(
         n_layers = question.model.cfg.n_layers
         layers = [layer + n_layers if layer < 0 else layer for layer in layers]
     paired = chosen_for_pairs(registry, components, given=context, layers=layers, most=MOST_IN_GRID)
-    engines = [each.own if components is None else each.fresh for each in asked]
+    engines = [each.search_engine if components is None else each.eval_engine for each in asked]
     is_own = found_on in {engine.fingerprint for engine in engines}
     grids = [
         measure_pairs(
@@ -168,7 +168,7 @@ def measure_pairs(
         tests=None
         if selected_on == fingerprint
         else p_values(without_rounding(interactions, scale.double()), **over),
-        examples=examples_said(
+        examples=examples_text(
             selected_on, fingerprint, n_text(engine.n_examples, over["clusters"])
         )
         + " searched" * (selected_on is None),

@@ -289,7 +289,8 @@ class ParetoFront(Results):
         return printable(
             f"ParetoFront({last.dataset}, {last.model_text}: budgets up to {self.largest} of "
             f"{last.n_components} components, {last.axis_label} {self.results[0].effect:.4g} to "
-            f"{last.effect:.4g} (all: {last.full_effect:.4g}), {last.own.n_text} searched{stopped})"
+            f"{last.effect:.4g} (all: {last.full_effect:.4g}), "
+            f"{last.searched.n_text} searched{stopped})"
         )
 
     def _repr_html_(self) -> str:

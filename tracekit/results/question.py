@@ -35,7 +35,7 @@ from tracekit.metrics import Direction, Effects, Metric, MetricFunction
 from tracekit.metrics import resolve as resolve_metric
 from tracekit.models import HookedModel, foreign_hooks, model_name, revision_of, weights_digest
 from tracekit.results.mib import model_sizes
-from tracekit.results.on_examples import OnExamples, examples_said
+from tracekit.results.on_examples import OnExamples, examples_text
 from tracekit.results.result import ModelFacts, TraceResult
 
 AnyMetric = str | Metric | MetricFunction
@@ -105,19 +105,19 @@ class Question:
     """Results of all searches, in their order."""
 
     @cached_property
-    def own(self) -> Engine:
+    def search_engine(self) -> Engine:
         """The engine of the searched examples, which notes the best sets."""
         return replace(self.engine_of(self.pairs), record=self.sets.record)
 
     @cached_property
-    def held_out(self) -> Engine | None:
+    def held_out_engine(self) -> Engine | None:
         """The engine of the held-out examples, if there are some."""
         return None if self.held_out_pairs is None else self.engine_of(self.held_out_pairs)
 
     @property
-    def fresh(self) -> Engine:
+    def eval_engine(self) -> Engine:
         """The engine of the examples that no search saw, where there are some."""
-        return self.held_out or self.own
+        return self.held_out_engine or self.search_engine
 
     def engine_of(
         self,
@@ -183,12 +183,12 @@ class Question:
     @property
     def title(self) -> str:
         """Data and model, for a figure."""
-        return f"{self.own.pairs.name} data, {self.model_name} model"
+        return f"{self.search_engine.pairs.name} data, {self.model_name} model"
 
     @property
     def n_prefers_x(self) -> int | None:
         """Searched examples whose run finds x more probable than y; None if not all have a y."""
-        clean = self.own.clean
+        clean = self.search_engine.clean
         return None if clean.y is None else int((clean.x > clean.y).sum())
 
     @cached_property
@@ -197,7 +197,7 @@ class Question:
 
         Measured on the clean run in other batch shapes (`tracekit.engine.effects.noise_floor`).
         """
-        return noise_floor(self.own)
+        return noise_floor(self.search_engine)
 
     @property
     def model_facts(self) -> ModelFacts:
@@ -224,25 +224,31 @@ class Question:
         """
         others = [complement_of(members, len(self.registry)) for members in sets]
 
-        def measured(part: str, engine: Engine, effects: Sequence[Effects]) -> list[OnExamples]:
-            without = engine.set_effects(others, "complements" + ", held out" * (part != "own"))
-            said = self.choices(sets, part)
-            rows = zip(effects, without, range(2, len(said)), strict=True)
-            return [OnExamples.of(engine, *r, choices=said[[0, 1, n]]) for *r, n in rows]
+        def measured(is_held_out: bool, effects: Sequence[Effects]) -> list[OnExamples]:
+            engine = self.eval_engine if is_held_out else self.search_engine
+            label = "complements, held out" if is_held_out else "complements"
+            without = engine.set_effects(others, label)
+            choices = self.choices(sets, is_held_out=is_held_out)
+            rows = zip(effects, without, range(2, len(choices)), strict=True)
+            return [OnExamples.of(engine, *row, choices=choices[[0, 1, n]]) for *row, n in rows]
 
-        own = measured("own", self.own, effects)
-        if self.held_out is None:
-            return [(each, None) for each in own]
+        searched = measured(False, effects)
+        if self.held_out_engine is None:
+            return [(each, None) for each in searched]
         masks = [from_indices(members, len(self.registry)).float() for members in sets]
-        fresh = measured("held_out", self.held_out, list(map(self.held_out.effects, masks)))
-        return list(zip(own, fresh, strict=True))
+        held_out = measured(True, [self.held_out_engine.effects(mask) for mask in masks])
+        return list(zip(searched, held_out, strict=True))
 
-    def choices(self, sets: Sequence[ComponentSet] = (), part: str = "own") -> Tensor:
-        """What is said without and with each of some sets, on `own` or `held_out`; `choices_in`."""
+    def choices(self, sets: Sequence[ComponentSet] = (), *, is_held_out: bool = False) -> Tensor:
+        """First choices without and with each of some sets; see `choices_in`."""
+
+        def engine_of(question: Question) -> Engine:
+            return question.eval_engine if is_held_out else question.search_engine
+
         other = None
-        with suppress(PairsError):  # The source is no run.
-            other = getattr(self.opposite, part)
-        return choices_in(getattr(self, part), other, sets)
+        with suppress(PairsError):  # The source is not a run that denoising could start from.
+            other = engine_of(self.opposite)
+        return choices_in(engine_of(self), other, sets)
 
     def found_on(self, given: ComponentsLike) -> str | None:
         """Fingerprint of the examples that a set was selected on; None for one of somebody's own.
@@ -253,24 +259,24 @@ class Question:
             if not given.config.get("selected", True):
                 return None
             # Some of the searched examples are as good as all.
-            is_among = given.own.n_among(self.fresh.pairs_given) > 0
-            return self.fresh.fingerprint if is_among else given.own.fingerprint
+            is_among = given.searched.n_among(self.eval_engine.pairs_given) > 0
+            return self.eval_engine.fingerprint if is_among else given.searched.fingerprint
         members = members_of(given, self.registry, or_none=True)
         if len(members) == len(self.registry):
             return None  # Nobody chose among them.
-        return self.own.fingerprint if members in self.sets.selected else None
+        return self.search_engine.fingerprint if members in self.sets.selected else None
 
     def selected_on(self, given: ComponentsLike) -> str | None:
         """The same; with held-out examples no set was selected on others than the searched ones."""
         found_on = self.found_on(given)
-        is_fresh = found_on is None and self.held_out is not None
-        return self.own.fingerprint if is_fresh else found_on
+        is_fresh = found_on is None and self.held_out_engine is not None
+        return self.search_engine.fingerprint if is_fresh else found_on
 
     def said_of(self, given: ComponentsLike, engine: Engine | None = None) -> str:
         """On which examples a set is measured, by default the `fresh` ones, in words."""
-        measured = engine or self.fresh
+        measured = engine or self.eval_engine
         n = n_text(measured.n_examples, measured.pairs.clusters)
-        return examples_said(self.selected_on(given), measured.fingerprint, n)
+        return examples_text(self.selected_on(given), measured.fingerprint, n)
 
 
 def bind(

@@ -35,7 +35,7 @@ from tracekit.results.circuit import circuit_figure, graph_of, nodes_of
 from tracekit.results.display import card, line, model_text
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.mib import check_registry, write_mib
-from tracekit.results.on_examples import OnExamples, examples_said
+from tracekit.results.on_examples import OnExamples, examples_text
 from tracekit.results.panels import Color, has_cells, panels_of, scale_of, texts_of, values_of
 from tracekit.results.picture import selection_svg
 from tracekit.results.published_circuits import Against, against, outlined
@@ -130,7 +130,7 @@ class TraceResult(InFolder):
     itself for methods without."""
     component_scores: Mask | None = None
     """Scores by which the components were ranked (for top-k, their single effects)."""
-    own: OnExamples
+    searched: OnExamples
     """Effects of the selection, measured with the binary mask, on the searched examples."""
     held_out: OnExamples | None = None
     """Effects of the selection on the examples that were held out, if there are any."""
@@ -203,32 +203,32 @@ class TraceResult(InFolder):
     @property
     def dataset(self) -> str:
         """Name of the data set."""
-        return self.own.dataset
+        return self.searched.dataset
 
     @property
     def dataset_fingerprint(self) -> str:
         """Fingerprint of the searched examples."""
-        return self.own.fingerprint
+        return self.searched.fingerprint
 
     @property
     def per_example(self) -> Effects:
         """Effect on each of the searched examples, times its weight."""
-        return self.own.effects
+        return self.searched.effects
 
     @property
     def effect(self) -> float:
         """Mean effect of the selection on the searched examples."""
-        return self.own.mean
+        return self.searched.mean
 
     @property
     def full_effect(self) -> float:
         """Mean effect of all components together on these."""
-        return self.own.full_mean
+        return self.searched.full_mean
 
     @property
     def share_of_full_effect(self) -> float:
         """Effect of the selection over the full effect: may exceed 1, NaN where that is 0."""
-        return self.own.share
+        return self.searched.share
 
     @property
     def spread(self) -> tuple[float, float]:
@@ -238,7 +238,7 @@ class TraceResult(InFolder):
         it has less; `held_out_interval`, and the statistics of a front, say how much. NaN with
         fewer than three independent examples.
         """
-        return self.own.interval
+        return self.searched.interval
 
     @property
     def held_out_effect(self) -> float | None:
@@ -317,32 +317,31 @@ class TraceResult(InFolder):
         names = ", ".join(self.labels[:12]) + (", ..." if self.n_selected > 12 else "")
         return printable(
             f"TraceResult({self.method} on {self.dataset}, {self.model_text}: "
-            f"{self.n_selected} of {self.n_components} components, "
-            f"{self._said()}; {names})"
+            f"{self.n_selected} of {self.n_components} components, {self._effects_text()}; {names})"
         )
 
-    def _said(self) -> str:
+    def _effects_text(self) -> str:
         """Its effect beside that of all components, on the searched and the held-out examples."""
-        said = (
+        text = (
             f"{self.axis_label} {self.effect:.4g} (all: {self.full_effect:.4g}) "
-            f"on {self.own.n_text} searched"
+            f"on {self.searched.n_text} searched"
         )
         if self.held_out is not None:
-            said += f", {self.held_out.mean:.4g} (all: {self.held_out.full_mean:.4g})"
-            said += f" on {self.held_out.n_text} held-out"
-        return f"{said} examples"
+            text += f", {self.held_out.mean:.4g} (all: {self.held_out.full_mean:.4g})"
+            text += f" on {self.held_out.n_text} held-out"
+        return f"{text} examples"
 
     def _repr_html_(self) -> str:
         setup = self.setup
-        facts = [self._said(), f"spread {interval_text(*self.spread)}"]
+        facts = [self._effects_text(), f"spread {interval_text(*self.spread)}"]
         if self.held_out_interval is not None:
             facts.append(f"95 % interval held out {interval_text(*self.held_out_interval)}")
         where = "searched" if self.held_out is None else "held out"
         for name, score in zip(("faithfulness", "completeness"), self.circuit_scores, strict=True):
             facts.append(f"{name}, {where}, {value_text(score, '.2f')}")
         facts += [f"{name} {effect:.4g}" for name, effect in self.extra_effects.items()]
-        said = (self.held_out or self.own).said
-        facts += [f"{where}: {said}"] if said else []
+        if choices := (self.held_out or self.searched).choices_text:
+            facts.append(f"{where}: {choices}")
         facts.append(f"{self.cost.forward_equivalents:.0f} passes, {self.run.seconds:.1f} s")
         facts += [f"noise floor {self.noise_floor:.2g}"] if self.noise_floor else []
         facts += [f"stopped by {self.stopped}"] if self.stopped else []
@@ -359,7 +358,7 @@ class TraceResult(InFolder):
     @property
     def circuit_scores(self) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
         """Faithfulness and completeness, each with its interval; None if they were not measured."""
-        if (self.held_out or self.own).complement is None:
+        if (self.held_out or self.searched).complement is None:
             return (None, None, None), (None, None, None)
         scores = self.faithfulness()
         (faithful,), (complete,) = scores.faithfulness_intervals, scores.completeness_intervals
@@ -378,12 +377,12 @@ class TraceResult(InFolder):
     @cached_property
     def _faithfulness(self) -> Faithfulness:
         # Tables and warnings ask for it again and again, and intervals take time.
-        measured = self.held_out or self.own
+        measured = self.held_out or self.searched
         return measured.faithfulness(
             sizes=[self.n_selected],
             n_components=self.n_components,
             method=self.method,
-            examples=examples_said(self.own.fingerprint, measured.fingerprint, measured.n_text),
+            examples=examples_text(self.dataset_fingerprint, measured.fingerprint, measured.n_text),
         )
 
     def to_mib(self, path: str | Path) -> Path:
@@ -442,8 +441,8 @@ class TraceResult(InFolder):
             width=WIDTH,
             outlines=color != "selected" or framed is not None,
             title=f"{plain(self.title)}: {data_and_model(self.dataset, self.model)}",
-            subtitle=f"{self.n_selected} of {self.n_components} selected, {plain(self._said())}"
-            + "; frame: known circuit" * (outline is not None),
+            subtitle=f"{self.n_selected} of {self.n_components} selected, "
+            f"{plain(self._effects_text())}{'; frame: known circuit' if outline else ''}",
         )
 
     @property

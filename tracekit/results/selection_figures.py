@@ -29,7 +29,7 @@ def comparison_heatmap(
     first = results[0]
     *sizes, last = dict.fromkeys(str(result.n_selected) for result in results)
     selected = f"{', '.join(sizes)} and {last}" if sizes else last
-    n = " and ".join(dict.fromkeys(each.own.n_text for each in results))
+    n = " and ".join(dict.fromkeys(each.searched.n_text for each in results))
     score, *others = {each.score_title for each in results}
     largest = max(each.largest_score for each in results)
     return draw_panels(
@@ -38,8 +38,8 @@ def comparison_heatmap(
         width=WIDE,
         outlines=color != "selected",
         title=data_and_model(*data_and_models(results)),
-        subtitle=f"{selected} of {first.n_components} selected by {plain(first.own.metric)} on {n} "
-        "searched examples",
+        subtitle=f"{selected} of {first.n_components} selected by {plain(first.searched.metric)} "
+        f"on {n} searched examples",
     )
 
 
@@ -69,5 +69,6 @@ def front_heatmap(results: Sequence[TraceResult], largest_budget: int) -> go.Fig
         outlines=False,
         title=f"Pareto front: {data_and_model(largest.dataset, largest.model)}",
         subtitle=f"sets of up to {largest_budget} of {largest.n_components} components; "
-        f"white: in none; {plain(largest.own.metric)}, {largest.own.n_text} searched examples",
+        f"white: in none; {plain(largest.searched.metric)}, "
+        f"{largest.searched.n_text} searched examples",
     )

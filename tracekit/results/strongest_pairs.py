@@ -160,17 +160,20 @@ def strongest_pairs(
         ConfigError: A number of pairs or components that cannot be.
         NotDifferentiableError: The metric has no gradient.
     """
-    require_gradient(question.own.metric, "strongest_pairs")
+    require_gradient(question.search_engine.metric, "strongest_pairs")
     context = members_of(given, question.registry, or_none=True)
     if components is not None:
         components = ordered_in(components, question.registry)
-    engine, paired = question.own, chosen_for_pairs(question.registry, components, given=context)
+    engine, paired = (
+        question.search_engine,
+        chosen_for_pairs(question.registry, components, given=context),
+    )
     check_whole("count", count)
     check_whole("n_looked_at", n_looked_at)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(engine.n_examples, generator=generator).tolist()
     # Whoever chooses pairs by some examples cannot test them by the same ones.
-    proposing, testing, fresh, examples = None, None, question.held_out, "held-out examples"
+    proposing, testing, fresh, examples = None, None, question.held_out_engine, "held-out examples"
     if fresh is None and engine.pairs.n_distinct >= _LEAST_SPLIT:
         proposing, testing = map(torch.tensor, divided(engine.pairs, order, len(order) // 2))
         examples = "the half of the examples that proposed nothing"

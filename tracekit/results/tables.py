@@ -56,7 +56,7 @@ def effect_columns(results: Sequence[TraceResult]) -> tuple[str, ...]:
 
 def examples_text(result: TraceResult) -> str:
     """How many examples a result was searched and measured on, e.g. for a heading."""
-    own, fresh = result.own, result.held_out
+    own, fresh = result.searched, result.held_out
     held_out = "" if fresh is None else f" and {fresh.n_text} held-out"
     return f"{own.n_text} searched{held_out} examples of {result.dataset}"
 
@@ -115,8 +115,8 @@ def result_table(results: Sequence[TraceResult], *, most_labels: int = 6) -> Tab
             column("passes", "passes", lambda r: float(r.cost.forward_equivalents), ".0f"),
             column("seconds", "seconds", lambda r: r.run.seconds, ".1f"),
             column("components", "components", lambda r: r.labels, shown),
-            column("n_examples", "n, searched", lambda r: r.own.n_examples),
-            column("n_independent", "independent, searched", lambda r: r.own.n_independent),
+            column("n_examples", "n, searched", lambda r: r.searched.n_examples),
+            column("n_independent", "independent, searched", lambda r: r.searched.n_independent),
             Column("n_held_out", "n, held out", [e and e.n_examples for e in fresh]),
             Column("n_held_out_independent", "independent, held out", independent),
             column("model", "model", lambda r: r.model),
@@ -217,7 +217,10 @@ def tracer_text(question: Question) -> str:
     """What a tracer traces, in a line."""
     source = "" if question.source == "counterfactual" else f", source {question.source}"
     unusual = source + (", denoising" if question.direction == "denoising" else "")
-    metric, model = question.own.metric.name, model_text(question.model_name, question.dtype)
+    metric, model = (
+        question.search_engine.metric.name,
+        model_text(question.model_name, question.dtype),
+    )
     return printable(
         f"Tracer({question.registry.describe()} of {model}, {_examples(question)}, "
         f"{metric}{unusual}{_preferred(question)}{_explained(question)})"
@@ -226,7 +229,10 @@ def tracer_text(question: Question) -> str:
 
 def _examples(question: Question) -> str:
     """How many examples are searched and held out."""
-    own, fresh = question.own.pairs, question.held_out and question.held_out.pairs
+    own, fresh = (
+        question.search_engine.pairs,
+        question.held_out_engine and question.held_out_engine.pairs,
+    )
     said = n_text(len(own), own.clusters)
     if fresh is not None:
         said += f" searched and {n_text(len(fresh), fresh.clusters)} held-out"
@@ -235,9 +241,13 @@ def _examples(question: Question) -> str:
 
 def _preferred(question: Question) -> str:
     """On how many examples the model prefers x, if it was run before: looking runs nothing."""
-    count = question.n_prefers_x if question.own.known_full_effects is not None else None
+    count = question.n_prefers_x if question.search_engine.known_full_effects is not None else None
     run = " counterfactual runs" if question.direction == "denoising" else ""
-    return "" if count is None else f", x preferred on {count} of {len(question.own.pairs)}{run}"
+    return (
+        ""
+        if count is None
+        else f", x preferred on {count} of {len(question.search_engine.pairs)}{run}"
+    )
 
 
 def _explained(question: Question) -> str:
@@ -248,7 +258,7 @@ def _explained(question: Question) -> str:
 
 def tracer_html(question: Question) -> str:
     """A tracer: what it traces, and its last dozen results."""
-    engine, results = question.own, question.results
+    engine, results = question.search_engine, question.results
     facts = [
         ("model", model_text(question.model_name, question.dtype)),
         ("data", _examples(question) + _preferred(question)),

@@ -482,7 +482,7 @@ class FaithfulTarget(Target):
     ) -> FirstOrderPrediction:
         """Predicted change of the mean score, from both predicted effects of each example."""
         engine, n = self.engine, self.n_components
-        part, total = engine.own(examples), torch.zeros(2, n, device=self.engine.device)
+        part, total = engine.rank_share(examples), torch.zeros(2, n, device=self.engine.device)
         # 1 for components that would join, -1 for those that would leave.
         direction = 1 - 2 * to_device(from_indices(members, n), self.engine.device).float()
         sides = [members, complement_of(members, n)]

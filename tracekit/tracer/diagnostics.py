@@ -46,7 +46,7 @@ def warn_of_pairs(question: Question) -> None:
 
     Counterfactuals of the pairs count for the source `counterfactual` only.
     """
-    metric, tokenizer = question.own.metric, getattr(question.model, "tokenizer", None)
+    metric, tokenizer = question.search_engine.metric, getattr(question.model, "tokenizer", None)
     for pairs, title in ((question.pairs, ""), (question.held_out_pairs, "Held-out pairs: ")):
         if pairs is None:
             continue
@@ -64,9 +64,13 @@ def warn_before(
     question: Question, request: ResolvedRequest, asked: str | None, planned: Plan | None
 ) -> None:
     """Warns of effects that say little, and of what the limits of a search do not bound."""
-    warn_of_effects(question.own)
+    warn_of_effects(question.search_engine)
     warn_of_sign(
-        question.own, request.sign, asked, request.objective, request.goal.target is not None
+        question.search_engine,
+        request.sign,
+        asked,
+        request.objective,
+        request.goal.target is not None,
     )
     if planned is not None and planned.limit_warning is not None:
         warn(planned.limit_warning, SearchStoppedWarning)
@@ -172,7 +176,7 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
         (result, result.faithfulness())
         for result in results
         if result.full_effect * (-1 if result.run.sign == "negative" else 1) > 0
-        and result.own.complement is not None
+        and result.searched.complement is not None
     ]
     beyond = [each for each in measured if each[1].overshoots[0]]
     if beyond:

@@ -230,9 +230,11 @@ def estimate_explain(
 ) -> Estimate:
     """As `estimate`, of `explain` with these arguments; sets that lack a member are timed."""
     chosen = members_of(members, question.registry)
-    planned = plan_explanation(question.fresh, chosen, max_sets=max_sets, look_outside=look_outside)
+    planned = plan_explanation(
+        question.eval_engine, chosen, max_sets=max_sets, look_outside=look_outside
+    )
     sets = [(*chosen[:i], *chosen[i + 1 :]) for i in range(min(len(chosen), _PROBED))]
-    return _of_passes("explain", planned, question.fresh, sets=sets)
+    return _of_passes("explain", planned, question.eval_engine, sets=sets)
 
 
 def estimate_of(
@@ -255,7 +257,7 @@ def estimate_of(
             passes=sum(n_sets for _, n_sets, _ in parts),
             is_exact=is_exact,
             example_passes=sum(n * n_sets for n, n_sets, _ in parts),
-            rows=question.fresh.rows,
+            rows=question.eval_engine.rows,
             seconds=sum(n_sets * pace.forward for _, n_sets, pace in parts),
             memory=parts[-1][2].memory,
         )
@@ -274,7 +276,7 @@ def _of_plan(question: Question, request: Request, planned: Plan | None) -> Esti
     return _of_passes(
         request.search.name,
         Planned(cost=planned.cost, is_exact=planned.is_exact),
-        question.own,
+        question.search_engine,
         further=planned.extra_passes,
         limited=planned.limited,
         max_seconds=getattr(planned.search, "max_seconds", None),

@@ -61,7 +61,7 @@ def result_by_hand(
 ) -> TraceResult:
     """A result of a set that no search selected; its effects, if they were measured before."""
     mask = masks.from_indices(members, len(question.registry))
-    effects = question.own.effects(mask.float()) if effects is None else effects
+    effects = question.search_engine.effects(mask.float()) if effects is None else effects
     request = ResolvedRequest(
         search=Manual(selected), goal=Goal(), objective=None, sign=1, constraint=None, seed=0
     )
@@ -76,7 +76,7 @@ def arrows_of(paths: Paths, question: Question) -> list[dict[str, Any]]:
         ConfigError: They were measured with another question.
         ComponentError: A member that the tracer does not study.
     """
-    engine, held_out = question.own, question.held_out
+    engine, held_out = question.search_engine, question.held_out_engine
     prints = [each.fingerprint for each in (engine, held_out) if each is not None]
     own = model_name(engine.model), engine.metric.name, engine.metric.direction
     own += question.source, question.setup.source_seed, positions_of(engine)
@@ -88,7 +88,7 @@ def arrows_of(paths: Paths, question: Question) -> list[dict[str, Any]]:
             f"{paths.direction} from {paths.source} at {paths.positions}, and this tracer has "
             "another model, question or examples. Give what tracer.paths(...) measured."
         )
-    registry = question.own.registry
+    registry = question.search_engine.registry
     at = {
         label: registry.index(component)
         for label, component in zip(paths.labels, paths.components, strict=True)
@@ -104,9 +104,9 @@ def arrows_of(paths: Paths, question: Question) -> list[dict[str, Any]]:
 
 def is_of(question: Question, result: TraceResult) -> bool:
     """Whether a result answers the question on its data and model, so that its effects hold."""
-    own = question.own.fingerprint, question.named_setup, weights_digest(question.model)
-    given = result.own.fingerprint, result.setup, result.model_facts.weights_digest
-    return own == given and result.registry == question.own.registry
+    own = question.search_engine.fingerprint, question.named_setup, weights_digest(question.model)
+    given = result.searched.fingerprint, result.setup, result.model_facts.weights_digest
+    return own == given and result.registry == question.search_engine.registry
 
 
 def explore(
@@ -146,7 +146,7 @@ def explore(
         raise MissingExtraError.of("The explorer", error, "explore") from error
     from tracekit.explore.exploration import Exploration, Measurement
 
-    registry = question.own.registry
+    registry = question.search_engine.registry
     to_members = partial(members_of, registry=registry, or_none=True)
     if isinstance(start, (ParetoFront, TraceCurve)):
         front = start if front is None else front
@@ -157,18 +157,18 @@ def explore(
         if isinstance(each, TraceResult) and is_of(question, each)
     ]
     exploration = Exploration(
-        question.own,
+        question.search_engine,
         to_members(start),
         front=[members_of(result, registry) for result in front or ()],
         measured=[
             Measurement(
                 complement_of(members, len(registry)) if is_other else members,
                 effects,
-                **each.own.over,
-                bounds=question.own.metric.bounds,
+                **each.searched.over,
+                bounds=question.search_engine.metric.bounds,
             )
             for members, each in earlier
-            for is_other, effects in enumerate((each.own.effects, each.own.complement))
+            for is_other, effects in enumerate((each.searched.effects, each.searched.complement))
             if effects is not None
         ],
     )

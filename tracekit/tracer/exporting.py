@@ -107,7 +107,7 @@ def export(
         OutputError: The folder is not empty.
         MaskError, ComponentError: About the set.
     """
-    engine, setup, held_out = question.own, question.setup, question.held_out
+    engine, setup, held_out = question.search_engine, question.setup, question.held_out_engine
     folder = as_path("folder", folder)
     mask = from_indices(members_of(members, question.registry), len(question.registry)).float()
     result = members if isinstance(members, TraceResult) else None
@@ -137,11 +137,12 @@ def export(
                 "between the component and its projection. Nothing was written."
             )
         chosen = members_of(members, question.registry)
-        part, of, effects = "own", engine, export.effects
+        measured, effects = engine, export.effects
         if held_out is not None and export.held_out_effects is not None:
-            part, of, effects = "held_out", held_out, export.held_out_effects
-        said = OnExamples.of(of, effects, choices=question.choices([chosen], part)).said
-        card = _card(engine, setup, mask, export, result, side_effects, said)
+            measured, effects = held_out, export.held_out_effects
+        choices = question.choices([chosen], is_held_out=measured is held_out)
+        text = OnExamples.of(measured, effects, choices=choices).choices_text
+        card = _card(engine, setup, mask, export, result, side_effects, text)
         write_beside(Path(made) / "README.md", card)
         if result is not None:
             result.save(Path(made) / "trace")
@@ -376,7 +377,7 @@ def _card(
     export: Export,
     result: TraceResult | None,
     side_effects: SideEffects | None,
-    said: str,
+    choices_text: str,
 ) -> str:
     """The README of the written model."""
     name = model_name(engine.model)
@@ -394,7 +395,7 @@ def _card(
         f"{export.effects.mean():.6g}; largest difference on an example: "
         f"{export.largest_difference:.2g}",
         *([] if held is None else [f"- On {len(held)} held-out examples: {held.mean():.6g}"]),
-        f"- First choices, {'searched' if held is None else 'held out'}: {said}",
+        f"- First choices, {'searched' if held is None else 'held out'}: {choices_text}",
         f"- Tokenizer: {export.tokenizer}",
         f"- Setup: `{setup}`",
         *([] if result is None else [f"- Found by {result.title}, seed {result.seed}; `trace/`"]),

@@ -136,7 +136,7 @@ def _known_effects(question: Question, sign: int) -> dict[ComponentSet, Effects]
     best = question.sets.by_size(sign).values()
     effects = {each.members: each.effects for each in best}
     for result in question.results:
-        effects[members_of(result, result.registry)] = result.own.effects
+        effects[members_of(result, result.registry)] = result.searched.effects
     return effects
 
 
@@ -203,7 +203,7 @@ def _trade_offs(
     """Sets between the largest effect that the question knows and the most faithful one."""
     if (faithful := target.faithful) is None:
         return ()
-    best, engine = question.sets.by_size(request.sign), question.own
+    best, engine = question.sets.by_size(request.sign), question.search_engine
     strongest = [best[size].members for size in sizes if size in best]
     target.set_effects([each for each in strongest if each not in faithful.measured])
     return trade_offs(
@@ -223,7 +223,7 @@ def _with_statistics(
     pareto_front: ParetoFront,
 ) -> ParetoFront:
     """The front with cross-fitted effects, random controls and stability."""
-    engine, fit, cost = question.own, sets.fit, pareto_front.statistics_cost
+    engine, fit, cost = question.search_engine, sets.fit, pareto_front.statistics_cost
     # Scores of an objective have an account of their own.
     is_shared = target.engine.account is engine.account
     accounts = [target] if is_shared else [engine, target]

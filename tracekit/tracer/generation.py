@@ -61,7 +61,7 @@ def steer(
     registry = question.registry
     _refuse_edges(registry)
     mask = from_indices(members_of(members, registry), len(registry)).float()
-    constants = constants_of([pair.counterfactual for pair in question.own.pairs])
+    constants = constants_of([pair.counterfactual for pair in question.search_engine.pairs])
     if constants is None or constants.positional:
         raise ConfigError(
             f"The source {question.source!r} has values for prompts of its own only, and "
@@ -181,7 +181,7 @@ def generate(
         checkpoint_settings=checkpoint_settings,
         model=model_name(model),
         dataset=question.pairs.name,
-        dataset_fingerprint=question.own.fingerprint,
+        dataset_fingerprint=question.search_engine.fingerprint,
     )
 
 

@@ -108,7 +108,7 @@ def look(
         request = Request(search=MaskIG(), budgets=sizes, objective="mean", sign="full", seed=seed)
         resolved = resolve(asked, request)
         sets = search(asked, resolved, plan(asked, resolved))
-        passes, n_text = sets[0].cost.forward_equivalents, sets[0].own.n_text
+        passes, n_text = sets[0].cost.forward_equivalents, sets[0].searched.n_text
         ranked = sets[-1].to_frame().sort_values("score", key=abs, ascending=False).head(_NAMED)
         rows = ranked[["component", "score"]].to_dict("records")
         head = f"Who: gradients along the line, n = {n_text} searched, {passes:.0f} passes"
@@ -117,7 +117,7 @@ def look(
         tell("sets", f"Sets ({brackets})", rows=_with_random(asked, sets, seed))
     except NotDifferentiableError as error:
         tell("who", f"Scores by gradients are left out. {error}")
-    options, advice = _advice(asked.own, sets)
+    options, advice = _advice(asked.search_engine, sets)
     advice.append(f"Next, with tracer = tk.Tracer(model, pairs, {asked.named_setup!r}):")
     tell("next", *advice, rows=_next(question, asked, sets, options))
     return Look(parts=tuple(parts), where=where, sets=tuple(sets))
@@ -136,7 +136,7 @@ def _asked(
     asked = replace(
         bind(setup, question.model, pairs, question.config), pairs=own, held_out_pairs=fresh
     )
-    checks.check_engine(asked.own)
+    checks.check_engine(asked.search_engine)
     return asked
 
 
@@ -180,13 +180,13 @@ def _map(where: SingleEffects) -> list[Row]:
 def _with_random(asked: Question, sets: list[TraceResult], seed: int) -> Iterator[Row]:
     """Sets beside random sets of the same kinds: a layer has but one MLP block."""
     drawn = torch.Generator().manual_seed(seed)
-    share = "share, searched" if asked.held_out is None else "share, held out"
+    share = "share, searched" if asked.held_out_engine is None else "share, held out"
     effects = ("effect, searched", "95 % spread", "effect, held out", "95 % interval")
     table = result_table(sets).only("n_selected", *effects, share)
     for each, row in zip(sets, table.records(), strict=True):
         members = members_of(each, each.registry)
         others = control_sets(asked.registry, members, _DRAWS, drawn, "kinds")
-        means = asked.fresh.set_effects(others, "random sets").mean(1).tolist() or [None]
+        means = asked.eval_engine.set_effects(others, "random sets").mean(1).tolist() or [None]
         row |= {"random": sum(means) / len(means) if others else None}
         row |= {"random_low": min(means), "random_high": max(means)}
         yield row | {"components": each.labels}

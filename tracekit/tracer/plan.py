@@ -65,7 +65,9 @@ class Plan:
 def plan(question: Question, request: ResolvedRequest) -> Plan | None:
     """The passes of a search for budgets or a target; None if the search does not say."""
     target, goal = request.target(question), request.goal
-    planned = planned_for(request.search, question.own.n_components, request.goal_of_search)
+    planned = planned_for(
+        request.search, question.search_engine.n_components, request.goal_of_search
+    )
     cost = _search_cost(question, request, target, request.search, request.goal_of_search)
     if planned is None or cost is None:
         return None
@@ -81,7 +83,11 @@ def plan(question: Question, request: ResolvedRequest) -> Plan | None:
 
 def plan_front(question: Question, request: ResolvedRequest, *, statistics: bool) -> Plan | None:
     """The passes of a front, with its statistics or without; None if its search does not say."""
-    target, n, last = request.target(question), question.own.n_components, request.goal.budgets[-1]
+    target, n, last = (
+        request.target(question),
+        question.search_engine.n_components,
+        request.goal.budgets[-1],
+    )
     joint, is_choice = request.searches[0], isinstance(request.search, Auto)
     planned = planned_for(joint, n, request.goal_of_search)
     cost = _search_cost(question, request, target, joint, request.goal_of_search)
@@ -124,7 +130,7 @@ def progress_bar(
     return progress.run(
         request.search.name,
         None if planned is None else planned.passes,
-        question.own.n_examples,
+        question.search_engine.n_examples,
         shown=question.config.progress,
         on_note=on_note,
     )
@@ -140,7 +146,7 @@ def _search_cost(
     question: Question, request: ResolvedRequest, target: Target, search: Search, goal: Goal
 ) -> Cost | None:
     """Passes of a search through the target; None if it does not say."""
-    planned = planned_for(search, question.own.n_components, goal)
+    planned = planned_for(search, question.search_engine.n_components, goal)
     if planned is None:
         return None
     # A limit is on all that is run.
@@ -150,16 +156,16 @@ def _search_cost(
     if more.forward and request.constraint is None:
         cost -= Cost(planned.cost.backward, planned.cost.backward)
     if request.constraint is not None:
-        share = request.constraint[1].n_examples / question.own.n_examples
+        share = request.constraint[1].n_examples / question.search_engine.n_examples
         cost += Cost(2 * max(1, len(goal.budgets)) * share)
     return cost
 
 
 def _passes_of_results(question: Question, request: ResolvedRequest, n_results: int) -> float:
     """Passes by which results are measured: complements, held-out examples, further metrics."""
-    n_held_out = 0 if question.held_out is None else question.held_out.n_examples
+    n_held_out = 0 if question.held_out_engine is None else question.held_out_engine.n_examples
     has_extra = len(question.extra_metrics) > 0
-    share = n_held_out / question.own.n_examples
+    share = n_held_out / question.search_engine.n_examples
     # The effects of sets that were chosen by scores.
     again = 0 if request.by_effect else 1
     return n_results * (again + 2 + has_extra + share * (3 + has_extra))
@@ -167,7 +173,7 @@ def _passes_of_results(question: Question, request: ResolvedRequest, n_results: 
 
 def _limited(question: Question, request: ResolvedRequest, *, has_halves: bool) -> tuple[Cost, ...]:
     joint = request.searches[0]
-    planned = planned_for(joint, question.own.n_components, request.goal_of_search)
+    planned = planned_for(joint, question.search_engine.n_components, request.goal_of_search)
     if planned is None:
         return ()
     halves: Sequence[Cost] = [planned.cost * 0.5] * 2 if has_halves else []

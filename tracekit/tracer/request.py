@@ -121,9 +121,9 @@ class ResolvedRequest:
     def target(self, question: Question, recorder: KnownSets | None = None) -> Target:
         """The target of the search; `recorder` notes sets within the bounds, and their scores."""
         if isinstance(self.objective, Faithful) and self.objective.complement:
-            require_full_effect(question.own, self.sign)
+            require_full_effect(question.search_engine, self.sign)
         return make_target(
-            question.own,
+            question.search_engine,
             self.objective,
             self.constraint,
             sign=self.sign,
@@ -159,7 +159,7 @@ def resolve(
                 "objective='auto' chooses between sets that need not stay within a constraint. "
                 "Leave one of them out, or use objective='mean'."
             )
-        search = halving(search, question.own.pairs.n_distinct)
+        search = halving(search, question.search_engine.pairs.n_distinct)
     if request.constraint is not None:
         constraint = request.constraint, _constrained_engine(question, request.constraint)
     return ResolvedRequest(
@@ -174,7 +174,7 @@ def resolve(
 
 def resolve_front(question: Question, request: Request, *, statistics: bool) -> ResolvedRequest:
     """As `resolve`, of a front: by default `auto` where statistics search halves anyway."""
-    has_halves = statistics and question.own.pairs.n_distinct >= FEWEST_EXAMPLES
+    has_halves = statistics and question.search_engine.pairs.n_distinct >= FEWEST_EXAMPLES
     is_free = has_halves and request.constraint is None
     return resolve(question, request, usual="auto" if is_free else "mean")
 
@@ -202,7 +202,7 @@ def _sign_of(question: Question, sign: SignName | None, target: float | None) ->
     if sign is None and target:
         sought = 1 if target > 0 else -1
     elif sign == "full" or (sign is None and is_between_models):
-        sought = -1 if question.own.full_effects.mean() < 0 else 1
+        sought = -1 if question.search_engine.full_effects.mean() < 0 else 1
     else:
         sought = -1 if sign == "negative" else 1
     if target and target * sought < 0:

@@ -50,8 +50,8 @@ def measure_work(question: Question, target: Target, search: Callable[[], _T]) -
     The clean run and the effect of all components, which all searches of a question share, are run
     before, so that no search pays for them.
     """
-    question.own.prepare_full_effects()
-    checks.check_unchanged(question.own)
+    question.search_engine.prepare_full_effects()
+    checks.check_unchanged(question.search_engine)
     cost, start = target.cost, time.perf_counter()
     with target.engine.recorder.recording():
         outcome = search()
@@ -69,7 +69,7 @@ def run_search(
         results = search(question, resolved, planned, observed.step)
         observed.results(results)
     question.results.extend(results)
-    diagnostics.warn_of_results(results, question.own.pairs, question.noise_floor)
+    diagnostics.warn_of_results(results, question.search_engine.pairs, question.noise_floor)
     return results
 
 
@@ -125,7 +125,11 @@ def _best_so_far(
     question: Question, request: ResolvedRequest, recorded: KnownSets
 ) -> list[Selection]:
     """The best sets that an interrupted search has measured; Ctrl-C again if there are none."""
-    by_size, goal, n = recorded.by_size(), request.goal_of_search, question.own.n_components
+    by_size, goal, n = (
+        recorded.by_size(),
+        request.goal_of_search,
+        question.search_engine.n_components,
+    )
     budgets = request.goal.budgets
     fitting = [[size for size in by_size if size <= budget] for budget in budgets]
     if goal.target is not None:
@@ -162,7 +166,7 @@ def results_of(
     histories = [_history(request, each) for each in selections]
     effects: Sequence[Effects] = [each.effects for each in selections]
     if not request.by_effect:
-        effects = [question.own.effects(each.mask) for each in selections]
+        effects = [question.search_engine.effects(each.mask) for each in selections]
     facts, extra_metrics = question.model_facts, question.extra_metrics
     by_example = question.on_examples(sets, effects)
     rows = zip(selections, by_example, bounds, histories, strict=True)
@@ -173,7 +177,9 @@ def results_of(
             selection.mask,
             selection.soft_mask,
         )
-        extra = metric_effects(question.own, mask, extra_metrics) if extra_metrics else None
+        extra = (
+            metric_effects(question.search_engine, mask, extra_metrics) if extra_metrics else None
+        )
         results.append(
             TraceResult(
                 setup=question.named_setup,
@@ -196,7 +202,7 @@ def results_of(
                 binary_mask=mask,
                 soft_mask=mask.float() if soft_mask is None else soft_mask,
                 component_scores=_component_scores(question, request, selection, bound),
-                own=own,
+                searched=own,
                 held_out=held_out,
                 extra_metrics=tuple(metric.name for metric in extra_metrics),
                 extra_per_example=torch.stack([*extra.values()]) if extra else None,
@@ -204,7 +210,7 @@ def results_of(
                 budget=selection.budget,
                 target_effect=request.goal.target,
                 history=history,
-                axis_label=question.own.metric.axis_label,
+                axis_label=question.search_engine.metric.axis_label,
                 model=question.model_name,
                 model_facts=facts,
                 noise_floor=question.noise_floor,
@@ -235,4 +241,4 @@ def _component_scores(
         return None
     if objective is None:
         return request.sign * scores.float()
-    return scores.float() * (-1 if question.own.full_effects.mean() < 0 else 1)
+    return scores.float() * (-1 if question.search_engine.full_effects.mean() < 0 else 1)

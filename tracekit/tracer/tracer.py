@@ -68,7 +68,7 @@ def _asks(function: Callable[Concatenate[Question, _P], _R]) -> Callable[Concate
 
     @wraps(function)
     def method(self: Tracer, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        checks.check_unchanged(self.question.own)
+        checks.check_unchanged(self.question.search_engine)
         return called(self.question, *args, **kwargs)
 
     first, *others = signature(function).parameters.values()
@@ -169,8 +169,8 @@ class Tracer:
         for each in self.question.extra_metrics:
             check_continuations(self.pairs, each)
         checks.check_engine(self.engine)
-        if self.question.held_out is not None:
-            refuse_shared(self.engine.pairs, self.question.held_out.pairs)
+        if self.question.held_out_engine is not None:
+            refuse_shared(self.engine.pairs, self.question.held_out_engine.pairs)
         diagnostics.warn_of_pairs(self.question)
         self._last: Sequence[TraceResult] = ()
 
@@ -346,7 +346,7 @@ class Tracer:
     @property
     def engine(self) -> Engine:
         """Masks in, effects and gradients out."""
-        return self.question.own
+        return self.question.search_engine
 
     @property
     def extra_metrics(self) -> tuple[Metric, ...]:

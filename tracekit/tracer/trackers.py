@@ -63,7 +63,7 @@ class Observed:
                 f"observe is {shortened(observe)}. Give a callable of a RunRecord, e.g. one of "
                 "tracekit.tracer.trackers."
             )
-        self._observe = observe if question.own.ranks.is_first else None
+        self._observe = observe if question.search_engine.ranks.is_first else None
         self._setting = _settings_of(question, request)
         self._start = time.perf_counter()
         self._n_steps = 0
@@ -114,7 +114,7 @@ class Observed:
 
 def _settings_of(question: Question, request: ResolvedRequest) -> dict[str, Any]:
     """The question of a search and its settings, in its records."""
-    goal, engine = request.goal, question.own
+    goal, engine = request.goal, question.search_engine
     config = config_of(request.searches[0])
     return {
         "model": question.model_name,
