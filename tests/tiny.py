@@ -55,7 +55,7 @@ METHOD_OPTIONS = {
     "pgb-ct+local": {"epochs": 5},
     "pgb-ct": {"trials": 3, "epochs": 5},
     "top-k": {},
-    "shrunken-top-k": {},
+    "empirical-bayes-top-k": {},
     "local-search": {},
     "greedy": {},
     "random": {"draws": 20},

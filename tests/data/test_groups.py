@@ -17,7 +17,7 @@ from tracekit.data.pair import refuse_shared
 from tracekit.errors import DataWarning, PairsError
 from tracekit.results import effect_interval
 from tracekit.search.auto import cross_fit
-from tracekit.search.baselines.shrunken_topk import shrunken_means
+from tracekit.search.baselines.empirical_bayes_topk import shrunken_means
 
 PROMPTS = ("prompt_ids", "counterfactual_ids")
 

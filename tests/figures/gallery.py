@@ -36,7 +36,7 @@ def cells(
     n = len(registry)
     drawn = random.Random(0)
     values = [drawn.uniform(-5, 5) for _ in range(n)]
-    titles = ["shrunken-top-k", "PGB-CT with local search", "a run of mine", "random"]
+    titles = ["empirical-bayes-top-k", "PGB-CT with local search", "a run of mine", "random"]
     return figures.draw_panels(
         [
             panel
@@ -81,7 +81,9 @@ def gallery(n_layers: int) -> dict[str, go.Figure]:
         figures.Line(
             name=name, sizes=[1, 2, 4, 8], values=[1, 2, 3, 5.0], style=style, hover=[""] * 4
         )
-        for name, style in styles(["pgb-ct", "top-k", "shrunken-top-k", "local-search"]).items()
+        for name, style in styles(
+            ["pgb-ct", "top-k", "empirical-bayes-top-k", "local-search"]
+        ).items()
     ]
     rows = [
         HeadRow(head=name, run=run, values=[0.1] * 6, beside="-0.0021", hover=[""] * 6)

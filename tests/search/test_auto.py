@@ -321,7 +321,7 @@ def test_leads_are_those_of_the_sets_on_all_examples(tracer, monkeypatch, asked)
         joint = tracer.run("greedy", budgets=[2, 5])
         tracer.run("greedy", budgets=[2, 5], objective="auto")
     (fit,) = fits
-    alone = tracer.run("shrunken-top-k", budgets=list(fit.sizes))
+    alone = tracer.run("empirical-bayes-top-k", budgets=list(fit.sizes))
     assert len(fit.sizes) > 1
     by_hand = [
         [result.per_example for result in results if result.n_selected in fit.sizes]
@@ -368,7 +368,7 @@ def test_what_was_chosen_from_is_saved(tracer, tmp_path):
     result = tracer.run("local-search", budget=3, objective="auto", max_passes=60)
     loaded = tk.TraceResult.load(result.save(tmp_path / "run"))
     assert loaded.run.held_out_by == result.run.held_out_by
-    assert set(result.run.held_out_by) == {"local-search", "shrunken-top-k"}
+    assert set(result.run.held_out_by) == {"local-search", "empirical-bayes-top-k"}
     plain = tracer.run("local-search", budget=3, max_passes=60)
     assert result.cost.forward_equivalents > 2 * plain.cost.forward_equivalents
 

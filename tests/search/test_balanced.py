@@ -134,7 +134,7 @@ def test_a_set_that_overshoots_is_balanced_and_another_is_the_plain_prefix(
 
 
 @pytest.mark.parametrize("kinds", ["head-outputs", "edges-by-block"])
-@pytest.mark.parametrize("method", ["top-k", "shrunken-top-k", "attribution", "mask-ig"])
+@pytest.mark.parametrize("method", ["top-k", "empirical-bayes-top-k", "attribution", "mask-ig"])
 def test_estimates_bound_the_passes_of_balancing(model, both, kinds, method):
     tracer = traced(model, exchange=both[0], kinds=kinds)
     n, options = len(tracer.registry), {"steps": 3} if method == "mask-ig" else {}

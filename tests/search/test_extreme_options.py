@@ -20,7 +20,7 @@ QUICK = {
     "local-search": {"max_passes": 30},
     "random": {"draws": 3},
     "mask-ig": {"steps": 2},
-    "shrunken-top-k": {"by_gradients": True, "steps": 2},
+    "empirical-bayes-top-k": {"by_gradients": True, "steps": 2},
 }
 BEYOND = [math.nan, math.inf, -math.inf, 1e300, 1e38, 10**400, 2**63]
 UNUSUAL = [1e-300, 0.0, -0.5, -1.0, 1e11]

@@ -19,7 +19,7 @@ from tracekit.errors import (
     UnreliableResultWarning,
 )
 
-_PLAIN = ("exhaustive", "greedy", "top-k", "shrunken-top-k", "local-search", "mask-ig")
+_PLAIN = ("exhaustive", "greedy", "top-k", "empirical-bayes-top-k", "local-search", "mask-ig")
 METHODS = {
     **{name: {} for name in (*_PLAIN, "attribution")},
     "random": {"draws": 12},

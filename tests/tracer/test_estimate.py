@@ -31,7 +31,7 @@ from tracekit.tracer.estimate import duration
 
 DETERMINISTIC = {
     "top-k": {},
-    "shrunken-top-k": {"by_gradients": True, "steps": 3},
+    "empirical-bayes-top-k": {"by_gradients": True, "steps": 3},
     "greedy": {},
     "random": {"draws": 10},
     "exhaustive": {},

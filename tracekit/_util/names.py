@@ -46,7 +46,7 @@ MethodName = Literal[
     "local-search",
     "dcm",
     "top-k",
-    "shrunken-top-k",
+    "empirical-bayes-top-k",
     "greedy",
     "random",
     "exhaustive",

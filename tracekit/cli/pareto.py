@@ -70,8 +70,8 @@ def _print_front(front: tk.ParetoFront) -> None:
     console.print(f"{examples_text(front[0])}; {front[0].axis_label}")
     print_table("front", front.table(), front.shown().rows(kept))
     console.print(
-        f"{front.legend} Method: whose set it is; shrunken top-k where components ranked alone do "
-        "better cross-fitted.",
+        f"{front.legend} Method: whose set it is; empirical-Bayes top-k where components ranked "
+        "alone do better cross-fitted.",
         style="dim",
     )
     passes = front[0].cost.forward_equivalents

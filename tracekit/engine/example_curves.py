@@ -2,7 +2,7 @@
 
 For `odds-ratio` the quantity is the log-odds of y against x, and the curve is exact. Shapley values
 build an additive model of sets on it (`anatomy/shapley.py`), and empirical-Bayes shrinkage moves
-examples along it (`search/baselines/shrunken_topk.py`).
+examples along it (`search/baselines/empirical_bayes_topk.py`).
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "mask-ig": ("#56B4E9", "cross", "dot"),
     "eap-ig": ("#117733", "triangle-left", "longdash"),
     "attribution": ("#882255", "pentagon", "dashdot"),
-    "shrunken-top-k": ("#999933", "diamond-tall", "longdash"),
+    "empirical-bayes-top-k": ("#999933", "diamond-tall", "longdash"),
 }
 """Colour, marker and dash by method."""
 SPARE_STYLES = (

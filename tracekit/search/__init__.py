@@ -17,10 +17,10 @@ from tracekit._util.options import check_known, check_numbers, convert, guided
 from tracekit.errors import UnknownNameError, UnknownOptionError
 from tracekit.search.base import Goal, Planned, Search, Selection
 from tracekit.search.baselines.attribution import EAPIG, Attribution, MaskIG
+from tracekit.search.baselines.empirical_bayes_topk import EmpiricalBayesTopK
 from tracekit.search.baselines.exhaustive import Exhaustive
 from tracekit.search.baselines.greedy import Greedy
 from tracekit.search.baselines.random import Random
-from tracekit.search.baselines.shrunken_topk import ShrunkenTopK
 from tracekit.search.baselines.topk import TopK
 from tracekit.search.constraint import Constraint, make_target
 from tracekit.search.learned.dcm import DCM
@@ -40,7 +40,7 @@ METHODS: Mapping[str, type[Search]] = {
         LocalSearch,
         DCM,
         TopK,
-        ShrunkenTopK,
+        EmpiricalBayesTopK,
         Greedy,
         Random,
         Exhaustive,
@@ -58,6 +58,7 @@ __all__ = [
     "PGBCT",
     "Attribution",
     "Constraint",
+    "EmpiricalBayesTopK",
     "Exhaustive",
     "Goal",
     "Greedy",
@@ -69,7 +70,6 @@ __all__ = [
     "Random",
     "Search",
     "Selection",
-    "ShrunkenTopK",
     "Target",
     "TopK",
     "make",

@@ -27,12 +27,12 @@ from tracekit.data.pair import divided
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.search.base import Goal, Planned, Search, Selection, log_spaced_sizes, planned_for
-from tracekit.search.baselines.shrunken_topk import MOST_ALONE, ShrunkenTopK
+from tracekit.search.baselines.empirical_bayes_topk import MOST_ALONE, EmpiricalBayesTopK
 from tracekit.search.targets import Target
 
 FEWEST_EXAMPLES = 4
 """Examples needed to make halves of."""
-RANKED_ALONE: Search = ShrunkenTopK()
+RANKED_ALONE: Search = EmpiricalBayesTopK()
 """The search that a joint search is judged against: it ranks components one by one."""
 _SIZES_OF_MANY = 64
 """Sizes at which a front measures many components ranked alone, at most."""

@@ -227,7 +227,7 @@ class Tracer:
 
         Args:
             method: `pgb-ct+local` (PGB-CT, whose sets local search improves), `pgb-ct` (the
-                paper's method), `local-search`, `dcm`, `top-k`, `shrunken-top-k`, `greedy`,
+                paper's method), `local-search`, `dcm`, `top-k`, `empirical-bayes-top-k`, `greedy`,
                 `random`, `exhaustive`, `mask-ig`, `eap-ig`, `attribution`, or a search such as
                 `PGBCT(epochs=30)`, one of tracekit or your own.
             budget: Largest number of components: a count (int) or a share (float), rounded down.

@@ -50,7 +50,7 @@ class TestGradientBaselines:
 
     @pytest.mark.parametrize(
         ("method", "options"),
-        [("attribution", {}), ("mask-ig", {}), ("shrunken-top-k", {"by_gradients": True})],
+        [("attribution", {}), ("mask-ig", {}), ("empirical-bayes-top-k", {"by_gradients": True})],
     )
     def test_they_need_a_finite_gradient(self, model, method, options):
         def rooted(clean, intervened):

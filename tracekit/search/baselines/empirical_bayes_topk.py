@@ -1,9 +1,9 @@
-"""Shrunken top-k: the components with the largest effects alone, as far as examples can tell.
+"""Empirical-Bayes top-k: the components with the largest single effects, estimated with shrinkage.
 
-Top-k takes the largest mean effects at hand, and many of them are large by chance. Here each mean
-is shrunken to what all components have in common, which ranks better for examples that had no part
-in the ranking. Beyond a few hundred components gradients along the line from the empty to the full
-mask stand for single effects, example by example.
+Top-k takes the components whose mean effects are largest on the examples, and many of these are
+large by chance. Here each mean is shrunken towards what all components have in common, which ranks
+them better for new examples. Where there are more than a few hundred components, gradients along
+the line from the empty to the full mask take the place of single effects, example by example.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _ENTRIES = 2**24
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShrunkenTopK:
+class EmpiricalBayesTopK:
     """The k components with the largest single effects, shrunken to what all have in common."""
 
-    name: ClassVar[str] = "shrunken-top-k"
-    title: ClassVar[str] = "shrunken top-k"
+    name: ClassVar[str] = "empirical-bayes-top-k"
+    title: ClassVar[str] = "empirical-Bayes top-k"
     records_every_size: ClassVar[bool] = True
     by_gradients: bool | None = None
     """Whether gradients stand for single effects. None: beyond 384 components."""

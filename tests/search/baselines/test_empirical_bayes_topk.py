@@ -12,10 +12,10 @@ import tracekit as tk
 from tests import tiny
 from tracekit.errors import ConfigError, NotDifferentiableError
 from tracekit.search import make_target
-from tracekit.search.baselines import shrunken_topk
-from tracekit.search.baselines.shrunken_topk import (
+from tracekit.search.baselines import empirical_bayes_topk
+from tracekit.search.baselines.empirical_bayes_topk import (
     MOST_ALONE,
-    ShrunkenTopK,
+    EmpiricalBayesTopK,
     shrunken_effects,
     shrunken_means,
 )
@@ -116,7 +116,7 @@ def test_effects_are_those_of_changes_moved_to_the_shrunken_mean(model):
         sum(exp(u + value - row.mean().item()) - 1 for u in row.tolist()) / len(row)
         for row, value in zip(changes, shrunken, strict=True)
     ]
-    result = tracer.run("shrunken-top-k", budget=3)
+    result = tracer.run("empirical-bayes-top-k", budget=3)
     assert result.component_scores.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
     order = sorted(range(12), key=lambda i: -expected[i])
     assert tiny.members_of(result) == tuple(sorted(order[:3]))
@@ -153,7 +153,7 @@ def test_weights_of_examples_are_taken_out_and_count(model):
 def test_nothing_is_shrunken_where_examples_hang_on_each_other(tracer):
     plain, shrunken = (
         tracer.run(method, budget=3, objective="trimmed-mean")
-        for method in ("top-k", "shrunken-top-k")
+        for method in ("top-k", "empirical-bayes-top-k")
     )
     assert tiny.members_of(plain) == tiny.members_of(shrunken)
 
@@ -161,9 +161,9 @@ def test_nothing_is_shrunken_where_examples_hang_on_each_other(tracer):
 @pytest.mark.parametrize("entries", [2**24, 12 * 5])
 def test_gradients_are_those_of_integrated_gradients(model, monkeypatch, entries):
     """In the mean over examples, of the log-odds; in parts of examples or all at once."""
-    monkeypatch.setattr(shrunken_topk, "_ENTRIES", entries)
+    monkeypatch.setattr(empirical_bayes_topk, "_ENTRIES", entries)
     tracer = tk.Tracer(model, tiny.pairs(12, seed=5))
-    slopes = ShrunkenTopK(steps=4)._slopes(make_target(tracer.engine))
+    slopes = EmpiricalBayesTopK(steps=4)._slopes(make_target(tracer.engine))
     of_log_odds = tk.Tracer(model, tiny.pairs(12, seed=5), metric=log_odds_of(tracer.engine.metric))
     scores = of_log_odds.run("mask-ig", budget=1, steps=4).component_scores
     torch.testing.assert_close(slopes.mean(1), scores, rtol=1e-3, atol=1e-5)
@@ -172,22 +172,24 @@ def test_gradients_are_those_of_integrated_gradients(model, monkeypatch, entries
         sum(exp(u + value - row.mean().item()) - 1 for u in row.tolist()) / len(row)
         for row, value in zip(slopes.double(), shrunken, strict=True)
     ]
-    result = tracer.run("shrunken-top-k", budget=3, by_gradients=True, steps=4)
+    result = tracer.run("empirical-bayes-top-k", budget=3, by_gradients=True, steps=4)
     assert result.component_scores.tolist() == pytest.approx(expected, rel=1e-3, abs=1e-5)
     assert result.cost == tk.engine.Cost(5 + 1, 5)
 
 
 def test_many_components_are_ranked_by_gradients():
     goal = tk.search.Goal(budgets=(2,))
-    assert ShrunkenTopK().planned(MOST_ALONE, goal).cost == tk.engine.Cost(MOST_ALONE + 1)
-    assert ShrunkenTopK().planned(MOST_ALONE + 1, goal).cost == tk.engine.Cost(11 + 1, 11)
-    assert ShrunkenTopK(by_gradients=False).planned(MOST_ALONE + 1, goal).cost.backward == 0
+    assert EmpiricalBayesTopK().planned(MOST_ALONE, goal).cost == tk.engine.Cost(MOST_ALONE + 1)
+    assert EmpiricalBayesTopK().planned(MOST_ALONE + 1, goal).cost == tk.engine.Cost(11 + 1, 11)
+    assert EmpiricalBayesTopK(by_gradients=False).planned(MOST_ALONE + 1, goal).cost.backward == 0
 
 
 def test_what_it_refuses(model):
     with pytest.raises(ConfigError, match="steps is 0. It must be at least 1."):
-        ShrunkenTopK(steps=0)
+        EmpiricalBayesTopK(steps=0)
     accuracy = tk.Tracer(model, tiny.pairs(), metric="accuracy")
-    with pytest.raises(NotDifferentiableError, match="no gradient for shrunken-top-k to follow"):
-        accuracy.run("shrunken-top-k", budget=2, by_gradients=True)
-    assert accuracy.run("shrunken-top-k", budget=2).n_selected == 2
+    with pytest.raises(
+        NotDifferentiableError, match="no gradient for empirical-bayes-top-k to follow"
+    ):
+        accuracy.run("empirical-bayes-top-k", budget=2, by_gradients=True)
+    assert accuracy.run("empirical-bayes-top-k", budget=2).n_selected == 2
