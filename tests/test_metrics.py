@@ -76,7 +76,7 @@ def test_unknown_mean(unchecked):
 
 def test_unknown_metric_names_the_known_ones():
     with pytest.raises(UnknownNameError) as caught:
-        metrics.resolve("odd-ratio")
+        metrics.resolve_metric("odd-ratio")
     assert str(caught.value).startswith("Unknown metric 'odd-ratio'. Did you mean 'odds-ratio'?")
     assert "probability-drop" in str(caught.value)
 
@@ -91,11 +91,11 @@ def test_callables_become_metrics_and_must_return_one_value_per_example():
     def doubled(clean, intervened):
         return 2 * (intervened.x - clean.x)
 
-    assert metrics.resolve(doubled).name == "doubled"
-    found = metrics.resolve(doubled)(scores(0.5), scores(0.25)).item()
+    assert metrics.resolve_metric(doubled).name == "doubled"
+    found = metrics.resolve_metric(doubled)(scores(0.5), scores(0.25)).item()
     assert found == pytest.approx(2 * math.log(0.5))
     with pytest.raises(MetricError, match=r"'<lambda>' returned \(\). It must"):
-        metrics.resolve(lambda c, i: i.x.sum())(scores(0.5), scores(0.5))
+        metrics.resolve_metric(lambda c, i: i.x.sum())(scores(0.5), scores(0.5))
 
 
 @pytest.mark.parametrize(

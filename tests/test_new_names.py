@@ -55,7 +55,7 @@ def test_new_positions():
 def test_new_metric_and_kind(tracer):
     assert NEW not in METRICS
     with pytest.raises(UnknownNameError, match=NEW):
-        metrics.resolve(NEW)
+        metrics.resolve_metric(NEW)
     assert NEW not in KINDS
     with pytest.raises(UnknownNameError, match=NEW):
         tk.Tracer(tracer.model, tracer.pairs, NEW)

@@ -13,7 +13,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit._util.arguments import checked, fits
+from tracekit._util.arguments import check_arguments, fits
 from tracekit.errors import ConfigError, TracekitError
 
 
@@ -158,7 +158,7 @@ def test_what_fits_an_annotation():
 
 
 def test_errors_are_translated_only_where_an_argument_does_not_fit():
-    @checked
+    @check_arguments
     def function(count: int, callback: Any = None, *rest: int, flag: bool = False) -> int:
         return callback(count) if callback else len(range(count))
 

@@ -100,12 +100,12 @@ def pairs(count: int = 8, seed: int = 0, **options) -> tk.PromptPairs:
 
 def engine(model, data: tk.PromptPairs, kinds="attention-patterns", metric="odds-ratio", **options):
     """An engine without the checks of a tracer; options are those of a registry or a config."""
-    from tracekit.metrics import resolve
+    from tracekit.metrics import resolve_metric
 
     selection = {key: options.pop(key) for key in ("layers", "indices", "spans") if key in options}
     registry = tk.components.ComponentRegistry.build(model.cfg, kinds, **selection)
     config = tk.engine.EngineConfig(**options)
-    return tk.engine.Engine.build(model, data, registry, resolve(metric), config)
+    return tk.engine.Engine.build(model, data, registry, resolve_metric(metric), config)
 
 
 def members_of(result) -> tuple[int, ...]:

@@ -194,7 +194,7 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Metric:
-    """A named metric. Any callable of the form `MetricFunction` can be made one with `resolve`."""
+    """A named metric; `resolve_metric` makes one of any callable like `MetricFunction`."""
 
     name: str
     function: MetricFunction
@@ -551,7 +551,7 @@ METRICS: Mapping[str, Metric] = {
 """Metrics by name. A new one is an entry here, and a name of `MetricName`."""
 
 
-def resolve(metric: str | Metric | MetricFunction) -> Metric:
+def resolve_metric(metric: str | Metric | MetricFunction) -> Metric:
     """A metric by name, as given, or from a callable of clean and intervened log-probabilities.
 
     Raises:

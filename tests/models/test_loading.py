@@ -246,7 +246,7 @@ def test_where_nobody_watches_the_log_says_what_is_loaded(
 
     monkeypatch.setattr(progress, "_SAID_AFTER", after)
     monkeypatch.setattr(progress, "_SAID_EVERY", 0.3)
-    monkeypatch.setattr(progress, "is_wanted", lambda: is_watched)
+    monkeypatch.setattr(progress, "is_watched", lambda: is_watched)
     monkeypatch.setattr(loading, "locate", slow)
     load_model(source)
     assert not capsys.readouterr().out

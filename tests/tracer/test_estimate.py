@@ -560,7 +560,7 @@ class TestWhereItIsShown:
             monkeypatch.setattr(_progress._Lines, name, -math.inf)
 
     def test_off_elsewhere(self, model, bars):
-        assert not _progress.is_wanted()
+        assert not _progress.is_watched()
         tracer = tk.Tracer(model, tiny.pairs(12), max_batch_size=2)
         tracer.run("top-k", budget=2)
         assert not bars.bars
@@ -580,7 +580,7 @@ class TestWhereItIsShown:
         assert all(re.fullmatch(pattern, line) or " run: 3 of 3 steps" in line for line in said)
         assert bool(said) == is_said
         assert not bars.bars
-        batches = _progress.steps(iter(range(6)), "generate", shown=given)
+        batches = _progress.track(iter(range(6)), "generate", shown=given)
         assert [*batches] == [*range(6)]
         said = capsys.readouterr().err.splitlines()
         assert said == (["generate: 3 steps in 75 s", "generate: 6 steps in 2 min"] * is_said)
@@ -590,7 +590,7 @@ class TestWhereItIsShown:
         monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
         for label, pause in (("first", 0.0), ("second", 5.0), ("third", 600.0)):
             now[0] += pause
-            for _ in _progress.steps(range(4), label, shown=None):
+            for _ in _progress.track(range(4), label, shown=None):
                 now[0] += 10.0
         # 40 s of the first, 5 of a pause and 20 of the second; the third begins anew.
         assert capsys.readouterr().err == "second: 2 of 4 steps in 20 s, about 20 s left\n"
@@ -618,7 +618,7 @@ class TestWhereItIsShown:
             get_ipython = staticmethod(lambda: Shell())
 
         monkeypatch.setitem(sys.modules, "IPython", IPython)
-        assert _progress.is_wanted()
+        assert _progress.is_watched()
 
     def test_what_it_prints(self, model, monkeypatch):
         terminal = io.StringIO()

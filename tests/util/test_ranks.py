@@ -91,13 +91,13 @@ class TestAlone:
 
     def test_a_launcher_names_the_device(self, monkeypatch):
         monkeypatch.delenv("LOCAL_RANK", raising=False)
-        assert ranks_module.own_device() is None
+        assert ranks_module.launched_device() is None
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-        assert ranks_module.own_device() is None
+        assert ranks_module.launched_device() is None
         for rank, device in (("0", "cuda:0"), ("1", "cuda:1"), ("2", "cuda:0")):
             monkeypatch.setenv("LOCAL_RANK", rank)
-            assert ranks_module.own_device() == device
+            assert ranks_module.launched_device() == device
 
 
 @pytest.mark.slow

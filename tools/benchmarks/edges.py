@@ -18,7 +18,7 @@ import typer
 import tracekit as tk
 from tracekit.components import ComponentRegistry
 from tracekit.engine.engine import Engine
-from tracekit.metrics import resolve
+from tracekit.metrics import resolve_metric
 
 
 def main(
@@ -29,7 +29,7 @@ def main(
     """Prints the two ratios."""
     torch.set_num_threads(threads)
     model = tk.load_model("smollm2-135m")
-    data, metric = tk.load_dataset("ioi", model, n=pairs), resolve("logit-difference")
+    data, metric = tk.load_dataset("ioi", model, n=pairs), resolve_metric("logit-difference")
     edges, heads = (
         Engine.build(model, data, ComponentRegistry.build(model.cfg, kind), metric)
         for kind in ("edges", "head-outputs")

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import tracekit as tk
 from tools.benchmarks.setting import Model
-from tracekit._util.ranks import Ranks, join_launched, own_device
+from tracekit._util.ranks import Ranks, join_launched, launched_device
 from tracekit.search import Goal
 
 TASKS = ("an epoch of PGB-CT", "top-k, 24 heads")
@@ -54,7 +54,7 @@ def work(file: Path, device: str | None) -> None:
     """Times the tasks in this process; the first rank writes what they took."""
     torch.set_num_threads(1)
     ranks = join_launched()
-    where = torch.device((own_device() or "cuda") if device == "cuda" else "cpu")
+    where = torch.device((launched_device() or "cuda") if device == "cuda" else "cpu")
     model = Model.make(where, bare=False)
     pairs = model.pairs("winobias")
     engine = model.engine(pairs)

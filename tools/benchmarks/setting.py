@@ -23,7 +23,7 @@ import tracekit as tk
 from tracekit.data.prompts import GaussianNoise, PromptPairs
 from tracekit.engine.engine import Engine
 from tracekit.engine.prepared import EngineConfig
-from tracekit.metrics import resolve
+from tracekit.metrics import resolve_metric
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 METRICS = {"facts": "probability-ratio"}
@@ -89,7 +89,7 @@ class Model:
         """An engine as a tracer would build it."""
         names = {key: options.pop(key) for key in ("layers", "indices") if key in options}
         registry = tk.components.ComponentRegistry.build(self.question.cfg, kinds, **names)
-        metric = resolve(METRICS.get(pairs.name, "odds-ratio"))
+        metric = resolve_metric(METRICS.get(pairs.name, "odds-ratio"))
         return Engine.build(self.question, pairs, registry, metric, EngineConfig(**options))
 
     def pairs(self, name: str) -> PromptPairs:

@@ -38,7 +38,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import DATASETS
 from tracekit.engine.engine import Engine
 from tracekit.engine.prepared import EngineConfig
-from tracekit.metrics import resolve
+from tracekit.metrics import resolve_metric
 from tracekit.models import HookedModel
 from tracekit.search import Goal, make
 
@@ -101,7 +101,7 @@ def demo_cases(kind: str) -> Iterator[Case]:
             continue
         pairs = tk.load_dataset(name, model)
         config = EngineConfig(positions=entry.positions)
-        whole = Engine.build(model, pairs, registry, resolve(entry.metric), config)
+        whole = Engine.build(model, pairs, registry, resolve_metric(entry.metric), config)
         n = len(pairs)
         order = torch.randperm(n, generator=torch.Generator().manual_seed(7)).tolist()
         first, second = (
@@ -133,7 +133,7 @@ def real_engines(
         pairs = pairs.known(model, probability=0.1)
     first, second = pairs.split(0.5, seed=0)
     registry = ComponentRegistry.build(model.cfg, kinds)
-    config, metric = EngineConfig(positions=entry.positions), resolve(entry.metric)
+    config, metric = EngineConfig(positions=entry.positions), resolve_metric(entry.metric)
     own, fresh = (
         Engine.build(model, half, registry, metric, config)
         for half in (first[:examples], second[:32])
@@ -185,7 +185,7 @@ def random_pairs(model: HookedModel, seed: int, count: int) -> PromptPairs:
 def engine(model: HookedModel, pairs: PromptPairs, kind: str) -> Engine:
     """All components of a kind; odds ratio."""
     return Engine.build(
-        model, pairs, ComponentRegistry.build(model.cfg, kind), resolve("odds-ratio")
+        model, pairs, ComponentRegistry.build(model.cfg, kind), resolve_metric("odds-ratio")
     )
 
 

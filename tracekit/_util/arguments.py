@@ -1,8 +1,8 @@
-"""Arguments of public functions, held to their annotations.
+"""Checks the arguments of public functions against their annotations.
 
-`checked` is the one place where values of a wrong type become a `ConfigError`. Most checks stand in
-the functions themselves, which say more; so annotations are asked where a function fails with an
-error of Python, and beforehand about switches, as any value is true or false.
+`check_arguments` turns arguments of a wrong type into a `ConfigError`. Most functions check their
+own arguments, with messages that say more. So annotations are only consulted after a function
+failed with an error of Python, and beforehand for switches, because any value is true or false.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OF_PYTHON = (TypeError, AttributeError, ValueError, LookupError)
 """What a value of a wrong type raises where nobody checks it."""
 
 
-def checked(function: _C) -> _C:
+def check_arguments(function: _C) -> _C:
     """The same function, or class with its public methods, which refuses values of a wrong type.
 
     Raises:
@@ -37,8 +37,10 @@ def checked(function: _C) -> _C:
         for name, method in list(vars(function).items()):
             inner = getattr(method, "__func__", method)
             if isfunction(inner) and (name == "__init__" or not name.startswith("_")):
-                kind = type(method) if isinstance(method, (classmethod, staticmethod)) else None
-                setattr(function, name, kind(checked(inner)) if kind else checked(inner))
+                checked = check_arguments(inner)
+                if isinstance(method, (classmethod, staticmethod)):
+                    checked = type(method)(checked)
+                setattr(function, name, checked)
         return function  # type: ignore[return-value]
     parameters = signature(function)
 

@@ -20,11 +20,11 @@ class Over(TypedDict):
 
 def n_text(n_examples: int, clusters: Int[Tensor, " example"] | None) -> str:
     """How many examples there are, and how many of them are independent if not all are."""
-    n_independent = independent(n_examples, clusters)
+    n_independent = count_independent(n_examples, clusters)
     return f"{n_examples}" + (f" ({n_independent} independent)" * (n_independent < n_examples))
 
 
-def independent(n_examples: int, clusters: Int[Tensor, " example"] | None) -> int:
+def count_independent(n_examples: int, clusters: Int[Tensor, " example"] | None) -> int:
     """How many examples are independent: equal ones, mirrors and groups count once."""
     return n_examples if clusters is None else int(clusters.max()) + 1
 

@@ -70,6 +70,6 @@ else:
     MetricChoice = MetricName | str
 
 
-def listed(choices: Any) -> str:
+def choices_text(choices: Any) -> str:
     """Names of a type, as a page of help lists them."""
     return ", ".join(get_args(choices))

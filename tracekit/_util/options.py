@@ -65,10 +65,10 @@ def check_known(given: Iterable[str], allowed: Iterable[str], also: Iterable[str
             raise UnknownOptionError(name, {*allowed, *also} or {"none"})
 
 
-def guided(function: _C) -> _C:
+def check_keywords(function: _C) -> _C:
     """The same function or class, which says what keywords it takes where one is unknown."""
     if isinstance(function, type):
-        function.__init__ = guided(function.__init__)
+        function.__init__ = check_keywords(function.__init__)
         return function  # type: ignore[return-value]
     parameters = signature(function).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):

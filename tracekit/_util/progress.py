@@ -32,7 +32,7 @@ _SAID_AFTER = 0.25
 """Seconds of waiting before the first line: what takes less says nothing."""
 
 
-def is_wanted() -> bool:
+def is_watched() -> bool:
     """Whether somebody watches: in notebooks and terminals, where a bar is redrawn in place."""
     return _in_notebook() or sys.stderr.isatty()
 
@@ -44,7 +44,7 @@ def _in_notebook() -> bool:
     return shell is not None and getattr(shell, "kernel", None) is not None
 
 
-def duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """A time as people say it, e.g. `40 s`, `4 min` or `2.5 h`."""
     if seconds < 0.95:
         return f"{max(seconds, 0.1):.1f} s"
@@ -72,8 +72,8 @@ class _Lines:
         _Lines.said, taken = now, now - self._start
         of_all = f" of {self._total:.0f}" if self._total else ""
         left = taken * (self._total / self.n - 1) if self._total and self.n else 0.0
-        more = f", about {duration(left)} left" if left > 0.5 else ""
-        line = f"{self._label}: {self.n:.0f}{of_all} {self._unit} in {duration(taken)}{more}\n"
+        more = f", about {duration_text(left)} left" if left > 0.5 else ""
+        line = f"{self._label}: {self.n:.0f}{of_all} {self._unit} in {duration_text(taken)}{more}\n"
         sys.stderr.write(line)
         sys.stderr.flush()
 
@@ -82,7 +82,7 @@ class _Lines:
     def close(self) -> None: ...
 
 
-class Progress:
+class RunProgress:
     """Progress of a run so far."""
 
     def __init__(
@@ -115,11 +115,11 @@ class Progress:
             self._on_note(**values)
 
 
-_NOTHING = Progress(None, None, 1)
-_CURRENT: ContextVar[Progress | None] = ContextVar("progress", default=None)
+_NOTHING = RunProgress(None, None, 1)
+_CURRENT: ContextVar[RunProgress | None] = ContextVar("progress", default=None)
 
 
-def current() -> Progress:
+def current() -> RunProgress:
     """The run that is going on; one that shows nothing if there is none."""
     return _CURRENT.get() or _NOTHING
 
@@ -132,7 +132,7 @@ def run(
     *,
     shown: bool | None,
     on_note: Callable[..., None] | None = None,
-) -> Iterator[Progress]:
+) -> Iterator[RunProgress]:
     """Opens the bar of a run; within another run, that one's.
 
     `passes` over the data are the most that it takes; unknown, no end is shown. `shown` None: as a
@@ -143,7 +143,7 @@ def run(
         yield outer
         return
     bar = _bar(label, passes, shown)
-    progress = Progress(bar, passes, n_examples, on_note)
+    progress = RunProgress(bar, passes, n_examples, on_note)
     token = _CURRENT.set(progress)
     try:
         yield progress
@@ -161,11 +161,11 @@ def waiting(label: str) -> Iterator[None]:
     def tell() -> None:
         said = ""
         while not done.wait(_SAID_EVERY if said else _SAID_AFTER):
-            said = f": {duration(time.monotonic() - start)} so far" if said else " ..."
+            said = f": {duration_text(time.monotonic() - start)} so far" if said else " ..."
             sys.stderr.write(f"{label}{said}\n")
             sys.stderr.flush()
 
-    if not is_wanted():
+    if not is_watched():
         # A daemon: whoever is interrupted while a model is read does not wait for it.
         Thread(target=tell, daemon=True).start()
     try:
@@ -174,13 +174,13 @@ def waiting(label: str) -> Iterator[None]:
         done.set()
 
 
-def steps(items: Iterable[_T], label: str, *, shown: bool | None) -> Iterable[_T]:
+def track(items: Iterable[_T], label: str, *, shown: bool | None) -> Iterable[_T]:
     """A loop with a bar, or lines as of `run`, if it is long enough and no run has one."""
     total = len(items) if hasattr(items, "__len__") else None  # type: ignore[arg-type]
     is_short = total is not None and total < _FEWEST_STEPS
     if shown is False or _CURRENT.get() is not None or is_short:
         return items
-    if shown or is_wanted():
+    if shown or is_watched():
         return _tqdm()(items, desc=label, leave=False)
     return _told(items, _Lines(label, total, "steps"))
 
@@ -203,7 +203,7 @@ def _bar(label: str, passes: float | None, shown: bool | None) -> Any:
     """What shows a run: a bar, lines, or None."""
     if shown is False:
         return None
-    if not (shown or is_wanted()):
+    if not (shown or is_watched()):
         return _Lines(label, passes, "passes")
     bar_format = _FORMAT_WITHOUT_END if passes is None else _FORMAT
     options: dict[str, Any] = {"bar_format": bar_format, "leave": False, "mininterval": 0.2}

@@ -154,7 +154,7 @@ def join_launched() -> Ranks:
     return Ranks.joined()
 
 
-def own_device() -> str | None:
+def launched_device() -> str | None:
     """The accelerator that a launcher means for this process, e.g. `cuda:1`; None without one."""
     if "LOCAL_RANK" not in os.environ or not torch.cuda.is_available():
         return None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-def attached(
+def lazy_exports(
     package: str, file: str, more: tuple[str, ...] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package, by the `__init__.pyi` beside its file.

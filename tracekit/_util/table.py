@@ -16,7 +16,7 @@ _LONG = 24
 """Characters beyond which a text in an HTML table may be broken."""
 
 
-def named(labels: Sequence[str], most: int = 24) -> str:
+def join_labels(labels: Sequence[str], most: int = 24) -> str:
     """Labels as one text, of which so many are named."""
     names = ", ".join(labels[:most])
     return names + (f", and {len(labels) - most} more" if len(labels) > most else "")

@@ -10,6 +10,6 @@ the same form do (`Tracer.controls`). `side_effects.py` says what the set does t
 (`Tracer.side_effects`).
 """
 
-from tracekit._util.stubs import attached
+from tracekit._util.stubs import lazy_exports
 
-__getattr__, __dir__, __all__ = attached(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar
 
 from tracekit._util.markup import card, html_text, printable
-from tracekit._util.table import Table, named
+from tracekit._util.table import Table, join_labels
 from tracekit.results.of_set import InFolder
 from tracekit.results.result import TraceResult
 from tracekit.results.single_effects import SingleEffects
@@ -27,7 +27,7 @@ class LookPart:
     @property
     def table(self) -> Table:
         """The rows."""
-        forms = {"components": partial(named, most=8)}
+        forms = {"components": partial(join_labels, most=8)}
         return Table.of_rows([*self.rows], forms=forms, joined=True).aligned()
 
     def __str__(self) -> str:

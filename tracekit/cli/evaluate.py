@@ -17,7 +17,7 @@ from tracekit.cli.options import (
     WHAT,
     Given,
     build_tracer,
-    takes,
+    with_options,
 )
 from tracekit.cli.output import check_file, print_problem, print_table, print_tracer
 from tracekit.cli.parsing import read_masks
@@ -31,7 +31,7 @@ _NOT_HERE = ("split", "skip_mismatched")
 
 
 @app.command()
-@takes(
+@with_options(
     *(name for name in TRACED if name not in _NOT_HERE),
     mask=WHAT.option(
         list[Path],

@@ -8,7 +8,7 @@ from pathlib import Path
 import tracekit as tk
 from tracekit._util.table import Table
 from tracekit.cli.app import app
-from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, REBUILT, Given, takes
+from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, REBUILT, Given, with_options
 from tracekit.cli.output import console, print_estimates, print_table, recorded, write_figures
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild
 
@@ -17,7 +17,7 @@ _TABLES = ("table", "interactions", "replacements", "backups")
 
 
 @app.command()
-@takes(
+@with_options(
     *(*REBUILT, "seed", "dry_run", "quiet"),
     **OF_RUN,
     max_sets=LIMITS.count(

@@ -19,7 +19,7 @@ _ASKED = {"model", "dataset", "components", "layers", "split_by", "layer_window"
 
 
 @app.command()
-@options.takes(
+@options.with_options(
     *(name for name in (*TRACED, "seed", "quiet") if name not in _ASKED),
     examples=LIMITS.count("Pairs that are looked at, at most.", default=16, min=1),
     output=OPTIONAL_OUTPUT.saying("Folder for the look, with which `tracekit report` begins."),

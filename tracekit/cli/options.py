@@ -1,6 +1,6 @@
 """Options that commands share, each made once, and the tracer that is built from them.
 
-`takes` adds options to a command, which gets their values as one mapping.
+`with_options` adds options to a command, which gets their values as one mapping.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ import typer
 from typer.models import OptionInfo
 
 import tracekit as tk
-from tracekit._util.names import KindName, MetricName, ObjectiveName, SignName, SourceName, listed
+from tracekit._util.names import (
+    KindName,
+    MetricName,
+    ObjectiveName,
+    SignName,
+    SourceName,
+    choices_text,
+)
 from tracekit.cli.app import PANELS
 from tracekit.cli.output import check_file, console, join_ranks, load, print_step, print_tracer
 from tracekit.cli.parsing import (
@@ -86,7 +93,9 @@ class Panel:
 WHAT, DATA, MODEL, HOW, LIMITS, WHERE, OUTPUT = map(Panel, PANELS[1:])
 
 
-def takes(*names: str, **own: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(
+    *names: str, **own: Option
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds options to a command, whose first parameter gets their values.
 
     Names are of shared options, in `OPTIONS`; `own` adds further ones, or replaces shared ones.
@@ -166,10 +175,10 @@ OPTIONS: Mapping[str, Option] = {
     "held_out": DATA.number("Share of the examples that no method sees, e.g. 0.2.", min=0, max=1),
     # ---- the fields of a Setup
     "components": WHAT.name(
-        f"{listed(KindName)}, or several joined by +. Default: what the data set is usually traced "
-        "with."
+        f"{choices_text(KindName)}, or several joined by +. Default: what the data set is usually "
+        "traced with."
     ),
-    "metric": WHAT.name(f"{listed(MetricName)}. Default: by the data set."),
+    "metric": WHAT.name(f"{choices_text(MetricName)}. Default: by the data set."),
     "layers": WHAT.text("Layers to study, e.g. 0-5,8. Default: all."),
     "positions": WHAT.text("prompt, last, all, or prompt positions such as 0,3,-1."),
     "split_by": WHAT.text(
@@ -180,8 +189,8 @@ OPTIONS: Mapping[str, Option] = {
         "Consecutive layers in which a component acts at once.", default=1, min=1
     ),
     "source": WHAT.name(
-        f"Where the values come from that are patched in: {listed(SourceName)}; or with options, "
-        "e.g. noise:spans=subject or mean:pairs=prompts.jsonl.",
+        f"Where the values come from that are patched in: {choices_text(SourceName)}; or with "
+        "options, e.g. noise:spans=subject or mean:pairs=prompts.jsonl.",
         default="counterfactual",
     ),
     "direction": WHAT.name(
@@ -331,7 +340,7 @@ def load_data(given: Mapping[str, Any]) -> tuple[Any, tk.PromptPairs]:
     Pairs of an `origin` in `given` are those of a run, and `run_chat` has the arguments that its
     chat template had. Whatever needs no model is checked first.
     """
-    from tracekit._util.ranks import own_device
+    from tracekit._util.ranks import launched_device
     from tracekit.data.registry import load_origin
 
     dataset, data_dir = given["dataset"], given["data_dir"]
@@ -345,7 +354,7 @@ def load_data(given: Mapping[str, Any]) -> tuple[Any, tk.PromptPairs]:
     data_options |= {"on_mismatch": "skip"} if given.get("skip_mismatched") else {}
     device = given["device"]
     if device in (None, "cuda"):
-        device = own_device() or device
+        device = launched_device() or device
     loading = parse_loading(given["model_option"])
     model = load(given["model"], device=device, dtype=given["dtype"], **loading)
     origin = given.get("origin")

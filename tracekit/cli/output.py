@@ -365,7 +365,7 @@ def print_checks(checked: tk.data.PairsCheck, *, is_short: bool = False) -> None
 
 def print_estimates(estimates: Iterable[Estimate]) -> None:
     """Prints what runs will take, a line each, and all of them together."""
-    from tracekit._util.progress import duration
+    from tracekit._util.progress import duration_text
 
     listed = list(estimates)
     recorded("estimates", Table.of_rows([asdict(each) for each in listed]))
@@ -374,7 +374,7 @@ def print_estimates(estimates: Iterable[Estimate]) -> None:
     memory = max((each.memory for each in listed if each.memory is not None), default=None)
     held = "" if memory is None else f"; {memory / 2**20:.0f} MiB of memory"
     most = "" if all(each.is_exact for each in listed) else "at most "
-    seconds = duration(sum(each.seconds for each in listed))
+    seconds = duration_text(sum(each.seconds for each in listed))
     console.print(f"In all {most}about {seconds}{held}. Nothing was run or written.")
 
 

@@ -8,12 +8,12 @@ import typer
 
 from tracekit._util.table import Table
 from tracekit.cli.app import app
-from tracekit.cli.options import CHOSEN, OPTIONAL_OUTPUT, OPTIONS, Given, load_data, takes
+from tracekit.cli.options import CHOSEN, OPTIONAL_OUTPUT, OPTIONS, Given, load_data, with_options
 from tracekit.cli.output import check_file, console, print_checks, recorded
 
 
 @app.command()
-@takes(
+@with_options(
     *(*CHOSEN, "model", "model_option", "device", "dtype", "quiet"),
     held_out=OPTIONS["held_out"].saying("Share to be held out: groups are counted in both parts."),
     seed=OPTIONS["seed"].saying("Draws the examples that are held out."),

@@ -14,7 +14,7 @@ from tracekit.cli.options import (
     TRACED,
     Given,
     build_search,
-    takes,
+    with_options,
 )
 from tracekit.cli.output import check_folder, console, print_estimates, print_table, write_figures
 from tracekit.cli.parsing import parse_budget, parse_options
@@ -22,7 +22,7 @@ from tracekit.errors import SearchStoppedWarning
 
 
 @app.command()
-@takes(
+@with_options(
     *(*TRACED, *SEARCHED, "output", "seed", "dry_run", "quiet"),
     max_budget=HOW.option(str, "SIZE", "Largest size: a count (6) or a share (0.2). Default: all."),
     max_passes=LIMITS.count(

@@ -12,14 +12,14 @@ import typer
 import tracekit as tk
 from tracekit._util.deferred import transformers
 from tracekit.cli.app import app
-from tracekit.cli.options import OPTIONS, Given, takes
+from tracekit.cli.options import OPTIONS, Given, with_options
 from tracekit.cli.output import check_file, console, load
 from tracekit.demo import DEMO
 from tracekit.errors import TracekitError
 
 
 @app.command()
-@takes(
+@with_options(
     output=OPTIONS["output"].saying("The HTML file that is written.", default=Path("report.html"))
 )
 def report(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracekit as tk
 from tracekit._util.table import Table
 from tracekit.cli.app import app
-from tracekit.cli.options import OUTPUT, Given, takes
+from tracekit.cli.options import OUTPUT, Given, with_options
 from tracekit.cli.output import console, print_facts, print_results
 from tracekit.cli.rebuild import Run
 
@@ -14,7 +14,7 @@ _MOST_LABELS = 40
 
 
 @app.command()
-@takes(all_components=OUTPUT.flag("List every selected component, however many.", "--all"))
+@with_options(all_components=OUTPUT.flag("List every selected component, however many.", "--all"))
 def show(given: Given, run: Run) -> None:
     """Prints a saved run, or all runs below a folder."""
     from tracekit.results.saved import load_saved

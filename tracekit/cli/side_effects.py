@@ -14,7 +14,7 @@ from tracekit.cli.options import (
     SEVERAL,
     WHAT,
     Given,
-    takes,
+    with_options,
 )
 from tracekit.cli.output import console, print_estimates, recorded, write_figures
 from tracekit.cli.parsing import parse_values
@@ -23,7 +23,7 @@ from tracekit.errors import ConfigError
 
 
 @app.command("side-effects")
-@takes(
+@with_options(
     *(*REBUILT, "seed", "dry_run", "quiet"),
     **OF_RUN,
     other=WHAT.settings(

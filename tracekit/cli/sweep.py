@@ -11,7 +11,7 @@ import typer
 
 from tracekit import runs
 from tracekit.cli.app import app
-from tracekit.cli.options import OPTIONAL_OUTPUT, WORKERS, Given, takes
+from tracekit.cli.options import OPTIONAL_OUTPUT, WORKERS, Given, with_options
 from tracekit.cli.output import Tally, check_folder, console, print_table
 from tracekit.cli.parsing import parse_executor_options
 
@@ -20,7 +20,7 @@ _MOST_ROWS = 40
 
 
 @app.command()
-@takes(
+@with_options(
     *(*WORKERS, "device", "max_batch_size", "quiet"),
     output=OPTIONAL_OUTPUT.saying("Folder; runs in it are not repeated. Default: the file's."),
 )

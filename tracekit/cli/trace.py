@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tracekit as tk
-from tracekit._util.names import MethodName, listed
+from tracekit._util.names import MethodName, choices_text
 from tracekit.cli.app import app
-from tracekit.cli.options import HOW, SEARCHED, SEVERAL, TRACED, Given, build_search, takes
+from tracekit.cli.options import HOW, SEARCHED, SEVERAL, TRACED, Given, build_search, with_options
 from tracekit.cli.output import (
     check_folder,
     console,
@@ -19,11 +19,11 @@ from tracekit.cli.parsing import goal, parse_options
 
 
 @app.command()
-@takes(
+@with_options(
     *(*TRACED, *SEARCHED, "output", "config", "save_config_to", "seed", "dry_run", "quiet"),
     budget=HOW.option(list[str], "SIZE", f"A count (6) or a share (0.2){SEVERAL}"),
     target_effect=HOW.number("Instead of a budget: the effect to reach."),
-    method=HOW.names(f"{listed(MethodName)}{SEVERAL} Default: pgb-ct+local."),
+    method=HOW.names(f"{choices_text(MethodName)}{SEVERAL} Default: pgb-ct+local."),
     option=HOW.settings(
         f"Option of a method as name=value, e.g. lambda1=0.001 or random:draws=200{SEVERAL}"
     ),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tracekit import models
 from tracekit._util.table import Table
 from tracekit.cli.app import app
-from tracekit.cli.options import REBUILT, Given, takes
+from tracekit.cli.options import REBUILT, Given, with_options
 from tracekit.cli.output import console, print_table
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild
 from tracekit.errors import ComparisonError
@@ -20,7 +20,7 @@ _TOLERANCE = 1e-4
 
 
 @app.command()
-@takes(*REBUILT, "quiet", **OF_RUN)
+@with_options(*REBUILT, "quiet", **OF_RUN)
 def verify(given: Given, run: Run) -> None:
     """Measures a saved run again, and says whether it agrees: model, data, every effect.
 

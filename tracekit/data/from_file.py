@@ -18,7 +18,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from tracekit._util.arguments import checked
+from tracekit._util.arguments import check_arguments
 from tracekit._util.options import as_path, shortened
 from tracekit._util.warn import warn
 from tracekit.data.chat import Chat
@@ -59,7 +59,7 @@ _INDEX_COLUMNS = ("", "Unnamed: 0", "index", "__index_level_0__")
 """What pandas and spreadsheets call the numbers of rows."""
 
 
-@checked
+@check_arguments
 def load_pairs(
     data: Any,
     model: HookedModel | str | Path,

@@ -169,7 +169,7 @@ def _mean_probabilities(
     ]
     values = np.zeros(len(sequences))
     with frozen(model), torch.no_grad():
-        for batch in progress.steps(batches, "check", shown=shown):
+        for batch in progress.track(batches, "check", shown=shown):
             tokens = torch.tensor(batch, device=device_of(model))
             logits = model.run_with_hooks(tokens, fwd_hooks=[])
             for row, read in enumerate(batch):

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.arguments import checked
+from tracekit._util.arguments import check_arguments
 from tracekit._util.clusters import Over
 from tracekit._util.markup import printable
 from tracekit._util.options import check_seed, first_few, is_whole, shortened, whole_numbers
@@ -69,7 +69,7 @@ class DataOrigin:
         return f"tk.load_dataset({self.dataset!r}, model{options}){chosen}"
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PromptPairs(Sequence[PromptPair]):
     """A data set of pairs, ready to trace. Make one with `from_text` or `from_ids`."""

@@ -10,7 +10,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from tracekit._util.arguments import checked
+from tracekit._util.arguments import check_arguments
 from tracekit._util.options import check_known, convert
 from tracekit.data import (
     demo,
@@ -89,7 +89,7 @@ def describe(name: str) -> Dataset:
     )
 
 
-@checked
+@check_arguments
 def load_dataset(name: str, model: HookedModel | str | Path, **options: Any) -> PromptPairs:
     """Loads a data set for a model.
 

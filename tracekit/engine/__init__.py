@@ -22,6 +22,6 @@ the middle of the model. `checks.py` proves that hooks act on a model, before it
 trusted.
 """
 
-from tracekit._util.stubs import attached
+from tracekit._util.stubs import lazy_exports
 
-__getattr__, __dir__, __all__ = attached(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

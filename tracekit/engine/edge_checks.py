@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tracekit.components import ComponentRegistry
 from tracekit.components.edges import EMBEDDING, EdgesBy
-from tracekit.engine.edge_patch import EdgePatch, refusal
+from tracekit.engine.edge_patch import EdgePatch, unsupported_edges
 from tracekit.engine.patching import MaskedPatch
 from tracekit.errors import IdentityCheckError, SourceError
 from tracekit.models.architectures import MLP, out_of
@@ -47,7 +47,7 @@ def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor)
     own = {name: fired[0] for name, fired in recorded.items() if fired}
     missing = [name for name in recorded if name not in own]
     if missing:
-        raise refusal(model, f"its hook point {missing[0]} did not fire")
+        raise unsupported_edges(model, f"its hook point {missing[0]} did not fire")
     others = {name: value.flip(0) for name, value in own.items()}
     positions = torch.ones_like(tokens, dtype=torch.bool)
     patch, same = (
@@ -78,7 +78,7 @@ def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor)
     tolerance = (1e-3 if is_exact(model) else 0.1) * (clean - clean.flip(0)).abs().max()
     for problem, value, expected in runs:
         if not (value - expected).abs().max() <= tolerance:
-            raise refusal(model, problem)
+            raise unsupported_edges(model, problem)
     _check_gradient(model, patch, tokens)
 
 
@@ -120,7 +120,7 @@ def _check_gradient(model: HookedModel, patch: EdgePatch, tokens: Tensor) -> Non
         (slopes,) = torch.autograd.grad((logits * drawn.to(logits)).sum(), mask)
     for site in patch.registry.sites:
         if not slopes[site.start : site.stop].any():
-            raise refusal(model, f"no gradient reaches the edges into layer {site.layer}")
+            raise unsupported_edges(model, f"no gradient reaches the edges into layer {site.layer}")
 
 
 def _logits(model: HookedModel, tokens: Tensor, hooks: Sequence[Hook]) -> Tensor:

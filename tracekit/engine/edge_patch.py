@@ -198,7 +198,7 @@ class _Run:
                 return activation if changed is None else changed
 
             if name not in model.hook_dict:
-                raise refusal(model, f"it has no hook point {name}")
+                raise unsupported_edges(model, f"it has no hook point {name}")
             hooks.append((name, hook))
 
         for layer in range(min(last + 1, self.graph.n_layers)):
@@ -382,10 +382,12 @@ def _parts(model: HookedModel, layer: int) -> BlockParts:
     try:
         return block_parts(model, layer)
     except (AttributeError, TypeError) as error:
-        raise refusal(model, f"the parts of its block {layer} cannot be found ({error})") from error
+        raise unsupported_edges(
+            model, f"the parts of its block {layer} cannot be found ({error})"
+        ) from error
 
 
-def refusal(model: HookedModel, reason: str) -> HookPointError:
+def unsupported_edges(model: HookedModel, reason: str) -> HookPointError:
     """Says that edges cannot be patched, and why."""
     return HookPointError(
         f"Edges cannot be patched in {model_name(model)}: {reason}. Load the model with "

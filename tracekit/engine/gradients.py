@@ -144,7 +144,7 @@ def predict_changes(
         slopes = gradient(data, half, torch.ones_like, examples)[1].cpu() / n_examples
         return FirstOrderPrediction(slopes, slopes)
     gains, total = torch.zeros(2, data.n_components, device=data.device)
-    for batch in changes_of(data, members, data.rank_share(examples)):
+    for batch in predictions_by_batch(data, members, data.rank_share(examples)):
         gains_of_batch, slopes = batch.gains, batch.slopes
         if example_weights is not None:
             weights = to_device(example_weights, data.device)[batch.examples, None]
@@ -182,12 +182,12 @@ def stream_changes(data: PreparedData, members: ComponentSet) -> Iterator[BatchP
 
     A metric that is flat at the clean run has no gradient of single examples at the empty set.
     """
-    for batch in changes_of(data, members, None):
+    for batch in predictions_by_batch(data, members, None):
         data.account.count(len(batch.examples), backward=True)
         yield BatchPrediction(*(part.cpu() for part in batch))
 
 
-def changes_of(
+def predictions_by_batch(
     data: PreparedData, members: ComponentSet, examples: Int[Tensor, " some"] | None
 ) -> Iterator[BatchPrediction]:
     """The prediction on some examples, or all, where the model is."""

@@ -13,7 +13,7 @@ from tracekit.models.architectures import stretches_by_batch
 from tracekit.models.hooked import HookedModel, model_name
 
 
-def check_pairs(
+def check_traceable(
     pairs: PromptPairs, model: HookedModel, registry: ComponentRegistry, metric: Metric
 ) -> None:
     """Refuses pairs that cannot be traced."""

@@ -36,7 +36,7 @@ from tracekit.engine.counterfactual_cache import CounterfactualCache
 from tracekit.engine.edge_patch import EdgePatch, rows_at_once
 from tracekit.engine.forward import ForwardPass
 from tracekit.engine.layout import Layout, Positions
-from tracekit.engine.pair_checks import check_pairs
+from tracekit.engine.pair_checks import check_traceable
 from tracekit.engine.patching import Activations, MaskedPatch
 from tracekit.engine.recording import Recorder
 from tracekit.errors import ConfigError, NonFiniteMetricError, WorkerError
@@ -147,11 +147,11 @@ class PreparedData:
             PairsError: A token id outside the vocabulary, noise of another width, or a sequence
                 longer than the model's context.
         """
-        check_pairs(pairs, model, registry, metric)
+        check_traceable(pairs, model, registry, metric)
         config, ranks = config or EngineConfig(), Ranks.joined()
         capabilities = config.capabilities or capabilities_of(model)
         forward_pass = ForwardPass(model, capabilities, config.continuation_mean)
-        bar = partial(_progress.steps, shown=config.progress)
+        bar = partial(_progress.track, shown=config.progress)
         # X and y share a row where the model supports that at the length needed.
         layout = _build_layout(model, pairs, registry, config, packed=True)
         if not capabilities.supports_packing(model, layout.longest):

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from tracekit._util.markup import printable
 from tracekit._util.names import KindName
-from tracekit._util.options import check_choice, check_seed, guided, is_whole, shortened
+from tracekit._util.options import check_choice, check_keywords, check_seed, is_whole, shortened
 from tracekit.components import ComponentRegistry
 from tracekit.components.kinds import KINDS, Kind
 from tracekit.components.registry import SiteSpec
@@ -23,7 +23,7 @@ from tracekit.engine.layout import Positions
 from tracekit.engine.sources import AnySource, as_source, draws, name_of
 from tracekit.errors import ComponentError, ConfigError, SourceError
 from tracekit.metrics import METRICS, ContinuationMean, Direction, Metric, MetricFunction
-from tracekit.metrics import resolve as resolve_metric
+from tracekit.metrics import resolve_metric as resolve_metric
 
 SplitBy = Literal["span", "position"]
 """Splits components further than layers and indices do."""
@@ -67,7 +67,7 @@ SETUP_OPTIONS = tuple(SetupOptions.__annotations__)
 """Names of the entries of `SetupOptions`."""
 
 
-@guided
+@check_keywords
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Setup:
     """Which components take which values, and how their effect is measured.

@@ -4,9 +4,9 @@ Results draw themselves with these (`result.heatmap()`, `front.curve()`); nothin
 result. Every function returns its figure and shows nothing.
 """
 
-from tracekit._util.stubs import attached
+from tracekit._util.stubs import lazy_exports
 
 # A function that has the name of its module takes its place.
 from tracekit.figures.strengths import strengths  # noqa: F401
 
-__getattr__, __dir__, __all__ = attached(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

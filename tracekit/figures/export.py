@@ -18,7 +18,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from tracekit._util.files import draft_folder, write_beside
-from tracekit._util.options import as_path, guided
+from tracekit._util.options import as_path, check_keywords
 from tracekit.errors import ConfigError, FigureExportError
 from tracekit.figures import browser_process
 from tracekit.figures.layout import FONT_SIZE, PER_INCH, place, resized
@@ -37,7 +37,7 @@ _HIGHEST = 8.0
 _WIDTH = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>in|cm|mm|pt|px)?")
 
 
-@guided
+@check_keywords
 def write(
     figure: go.Figure,
     path: str | Path,

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from tracekit._util.deferred import transformers
-from tracekit._util.table import named
+from tracekit._util.table import join_labels
 from tracekit._util.warn import warn
 from tracekit.errors import MissingExtraError, ModelWarning, UnsupportedModelError
 from tracekit.models.checkpoint import Checkpoint
@@ -143,7 +143,7 @@ def _unplaced(reader: Any, model: Any) -> list[str]:
     places = loading.get_gguf_hf_weights_map(model, made_for(config=model.config.to_dict()))
     names = [each.name for each in reader.tensors if not _is_rotary(each.name)]
     left = [n for n in names if n not in places and n.removesuffix(".weight") not in places]
-    return [f"the tensors {named(left, most=5)}"] if left else []
+    return [f"the tensors {join_labels(left, most=5)}"] if left else []
 
 
 def completed(config: Any, settings: Settings, tensors: Mapping[str, Any]) -> tuple[Any, list[str]]:
@@ -260,16 +260,16 @@ def _rotary(
 ) -> list[str]:
     """Rotary embeddings: their base, their dimensions, and how their frequencies are scaled."""
     given = {key: left.pop(key) for key in list(left) if key.startswith("rope.")}
-    named = [f"{key} = {_shown(value)}" for key, value in given.items()]
+    settings = [f"{key} = {_shown(value)}" for key, value in given.items()]
     before = getattr(config, "rope_parameters", None)
     if not before:
         # Some write 0 for none.
-        return [text for text, value in zip(named, given.values(), strict=True) if value] + list(
+        return [text for text, value in zip(settings, given.values(), strict=True) if value] + list(
             tensors
         )
     is_nested = any(isinstance(value, Mapping) for value in before.values())
     if is_nested and "full_attention" not in before:
-        return named + list(tensors)
+        return settings + list(tensors)
     after = {**(before["full_attention"] if is_nested else before)}
     given.pop("rope.scaling.finetuned", None)
     if "rope.freq_base" in given:

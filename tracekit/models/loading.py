@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tracekit._util.arguments import checked
+from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import transformers
 from tracekit._util.options import check_known
 from tracekit._util.progress import waiting
@@ -70,7 +70,7 @@ _loading = RLock()
 """Held while files are read: transformers changes torch for all threads meanwhile."""
 
 
-@checked
+@check_arguments
 def load_model(
     model: str | Path | HookedModel | transformers.PreTrainedModel = DEMO,
     *,

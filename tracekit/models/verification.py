@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.utils.parametrize import is_parametrized
 
 from tracekit._util.deferred import transformers
-from tracekit._util.table import named
+from tracekit._util.table import join_labels
 from tracekit._util.warn import warn
 from tracekit.errors import ModelWarning, UnsupportedModelError
 from tracekit.models.hooked import (
@@ -122,13 +122,14 @@ def _check_complete(model: Any, info: Mapping[str, Any], name: object) -> None:
     missing = sorted(set(info["missing_keys"]) & parameters - set(reshaped))
     if missing:
         raise UnsupportedModelError(
-            f"The weights of {name} lack {named(missing, _LISTED)}, which transformers would fill "
-            "in at random. Give a directory with all weights under the names of its architecture."
+            f"The weights of {name} lack {join_labels(missing, _LISTED)}, which transformers would "
+            "fill in at random. Give a directory with all weights under the names of its "
+            "architecture."
         )
     if reshaped:
         raise UnsupportedModelError(
             f"The weights of {name} do not have the shapes that its config.json says: "
-            f"{named(reshaped, _LISTED)}. Give weights and configuration of the same model."
+            f"{join_labels(reshaped, _LISTED)}. Give weights and configuration of the same model."
         )
 
 
@@ -191,8 +192,8 @@ def cannot_wrap(loader: Loader, error: Exception) -> UnsupportedModelError:
     kind = type(loader.model).__name__
     if loader.changes:
         reason = (
-            f"parts of it are not those of a {kind}: {named(loader.changes, _LISTED)}. Put those "
-            "parts back, or give a model whose parts are of its class."
+            f"parts of it are not those of a {kind}: {join_labels(loader.changes, _LISTED)}. Put "
+            "those parts back, or give a model whose parts are of its class."
         )
     else:
         reason = (
@@ -252,7 +253,7 @@ def _unusual(model: Any) -> str:
         if isinstance(value, (bool, float)) and value != usual.get(key)
         if not any(word in key for word in common)
     ]
-    return f" (not the default: {named(unusual, _LISTED)})" if unusual else ""
+    return f" (not the default: {join_labels(unusual, _LISTED)})" if unusual else ""
 
 
 def first_line(error: Exception) -> str:
@@ -278,8 +279,8 @@ def check_same_numbers(model: HookedModel, loader: Loader) -> None:
     if not difference <= tolerance * largest:
         reason = (
             "TransformerLens computes attention and some other parts by its own code, which leaves "
-            f"out how these were changed: {named(loader.changes, _LISTED)}. Undo the change, or "
-            "make it by hooks of the loaded model."
+            f"out how these were changed: {join_labels(loader.changes, _LISTED)}. Undo the change, "
+            "or make it by hooks of the loaded model."
             if loader.changes
             else "Its configuration has a setting that TransformerLens ignores"
             f"{_unusual(loader.model)}; use a checkpoint without it."

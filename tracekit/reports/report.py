@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, get_args
 
 import plotly.graph_objects as go
 
-from tracekit._util.arguments import checked
+from tracekit._util.arguments import check_arguments
 from tracekit._util.markup import interval_text
 from tracekit._util.options import as_path, shortened
-from tracekit._util.table import Column, Table, named
+from tracekit._util.table import Column, Table, join_labels
 from tracekit.anatomy import Attention, Explanation, Look, Paths, SideEffects
 from tracekit.data.display import shown_pair
 from tracekit.data.prompts import PromptPairs
@@ -65,7 +65,7 @@ _CHECKED = (
 )
 
 
-@checked
+@check_arguments
 def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     """Writes a page on some results: setting, figures, sets, examples, and how to repeat the runs.
 
@@ -99,7 +99,7 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     attention = [each for each in given if isinstance(each, Attention)]
     sections += [_paths_section(each, attention) for each in given if isinstance(each, Paths)]
     for each in attention:
-        heading = f"What heads look at: {named(each.labels, _MOST_LABELS)}"
+        heading = f"What heads look at: {join_labels(each.labels, _MOST_LABELS)}"
         drawn, lines = [each.figure()], str(each).splitlines()
         sections.append(Section(heading=heading, paragraphs=lines, figures=drawn))
     sections += [_side_effects_section(each) for each in given if isinstance(each, SideEffects)]
@@ -264,7 +264,7 @@ def _note_on_examples(result: TraceResult) -> str:
 
 def _explanation_section(why: Explanation) -> Section:
     return Section(
-        heading=f"Why they act together: {named(why.labels, _MOST_LABELS)}",
+        heading=f"Why they act together: {join_labels(why.labels, _MOST_LABELS)}",
         paragraphs=str(why).splitlines(),
         figures=[why.waterfall(), why.heatmap(), why.network()],
         table=member_table(why),
@@ -280,7 +280,7 @@ def _paths_section(paths: Paths, attention: list[Attention]) -> Section:
     for each in beside:
         attention.remove(each)
     return Section(
-        heading=f"How they connect: {named(paths.labels, _MOST_LABELS)}",
+        heading=f"How they connect: {join_labels(paths.labels, _MOST_LABELS)}",
         paragraphs=[*str(paths).splitlines()[:1], *(str(each).splitlines()[0] for each in beside)],
         figures=[paths.network(), *(each.figure() for each in beside)],
         table=path_table(paths),
@@ -296,7 +296,7 @@ def _side_effects_section(side: SideEffects) -> Section:
     facts = ("name", "dataset", "metric", "examples", "effect", "strength", "random sets", "p")
     table = Table.of_rows(side.table, titles, forms, joined=True)
     return Section(
-        heading=f"Side effects of {named(side.labels, _MOST_LABELS)}",
+        heading=f"Side effects of {join_labels(side.labels, _MOST_LABELS)}",
         figures=[side.figure()],
         table=table.only(*facts, "selectivity", "of random sets"),
         note="Strength: mean absolute effect, as a share of that of all components. Random sets: "
@@ -315,7 +315,7 @@ def _look_section(look: Look) -> Section:
 
 
 def _generations_section(written: Generations) -> Section:
-    members = named(written.labels, _MOST_LABELS) or "nothing"
+    members = join_labels(written.labels, _MOST_LABELS) or "nothing"
     return Section(
         heading=f"What the model writes with {members} replaced",
         table=Table.of_rows(written.table),

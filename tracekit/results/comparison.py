@@ -14,10 +14,10 @@ import plotly.graph_objects as go
 import torch
 
 from tracekit import figures
-from tracekit._util.arguments import checked
+from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import pd
 from tracekit._util.markup import printable, with_ends
-from tracekit._util.options import guided
+from tracekit._util.options import check_keywords
 from tracekit._util.table import Column, Table, latex_text
 from tracekit.engine.setup import Setup
 from tracekit.errors import ComparisonError, NoResultError
@@ -42,7 +42,7 @@ from tracekit.results.tables import (
 )
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, eq=False)
 class Comparison(Results):
     """Results that answer the same question, on the same examples or others; see `compare`."""
@@ -53,7 +53,7 @@ class Comparison(Results):
     any_dtype: bool = False
     """Whether one model may be loaded in several types."""
 
-    @guided
+    @check_keywords
     def heatmap(self, *, color: Color = "selected") -> go.Figure:
         """Components of each result, layer by layer; `color` as in `TraceResult.heatmap`."""
         return comparison_heatmap(self.results, self.labels, color=color)
@@ -229,7 +229,7 @@ Comparable = TraceResult | Sequence[TraceResult] | HasCurve | str | Path
 """Results in memory, runs, and folders that results were saved to."""
 
 
-@checked
+@check_arguments
 def compare(
     results: Comparable | Iterable[Comparable],
     labels: Sequence[str] | None = None,

@@ -11,7 +11,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tracekit._util.arguments import checked
+from tracekit._util.arguments import check_arguments
 from tracekit._util.markup import printable
 from tracekit._util.options import shortened
 from tracekit.errors import BudgetError, TracekitError
@@ -26,7 +26,7 @@ CURVE = "curve.json"
 _RUN = "budget-"
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, eq=False, repr=False)
 class TraceCurve(Results):
     """Results of one run at several budgets, ascending."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.clusters import Over, independent, n_text
+from tracekit._util.clusters import Over, count_independent, n_text
 from tracekit._util.markup import with_ends
 from tracekit._util.table import value_text
 from tracekit.data.pair import of_own_prompts
@@ -70,7 +70,7 @@ class OverExamples:
     @property
     def n_independent(self) -> int:
         """How many of the examples are independent: equal ones, mirrors and groups count once."""
-        return independent(self.n_examples, self.clusters)
+        return count_independent(self.n_examples, self.clusters)
 
     @property
     def n_text(self) -> str:

@@ -32,7 +32,7 @@ from tracekit.engine.setup import Setup
 from tracekit.engine.sources import Binding, ToPairs, as_source, name_of, with_counterfactuals
 from tracekit.errors import ConfigError, PairsError
 from tracekit.metrics import Direction, Effects, Metric, MetricFunction
-from tracekit.metrics import resolve as resolve_metric
+from tracekit.metrics import resolve_metric as resolve_metric
 from tracekit.models import HookedModel, foreign_hooks, model_name, revision_of, weights_digest
 from tracekit.results.mib import model_sizes
 from tracekit.results.on_examples import OnExamples, examples_text

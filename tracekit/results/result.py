@@ -18,11 +18,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.arguments import checked
+from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text, printable
-from tracekit._util.options import as_path, guided, shortened
-from tracekit._util.table import named, value_text
+from tracekit._util.options import as_path, check_keywords, shortened
+from tracekit._util.table import join_labels, value_text
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask, members_of_mask
 from tracekit.engine.cost import Cost
@@ -110,7 +110,7 @@ class ModelFacts:
     """By kind of features and layer, the share of the variance of activations they rebuild."""
 
 
-@checked
+@check_arguments
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TraceResult(InFolder):
     """One set of components, how it was found, and its effect."""
@@ -351,7 +351,7 @@ class TraceResult(InFolder):
                 f"{self.dataset} data, {self.model_text} model, {setup.metric}, {setup.direction}"
             ),
             line(" \u00b7 ".join(facts)),
-            line(named(self.labels)),
+            line(join_labels(self.labels)),
             selection_svg(self.registry, self.binary_mask.nonzero()[:, 0].tolist()),
         )
 
@@ -414,7 +414,7 @@ class TraceResult(InFolder):
         """
         return against(self, circuit, name)
 
-    @guided
+    @check_keywords
     def heatmap(
         self, *, color: Color | None = None, outline: str | Sequence[str] | None = None
     ) -> go.Figure:
@@ -470,7 +470,7 @@ class TraceResult(InFolder):
         """
         return graph_of(self.registry, members_of_mask(self.binary_mask), self._scores)
 
-    @guided
+    @check_keywords
     def circuit(self, n: int = 30) -> go.Figure:
         """The `n` strongest selected edges: nodes by layer, arrows from senders to receivers.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text, number_text, with_ends
-from tracekit._util.options import guided, shortened
+from tracekit._util.options import check_keywords, shortened
 from tracekit.components.members import ComponentsLike, ordered_in
 from tracekit.engine.example_curves import ExampleCurves
 from tracekit.errors import ConfigError, MetricError
@@ -72,7 +72,7 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         frame = pd.DataFrame(columns)
         return frame.sort_values("effect", key=abs, ascending=False, ignore_index=True)
 
-    @guided
+    @check_keywords
     def heatmap(
         self, *, normalised: bool = False, mark: Mark | None = "q", layers_on: LayersOn = "y"
     ) -> go.Figure:

@@ -29,7 +29,7 @@ from safetensors.torch import load as deserialised
 from safetensors.torch import save as serialised
 from torch import Tensor
 
-from tracekit._util.arguments import checked
+from tracekit._util.arguments import check_arguments
 from tracekit._util.files import digest_of, write_beside, write_csv
 from tracekit._util.options import as_path, shortened
 from tracekit._util.version import __version__
@@ -110,7 +110,7 @@ def load(cls: type[_T], path: Path, digest: str | None = None, *, inline: bool =
     return value
 
 
-@checked
+@check_arguments
 class InFolder:
     """What is a document in a folder, such as that of a run."""
 

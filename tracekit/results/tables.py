@@ -10,7 +10,7 @@ from typing import Any
 from tracekit._util.clusters import n_text
 from tracekit._util.deferred import pd
 from tracekit._util.markup import printable
-from tracekit._util.table import Column, Table, named
+from tracekit._util.table import Column, Table, join_labels
 from tracekit.errors import ComparisonError
 from tracekit.metrics import METRICS
 from tracekit.results.display import MOST_ROWS, card, facts_table, line, model_text
@@ -84,7 +84,8 @@ def result_table(results: Sequence[TraceResult], *, most_labels: int = 6) -> Tab
     Readers see so many `most_labels` of its components.
     """
     scores = [result.circuit_scores for result in results]
-    sizes, shown = {result.n_components for result in results}, partial(named, most=most_labels)
+    sizes = {result.n_components for result in results}
+    shown = partial(join_labels, most=most_labels)
     # Rows of different models or kinds have no number in common that could stand in each.
     of_all = f"{{}} of {min(sizes)}".format if len(sizes) == 1 else str
     intervals = [result.held_out_interval or (None, None) for result in results]
@@ -173,9 +174,9 @@ def check_comparable(
     """
     may_differ = {"data sets", "examples", "seeds of the source"} if of_sets else set()
     dtypes = [result.model_facts.dtype for result in results]
-    named = [(r.model, d if any_dtype else "") for r, d in zip(results, dtypes, strict=True)]
-    weights = {*zip(named, [r.model_facts.weights_digest for r in results], strict=True)}
-    if len(weights) == len({*named}):
+    models = [(r.model, d if any_dtype else "") for r, d in zip(results, dtypes, strict=True)]
+    weights = {*zip(models, [r.model_facts.weights_digest for r in results], strict=True)}
+    if len(weights) == len({*models}):
         may_differ |= {"models"} if of_sets else set()
         may_differ |= {"weights"} if of_sets or any_dtype else set()
     for name, values in (

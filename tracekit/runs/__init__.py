@@ -5,6 +5,6 @@
 which and when, `executors.py` where.
 """
 
-from tracekit._util.stubs import attached
+from tracekit._util.stubs import lazy_exports
 
-__getattr__, __dir__, __all__ = attached(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

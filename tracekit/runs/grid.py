@@ -28,7 +28,7 @@ from tracekit.errors import (
     UnknownModelError,
     UnknownNameError,
 )
-from tracekit.metrics import resolve as resolve_metric
+from tracekit.metrics import resolve_metric as resolve_metric
 from tracekit.models.checkpoint import locate
 from tracekit.runs.jobs import Job, ModelSource, by_title
 from tracekit.search import DEFAULT_METHOD, METHODS, make

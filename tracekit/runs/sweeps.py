@@ -13,12 +13,12 @@ from typing import Any
 from pydantic import PositiveInt
 from tqdm.auto import tqdm
 
-from tracekit._util.arguments import checked
+from tracekit._util.arguments import check_arguments
 from tracekit._util.files import locked, write_csv
 from tracekit._util.markup import printable
 from tracekit._util.options import as_path, check_known, convert, is_whole
 from tracekit._util.processes import leave_if_in_start
-from tracekit._util.progress import is_wanted
+from tracekit._util.progress import is_watched
 from tracekit._util.table import Table
 from tracekit._util.warn import warn
 from tracekit.engine.setup import SETUP_OPTIONS, Setup
@@ -120,7 +120,7 @@ class Runs(Sequence[Run]):
         return self.shown().html()
 
 
-@checked
+@check_arguments
 def load_runs(folder: str | Path) -> Runs:
     """Reads all runs of a sweep or of a reproduction, or all saved results below a folder.
 
@@ -170,7 +170,7 @@ def _run_of(result: TraceResult, folder: Path) -> Run:
     return run
 
 
-@checked
+@check_arguments
 def sweep(
     models: Sequence[Any],
     datasets: Sequence[Any],
@@ -250,9 +250,9 @@ def sweep(
     device = convert("device", device, str | None)
     loading = dict(convert("model_options", model_options or {}, dict[str, Any]))
     executor_options = convert("executor_options", executor_options or {}, dict[str, Any])
-    is_watched = is_wanted() if progress is None else progress
+    shows_bar = is_watched() if progress is None else progress
     folder = as_path("output", output)
-    bar = tqdm(total=total, disable=not is_watched, unit="run", desc="sweep")
+    bar = tqdm(total=total, disable=not shows_bar, unit="run", desc="sweep")
     with _made(folder), _in_use(folder, part), bar:
 
         def count(outcome: Run | Failure) -> None:

@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any, cast, get_type_hints
 
 from tracekit._util.names import MethodName
-from tracekit._util.options import check_known, check_numbers, convert, guided
+from tracekit._util.options import check_keywords, check_known, check_numbers, convert
 from tracekit.errors import UnknownNameError, UnknownOptionError
 from tracekit.search.base import Goal, Planned, Search, Selection
 from tracekit.search.baselines.attribution import EAPIG, Attribution, MaskIG
@@ -79,7 +79,7 @@ __all__ = [
 
 
 for _kind in METHODS.values():
-    guided(_kind)
+    check_keywords(_kind)
 
 
 def title_of(method: str) -> str:

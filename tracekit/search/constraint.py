@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.devices import to_device
-from tracekit._util.options import guided, shortened
+from tracekit._util.options import check_keywords, shortened
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices, members_of_mask
 from tracekit.components.members import ComponentsLike
@@ -22,7 +22,7 @@ from tracekit.engine.engine import Engine
 from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
 from tracekit.engine.set_effects import SetRecorder
 from tracekit.errors import ConfigError, NothingFoundError
-from tracekit.metrics import Effects, Metric, MetricFunction, resolve
+from tracekit.metrics import Effects, Metric, MetricFunction, resolve_metric
 from tracekit.search.objectives import (
     ExampleScores,
     Faithful,
@@ -43,7 +43,7 @@ _OUTSIDE = -1e9
 """Score of a measured set that lies just outside the bound: below that of any other."""
 
 
-@guided
+@check_keywords
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Constraint:
     """A metric that a search has to leave within bounds."""
@@ -61,12 +61,12 @@ class Constraint:
             raise ConfigError(
                 f"The pairs of the constraint are {shortened(self.pairs)}. Give PromptPairs."
             )
-        resolve(self.metric)
+        resolve_metric(self.metric)
 
     def describe(self, traced: PromptPairs) -> str:
         """The constraint in a phrase."""
         pairs = traced if self.pairs is None else self.pairs
-        return f"{resolve(self.metric).name} on {pairs.name} at most {self.at_most!r}"
+        return f"{resolve_metric(self.metric).name} on {pairs.name} at most {self.at_most!r}"
 
 
 class BoundedTarget(Target):
@@ -317,7 +317,7 @@ def nothing_within(constraint: Constraint, effect: float | None = None) -> Nothi
     """
     best = "" if effect is None else f" The least bad one changes it by {effect:.3g}."
     return NothingFoundError(
-        f"No set that was tried keeps {resolve(constraint.metric).name} within "
+        f"No set that was tried keeps {resolve_metric(constraint.metric).name} within "
         f"{constraint.at_most:g}.{best} Allow more, or ask for fewer components."
     )
 

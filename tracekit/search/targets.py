@@ -486,7 +486,7 @@ class FaithfulTarget(Target):
         # 1 for components that would join, -1 for those that would leave.
         direction = 1 - 2 * to_device(from_indices(members, n), self.engine.device).float()
         sides = [members, complement_of(members, n)]
-        predictions = (gradients.changes_of(engine, side, part) for side in sides)
+        predictions = (gradients.predictions_by_batch(engine, side, part) for side in sides)
         for own, others in zip(*predictions, strict=True):
             numbers = own.examples
             scores, (by_own, by_others) = differentiate(

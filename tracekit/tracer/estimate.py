@@ -20,7 +20,7 @@ from typing_extensions import ParamSpec
 
 from tracekit._util.markup import printable
 from tracekit._util.names import MethodChoice, SignName
-from tracekit._util.progress import duration
+from tracekit._util.progress import duration_text
 from tracekit.anatomy.explanation import plan_explanation
 from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
@@ -87,7 +87,9 @@ class Estimate:
         """Passes and time in words, as `up to 98 passes and 290 besides, at most about 4 min`."""
         bound, most = ("", "") if self.is_exact else ("up to ", "at most ")
         besides = f" and {self.further:.0f} besides" if self.further > 0.05 * self.passes else ""
-        return f"{bound}{self.passes:.0f} passes{besides}, {most}about {duration(self.seconds)}"
+        return (
+            f"{bound}{self.passes:.0f} passes{besides}, {most}about {duration_text(self.seconds)}"
+        )
 
     def __repr__(self) -> str:
         memory = "" if self.memory is None else f"; {self.memory / 2**20:.0f} MiB"

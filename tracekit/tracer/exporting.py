@@ -26,7 +26,7 @@ from tracekit._util import progress
 from tracekit._util.deferred import transformers
 from tracekit._util.files import write_beside
 from tracekit._util.options import as_path
-from tracekit._util.table import named
+from tracekit._util.table import join_labels
 from tracekit._util.warn import warn
 from tracekit.anatomy import SideEffects
 from tracekit.components import ComponentRegistry
@@ -264,7 +264,7 @@ def _check_plain(model: HookedModel, plain: Any) -> None:
         difference, largest = difference_from(reference, logits_of(plain, tokens))
     if not difference <= (1e-4 if is_exact(model) else 0.05) * largest:
         original: Any = model.original_model  # type: ignore[attr-defined]
-        reason = named(changes_of(original), 5) or "weights that it ties are not the same"
+        reason = join_labels(changes_of(original), 5) or "weights that it ties are not the same"
         raise UnsupportedModelError(
             f"A plain {type(original).__name__} with the weights of {model_name(model)} computes "
             f"other logits, as {reason}. A checkpoint holds weights alone. Put the change into the "

@@ -154,7 +154,7 @@ def generate(
     mask = strength * from_indices(chosen, engine.n_components).float()
     constants = constants_of([pair.counterfactual for pair in engine.pairs])
     written = []
-    for number in progress.steps(range(len(prompts)), "generate", shown=question.config.progress):
+    for number in progress.track(range(len(prompts)), "generate", shown=question.config.progress):
         (batch,) = engine.batches_of(torch.tensor([number]), of_all_ranks=True)
         if constants is not None and not constants.positional and question.setup.positions == "all":
             hooks = constant_hooks(question.registry, constants, mask)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from tracekit._util.names import SignName, listed
+from tracekit._util.names import SignName, choices_text
 from tracekit._util.options import check_seed, shortened
 from tracekit.engine.effects import check_metric
 from tracekit.engine.engine import Engine
@@ -60,7 +60,9 @@ class Request:
         if self.objective is not None:
             resolve_objective(self.objective)
         if self.sign is not None and self.sign not in get_args(SignName):
-            raise ConfigError(f"sign is {shortened(self.sign)}. Give one of {listed(SignName)}.")
+            raise ConfigError(
+                f"sign is {shortened(self.sign)}. Give one of {choices_text(SignName)}."
+            )
         if self.constraint is not None and not isinstance(self.constraint, Constraint):
             raise ConfigError(
                 f"constraint is {shortened(self.constraint)}. Give a tk.Constraint, e.g. "

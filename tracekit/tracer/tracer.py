@@ -12,9 +12,9 @@ from typing import Any, Concatenate, TypeVar, overload
 import plotly.graph_objects as go
 from typing_extensions import ParamSpec, Unpack
 
-from tracekit._util.arguments import checked
+from tracekit._util.arguments import check_arguments
 from tracekit._util.names import MethodChoice, MetricChoice, SignName
-from tracekit._util.options import check_known, guided
+from tracekit._util.options import check_keywords, check_known
 from tracekit._util.ranks import Ranks
 from tracekit.anatomy import (
     attention,
@@ -62,9 +62,11 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def _asks(function: Callable[Concatenate[Question, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
+def as_method(
+    function: Callable[Concatenate[Question, _P], _R],
+) -> Callable[Concatenate[Any, _P], _R]:
     """A function of a question as a method of the tracer that asks it, on an unchanged model."""
-    called = guided(function)
+    called = check_keywords(function)
 
     @wraps(function)
     def method(self: Tracer, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -79,7 +81,7 @@ def _asks(function: Callable[Concatenate[Question, _P], _R]) -> Callable[Concate
     return method
 
 
-@checked
+@check_arguments
 class Tracer:
     """Traces which components of a model jointly move a metric.
 
@@ -324,14 +326,14 @@ class Tracer:
         self._last = front = run_front(self.question, request, observe, statistics=statistics)
         return front
 
-    look = _asks(looking.look)
-    estimate = _asks(estimating.estimate)
-    estimate_pareto = _asks(estimating.estimate_pareto)
-    estimate_explain = _asks(estimating.estimate_explain)
-    estimate_minimality = _asks(estimate_of(minimality.planned_minimality, is_exact=False))
-    estimate_faithfulness = _asks(estimate_of(evaluation.planned_faithfulness))
-    estimate_controls = _asks(estimate_of(controls.planned_controls))
-    estimate_side_effects = _asks(estimate_of(side_effects.planned_side_effects))
+    look = as_method(looking.look)
+    estimate = as_method(estimating.estimate)
+    estimate_pareto = as_method(estimating.estimate_pareto)
+    estimate_explain = as_method(estimating.estimate_explain)
+    estimate_minimality = as_method(estimate_of(minimality.planned_minimality, is_exact=False))
+    estimate_faithfulness = as_method(estimate_of(evaluation.planned_faithfulness))
+    estimate_controls = as_method(estimate_of(controls.planned_controls))
+    estimate_side_effects = as_method(estimate_of(side_effects.planned_side_effects))
 
     @property
     def model(self) -> HookedModel:
@@ -410,25 +412,25 @@ class Tracer:
         """
         return self.question.n_prefers_x
 
-    evaluate = _asks(evaluation.evaluate)
-    noising_and_denoising = _asks(evaluation.noising_and_denoising)
-    faithfulness = _asks(evaluation.faithfulness)
-    minimality = _asks(minimality.minimality)
-    controls = _asks(controls.controls)
-    as_result = _asks(exploring.as_result)
-    explain = _asks(explanation.explain)
-    as_game = _asks(set_game.as_game)
-    side_effects = _asks(side_effects.side_effects)
-    paths = _asks(paths.paths)
-    attention = _asks(attention.attention)
-    single_effects = _asks(single_effects.single_effects)
-    interactions = _asks(pair_effects.interactions)
-    strongest_pairs = _asks(strongest_pairs.strongest_pairs)
-    export = _asks(exporting.export)
-    steer = _asks(generation.steer)
-    generate = _asks(generation.generate)
-    from_mib = _asks(evaluation.from_mib)
-    explore = _asks(exploring.explore)
+    evaluate = as_method(evaluation.evaluate)
+    noising_and_denoising = as_method(evaluation.noising_and_denoising)
+    faithfulness = as_method(evaluation.faithfulness)
+    minimality = as_method(minimality.minimality)
+    controls = as_method(controls.controls)
+    as_result = as_method(exploring.as_result)
+    explain = as_method(explanation.explain)
+    as_game = as_method(set_game.as_game)
+    side_effects = as_method(side_effects.side_effects)
+    paths = as_method(paths.paths)
+    attention = as_method(attention.attention)
+    single_effects = as_method(single_effects.single_effects)
+    interactions = as_method(pair_effects.interactions)
+    strongest_pairs = as_method(strongest_pairs.strongest_pairs)
+    export = as_method(exporting.export)
+    steer = as_method(generation.steer)
+    generate = as_method(generation.generate)
+    from_mib = as_method(evaluation.from_mib)
+    explore = as_method(exploring.explore)
 
     def heatmap(
         self,
