@@ -12,7 +12,8 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import tracekit as tk
 from tests import tiny
-from tracekit.errors import UnsupportedModelError
+from tracekit.errors import ModelWarning, UnsupportedModelError
+from tracekit.models import verification
 from tracekit.models.hooked import weights_digest
 
 IDS = torch.arange(1, 10)[None]
@@ -66,6 +67,24 @@ def with_adapter_of_transformers(*, is_on):
         model.add_adapter(peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
     if not is_on:
         model.disable_adapters()
+    return model.eval()
+
+
+def token_embeddings(*, tied=False, is_on=True):
+    """A model whose adapter replaces the embeddings of two tokens."""
+    config = peft.TrainableTokensConfig(target_modules=["embed_tokens"], token_indices=[1, 5])
+    return with_random_tokens(
+        peft.get_peft_model(llama(tie_word_embeddings=tied), config), is_on=is_on
+    )
+
+
+def with_random_tokens(model, *, is_on=True):
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in model.named_parameters():
+        if "trainable_tokens" in name:
+            parameter.data.normal_(generator=generator)
+    if not is_on:
+        model.base_model.disable_adapter_layers()
     return model.eval()
 
 
@@ -224,6 +243,22 @@ TRACED = {
     "modules to save": lambda: lora("q_proj", modules_to_save=["lm_head"]),
     "modules to save, tied": lambda: lora("q_proj", tied=True, modules_to_save=["embed_tokens"]),
     "tokens": lambda: lora("q_proj", trainable_token_indices=[1, 5]),
+    "tokens, tied": lambda: with_random_tokens(
+        lora("q_proj", tied=True, trainable_token_indices=[1, 5])
+    ),
+    "tokens, off": lambda: with_random_tokens(
+        lora("q_proj", trainable_token_indices=[1, 5]), is_on=False
+    ),
+    "tokens, tied, off": lambda: with_random_tokens(
+        lora("q_proj", tied=True, trainable_token_indices=[1, 5]), is_on=False
+    ),
+    **{
+        f"only tokens, {tied=}, {is_on=}": lambda tied=tied, is_on=is_on: token_embeddings(
+            tied=tied, is_on=is_on
+        )
+        for tied in (False, True)
+        for is_on in (True, False)
+    },
     "off": lambda: changed(
         lambda: lora("q_proj"), lambda model: model.base_model.disable_adapter_layers()
     ),
@@ -383,6 +418,52 @@ def test_adapters_in_bfloat16_are_not_merged():
     assert any("lora_A" in name for name, _ in traced.original_model.named_parameters())
     bare = tk.load_model(llama().bfloat16())
     assert torch.equal(traced(IDS), bare(IDS))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("where", [ATTENTION, f"model.layers.0.{OUT}", MLP, "model.norm"])
+def test_small_foreign_hooks_in_16_bits_are_traced_or_refused(where, dtype):
+    """A change of 1 % is less than 16 bits round, so logits in float32 are compared."""
+    given = llama().to(dtype)
+    before = {name: value.clone() for name, value in given.state_dict().items()}
+    hook = given.get_submodule(where).register_forward_hook(
+        lambda module, args, output: (
+            (1.01 * output[0], *output[1:]) if isinstance(output, tuple) else 1.01 * output
+        )
+    )
+    if where == ATTENTION:
+        with pytest.raises(UnsupportedModelError, match=f"hooks were left at {ATTENTION}. Undo"):
+            tk.load_model(given)
+        hook.remove()
+        assert torch.equal(given(IDS).logits, llama().to(dtype)(IDS).logits)
+    traced = tk.load_model(given)
+    assert traced(IDS).dtype == dtype
+    torch.testing.assert_close(traced(IDS).detach(), logits_of(given), atol=0.2, rtol=0)
+    assert all(torch.equal(before[name], value) for name, value in given.state_dict().items())
+
+
+def test_hooks_that_only_record_are_allowed_in_16_bits():
+    given, seen = llama().bfloat16(), []
+    given.get_submodule(ATTENTION).register_forward_hook(lambda *parts: seen.append(len(parts)))
+    tk.load_model(given)
+    assert seen
+
+
+def test_other_parts_in_16_bits_are_traced():
+    given = replaced(MLP, ReluMLP).bfloat16()
+    traced = tk.load_model(given)
+    torch.testing.assert_close(traced(IDS).detach(), logits_of(given), atol=0.2, rtol=0)
+
+
+def test_models_that_memory_does_not_hold_in_float32_are_traced_with_a_warning(monkeypatch):
+    def fails(tensor):
+        raise torch.OutOfMemoryError
+
+    given = hooked(MLP).bfloat16()
+    monkeypatch.setattr(torch.Tensor, "float", fails)
+    with pytest.warns(ModelWarning, match="memory does not hold LlamaForCausalLM in float32"):
+        assert verification.float32_reference_of(given, "LlamaForCausalLM") is None
+    assert {each.dtype for each in given.parameters()} == {torch.bfloat16}
 
 
 def test_the_given_model_stays_as_it_was(tmp_path):

@@ -54,6 +54,7 @@ from tracekit.models.verification import (
     changes_of,
     check_same_numbers,
     first_line,
+    float32_reference_of,
     reference_of,
     refusal,
     refuse_installation,
@@ -291,6 +292,9 @@ def _in_memory(given: Any, tokenizer: Any, options: Mapping[str, Any]) -> Hooked
         loader.reference = reference_of(given, name)
         loader.model = unwrapped(given, loader.reference, name)
         loader.changes = changes_of(loader.model)
+        if loader.changes:
+            # A small change is less than what 16 bits round.
+            loader.float32_reference = float32_reference_of(loader.model, name)
         wrapped = _wrap(name, copy_around_weights(loader.model), tokenizer, options, loader)
     if loader.reference is not None and (loader.changes or computes_weights(loader.model)):
         # Equal parameters do not make equal models here.

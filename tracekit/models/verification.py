@@ -16,11 +16,12 @@ it. Each of these is one error that says what to do.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import chain
 from math import inf, log
 from typing import Any
 
@@ -36,9 +37,11 @@ from tracekit.errors import ModelWarning, UnsupportedModelError
 from tracekit.models.hooked import (
     HookedModel,
     device_of,
+    dtype_of,
     has_foreign_hooks,
     is_exact,
     is_foreign,
+    is_quantized,
     plain_name,
 )
 
@@ -46,6 +49,10 @@ _TOKENS = 8
 _TEXT_TOKENS = 64
 _LISTED = 5
 """Tensors that an error names at most."""
+_EXACT, _ON_ACCELERATOR, _ROUNDED = 1e-4, 1e-3, 0.05
+"""Share of the largest logit by which the bridge's logits may differ from those of the model as
+given: in float32 on a CPU, in float32 elsewhere, and where 16 bits or kernels round more."""
+_NARROW = (torch.bfloat16, torch.float16)
 _FORBIDDEN = 1e4
 """Logits beyond this stand for tokens that the model never predicts."""
 
@@ -75,6 +82,8 @@ class Loader:
         """`device` is that of the model; None: where it is loaded to."""
         self.reference: Reference | None = None
         """None if no model was loaded, or it could not be run alone."""
+        self.float32_reference: Reference | None = None
+        """Logits in float32 of a model that was changed, and whose weights have 16 bits."""
         self.model: Any = None
         """The model that was loaded, or is in memory."""
         self.changes: list[str] = []
@@ -141,8 +150,8 @@ def reference_of(model: Any, name: object) -> Reference | None:
         config = model.config.get_text_config()
         context = getattr(config, "max_position_embeddings", None) or _TOKENS
         generator = torch.Generator().manual_seed(0)
-        shape = (1, min(_TOKENS, int(context)))
-        tokens = torch.randint(int(config.vocab_size), shape, generator=generator)
+        random = torch.randint(int(config.vocab_size), (_TOKENS,), generator=generator)
+        tokens = torch.tensor([[*_tokens_of_adapters(model), *random.tolist()][: int(context)]])
         return Reference(tokens, logits_of(model, tokens))
     except (MemoryError, torch.OutOfMemoryError):
         raise
@@ -150,6 +159,49 @@ def reference_of(model: Any, name: object) -> Reference | None:
         warn(
             f"{name} cannot be run before it is wrapped ({first_line(error)}), so its logits are "
             "not compared with those that TransformerLens computes.",
+            ModelWarning,
+        )
+        return None
+
+
+def _tokens_of_adapters(model: Any) -> list[int]:
+    """Tokens whose embeddings adapters of PEFT replace, which random tokens would miss."""
+    by_adapter = [getattr(module, "token_indices", None) for module in model.modules()]
+    lists = [each for layer in by_adapter if isinstance(layer, dict) for each in layer.values()]
+    return list(dict.fromkeys(chain.from_iterable(lists)))[:_TOKENS]
+
+
+@contextmanager
+def in_float32(model: Any) -> Iterator[None]:
+    """Within the block, weights and buffers of 16 bits are float32; they are put back after it."""
+    tensors = [
+        tensor for tensor in chain(model.parameters(), model.buffers()) if tensor.dtype in _NARROW
+    ]
+    narrow = [tensor.data for tensor in tensors]
+    try:
+        for tensor in tensors:
+            tensor.data = tensor.data.float()
+        yield
+    finally:
+        for tensor, data in zip(tensors, narrow, strict=True):
+            tensor.data = data
+
+
+def float32_reference_of(model: Any, name: object) -> Reference | None:
+    """Logits that a model with weights of 16 bits has in float32, where rounding hides nothing.
+
+    None for other models and, with a warning, where the memory does not hold the weights.
+    """
+    if dtype_of(model) not in _NARROW or is_quantized(model):
+        return None
+    try:
+        with in_float32(model):
+            return reference_of(model, name)
+    except (MemoryError, torch.OutOfMemoryError):
+        warn(
+            f"The memory does not hold {name} in float32. In {dtype_of(model)} its logits show "
+            "only large changes that TransformerLens leaves out, by hooks or parts of another "
+            "class.",
             ModelWarning,
         )
         return None
@@ -263,7 +315,22 @@ def first_line(error: Exception) -> str:
 
 def check_same_numbers(model: HookedModel, loader: Loader) -> None:
     """Refuses a bridge whose logits differ from those of the Hugging Face model as given."""
-    reference = loader.reference
+    tolerance = _ROUNDED
+    if is_exact(model) and device_of(model).type == "cpu":
+        tolerance = _EXACT
+    elif is_exact(model) and loader.changes and torch.get_float32_matmul_precision() == "highest":
+        tolerance = _ON_ACCELERATOR
+    _compare(model, loader, loader.reference, tolerance)
+    if loader.float32_reference is not None:
+        tolerance = _EXACT if device_of(model).type == "cpu" else _ON_ACCELERATOR
+        with in_float32(getattr(model, "original_model", model)):
+            _compare(model, loader, loader.float32_reference, tolerance)
+
+
+def _compare(
+    model: HookedModel, loader: Loader, reference: Reference | None, tolerance: float
+) -> None:
+    """Refuses other logits than those of a reference; without one nothing is compared."""
     if reference is None:
         return
     with torch.no_grad():
@@ -274,7 +341,6 @@ def check_same_numbers(model: HookedModel, loader: Loader) -> None:
             raise
         except Exception as error:
             raise cannot_wrap(loader, error) from error
-    tolerance = 1e-4 if is_exact(model) and device_of(model).type == "cpu" else 0.05
     difference, largest = difference_from(reference, bridged)
     if not difference <= tolerance * largest:
         reason = (
