@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import inspect
 import json
 import re
@@ -50,27 +51,35 @@ class Block:
     line: int
     skip: str | None
     """Why it is not run; None if it is."""
+    is_output: bool
+    """Whether it shows what the block directly above it prints."""
 
 
 def _blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    found = []
+    blocks: list[Block] = []
+    end = 0
     for match in _BLOCK.finditer(text):
         skip = _SKIP.search(text, 0, match.start())
-        found.append(
+        is_next = bool(blocks) and not text[end : match.start()].strip()
+        end = match.end()
+        blocks.append(
             Block(
                 language=match["language"],
                 code=textwrap.dedent(match["code"]),
                 line=text.count("\n", 0, match.start("code")) + 1,
                 skip=skip["reason"].strip() if skip else None,
+                is_output=match["language"] == "text" and is_next,
             )
         )
-    return found
+    return blocks
 
 
 def _python(page: Path) -> list[Block]:
     return [block for block in _blocks(page) if block.language == "python"]
 
+
+_AS_PRINTED = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 _COMMAND = re.compile(r"^(?:[\w-]+ .*-m |\$ )?tracekit (?P<words>.*)$")
 """A line of a command, which a launcher may start."""
@@ -94,7 +103,7 @@ def _page_id(page: Path) -> str:
 
 
 _LONG = (
-    *("README.md", "circuits.md", "edges.md", "explain.md", "explorer.md"),
+    *("README.md", "circuits.md", "cookbook.md", "edges.md", "explain.md", "explorer.md"),
     *("from-transformer-lens.md", "gallery.md", "index.md", "interactions.md", "keep.md"),
     *("methods.md", "metric.md", "own-search.md", "performance.md", "run.md", "side-effects.md"),
     "sweeps.md",
@@ -117,14 +126,20 @@ def test_python_blocks_run(
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
     skipped = 0
-    for block in _python(page):
+    printed = ""
+    for block in _blocks(page):
+        if block.is_output:
+            # `...` stands for anything.
+            assert doctest.OutputChecker().check_output(block.code, printed, _AS_PRINTED), printed
+        if block.language != "python":
+            continue
         if block.skip is not None:
             skipped += 1
             continue
         # Blank lines in front, so that a traceback names the line of the page.
         code = compile("\n" * (block.line - 1) + block.code, str(page), "exec")
         exec(code, namespace)
-    capsys.readouterr()
+        printed = capsys.readouterr().out
     assert skipped < len(_python(page)), f"{page.name}: every block is skipped"
 
 
@@ -156,52 +171,17 @@ def _parse(name: str, arguments: list[str]) -> None:
     command.make_context(name, list(arguments), parent=context)
 
 
-_WISH = re.compile(r"^\| (?P<want>[^|]+) \| (?P<cell>[^|]+) \|$", re.MULTILINE)
-
-
-def _wishes() -> list[str]:
-    """What the page of wishes writes for each, without the head of its table."""
-    text = (ROOT / "docs/wanted.md").read_text(encoding="utf-8")
-    return [match["cell"] for match in _WISH.finditer(text)][2:]
-
-
-@pytest.mark.slow
-def test_what_the_page_of_wishes_writes_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each cell is one piece of code, after the block above the table; or a command line."""
-    monkeypatch.chdir(tmp_path)
-    (block,) = _python(ROOT / "docs/wanted.md")
-    namespace: dict[str, object] = {}
-    exec(block.code, namespace)
-    n_run = 0
-    for cell in _wishes():
-        assert (cell[0], cell[-1], cell.count("`")) == ("`", "`", 2), cell
-        code = cell.strip("`")
-        if code == "CITATION.cff":
-            assert (ROOT / code).is_file()
-        elif re.match(r"tracekit |torchrun ", code):
-            name, *arguments = shlex.split(code.split("tracekit ", 1)[1])
-            _parse(name, arguments)
-        else:
-            exec(code, namespace)
-            n_run += 1
-    capsys.readouterr()
-    assert n_run > 20
-    assert {path.name for path in tmp_path.iterdir()} >= {"heads.csv", "heads.html", "edited"}
-
-
 @pytest.mark.parametrize(
     ("query", "page"),
     [
         ("cite", "paper"),
         ("bibtex", "paper"),
-        ("two GPUs", "scaling"),
+        ("two GPUs", "performance"),
         ("mean ablation", "sources"),
         ("zero ablation", "sources"),
         ("colours", "gallery"),
         ("fonts", "gallery"),
-        ("per-head CSV", "wanted"),
+        ("per-head CSV", "cookbook"),
         ("LaTeX table", "sweeps"),
         ("random controls", "circuits"),
         ("denoising", "sources"),
@@ -211,14 +191,14 @@ def test_what_the_page_of_wishes_writes_runs(
     ],
 )
 def test_the_search_of_the_site_finds_what_people_look_for(query: str, page: str) -> None:
-    """Sphinx finds a page that has every word of a query; the page of wishes has most of them."""
+    """Sphinx finds a page that has every word of a query; the cookbook has most of them."""
     words = re.findall(r"\w+", query.lower())
     found = {
         path.stem
         for path in PAGES
         if set(words) <= set(re.findall(r"\w+", path.read_text(encoding="utf-8").lower()))
     }
-    assert {page, "wanted"} <= found
+    assert {page, "cookbook"} <= found
 
 
 def test_every_public_name_has_an_entry_in_the_api() -> None:
@@ -294,10 +274,8 @@ def test_every_picture_of_the_gallery_has_the_code_that_draws_it():
     for name in drawn:
         assert (ROOT / "docs/images" / name).read_bytes().startswith(b"\x89PNG"), name
     named = re.findall(r"images/([\w-]+\.png)", "".join(p.read_text() for p in PAGES))
-    # Speed, the explorer and experiments have pictures of their own commands.
-    others = {"growth.png", "scaling.png", "explorer.png"}
-    others |= {f"real-{name}.png" for name in ("heads", "lambda", "layers", "sparsity")}
-    assert set(named) - set(drawn) == others
+    # The explorer has a picture of its own command.
+    assert set(named) - set(drawn) == {"explorer.png"}
     assert {path.name for path in (ROOT / "docs/images").glob("*.png")} == set(named)
     assert make["run_block"]("a = 2\na + 1", {}) == 3
     assert make["run_block"]("a = 2", {}) is None

