@@ -1,14 +1,13 @@
 """How Sphinx builds the site: `sphinx-build -W -b html docs site`.
 
 Pages are Markdown (MyST), the notebooks of `notebooks/` are pages with the outputs that they hold,
-API pages are the docstrings, and the JSON Schemas are made from the classes. No page is executed
-and nothing is fetched.
+API pages are the docstrings, the JSON Schemas are made from the classes, and `trouble.md` from the
+table of `trouble_entries.py`. No page is executed and nothing is fetched.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -18,12 +17,11 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from sphinx.application import Sphinx
-
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(ROOT), str(DOCS / "_ext")]
 
+from docs import trouble_entries  # noqa: E402
 from docs.schemas.make import write  # noqa: E402
 from tracekit import __version__  # noqa: E402
 
@@ -46,6 +44,7 @@ def copy_notebooks(source: Path, target: Path) -> None:
 
 copy_notebooks(ROOT / "notebooks", DOCS / "notebooks")
 write(DOCS / "schemas")
+trouble_entries.write(DOCS / "trouble.md")
 
 project = "tracekit"
 author = "The tracekit developers"
@@ -158,13 +157,3 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-
-def setup(app: Sphinx) -> None:
-    """Messages of one answer in `trouble.md` are one term: Markdown takes one line as a term."""
-
-    def join(app: Sphinx, page: str, source: list[str]) -> None:
-        if page == "trouble":
-            source[0] = re.sub("(?<=`)\n(?=\\*\\*`)", "<br>", source[0])
-
-    app.connect("source-read", join)

@@ -26,7 +26,10 @@ from tracekit.runs.grid import Grid
 from tracekit.search import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "tracekit/llms.txt", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "tracekit/llms.txt", "tools/studies/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 SOURCES = sorted((ROOT / "tracekit").rglob("*.py"))
 VALUES: dict[str, type] = {
     "tracer": tk.Tracer,

@@ -20,7 +20,9 @@ import torch
 import typer
 
 import tracekit as tk
+from docs import trouble_entries
 from docs.schemas.make import write
+from docs.trouble_entries import ENTRIES
 from tracekit import errors
 from tracekit.cli import app
 
@@ -211,9 +213,7 @@ def test_every_public_name_has_an_entry_in_the_api() -> None:
     assert not missing
 
 
-# ---- trouble.md ------------------------------------------------------------------------------
-
-_ENTRY = re.compile(r"^\*\*`(?P<name>\w+)`\*\* `(?P<message>[^`]+)`$", re.MULTILINE)
+# ---- trouble.md, which the site makes --------------------------------------------------------
 
 
 def _public_errors() -> dict[str, type[Exception]]:
@@ -239,28 +239,29 @@ def _literals_by_error() -> dict[str, set[str]]:
     return literals
 
 
-def test_every_public_error_has_an_entry():
-    entries = {match["name"] for match in _ENTRY.finditer(_trouble())}
-    assert entries == set(_public_errors()) - {"TracekitError"}
-
-
 @pytest.mark.slow
 def test_quoted_messages_stand_in_the_source():
-    """Each fragment between the `...` of a message, in a module that names its error."""
+    """Each part of an excerpt between `...`, in a module that names its error."""
     literals = _literals_by_error()
-    entries = list(_ENTRY.finditer(_trouble()))
-    assert len(entries) == _trouble().count("\n**`")
+    entries = [entry for section in ENTRIES.values() for entry in section]
     missing = [
-        (match["name"], fragment)
-        for match in entries
-        for fragment in match["message"].split("...")
-        if fragment.strip() and not any(fragment in text for text in literals[match["name"]])
+        (entry.error.__name__, part)
+        for entry in entries
+        for part in entry.excerpt.split("...")
+        if part.strip() and not any(part in text for text in literals[entry.error.__name__])
     ]
     assert not missing
 
 
-def _trouble() -> str:
-    return (ROOT / "docs" / "trouble.md").read_text(encoding="utf-8")
+def test_the_page_of_errors_has_all_entries_and_right_links(tmp_path: Path):
+    path = tmp_path / "trouble.md"
+    trouble_entries.write(path)
+    text = path.read_text(encoding="utf-8")
+    assert all(entry.help in text for section in ENTRIES.values() for entry in section)
+    for page, anchor in re.findall(r"\]\((\w+\.md)(?:#([\w-]+))?\)", text):
+        headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+        slugs = {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings}
+        assert not anchor or anchor in slugs, (page, anchor)
 
 
 def test_every_picture_of_the_gallery_has_the_code_that_draws_it():

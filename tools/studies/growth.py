@@ -23,8 +23,8 @@ import typer
 from plotly.subplots import make_subplots
 
 import tracekit as tk
-from tools.studies.scaling import drawn
 from tools.benchmarks.setting import Model
+from tools.studies.scaling import drawn
 from tracekit.engine.engine import Engine
 from tracekit.engine.forward import ForwardPass
 from tracekit.engine.prepared import PreparedData
