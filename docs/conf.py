@@ -87,8 +87,6 @@ TYPES = {
     "tracekit.components.kinds": ["Axis"],
     "tracekit.components.masks": ["Mask", "BinaryMask"],
     "tracekit.metrics": [
-        "ContinuationMean",
-        "Direction",
         "Effects",
         "MetricFunction",
         "Reading",
@@ -98,9 +96,11 @@ TYPES = {
     "tracekit.search.learned.reward": ["Reward"],
     "tracekit.search.learned.pgbct": ["Schedule"],
     "tracekit.search.local.soft_topk": ["BudgetSampling"],
-    "tracekit.engine.setup": ["Components"],
+    "tracekit.components.registry": ["Components"],
     "tracekit.tracer": ["By"],
     "tracekit._util.names": [
+        "ContinuationMean",
+        "Direction",
         "KindName",
         "MethodChoice",
         "MethodName",

@@ -14,8 +14,9 @@ import torch
 import tests.tiny as tiny
 import tracekit as tk
 from tracekit import metrics
+from tracekit._util import options
 from tracekit.components.kinds import KINDS
-from tracekit.engine import layout, setup
+from tracekit.engine import layout, setup_fields
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError, UnknownNameError
 from tracekit.metrics import METRICS
@@ -36,13 +37,15 @@ def tracer():
     ("field", "literal"), [("direction", "Direction"), ("split_by", "SplitBy")]
 )
 def test_new_name_of_a_setup(tracer, monkeypatch, field, literal):
-    names = (*get_args(getattr(setup, literal)), NEW)
-    monkeypatch.setattr(setup, literal, Literal[names])
+    names = (*get_args(getattr(setup_fields, literal)), NEW)
+    monkeypatch.setattr(setup_fields, literal, Literal[names])
+    options.hints_of.cache_clear()
     # What is no other way to split is the name of a span, which these prompts have not.
     rows = [row | {"spans": {"first": [0, 1]}} for row in tiny.rows(2)]
     pairs = tk.PromptPairs.from_ids(rows) if field == "split_by" else tracer.pairs
     with pytest.raises(Exception, match=NEW):  # checked annotations refuse it earlier
         tk.Tracer(tracer.model, pairs, Setup(components="mlp-blocks", **{field: NEW}))
+    options.hints_of.cache_clear()
 
 
 def test_new_positions():

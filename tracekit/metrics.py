@@ -44,6 +44,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tracekit._util.markup import printable
+from tracekit._util.names import ContinuationMean as ContinuationMean
+from tracekit._util.names import Direction as Direction
 from tracekit._util.names import MetricName as MetricName
 from tracekit._util.options import first_few
 from tracekit.errors import (
@@ -56,12 +58,8 @@ from tracekit.errors import (
 )
 
 Effects = Float[Tensor, " example"]
-ContinuationMean = Literal["geometric", "arithmetic"]
 Reading = Literal["argmax", "distribution", "token-sets", "rank", "answer-tokens"]
 """Readings of a run that a metric may ask for, beside log P(x) and log P(y)."""
-Direction = Literal["noising", "denoising"]
-"""`noising`: counterfactual values into the clean run; `denoising`: clean values into the
-counterfactual run."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,5 +64,5 @@ def test_schedules(schedule, expected):
 def test_unknown_schedule():
     with pytest.raises(ConfigError, match="Unknown schedule 'cosine'. Use one of constant, linear"):
         schedules.resolve("cosine")
-    with pytest.raises(ConfigError, match="growth is 0. It must be positive"):
+    with pytest.raises(ConfigError, match="The option growth is 0. Input should be greater than 0"):
         schedules.Exponential(growth=0)

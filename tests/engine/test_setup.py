@@ -12,8 +12,9 @@ import torch
 import tests.tiny as tiny
 import tracekit as tk
 from tracekit._util.names import SourceName
+from tracekit._util.options import field_help
 from tracekit.components import ComponentRegistry
-from tracekit.engine.setup import Setup, SetupOptions
+from tracekit.engine.setup import SETUP_OPTIONS, Setup, SetupOptions, SetupSpec
 from tracekit.errors import ComponentError, ConfigError
 from tracekit.results.question import bind
 
@@ -94,16 +95,28 @@ def test_tracer_from_a_setup_is_the_tracer_from_its_options(model):
         tk.Tracer(model, pairs, setup, layers=[0])
 
 
-def test_options_of_a_tracer_are_the_fields_of_a_setup():
-    names = {each.name for each in fields(Setup)} - {"components", "metric"}
-    assert names == {*SetupOptions.__annotations__}
+def test_types_for_type_checkers_have_every_field_of_a_setup():
+    names = [each.name for each in fields(Setup)]
+    assert [*SetupSpec.__annotations__] == names
+    assert ["components", "metric", *SetupOptions.__annotations__] == names
+    assert ("components", "metric", *SETUP_OPTIONS) == tuple(names)
+
+
+def test_every_field_of_a_setup_has_help():
+    helps = field_help(Setup)
+    assert [*helps] == [each.name for each in fields(Setup)]
+    for name, text in helps.items():
+        assert text[0].isupper() or text[0] == "`", name
+        assert text.endswith("."), name
 
 
 def test_setup_refuses_options_that_contradict(model, unchecked):
     registry = ComponentRegistry.build(model.cfg, "head-outputs")
     with pytest.raises(ComponentError, match="were given along with a registry"):
         Setup(components=registry, layer_window=2)
-    with pytest.raises(ConfigError, match="Unknown split_by 2"):
+    with pytest.raises(
+        ConfigError, match="The option split_by is 2. Input should be 'span' or 'position'"
+    ):
         replace(Setup(), split_by=2)
 
 

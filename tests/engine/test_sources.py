@@ -729,7 +729,8 @@ class TestRefusals:
     @pytest.mark.usefixtures("unchecked")
     def test_unknown_directions(self, model, even_pairs):
         with pytest.raises(
-            ConfigError, match="Unknown direction 'up'. Use 'noising' or 'denoising'"
+            ConfigError,
+            match="The option direction is 'up'. Input should be 'noising' or 'denoising'",
         ):
             tk.Tracer(model, even_pairs, direction="up")
 

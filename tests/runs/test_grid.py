@@ -137,7 +137,7 @@ def test_parts_are_every_so_many_th_job_and_together_all():
         (
             {"setup": {"direction": "noise"}},
             ConfigError,
-            "Unknown direction 'noise'. Use 'noising'",
+            "The option direction is 'noise'. Input should be 'noising'",
         ),
         ({"setup": {"source": "nought"}}, SourceError, "Unknown source 'nought'. Use one of"),
         ({"objective": "max"}, ConfigError, "The option objective is 'max'. Input should be"),

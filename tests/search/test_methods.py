@@ -130,7 +130,7 @@ def test_unknown_methods_and_options(tracer):
     with pytest.raises(UnknownNameError, match="none, as the search was given ready-made"):
         tracer.run(tk.search.Random(draws=5), budget=2, draws=6)
     assert tracer.run(tk.search.Random(draws=5), budget=2).config == {"draws": 5}
-    with pytest.raises(ConfigError, match="draws is 0. It must be at least 1."):
+    with pytest.raises(ConfigError, match="The option draws is 0. Input should be greater than 0"):
         tk.search.Random(draws=0)
 
 

@@ -58,6 +58,10 @@ MethodName = Literal[
 ObjectiveName = Literal[
     "mean", "log-odds", "trimmed-mean", "lower-bound", "median", "faithful", "auto"
 ]
+ContinuationMean = Literal["geometric", "arithmetic"]
+"""How the probabilities of the tokens of a continuation are averaged."""
+Direction = Literal["noising", "denoising"]
+"""Which run is patched: counterfactual values into the clean run, or the reverse."""
 SignName = Literal["positive", "negative", "full"]
 SourceName = Literal["counterfactual", "noise", "zero", "mean", "mean-positional", "resample"]
 

@@ -5,28 +5,36 @@ Each check raises a `ConfigError` that names the option.
 
 from __future__ import annotations
 
+import ast
 import os
 import reprlib
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache, wraps
-from inspect import signature
+from inspect import get_annotations, getsource, signature
+from itertools import pairwise
 from numbers import Integral, Number
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
+from textwrap import dedent
+from typing import Annotated, Any, TypeGuard, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from tracekit.errors import ConfigError, UnknownOptionError
 
 _C = TypeVar("_C", bound=Callable[..., Any])
+Share = Annotated[float, Field(ge=0, le=1)]
+"""A number from 0 to 1."""
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""A seed that every random generator takes, without rounding it."""
 _LONGEST_NAME = 255
 """Bytes of one part of a path that common file systems take."""
 _LONGEST_PATH = 4096 - _LONGEST_NAME
 """Bytes of a path to which a name can be added."""
 _LARGEST = 1e12
 """Far beyond any useful option; its square is still a number of float32."""
-_NUMBERS = (int, float, bool, type(None), ...)
 
 
 def shortened(value: object) -> str:
@@ -133,52 +141,56 @@ def as_path(name: str, value: Any) -> Path:
     return path
 
 
-def check_types(options: Any) -> None:
-    """Refuses fields of a dataclass instance that should be numbers and are not."""
-    hints = _hints_of(type(options))
-    for name in (field.name for field in fields(options)):
+class ValidatedFields:
+    """Base of dataclasses whose values are held to the annotations of their fields.
+
+    Bounds stand in the annotations, e.g. `steps: PositiveInt`. A text is no number here: what is
+    typed on a command line goes through `convert` first.
+    """
+
+    def __post_init__(self) -> None:
+        check_fields(self, *(field.name for field in fields(self)))  # type: ignore[arg-type]
+
+
+def check_fields(options: Any, *names: str) -> None:
+    """Refuses values of fields of a dataclass instance that their annotations do not allow."""
+    for name in names:
         value = getattr(options, name)
-        if not _is_of_numbers(hints[name]):
-            continue
-        if convert(name, value, hints[name]) != value and isinstance(value, str):
-            # What is typed on a command line is converted before; here it stays a text.
+        converted = convert(name, value, hints_of(type(options))[name])
+        if isinstance(value, str) and not isinstance(converted, (str, Path)):
             raise ConfigError(
                 f"The option {name} is {value!r}. Give a number, True or False, not a text."
             )
 
 
-def check_at_least(options: Any, least: float, *names: str) -> None:
-    """Refuses fields of a dataclass below a bound, NaN and wrong types of any; None passes."""
-    check_types(options)
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not value >= least:
-            raise ConfigError(f"{name} is {value}. It must be at least {least}.")
+@cache
+def hints_of(kind: type) -> dict[str, Any]:
+    """Annotations of a class by name, with bounds, but those that only type checkers can import."""
+    hints: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        for name, annotation in get_annotations(base).items():
+            holder = type("Holder", (), {"__annotations__": {name: annotation}})
+            with suppress(NameError):
+                namespace = vars(sys.modules[base.__module__])
+                hints |= get_type_hints(holder, globalns=namespace, include_extras=True)
+    return hints
 
 
-def check_positive(options: Any, *names: str) -> None:
-    """Refuses fields of a dataclass not above 0, and wrong types of any; None passes."""
-    check_types(options)
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not value > 0:
-            raise ConfigError(f"{name} is {value}. It must be positive.")
+def field_help(kind: type) -> dict[str, str]:
+    """First paragraph of the docstring below each field of a class, in one line, by the field."""
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not is_dataclass(base):
+            continue
+        (definition,) = ast.parse(dedent(getsource(base))).body
+        for field, below in pairwise(cast(ast.ClassDef, definition).body):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                paragraph = ast.literal_eval(below.value).strip().partition("\n\n")[0]
+                texts[ast.unparse(field.target)] = " ".join(paragraph.split())
+    return {field.name: texts[field.name] for field in fields(kind) if field.name in texts}  # type: ignore[arg-type]
 
 
-def check_choice(options: Any, name: str, *allowed: str) -> None:
-    """Refuses a field of a dataclass instance that is not one of the allowed words."""
-    value = getattr(options, name)
-    if value not in allowed:
-        raise ConfigError(f"Unknown {name} {value!r}. Use {' or '.join(map(repr, allowed))}.")
-
-
-def _is_of_numbers(hint: Any) -> bool:
-    """Whether a type is a number or made of numbers, such as `int | None`."""
-    parts = get_args(hint)
-    return all(map(_is_of_numbers, parts)) if parts else any(hint is each for each in _NUMBERS)
-
-
-_hints_of, _adapter = cache(get_type_hints), cache(TypeAdapter)
+_adapter = cache(TypeAdapter)
 
 
 def convert(name: str, value: Any, hint: Any) -> Any:
@@ -189,16 +201,16 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     """
     if isinstance(value, Number):
         value = getattr(value, "item", lambda: value)()  # Numbers of NumPy have it.
-    is_number = _is_of_numbers(hint) and bool not in (hint, *get_args(hint))
-    if isinstance(value, bool) and is_number:
-        raise ConfigError(f"The option {name} is {value}. Give a number.")
     if isinstance(value, str):
         if value.lower() == "none" and type(None) in get_args(hint):
             return None
         if get_origin(hint) is tuple:
             value = value.split(",")
     try:
-        return _adapter(hint).validate_python(value)
+        converted = _adapter(hint).validate_python(value)
     except ValidationError as error:
         problem = error.errors()[0]["msg"]
         raise ConfigError(f"The option {name} is {shortened(value)}. {problem}.") from None
+    if isinstance(value, bool) and not isinstance(converted, bool):
+        raise ConfigError(f"The option {name} is {value}. Give a number.")
+    return converted

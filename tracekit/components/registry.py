@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 from typing_extensions import NotRequired, TypedDict
 
 from tracekit._util.markup import printable
+from tracekit._util.names import KindName
 from tracekit._util.options import is_whole, shortened, whole_numbers
 from tracekit.components.edges import (
     EDGE_KINDS,
@@ -687,3 +688,7 @@ def ranges(numbers: Sequence[int], separator: str = ", ") -> str:
         else:
             runs.append([number, number])
     return separator.join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+Components = KindName | str | Kind | Sequence[KindName | str | Kind] | ComponentRegistry
+"""What says which components to trace: kinds of component, or a registry."""

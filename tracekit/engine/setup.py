@@ -9,28 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, cast
 
 from typing_extensions import TypedDict
 
 from tracekit._util.markup import printable
-from tracekit._util.names import KindName
-from tracekit._util.options import check_choice, check_keywords, check_seed, is_whole, shortened
+from tracekit._util.names import ContinuationMean, Direction
+from tracekit._util.options import check_fields, check_keywords
 from tracekit.components import ComponentRegistry
 from tracekit.components.kinds import KINDS, Kind
-from tracekit.components.registry import SiteSpec
+from tracekit.components.registry import Components, SiteSpec
 from tracekit.engine.layout import Positions
+from tracekit.engine.setup_fields import Indices, SetupFields, SplitBy
 from tracekit.engine.sources import AnySource, as_source, draws, name_of
 from tracekit.errors import ComponentError, ConfigError, SourceError
-from tracekit.metrics import METRICS, ContinuationMean, Direction, Metric, MetricFunction
-from tracekit.metrics import resolve_metric as resolve_metric
-
-SplitBy = Literal["span", "position"]
-"""Splits components further than layers and indices do."""
-Components = KindName | str | Kind | Sequence[KindName | str | Kind] | ComponentRegistry
-"""Kinds of component, or a registry."""
-Indices = Sequence[int] | Mapping[int, Sequence[int]]
-"""Numbers of heads, coordinates or neurons in every layer, or by layer."""
+from tracekit.metrics import METRICS, resolve_metric
 
 
 class SetupOptions(TypedDict, total=False):
@@ -63,13 +56,9 @@ class SetupSpec(TypedDict):
     continuation_mean: ContinuationMean
 
 
-SETUP_OPTIONS = tuple(SetupOptions.__annotations__)
-"""Names of the entries of `SetupOptions`."""
-
-
 @check_keywords
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Setup:
+class Setup(SetupFields):
     """Which components take which values, and how their effect is measured.
 
     ```python
@@ -78,52 +67,11 @@ class Setup:
     ```
     """
 
-    components: Components = "attention-patterns"
-    """Kind or kinds (see `tracekit.components.KINDS`), joined by `+` or in a list; a `Kind` of
-    one's own; or a registry (with `split_by` again, if it has spans)."""
-    metric: str | Metric | MetricFunction = "odds-ratio"
-    """Name of a metric (see `tracekit.metrics.METRICS`), a `Metric`, or a callable of the clean and
-    the intervened `ContinuationLogProbs`."""
-    layers: Sequence[int] | None = None
-    """Layers to study, from the end if negative; None: all."""
-    indices: Indices | None = None
-    """Heads, coordinates or neurons to study in every layer, or by layer; None: all."""
-    split_by: SplitBy | str | None = None
-    """Splits each component further: by `span` (named parts of the prompts, see
-    `PromptPairs.from_text`; `last` and `rest` are implied) or `position` (for prompts of one
-    length); or has it act on one span alone, `subject`, or an end of it, `subject:last`."""
-    layer_window: int = 1
-    """Consecutive layers in which a component acts at once, around its own."""
-    positions: Positions = "prompt"
-    """Where to intervene: `prompt`, `last`, `all`, or prompt positions."""
-    source: AnySource = "counterfactual"
-    """Where the values come from that are patched in: `counterfactual` (each pair's own prompt or
-    noise), `noise`, `zero`, `mean`, `mean-positional`, `resample`, a `Noise` on spans, a `Mean`
-    over other pairs, an `OtherModel`, or tensors by hook point (`tracekit.engine.sources`). By name
-    with options: `noise:spans=subject`, `mean:pairs=prompts.jsonl`."""
-    source_seed: int = 0
-    """Draws the noise of `noise` and the examples of `resample`, for each example by its tokens; 0
-    where nothing is drawn."""
-    direction: Direction = "noising"
-    """`noising` patches counterfactual values into the clean run. `denoising` starts from the
-    counterfactual run and patches clean values back; the effect is then how much of the way back
-    one comes."""
-    continuation_mean: ContinuationMean = "geometric"
-    """Probability of a continuation of several tokens: `geometric` or `arithmetic` mean of its
-    token probabilities."""
-
     def __post_init__(self) -> None:
         """Checks what needs neither model nor data."""
-        check_choice(self, "direction", *get_args(Direction))
-        check_choice(self, "continuation_mean", *get_args(ContinuationMean))
-        if not isinstance(self.split_by, str | None):
-            check_choice(self, "split_by", *get_args(SplitBy))
-        if not is_whole(self.layer_window) or self.layer_window < 1:
-            raise ComponentError(
-                f"layer_window is {shortened(self.layer_window)}. Give a number of layers, at "
-                "least 1."
-            )
-        check_seed(self.source_seed)
+        check_fields(
+            self, "split_by", "layer_window", "source_seed", "direction", "continuation_mean"
+        )
         if not draws(self.source):
             # So that setups that give the same numbers are equal.
             object.__setattr__(self, "source_seed", 0)
@@ -219,6 +167,12 @@ class Setup:
         """Code that makes the setup, after `import tracekit as tk`."""
         options = ", ".join(f"{name}={code}" for name, code in self.code().items())
         return printable(f"tk.Setup({options})")
+
+
+SETUP_OPTIONS = tuple(
+    each.name for each in fields(Setup) if each.name not in ("components", "metric")
+)
+"""Names of the fields that a `Tracer` and a sweep take as keyword arguments."""
 
 
 def _frozen(value: Any) -> Any:

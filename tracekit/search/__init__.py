@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
 from tracekit._util.names import MethodName
-from tracekit._util.options import check_keywords, check_known, check_numbers, convert
+from tracekit._util.options import check_keywords, check_known, check_numbers, convert, hints_of
 from tracekit.errors import UnknownNameError, UnknownOptionError
 from tracekit.search.base import Goal, Planned, Search, Selection
 from tracekit.search.baselines.attribution import EAPIG, Attribution, MaskIG
@@ -111,7 +111,7 @@ def make(
     kind = METHODS[method] if isinstance(method, str) else method
     allowed = {field.name for field in fields(cast(Any, kind))}
     check_known(options, allowed, {*also} - {"self", "question", "method", "options"})
-    hints = get_type_hints(kind)
+    hints = hints_of(kind)
     search = kind(**{name: convert(name, value, hints[name]) for name, value in options.items()})
     check_numbers(search)
     return search

@@ -26,6 +26,7 @@ from tracekit.anatomy import (
     side_effects,
 )
 from tracekit.components import ComponentRegistry
+from tracekit.components.registry import Components
 from tracekit.data.pair import refuse_shared
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import describe, load_dataset
@@ -34,7 +35,7 @@ from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.engine import Engine
 from tracekit.engine.pair_checks import check_continuations
 from tracekit.engine.prepared import EngineConfig
-from tracekit.engine.setup import SETUP_OPTIONS, Components, Setup, SetupOptions
+from tracekit.engine.setup import SETUP_OPTIONS, Setup, SetupOptions
 from tracekit.errors import ConfigError, NoResultError
 from tracekit.metrics import Direction, Metric, MetricFunction
 from tracekit.models import HookedModel, load_model

@@ -37,7 +37,9 @@ class TestGradientBaselines:
             tracer.full_effect, rel=0.02
         )
         assert (result[0].cost.forward, result[0].cost.backward) == (41 + 2, 41)
-        with pytest.raises(ConfigError, match="steps is 0. It must be at least 1."):
+        with pytest.raises(
+            ConfigError, match="The option steps is 0. Input should be greater than 0"
+        ):
             tk.search.MaskIG(steps=0)
 
     @pytest.mark.parametrize("method", ["attribution", "mask-ig"])

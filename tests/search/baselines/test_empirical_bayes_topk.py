@@ -185,7 +185,7 @@ def test_many_components_are_ranked_by_gradients():
 
 
 def test_what_it_refuses(model):
-    with pytest.raises(ConfigError, match="steps is 0. It must be at least 1."):
+    with pytest.raises(ConfigError, match="The option steps is 0. Input should be greater than 0"):
         EmpiricalBayesTopK(steps=0)
     accuracy = tk.Tracer(model, tiny.pairs(), metric="accuracy")
     with pytest.raises(

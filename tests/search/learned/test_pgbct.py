@@ -128,14 +128,26 @@ def test_a_metric_without_gradient_cannot_be_followed(model, pairs):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"lambda1": -1.0}, "lambda1 is -1.0. It must be at least 0."),
-        ({"lambda2": -1.0}, "lambda2 is -1.0. It must be at least 0."),
-        ({"trials": 0}, "trials is 0. It must be at least 1."),
-        ({"epochs": 0}, "epochs is 0. It must be at least 1."),
-        ({"init": 1.5}, "init is 1.5. It must lie in [0, 1]."),
-        ({"learning_rate": 0.0}, "learning_rate is 0.0. It must be positive."),
-        ({"reward": "both"}, "Unknown reward 'both'. Use 'dataset' or 'per-example'."),
-        ({"penalty_reduction": "max"}, "Unknown penalty_reduction 'max'."),
+        (
+            {"lambda1": -1.0},
+            "The option lambda1 is -1.0. Input should be greater than or equal to 0",
+        ),
+        (
+            {"lambda2": -1.0},
+            "The option lambda2 is -1.0. Input should be greater than or equal to 0",
+        ),
+        ({"trials": 0}, "The option trials is 0. Input should be greater than 0"),
+        ({"epochs": 0}, "The option epochs is 0. Input should be greater than 0"),
+        ({"init": 1.5}, "The option init is 1.5. Input should be less than or equal to 1"),
+        ({"learning_rate": 0.0}, "The option learning_rate is 0.0. Input should be greater than 0"),
+        (
+            {"reward": "both"},
+            "The option reward is 'both'. Input should be 'dataset' or 'per-example'.",
+        ),
+        (
+            {"penalty_reduction": "max"},
+            "The option penalty_reduction is 'max'. Input should be 'sum' or 'mean'.",
+        ),
         ({"penalty_schedule": "cosine"}, "Unknown schedule 'cosine'."),
     ],
 )

@@ -204,8 +204,8 @@ def test_few_passes_are_spread_over_the_sizes(tracer):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"max_passes": 0}, "max_passes is 0. It must be positive."),
-        ({"max_seconds": -1.0}, "max_seconds is -1.0. It must be positive."),
+        ({"max_passes": 0}, "The option max_passes is 0. Input should be greater than 0"),
+        ({"max_seconds": -1.0}, "The option max_seconds is -1.0. Input should be greater than 0"),
     ],
 )
 def test_bad_options_of_local_search(options, text, unchecked):

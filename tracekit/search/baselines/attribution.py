@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from pydantic import PositiveInt
 
-from tracekit._util.options import check_at_least
+from tracekit._util.options import ValidatedFields
 from tracekit._util.warn import warn
 from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
@@ -53,19 +54,16 @@ class Attribution:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskIG:
+class MaskIG(ValidatedFields):
     """Integrated gradients over masks: the mean gradient from the empty to the full mask ranks."""
 
     name: ClassVar[str] = "mask-ig"
     title: ClassVar[str] = "mask IG"
     records_every_size: ClassVar[bool] = True
-    steps: int = 10
+    steps: PositiveInt = 10
     """Intervals of the line; the trapezoid rule takes steps + 1 gradients. The scores sum to the
     effect of all components but for what the rule misses. A difference beyond 2 % of the mean size
     of that effect on an example is a warning."""
-
-    def __post_init__(self) -> None:
-        check_at_least(self, 1, "steps")
 
     def planned(self, n_components: int, goal: Goal) -> Planned:
         """Two passes for each point of the line, and one for each budget."""
@@ -94,7 +92,7 @@ class MaskIG:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EAPIG:
+class EAPIG(ValidatedFields):
     """EAP-IG (Hanna et al., 2024): gradients of what receivers read rank edges, along the input.
 
     A step moves the input of the clean run by as much towards the counterfactual one, up to it.
@@ -104,11 +102,8 @@ class EAPIG:
     name: ClassVar[str] = "eap-ig"
     title: ClassVar[str] = "EAP-IG"
     records_every_size: ClassVar[bool] = True
-    steps: int = 10
+    steps: PositiveInt = 10
     """Gradients."""
-
-    def __post_init__(self) -> None:
-        check_at_least(self, 1, "steps")
 
     def planned(self, n_components: int, goal: Goal) -> Planned:
         """Two passes a step, and one for each budget."""

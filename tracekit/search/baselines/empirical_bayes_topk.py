@@ -13,10 +13,11 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
+from pydantic import PositiveInt
 from torch import Tensor
 
 from tracekit._util.clusters import by_cluster
-from tracekit._util.options import check_at_least
+from tracekit._util.options import ValidatedFields
 from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
 from tracekit.engine.example_curves import WIDEST, ExampleCurves
@@ -33,7 +34,7 @@ _ENTRIES = 2**24
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmpiricalBayesTopK:
+class EmpiricalBayesTopK(ValidatedFields):
     """The k components with the largest single effects, shrunken to what all have in common."""
 
     name: ClassVar[str] = "empirical-bayes-top-k"
@@ -41,12 +42,9 @@ class EmpiricalBayesTopK:
     records_every_size: ClassVar[bool] = True
     by_gradients: bool | None = None
     """Whether gradients stand for single effects. None: beyond 384 components."""
-    steps: int = 10
+    steps: PositiveInt = 10
     """Intervals of the line from the empty to the full mask, where gradients are taken: steps + 1
     of them, the two ends counting half."""
-
-    def __post_init__(self) -> None:
-        check_at_least(self, 1, "steps")
 
     def planned(self, n_components: int, goal: Goal) -> Planned:
         """A pass for each component or two for each gradient, and one for each budget."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from pydantic import PositiveInt
 
 from tracekit._util import progress as _progress
-from tracekit._util.options import check_at_least
+from tracekit._util.options import ValidatedFields
 from tracekit.engine.cost import Cost
 from tracekit.search.base import (
     Goal,
@@ -23,15 +24,12 @@ from tracekit.search.targets import Target
 
 
 @dataclass(frozen=True, kw_only=True)
-class Random:
+class Random(ValidatedFields):
     """The best of `draws` uniform sets per budget; the history has their mean and spread."""
 
     name: ClassVar[str] = "random"
-    draws: int = 1000
+    draws: PositiveInt = 1000
     """Sets drawn per budget."""
-
-    def __post_init__(self) -> None:
-        check_at_least(self, 1, "draws")
 
     def planned(self, n_components: int, goal: Goal) -> Planned:
         """A pass for each draw, and one for each answer."""

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from tracekit._util import progress as _progress
-from tracekit._util.options import check_at_least, check_positive
+from tracekit._util.options import Share, ValidatedFields
 from tracekit.components import kind_of, masks
 from tracekit.components.masks import BinaryMask, Mask
 from tracekit.engine.cost import Cost
-from tracekit.errors import ConfigError
 from tracekit.search.base import Goal, Planned, Selection, require_gradient
 from tracekit.search.learned.lambda_search import (
     LambdaBracket,
@@ -61,39 +61,31 @@ class Penalty(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskTraining(ABC):
+class MaskTraining(ValidatedFields, ABC):
     """Base of the methods that learn a soft mask."""
 
     name: ClassVar[str]
     title: ClassVar[str]
     default_trials: ClassVar[int] = DEFAULT_TRIALS
 
-    lambda1: float | None = None
+    lambda1: NonNegativeFloat | None = None
     """Weight of the size penalty. None: searched."""
-    learning_rate: float | None = None
+    learning_rate: PositiveFloat | None = None
     """Adam's step. None: that of the kind of component (0.1 for heads, 0.5 for MLP outputs and
     neurons, 0.01 for MLP blocks), or 0.01 where kinds are combined."""
-    epochs: int = 15
+    epochs: PositiveInt = 15
     """Passes over the data; the paper uses 30 on Professions."""
-    batch_size: int = 32
+    batch_size: PositiveInt = 32
     """Examples per step. Changes the result."""
-    init: float = 0.5
+    init: Share = 0.5
     """Starting value of every entry."""
-    threshold: float = 0.5
+    threshold: Share = 0.5
     """tau: entries above it are selected."""
     example_order: Sequence[Sequence[int]] | None = None
     """Order of the examples in each epoch, to repeat a run exactly. None: shuffled by the seed."""
-    trials: int | None = None
+    trials: PositiveInt | None = None
     """Training runs at most per budget when lambda1 is searched. None: 8, or 1 if local search
     improves the sets."""
-
-    def __post_init__(self) -> None:
-        check_at_least(self, 0, "lambda1")
-        check_at_least(self, 1, "epochs", "batch_size", "trials")
-        for name in ("init", "threshold"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}. It must lie in [0, 1].")
-        check_positive(self, "learning_rate")
 
     @property
     @abstractmethod

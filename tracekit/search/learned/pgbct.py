@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Literal
 
-from tracekit._util.options import check_at_least, check_choice, check_positive
+from pydantic import NonNegativeFloat, PositiveFloat
+
+from tracekit._util.options import ValidatedFields
 from tracekit.components import masks
 from tracekit.components.masks import Mask
 from tracekit.errors import ConfigError
@@ -90,7 +92,7 @@ class PGBCT(MaskTraining):
     name: ClassVar[str] = "pgb-ct"
     title: ClassVar[str] = "PGB-CT"
 
-    lambda2: float | None = None
+    lambda2: NonNegativeFloat | None = None
     """Weight of m^T(1 - m). None: the value of `lambda1`, also while that is searched."""
     inclusive: bool = False
     """Whether entries equal to the threshold are selected, as in the published code."""
@@ -105,9 +107,6 @@ class PGBCT(MaskTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 0, "lambda2")
-        check_choice(self, "reward", "dataset", "per-example")
-        check_choice(self, "penalty_reduction", "sum", "mean")
         resolve(self.penalty_schedule)
 
     @property
@@ -130,14 +129,11 @@ class PGBCT(MaskTraining):
 
 
 @dataclass(frozen=True)
-class Exponential:
+class Exponential(ValidatedFields):
     """1, g, g^2, ..."""
 
     name: ClassVar[str] = "exponential"
-    growth: float = 1.3
-
-    def __post_init__(self) -> None:
-        check_positive(self, "growth")
+    growth: PositiveFloat = 1.3
 
     def __call__(self, epoch: int) -> float:
         """Factor in `epoch` (from 0)."""

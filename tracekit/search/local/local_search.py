@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
+from pydantic import PositiveFloat, PositiveInt
 
-from tracekit._util.options import check_positive
+from tracekit._util.options import ValidatedFields
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
 from tracekit.components.masks import from_indices, ranking
@@ -53,24 +54,21 @@ def default_passes(n_components: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSearch:
+class LocalSearch(ValidatedFields):
     """The best set of every size, by measured neighbours that gradients propose."""
 
     name: ClassVar[str] = "local-search"
     title: ClassVar[str] = "local search"
     records_every_size: ClassVar[bool] = True
 
-    max_passes: int | None = None
+    max_passes: PositiveInt | None = None
     """Passes at most, forward and backward alike; what results are measured by is no part of the
     search. None: as many as there are components, but at
     least 300 and at most 512; below 384 components such a search ends where nothing is gained."""
-    max_seconds: float | None = None
+    max_seconds: PositiveFloat | None = None
     """Wall time after which the best so far is returned."""
     checkpoint: Path | None = None
     """File that holds all measurements; a search that finds it goes on where the last stopped."""
-
-    def __post_init__(self) -> None:
-        check_positive(self, "max_passes", "max_seconds")
 
     def planned(self, n_components: int, goal: Goal) -> Planned:
         """Passes at most. Gradients are half of them forward and half backward, as at most."""
