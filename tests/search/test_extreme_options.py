@@ -106,7 +106,9 @@ def test_a_search_of_ones_own_is_checked(tracer):
     ],
 )
 def test_not_a_number_is_within_no_bound(method, name):
-    with pytest.raises(ConfigError, match=f"The option {name} is nan. Input should be greater than"):
+    with pytest.raises(
+        ConfigError, match=f"The option {name} is nan. Input should be greater than"
+    ):
         method(**{name: float("nan")})
 
 
