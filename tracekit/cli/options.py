@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partialmethod, wraps
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -27,6 +27,7 @@ from tracekit._util.names import (
     SourceName,
     choices_text,
 )
+from tracekit._util.options import field_help
 from tracekit.cli.app import PANELS
 from tracekit.cli.output import check_file, console, join_ranks, load, print_step, print_tracer
 from tracekit.cli.parsing import (
@@ -37,6 +38,7 @@ from tracekit.cli.parsing import (
     parse_options,
     parse_positions,
 )
+from tracekit.engine.setup_fields import SetupFields
 from tracekit.errors import ConfigError, DataNotFoundError, UnknownNameError
 
 Given = dict[str, Any]
@@ -141,6 +143,35 @@ _OF_THE_FILE = ("config", "save_config_to", "dry_run")
 
 
 SEVERAL = "; may be given several times."
+_BY_DATA = "Default: what is usual for the data set."
+_MORE_HELP = {
+    "components": f"Kinds: {choices_text(KindName)}. {_BY_DATA}",
+    "metric": f"Metrics: {choices_text(MetricName)}. {_BY_DATA}",
+    "layers": "Example: 0-5,8.",
+    "positions": f"Example: 0,3,-1. {_BY_DATA}",
+    "source": f"Sources: {choices_text(SourceName)}.",
+}
+"""Names to choose from, and how a list is typed: what the help of a field does not say."""
+_CHOSEN_BY_DATA = ("components", "metric", "positions")
+"""Fields of a `Setup` whose default on the command line is what is usual for the data set."""
+_WITHOUT_OPTION = ("indices", "source_seed")
+"""Fields of a `Setup` that are given in Python only; and the seed, which `--seed` gives."""
+
+
+def setup_options(kind: type[SetupFields]) -> dict[str, Option]:
+    """An option for each field of a `Setup`, by name; its help is that of the field."""
+    helps, options = field_help(kind), {}
+    for each in fields(kind):
+        if each.name in _WITHOUT_OPTION:
+            continue
+        text = f"{helps[each.name]} {_MORE_HELP.get(each.name, '')}".strip()
+        default = None if each.name in _CHOSEN_BY_DATA else each.default
+        make = WHAT.count if isinstance(default, int) else WHAT.text
+        options[each.name] = make(text, default=default)
+    return options
+
+
+SETUP_OPTIONS = setup_options(SetupFields)
 
 OPTIONS: Mapping[str, Option] = {
     # ---- data and model
@@ -173,33 +204,8 @@ OPTIONS: Mapping[str, Option] = {
     ),
     "limit": DATA.count("Use only the first N examples.", min=1),
     "held_out": DATA.number("Share of the examples that no method sees, e.g. 0.2.", min=0, max=1),
-    # ---- the fields of a Setup
-    "components": WHAT.name(
-        f"{choices_text(KindName)}, or several joined by +. Default: what the data set is usually "
-        "traced with."
-    ),
-    "metric": WHAT.name(f"{choices_text(MetricName)}. Default: by the data set."),
-    "layers": WHAT.text("Layers to study, e.g. 0-5,8. Default: all."),
-    "positions": WHAT.text("prompt, last, all, or prompt positions such as 0,3,-1."),
-    "split_by": WHAT.text(
-        "Splits components further, by span (named parts of the prompts) or by position; or has "
-        "them act on one span, such as subject, or an end of it, subject:last."
-    ),
-    "layer_window": WHAT.count(
-        "Consecutive layers in which a component acts at once.", default=1, min=1
-    ),
-    "source": WHAT.name(
-        f"Where the values come from that are patched in: {choices_text(SourceName)}; or with "
-        "options, e.g. noise:spans=subject or mean:pairs=prompts.jsonl.",
-        default="counterfactual",
-    ),
-    "direction": WHAT.name(
-        "noising: counterfactual values into the clean run. denoising: clean values back.",
-        default="noising",
-    ),
-    "continuation_mean": WHAT.name(
-        "Mean over continuation tokens: geometric or arithmetic.", default="geometric"
-    ),
+    # ---- what is traced
+    **SETUP_OPTIONS,
     "extra_metric": WHAT.names(f"A further metric that every result is measured by{SEVERAL}"),
     # ---- how it is searched
     "objective": HOW.option(
@@ -262,7 +268,7 @@ OPTIONS: Mapping[str, Option] = {
     "save_config_to": OUTPUT.path("File to write all of these options to.", "--save-config"),
     "quiet": OUTPUT.flag("No progress bars.", "--quiet"),
 }
-"""All of them, by parameter; a test holds those of `Setup` against its fields."""
+"""All of them, by parameter."""
 OPTIONAL_OUTPUT = OPTIONS["output"]._replace(default=None)
 
 _LOADED = ("model_option", "device", "dtype", "max_batch_size")
@@ -271,8 +277,7 @@ CHOSEN = (
     "held_out",
 )
 TRACED = (
-    *("model", "dataset", "components", "metric", "extra_metric", "layers", "positions"),
-    *("split_by", "layer_window", "source", "direction", "continuation_mean"),
+    *("model", "dataset", *SETUP_OPTIONS, "extra_metric"),
     *(*CHOSEN, *_LOADED),
 )
 """Options of every command that traces: data, model and setup."""
@@ -285,8 +290,6 @@ REBUILT = (*CHOSEN, "split_by", *_LOADED)
 """Options of a command on a saved run, beside its model and data set."""
 WORKERS = ("jobs", "part", "executor", "executor_option")
 """Options of a command that runs jobs."""
-_AS_GIVEN = ("split_by", "layer_window", "source", "direction", "continuation_mean")
-"""Fields of a setup whose options are taken as they are."""
 
 
 # ---- the tracer -----------------------------------------------------------------------------
@@ -341,10 +344,11 @@ def load_data(given: Mapping[str, Any]) -> tuple[Any, tk.PromptPairs]:
     chat template had. Whatever needs no model is checked first.
     """
     from tracekit._util.ranks import launched_device
-    from tracekit.data.registry import load_origin
+    from tracekit.data.registry import describe, load_origin
 
     dataset, data_dir = given["dataset"], given["data_dir"]
     data_options: dict[str, Any] = parse_options(given["data_option"] or [], [dataset])[dataset]
+    describe(dataset)  # Refuses an unknown name before the model is loaded.
     check_data(dataset, data_dir=data_dir, **data_options)
     data_options |= {} if data_dir is None else {"data_dir": data_dir}
     data_options |= {} if given.get("split") is None else {"split": given["split"]}
@@ -372,28 +376,18 @@ def build_tracer(
 ) -> tk.Tracer:
     """Loads model and data, if not `loaded`, and builds the tracer of the options `TRACED`.
 
-    Layers, the name of the data set and the form of options are checked before the model is loaded.
-    A given setup is taken instead of the one that the options say; held-out examples are those of a
-    `held_out_origin` in `given`, if there is one.
+    Whatever needs no model is checked before it is loaded. A `setup` replaces the one that the
+    options say. Held-out examples are those of a `held_out_origin` in `given`, if it has one.
     """
     if loaded is None:
         print_step(f"Loading {given['model']} ...")
-    from tracekit.data.registry import describe, load_origin
+    from tracekit.data.registry import load_origin
 
     join_ranks()
-    seed, layers = given.get("seed", 0), parse_layers(given.get("layers"))
-    usual = describe(given["dataset"])
-    model, pairs = loaded or load_data(given)
+    seed = given.get("seed", 0)
     if setup is None:
-        positions = given["positions"] or ("prompt" if given["split_by"] else usual.positions)
-        setup = tk.Setup(
-            components=given["components"] or usual.components,
-            metric=given["metric"] or usual.metric,
-            layers=layers,
-            positions=parse_positions(positions) if isinstance(positions, str) else positions,
-            source_seed=seed,
-            **{name: given[name] for name in _AS_GIVEN},
-        )
+        setup = _build_setup(given, seed)
+    model, pairs = loaded or load_data(given)
     held_out = None
     if given.get("held_out") is not None:
         by_prompt = setup.source != "counterfactual"
@@ -412,6 +406,21 @@ def build_tracer(
         held_out=held_out,
         extra_metrics=given.get("extra_metric") or (),
     )
+
+
+def _build_setup(given: Mapping[str, Any], seed: int) -> tk.Setup:
+    """The setup of the options; what is not given is what is usual for the data set."""
+    from tracekit.data.registry import describe
+
+    usual = describe(given["dataset"])
+    values = {name: given[name] for name in SETUP_OPTIONS if given.get(name) is not None}
+    values["layers"] = parse_layers(values.get("layers"))
+    if "positions" in values:
+        values["positions"] = parse_positions(values["positions"])
+    elif "split_by" not in values:
+        values["positions"] = usual.positions
+    usual_names = {"components": usual.components, "metric": usual.metric}
+    return tk.Setup(**{**usual_names, **values, "source_seed": seed})
 
 
 if sys.version_info >= (3, 11):
