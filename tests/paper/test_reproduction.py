@@ -42,7 +42,7 @@ from tracekit.errors import (
     UnknownNameError,
 )
 from tracekit.results.storage import FORMAT_VERSION, read_document, write_document
-from tracekit.runs import Failure, Job, Run, store
+from tracekit.runs import Failure, Job, Run, store, worker
 from tracekit.runs.dispatch import do_all
 from tracekit.runs.jobs import RunEnvironment
 from tracekit.runs.store import folder_of, weights_hash
@@ -218,7 +218,7 @@ class TestStore:
     def test_a_run_is_found_again(self, tmp_path, environment, monkeypatch):
         first = Worker(environment, tmp_path).do(job())
         assert first.fresh
-        monkeypatch.setattr(tk.Tracer, "run", None)
+        monkeypatch.setattr(worker, "run_search", None)
         again = Worker(environment, tmp_path).do(job())
         assert not again.fresh
         assert again.folder == first.folder

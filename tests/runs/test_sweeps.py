@@ -76,7 +76,7 @@ def test_a_run_is_a_saved_result_like_any_other(swept, grid, lab, command):  # n
 def test_a_sweep_that_is_started_again_does_what_is_missing(swept, grid, monkeypatch):
     folder, before = grid["output"], written(grid["output"])
     with monkeypatch.context() as patch:
-        patch.setattr(tk.Tracer, "run", None)
+        patch.setattr(worker, "run_search", None)
         assert [run.fresh for run in tk.sweep(**grid)] == [False] * 4
     # One is damaged, one is gone.
     damaged, gone = swept[0].folder, swept[3].folder
@@ -243,14 +243,14 @@ class TestFailures:
             tk.sweep(**{**grid, "budgets": [99]})
 
     def test_a_full_memory_costs_the_job_and_not_the_sweep(self, grid, monkeypatch):
-        run = tk.Tracer.run
+        run_search = worker.run_search
 
-        def full(self, method, **options):
-            if method.name == "random":
+        def full(question, request):
+            if request.search.name == "random":
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
-            return run(self, method, **options)
+            return run_search(question, request)
 
-        monkeypatch.setattr(tk.Tracer, "run", full)
+        monkeypatch.setattr(worker, "run_search", full)
         runs = tk.sweep(**grid)
         assert [run.job.method for run in runs] == ["top-k", "top-k"]
         reason = "The memory is full: CUDA out of memory. Tried to allocate 2 GiB. Lower max_batch"

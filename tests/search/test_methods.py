@@ -22,33 +22,10 @@ from tracekit.errors import (
 from tracekit.search.base import Goal, as_count
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name == "exhaustive" else ())
-        for name in tiny.METHOD_OPTIONS
-    ],
-)
-def test_every_method_answers_in_the_same_terms(tracer, method):
-    curve = tracer.run(
-        method,
-        budgets=[1, 3, 0.5],
-        **tiny.METHOD_OPTIONS[method] | {"max_sets": 3000}
-        if method == "exhaustive"
-        else tiny.METHOD_OPTIONS[method],
-    )
+def test_a_share_is_a_budget_among_others(tracer):
+    curve = tracer.run("top-k", budgets=[1, 3, 0.5])
     assert [result.budget for result in curve] == [1, 3, 6]
-    for result in curve:
-        assert result.method == method
-        assert 1 <= result.n_selected <= result.budget
-        measured = tracer.evaluate(result.binary_mask, per_example=True)
-        assert torch.equal(measured, result.per_example)
-        assert result.effect == pytest.approx(measured.mean().item())
-        assert result.cost.forward >= 1
-        assert result.run.seconds > 0
-        assert result.history[-1].keys() >= {"n_selected", "effect"}
-        assert len(result.components) == result.n_selected
-        assert result.full_effect == pytest.approx(tracer.full_effect)
+    assert all(result.full_effect == pytest.approx(tracer.full_effect) for result in curve)
     assert curve.at(3) is curve[1]
 
 
@@ -61,19 +38,15 @@ def test_one_component_the_optimum_for_greedy_top_k_and_exhaustive(tracer, plain
 @pytest.mark.slow
 def test_targets_are_reached_with_few_components(tracer):
     goal = 0.5 * tracer.full_effect
-    sizes = {}
-    for method, options in tiny.METHOD_OPTIONS.items():
-        result = tracer.run(method, target_effect=goal, **options)
-        assert result.effect >= goal
-        assert result.target_effect == goal
-        assert result.budget is None
-        sizes[method] = result.n_selected
+    sizes = {
+        method: tracer.run(method, target_effect=goal, **options).n_selected
+        for method, options in tiny.METHOD_OPTIONS.items()
+    }
     assert sizes["exhaustive"] == min(sizes.values())
-    for method in ("pgb-ct", "top-k", "greedy", "random"):
-        with pytest.raises(
-            TargetNotReachedError, match="No set that was tried reaches an effect of 1e"
-        ):
-            tracer.run(method, target_effect=1e6, **tiny.METHOD_OPTIONS[method])
+    with pytest.raises(
+        TargetNotReachedError, match="No set that was tried reaches an effect of 1e"
+    ):
+        tracer.run("top-k", target_effect=1e6)
 
 
 @pytest.mark.parametrize(

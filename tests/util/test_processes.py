@@ -22,6 +22,7 @@ from tracekit._util import files
 from tracekit._util.processes import WorkerProcesses
 from tracekit.engine.engine import Engine
 from tracekit.errors import ResultFormatError
+from tracekit.runs import worker
 from tracekit.runs.jobs import Job, ModelSource, RunEnvironment
 from tracekit.runs.worker import Worker
 
@@ -260,14 +261,14 @@ class TestLocks:
             budgets=(2,),
             limit=6,
         )
-        ran, run = [], tk.Tracer.run
+        ran, run_search = [], worker.run_search
 
-        def slowly(self, *given, **options):
+        def slowly(question, request):
             ran.append(threading.get_ident())
             time.sleep(0.5)
-            return run(self, *given, **options)
+            return run_search(question, request)
 
-        monkeypatch.setattr(tk.Tracer, "run", slowly)
+        monkeypatch.setattr(worker, "run_search", slowly)
         environment = RunEnvironment(sources={"demo": ModelSource.parse("demo")})
         done = []
         threads = [

@@ -440,11 +440,11 @@ def _shown(results: Sequence[tk.TraceResult], table: Table, is_full: bool) -> Ta
     return table.only(*columns, "components", brief=True)
 
 
-def save(run: tk.TraceResult | tk.results.TraceCurve, output: Path) -> None:
+def save(results: Iterable[tk.TraceResult], output: Path) -> None:
     """Writes each result of a run to its own folder, e.g. `pgb-ct-6` below `output`."""
     if console.quiet:
         return
-    for result in [run] if isinstance(run, tk.TraceResult) else run:
+    for result in results:
         size = result.n_selected if result.budget is None else result.budget
         result.save(output / f"{result.method}-{size}")
 

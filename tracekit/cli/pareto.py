@@ -37,23 +37,26 @@ from tracekit.errors import SearchStoppedWarning
 def pareto(given: Given) -> None:
     """Finds the best set of every size, with held-out effects, random controls and stability."""
     from tracekit.search import LocalSearch, make
+    from tracekit.tracer.estimate import estimate_front
+    from tracekit.tracer.front import run_front
+    from tracekit.tracer.request import Request
 
     output = given["output"]
     check_folder(output)
     limits = {name: given[name] for name in ("max_passes", "max_seconds", "checkpoint")}
     options = parse_options(given["option"] or [], [LocalSearch.name])[LocalSearch.name]
     options |= {name: value for name, value in limits.items() if value is not None}
-    make(LocalSearch, options)  # Refuses a bad option before the model is loaded.
+    search = make(LocalSearch, options)  # Refuses a bad option before the model is loaded.
     largest = None if given["max_budget"] is None else parse_budget(given["max_budget"])
     tracer, sought = build_search(given)
-    asked = {**sought, "max_budget": largest, **options}
+    request = Request(search=search, budget=largest, seed=given["seed"], **sought)
     if given["dry_run"]:
-        print_estimates([tracer.estimate_pareto(**asked)])
+        print_estimates([estimate_front(tracer.question, request)])
         return
     with warnings.catch_warnings():
         # `_print_front` says what stopped it, with the name of the option.
         warnings.filterwarnings("ignore", "Stopped|The limit", SearchStoppedWarning)
-        front = tracer.pareto(seed=given["seed"], **asked)
+        front = run_front(tracer.question, request)
     if console.quiet:
         return
     front.save(output / "pareto")

@@ -30,6 +30,10 @@ from tracekit.cli.parsing import goal, parse_options
 )
 def trace(given: Given) -> None:
     """Traces any model on any data set, and writes figures and results."""
+    from tracekit.tracer.estimate import estimate_run
+    from tracekit.tracer.request import Request
+    from tracekit.tracer.search import run_search
+
     output, seed = given["output"], given["seed"]
 
     # Before anything slow: checks of everything that needs no model.
@@ -41,23 +45,24 @@ def trace(given: Given) -> None:
     }
     searches = {name: tk.search.make(name, by_method[name]) for name in methods}
     tracer, sought = build_search(given)
+    requests = [
+        Request(search=searches[name], seed=seed, **goals[name], **sought) for name in methods
+    ]
     if given["dry_run"]:
         parts = [tracer.pairs, *filter(None, [tracer.held_out])]
         print_checks(tracer.pairs.check(tracer.model, parts=parts), is_short=True)
-        print_estimates(
-            tracer.estimate(searches[name], **(sought | goals[name])) for name in methods
-        )
+        print_estimates(estimate_run(tracer.question, request) for request in requests)
         return
-    for name in methods:
+    for request in requests:
         try:
-            result = tracer.run(searches[name], seed=seed, **(sought | goals[name]))
+            results = run_search(tracer.question, request)
         except KeyboardInterrupt:
             # Of earlier methods there are results, of this one there are none.
             if not tracer.results:
                 raise
             break
-        save(result, output)
-        if tracer.results[-1].stopped == "interrupted":
+        save(results, output)
+        if results[-1].stopped == "interrupted":
             break
     if console.quiet:
         return

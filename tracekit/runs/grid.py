@@ -14,7 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from tracekit._util.names import SignName
+from tracekit._util.names import ObjectiveName, SignName
 from tracekit._util.options import check_known, check_seed, convert, is_whole, shortened
 from tracekit.components.kinds import kind_of
 from tracekit.data.registry import describe
@@ -32,7 +32,6 @@ from tracekit.metrics import resolve_metric as resolve_metric
 from tracekit.models.checkpoint import locate
 from tracekit.runs.jobs import Job, ModelSource, by_title
 from tracekit.search import DEFAULT_METHOD, METHODS, make
-from tracekit.search.objectives import ObjectiveName, usual_objective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,9 +173,8 @@ class Grid:
         usual = describe(dataset_name)
         shared = {n: value for n, value in self.data_options.items() if n in usual.options}
         method_name, options = _method(method)
-        kinds = kinds or usual.components
         setup = {
-            "components": kinds,
+            "components": kinds or usual.components,
             "metric": metric or usual.metric,
             "positions": "prompt" if self.setup.get("split_by") else usual.positions,
             "source_seed": seed,
@@ -192,7 +190,7 @@ class Grid:
             extra_metrics=tuple(self.extra_metrics),
             method=method_name,
             options=options,
-            objective=self.objective or usual_objective(kinds.split("+"), self.sign) or "mean",
+            objective=self.objective,
             sign=self.sign,
             budgets=tuple(sorted(self.budgets, key=lambda b: (isinstance(b, float), b))),
             limit=self.limit,

@@ -46,8 +46,8 @@ class Job:
     """Name of the method in figures, if it runs with options of its own."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the method."""
-    objective: str = "mean"
-    """As in `Tracer.run`."""
+    objective: str | None = None
+    """As in `Tracer.run`; None: the usual one."""
     sign: str | None = None
     """As in `Tracer.run`."""
     budgets: tuple[int | float, ...] = ()

@@ -358,7 +358,7 @@ def _asked(run: Run) -> Iterator[dict[str, Any]]:
             "setting": named(job.unusual),
             "method": job.method,
             "options": named(job.options),
-            "objective": job.objective,
+            "objective": job.objective or result.run.objective,
             "sign": result.run.sign,
             "seed": job.seed,
             "device": run.info.device if run.info else None,

@@ -30,6 +30,8 @@ from tracekit.runs.devices import own_device
 from tracekit.runs.jobs import Job, RunEnvironment
 from tracekit.runs.store import Run, RunInfo, decisive_versions
 from tracekit.search import make
+from tracekit.tracer.request import Request
+from tracekit.tracer.search import run_search
 from tracekit.tracer.tracer import Tracer
 
 
@@ -100,10 +102,14 @@ class Worker:
         """Results of a job."""
         if job.work == "pairs":
             return tracer.interactions()
-        asked: dict[str, Any] = {"budgets": list(job.budgets)} if job.budgets else {}
-        asked |= {"seed": job.seed, "objective": job.objective, "sign": job.sign}
-        results: Any = tracer.run(make(job.method, job.options), **asked)
-        curve = TraceCurve((results,)) if isinstance(results, TraceResult) else results
+        request = Request(
+            search=make(job.method, job.options),
+            budgets=job.budgets or None,
+            objective=job.objective,  # type: ignore[arg-type]
+            sign=job.sign,  # type: ignore[arg-type]
+            seed=job.seed,
+        )
+        curve = TraceCurve(tuple(run_search(tracer.question, request)))
         if any(result.stopped == "interrupted" for result in curve):
             # The best sets so far are no finished run.
             raise KeyboardInterrupt

@@ -19,7 +19,6 @@ Results report effects of the metric, whatever was maximised.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import isfinite, isinf
 from typing import Any, ClassVar, get_args
@@ -30,7 +29,6 @@ from torch import Tensor
 
 from tracekit._util.names import ObjectiveName
 from tracekit._util.options import shortened
-from tracekit.components.edges import EDGE_KINDS
 from tracekit.errors import ConfigError
 from tracekit.metrics import ContinuationLogProbs, Effects, Metric
 
@@ -170,11 +168,6 @@ def resolve_objective(objective: object) -> Objective | None:
             "Quantile or Faithful."
         )
     return _BY_NAME[objective]
-
-
-def usual_objective(kinds: Iterable[str], sign: str | None) -> ObjectiveName | None:
-    """What is sought where nothing is said: faithful sets of edges; None for other kinds."""
-    return "faithful" if sign is None and not EDGE_KINDS.keys().isdisjoint(kinds) else None
 
 
 def describe(objective: Objective | None) -> str:

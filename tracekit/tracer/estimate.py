@@ -191,6 +191,11 @@ def estimate(
         sign=sign,
         constraint=constraint,
     )
+    return estimate_run(question, request)
+
+
+def estimate_run(question: Question, request: Request) -> Estimate:
+    """As `estimate`, of a request for a run."""
     resolved = resolve(question, request)
     if getattr(request.search, "lambda1", None) is None:
         resolved.goal.require(request.search.name)
@@ -214,11 +219,16 @@ def estimate_pareto(
     """
     request = Request(
         search=make(LocalSearch, options, signature(estimate_pareto).parameters),
-        budget=1.0 if max_budget is None else max_budget,
+        budget=max_budget,
         objective=objective,
         sign=sign,
         constraint=constraint,
     )
+    return estimate_front(question, request, statistics=statistics)
+
+
+def estimate_front(question: Question, request: Request, *, statistics: bool = True) -> Estimate:
+    """As `estimate_pareto`, of a request for a front."""
     resolved = resolve_front(question, request, statistics=statistics)
     return _of_plan(question, request, plan_front(question, resolved, statistics=statistics))
 

@@ -51,7 +51,11 @@ class _Sets:
 
 
 def run_front(
-    question: Question, request: Request, observe: Observer | None = None, *, statistics: bool
+    question: Question,
+    request: Request,
+    observe: Observer | None = None,
+    *,
+    statistics: bool = True,
 ) -> ParetoFront:
     """The front that a request asks for, with the warnings about it; see `Tracer.pareto`."""
     resolved = resolve_front(question, request, statistics=statistics)

@@ -27,7 +27,6 @@ from tracekit.search.objectives import (
     ObjectiveName,
     describe,
     resolve_objective,
-    usual_objective,
 )
 from tracekit.search.targets import Target, require_full_effect
 
@@ -175,7 +174,12 @@ def resolve(
 
 
 def resolve_front(question: Question, request: Request, *, statistics: bool) -> ResolvedRequest:
-    """As `resolve`, of a front: by default `auto` where statistics search halves anyway."""
+    """As `resolve`, of a front.
+
+    By default it goes up to all components, and takes `auto` where statistics search halves anyway.
+    """
+    if request.budget is None:
+        request = replace(request, budget=1.0)
     has_halves = statistics and question.search_engine.pairs.n_distinct >= FEWEST_EXAMPLES
     is_free = has_halves and request.constraint is None
     return resolve(question, request, usual="auto" if is_free else "mean")
@@ -184,7 +188,7 @@ def resolve_front(question: Question, request: Request, *, statistics: bool) -> 
 def _objective_and_sign(
     question: Question, request: Request, usual: ObjectiveName
 ) -> tuple[ObjectiveName | Objective, SignName | None]:
-    """What is maximised, and the sign that is sought, by what was asked and by the question."""
+    """The objective and the sign of a request, where it gives none by what the question is."""
     objective, sign = request.objective, request.sign
     if objective is not None:
         return objective, sign
@@ -193,8 +197,8 @@ def _objective_and_sign(
     if isinstance(question.setup.source, OtherModel):
         # What two models differ in is what carries the whole effect.
         return (Faithful(complement=0.0) if sign in (None, "full") else "mean"), sign
-    if usual_objective(question.registry.kinds, sign) is not None:
-        return "faithful", "full"  # Of edges: whatever all of them do.
+    if question.registry.edges is not None and sign is None:
+        return "faithful", "full"  # Sets of edges that do whatever all edges do.
     return usual, sign
 
 

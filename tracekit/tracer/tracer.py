@@ -318,7 +318,7 @@ class Tracer:
         """
         request = Request(
             search=make(LocalSearch, options, signature(self.pareto).parameters),
-            budget=1.0 if max_budget is None else max_budget,
+            budget=max_budget,
             objective=objective,
             sign=sign,
             constraint=constraint,
