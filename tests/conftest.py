@@ -6,11 +6,11 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
-from zlib import crc32
 
 import pytest
 import torch
@@ -31,11 +31,32 @@ _LONGEST = ("test_golden.py", "test_demo_traces.py")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in _LONGEST)
+    products = defaultdict[str, list[pytest.Item]](list)
     for item in items:
-        cells = item.get_closest_marker("cells")
-        # By a digest of its name, so that the cells are the same everywhere and of all sorts.
-        if cells is not None and (cell := crc32(item.nodeid.encode()) % cells.args[0]):
-            item.add_marker(pytest.mark.slow if cell == 1 else pytest.mark.soak)
+        if item.get_closest_marker("pairwise"):
+            products[item.nodeid.partition("[")[0]].append(item)
+    for cells in products.values():
+        for number in set(range(len(cells))) - covering(list(map(_parameters, cells))):
+            cells[number].add_marker(pytest.mark.soak)
+
+
+def _parameters(item: pytest.Item) -> dict[str, str]:
+    return {name: str(value) for name, value in item.callspec.params.items()}
+
+
+def covering(cells: Sequence[Mapping[str, str]]) -> set[int]:
+    """Numbers of a few cells of a product that hold every two values of different parameters.
+
+    Of a product of two parameters they hold every value of either.
+    """
+    strength = max(1, min(2, len(cells[0]) - 1))
+    held = [set(combinations(sorted(cell.items()), strength)) for cell in cells]
+    uncovered, numbers = set().union(*held), set[int]()
+    while uncovered:
+        best = max(range(len(cells)), key=lambda number: len(held[number] & uncovered))
+        uncovered -= held[best]
+        numbers.add(best)
+    return numbers
 
 
 def pytest_collection_finish() -> None:

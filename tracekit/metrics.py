@@ -310,7 +310,7 @@ def _check_values(name: str, values: Any, like: Effects) -> None:
         problem = "tensors of several shapes" if values.is_nested else tuple(values.shape)
     elif values.is_complex():
         problem = "complex numbers"
-    elif values.is_meta:
+    elif values.is_meta and not like.is_meta:
         problem = "a tensor without data (its device is 'meta')"
     else:
         return

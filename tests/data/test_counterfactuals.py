@@ -58,7 +58,7 @@ def scaled_pairs(factor: float) -> tk.PromptPairs:
     )
 
 
-@pytest.mark.cells(4)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kind", ["head-outputs", "mlp-outputs", "mlp-neurons", "mlp-blocks"])
 @pytest.mark.parametrize("factor", [0.0, -0.5])
 def test_a_third_counterfactual_needs_one_class_only(any_model, kind, factor):

@@ -35,7 +35,7 @@ MODULES = {
 
 
 @pytest.mark.slow
-@pytest.mark.cells(3)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("architecture", EACH)
 def test_each_kind_works_or_is_refused(architecture):
     found = try_out(architecture)
@@ -52,7 +52,7 @@ def test_the_table_of_the_command_has_every_architecture():
     assert {kind for kinds in REFUSED.values() for kind in kinds} == set(REASONS)
 
 
-@pytest.mark.cells(6)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("architecture", sorted(set(FIRST) - {"mixtral"}))
 def test_searches_run_on_it(architecture):
     kinds = "attention-patterns+mlp-outputs"

@@ -167,7 +167,7 @@ def test_a_forgotten_hook_is_found(model, pairs):
     assert capabilities_of(model).block_skipper is not None, "kept from the model with its hook"
 
 
-@pytest.mark.cells(2)
+@pytest.mark.pairwise
 def test_a_unit_that_happens_to_be_silent_is_no_reason_to_refuse(any_model):
     for index in range(0, 24, 5):
         kinds = {"kinds": "mlp-neurons", "layers": [1], "indices": [index]}

@@ -15,7 +15,7 @@ def close(value, expected, factor=1.0):
     torch.testing.assert_close(value, expected, rtol=factor * 5e-4, atol=factor * 2e-5)
 
 
-@pytest.mark.cells(4)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("positions", SCOPES, ids=str)
 @pytest.mark.parametrize("kinds", ["attention-patterns", "mlp-outputs+mlp-blocks", "head-outputs"])
 def test_recomputed_sources_equal_kept_ones(any_model, kinds, positions):

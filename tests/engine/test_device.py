@@ -34,7 +34,7 @@ class NoWait(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.cells(2)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("positions", SCOPES, ids=str)
 @pytest.mark.parametrize("reward", ["dataset", "per-example"])
 @pytest.mark.parametrize("longest", [1, 4])

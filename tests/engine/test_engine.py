@@ -105,7 +105,7 @@ def reference_scores(model, pairs, kinds, mask, positions):
     return torch.stack(scores).reshape(-1, 2)
 
 
-@pytest.mark.cells(3)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kinds", ALL_KINDS)
 @pytest.mark.parametrize("positions", SCOPES, ids=str)
 def test_the_engine_equals_one_example_at_a_time(any_model, kinds, positions):

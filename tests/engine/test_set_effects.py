@@ -32,7 +32,7 @@ def close(value, expected, factor=1.0):
     torch.testing.assert_close(value, expected, rtol=factor * 5e-4, atol=factor * 2e-5)
 
 
-@pytest.mark.cells(3)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kinds", EVERY_KIND)
 def test_many_sets_equal_one_at_a_time(any_model, kinds):
     fast, plain = engines(any_model, tiny.pairs(5, seed=1), kinds, max_batch_size=11)

@@ -491,7 +491,7 @@ def _cells():
                 yield pytest.param(options, kinds, positions, marks=marks)
 
 
-@pytest.mark.cells(3)
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("options", "kinds", "positions"), list(_cells()), ids=str)
 def test_fast_paths_equal_the_plain_way(any_model, even_pairs, options, kinds, positions):
     def tracer(**further):
@@ -549,7 +549,7 @@ SHORT = {
 }
 
 
-@pytest.mark.cells(6)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("method", sorted({*METHODS} - {"eap-ig"}))  # It needs edges.
 @pytest.mark.parametrize("options", QUESTIONS, ids=lambda options: "-".join(options.values()))
 def test_every_search_under_every_source(model, even_pairs, method, options, tmp_path):

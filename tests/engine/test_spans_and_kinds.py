@@ -84,7 +84,7 @@ def plain_effect(plain, row, by_span, names):
     return odds(plain.mixed(weights, moved, len(prompt))) - odds(lambda layer, value: None)
 
 
-@pytest.mark.cells(3)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("soft", [pytest.param(False, marks=pytest.mark.soak), True])
@@ -122,7 +122,7 @@ QUESTIONS = [
 ]
 
 
-@pytest.mark.cells(4)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("kind", ["head-outputs", "residual", "residual-between", "keys"])
 @pytest.mark.parametrize(("source", "direction"), QUESTIONS)
@@ -175,7 +175,7 @@ def test_kinds_at_all_positions_equal_plain_hooks(architecture, kind):
 SPAN_KINDS = ("attention-patterns", "head-outputs", "mlp-neurons", "residual", "keys+mlp-blocks")
 
 
-@pytest.mark.cells(3)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kind", SPAN_KINDS)
 @pytest.mark.parametrize(("windows", "source"), [(1, "counterfactual"), (2, "zero"), (3, "mean")])
 def test_fast_paths_equal_the_plain_way(model, kind, windows, source):
@@ -235,7 +235,7 @@ def test_spans_make_up_the_whole_prompt(any_model):
     assert split.evaluate(only_last.flatten()) == pytest.approx(last.evaluate(mask), abs=1e-5)
 
 
-@pytest.mark.cells(3)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("kind", ["head-outputs", "residual", "mlp-outputs"])
 def test_positions_equal_plain_hooks(architecture, kind):

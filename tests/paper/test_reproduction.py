@@ -325,7 +325,7 @@ class TestStore:
         assert run.curve[0].effect > 0
 
     @pytest.mark.slow
-    @pytest.mark.cells(3)
+    @pytest.mark.pairwise
     @pytest.mark.parametrize(
         "damage", ["run cut short", "tensors lost", "no curve", "no info", "a file", "effect"]
     )

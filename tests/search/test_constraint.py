@@ -61,7 +61,7 @@ def best_by_trying(every_set, size, bound):
     return max(e for s, e, k in every_set if len(s) <= size and k <= bound)
 
 
-@pytest.mark.cells(3)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("method", METHODS)
 def test_every_search_stays_within_the_bound(model, tracer, neutral, every_set, method):
     _, _, unbound = max((row for row in every_set if len(row[0]) <= 3), key=lambda row: row[1])
@@ -84,7 +84,7 @@ def test_every_search_stays_within_the_bound(model, tracer, neutral, every_set, 
 
 
 @pytest.mark.slow
-@pytest.mark.cells(2)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("method", ["greedy", "top-k", "random", "exhaustive", "local-search"])
 def test_a_bound_that_nothing_reaches_changes_no_search(tracer, neutral, method):
     options = {"draws": 20} if method == "random" else {}

@@ -51,7 +51,7 @@ def both(model, is_negative):
     return [tk.Tracer(model, each, "head-outputs", "logit-difference") for each in pairs]
 
 
-@pytest.mark.cells(3)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_other_sign_is_the_search_of_exchanged_continuations(both, method, objective):

@@ -117,7 +117,7 @@ KINDS = {
 }
 
 
-@pytest.mark.cells(2)
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("name", "kind"), MODELS)
 def test_explain_says_what_was_planted(built, name, kind):
     planted, tracer = built(name, kind)

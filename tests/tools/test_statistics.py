@@ -41,7 +41,7 @@ def most_errors(name: str, n: int, rows: int) -> float:
     return 0.07 + 0.035
 
 
-@pytest.mark.cells(8)
+@pytest.mark.pairwise
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("name", KINDS)
 def test_intervals_hold_the_mean(name, n):

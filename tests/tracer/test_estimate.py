@@ -17,6 +17,7 @@ import pytest
 import tracekit as tk
 from tests import tiny
 from tracekit._util import progress as _progress
+from tracekit._util.progress import duration_text
 from tracekit.errors import (
     BudgetError,
     ComponentError,
@@ -27,7 +28,6 @@ from tracekit.errors import (
 )
 from tracekit.search.baselines.topk import TopK
 from tracekit.tracer import estimate as estimating
-from tracekit.tracer.estimate import duration
 
 DETERMINISTIC = {
     "top-k": {},
@@ -376,7 +376,7 @@ class TestTime:
         [(0.01, "0.1 s"), (1.4, "1 s"), (89, "89 s"), (240, "4 min"), (9000, "2.5 h")],
     )
     def test_is_printed_as_people_say_it(self, seconds, text):
-        assert duration(seconds) == text
+        assert duration_text(seconds) == text
 
     def test_memory_is_that_of_a_process_with_a_model(self, tracer):
         assert 2**26 < tracer.estimate("top-k", budget=1).memory < 2**36

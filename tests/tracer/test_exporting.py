@@ -42,7 +42,7 @@ def half_of(tracer):
 class TestTheSameEffect:
     @pytest.mark.parametrize("source", ["zero", "mean"])
     @pytest.mark.parametrize("kind", [*KINDS, "head-outputs+mlp-neurons+mlp-outputs+mlp-blocks"])
-    @pytest.mark.cells(4)
+    @pytest.mark.pairwise
     def test_of_every_kind(self, any_model, tmp_path, kind, source):
         """GPT-2 has biases; Llama and Qwen3 get them by their configuration."""
         tracer = traced(any_model, kind, source)

@@ -85,7 +85,7 @@ class TestWorkers:
         assert time.monotonic() - start < 5
         assert gone([number])
 
-    @pytest.mark.cells(3)
+    @pytest.mark.pairwise
     @pytest.mark.parametrize(
         ("stop", "group"),
         [
