@@ -80,7 +80,7 @@ def meaning(node: ast.expr) -> Any:
             return Of(VALUES[node.id])
         if node.id in ("tk", "tracekit"):
             return tk
-        homes = (tk, tk.search, tk.errors, tk.results, tk.engine, tk.anatomy, tk.metrics, tk.data)
+        homes = (tk, tk.search, tk.errors, tk.results, tk.engine, tk.measure, tk.metrics, tk.data)
         is_class = node.id[:1].isupper()
         return next((getattr(h, node.id) for h in homes if is_class and hasattr(h, node.id)), None)
     if isinstance(node, ast.Attribute):

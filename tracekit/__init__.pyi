@@ -1,10 +1,10 @@
 # The public names: type checkers read them here, and `__init__.py` too.
-from tracekit import anatomy as anatomy
 from tracekit import components as components
 from tracekit import data as data
 from tracekit import engine as engine
 from tracekit import errors as errors
 from tracekit import figures as figures
+from tracekit import measure as measure
 from tracekit import metrics as metrics
 from tracekit import results as results
 from tracekit import search as search

@@ -57,7 +57,7 @@ def test_explain_prints_saves_and_writes(command, tracer, result, folder, tmp_pa
         assert line in out
     row = why.table.iloc[0]
     assert f"{row['value']:.4g} ({row['value_low']:.3g} to {row['value_high']:.3g})" in out
-    assert str(tk.anatomy.Explanation.load(folder)) == str(why)
+    assert str(tk.measure.Explanation.load(folder)) == str(why)
     written = pd.read_csv(tmp_path / "out" / "members.csv")
     assert written["value"].tolist() == pytest.approx(why.table["value"].tolist(), abs=1e-6)
     for name in ("waterfall", "heatmap", "network"):
@@ -108,7 +108,7 @@ def test_side_effects_of_a_run(command, tracer, result, folder, tmp_path, demo_m
     )
     assert code == 0, err
     side = tracer.side_effects(result, {"bias": bias, "mine": (bias, "kl")}, draws=4, seed=3)
-    saved = tk.anatomy.SideEffects.load(folder)
+    saved = tk.measure.SideEffects.load(folder)
     assert saved.table["strength"].tolist() == pytest.approx(side.table["strength"].tolist())
     assert saved.table["metric"].tolist() == ["probability-drop", "probability-drop", "kl"]
     assert str(saved) in out
@@ -150,7 +150,7 @@ def test_held_out_examples_are_told_from_the_others(command, tmp_path, demo_mode
     assert code == 0, err
     code, _, err = command("explain", run, "--limit", 10, "--held-out", 0.2, *QUICK)
     assert code == 0, err
-    assert tk.anatomy.Explanation.load(run).labels == tk.TraceResult.load(run).labels
+    assert tk.measure.Explanation.load(run).labels == tk.TraceResult.load(run).labels
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_sources_are_rebuilt_from_the_run(command, tmp_path, demo_model, options
     run = tracer.run("top-k", budget=2, seed=5).save(tmp_path / "run")
     code, _, err = command("explain", run, *QUICK)
     assert code == 0, err
-    assert tk.anatomy.Explanation.load(run).source == tracer.source
+    assert tk.measure.Explanation.load(run).source == tracer.source
 
 
 def test_sources_that_take_more_than_a_name(command, tmp_path, demo_model):

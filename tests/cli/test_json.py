@@ -240,7 +240,7 @@ class TestNumbers:
 
     def test_of_side_effects(self, document, folder, demo_model):
         parsed = document("side-effects", folder, "--other", "facts=demo-facts", "--draws", 2)
-        side = tk.anatomy.SideEffects.load(folder)
+        side = tk.measure.SideEffects.load(folder)
         rows = parsed["tables"]["side_effects"]
         table = side.table
         assert list(rows[0]) == list(table)

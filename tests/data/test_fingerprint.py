@@ -11,7 +11,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.errors import ComparisonError, ResultFormatError
-from tracekit.results.question import bind
+from tracekit.measure.question import bind
 
 SPANS = {"first": [0, 1], "second": [1, 2]}
 

@@ -16,7 +16,7 @@ from tracekit._util.options import field_help
 from tracekit.components import ComponentRegistry
 from tracekit.engine.setup import SETUP_OPTIONS, Setup, SetupOptions, SetupSpec
 from tracekit.errors import ComponentError, ConfigError
-from tracekit.results.question import bind
+from tracekit.measure.question import bind
 
 
 @pytest.fixture(scope="module")

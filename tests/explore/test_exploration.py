@@ -27,7 +27,7 @@ from tracekit.errors import (
 from tracekit.explore import Exploration, Measurement, Prediction
 from tracekit.explore.exploration import Circuit, Progress, Unpredicted, members_of_key, set_key
 from tracekit.explore.explorer import circuit_of
-from tracekit.results.evaluation import measure_faithfulness
+from tracekit.measure.evaluation import measure_faithfulness
 
 
 @pytest.fixture

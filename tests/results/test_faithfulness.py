@@ -26,7 +26,7 @@ from tracekit.errors import (
     NoResultError,
     UnreliableResultWarning,
 )
-from tracekit.results import evaluation
+from tracekit.measure import evaluation
 from tracekit.results import faithfulness as measures
 from tracekit.results.faithfulness import MIB_SHARES
 from tracekit.results.intervals import ratio_interval

@@ -11,13 +11,14 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tests.anatomy.test_explanation import Planted
 from tests.files import rewrite
+from tests.measure.test_explanation import Planted
 from tracekit.errors import ComponentError, PairsError, ResultFormatError
-from tracekit.results import effect_interval, interactions, pair_effects
+from tracekit.measure import pair_effects
+from tracekit.measure.pair_effects import measure_pairs
+from tracekit.results import effect_interval, interactions
 from tracekit.results.interactions import kinds_of_pairs
 from tracekit.results.intervals import row_intervals
-from tracekit.results.pair_effects import measure_pairs
 from tracekit.results.significance import (
     least_p,
     n_testable,

@@ -295,7 +295,7 @@ class TestRepeatedExamples:
         columns = ["alone_low", "alone_high", "averaged_low", "averaged_high", "p"]
         ours, expected = (torch.tensor(e.interactions[columns].to_numpy()) for e in explained)
         torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-5)
-        loaded = tk.anatomy.Explanation.load(explained[1].save(tmp_path))
+        loaded = tk.measure.Explanation.load(explained[1].save(tmp_path))
         assert torch.equal(loaded.clusters, explained[1].clusters)
         sides = [t.side_effects(members, {"other": t.pairs}, draws=3) for t in (one, two)]
         columns = ["effect_low", "effect_high", "strength_low", "strength_high"]
@@ -303,7 +303,7 @@ class TestRepeatedExamples:
         torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-5)
         low, high = sides[1].selectivity_interval("other")
         assert (low, high) == pytest.approx(sides[0].selectivity_interval("other"), abs=1e-4)
-        loaded = tk.anatomy.SideEffects.load(sides[1].save(tmp_path))
+        loaded = tk.measure.SideEffects.load(sides[1].save(tmp_path))
         assert torch.equal(loaded.target.clusters, sides[1].target.clusters)
 
     @pytest.mark.slow

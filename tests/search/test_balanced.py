@@ -13,7 +13,7 @@ from tracekit._util import progress as _progress
 from tracekit.components.masks import members_of_mask, ranking
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, ConfigError
-from tracekit.results import evaluation
+from tracekit.measure import evaluation
 from tracekit.results import faithfulness as measures
 from tracekit.runs import Grid
 from tracekit.search import Goal

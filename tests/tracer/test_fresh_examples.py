@@ -10,9 +10,9 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.anatomy import Explanation, SideEffects
 from tracekit.errors import ComparisonError, ConfigError, NoResultError
-from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
+from tracekit.measure import Explanation, SideEffects
+from tracekit.measure.random_sets import control_overlap, control_sets, n_controls
 
 SAME = "on the examples that the set was selected on, n = 12"
 OTHER = "on held-out examples, n = 12"

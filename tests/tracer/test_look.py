@@ -7,11 +7,11 @@ import torch
 
 import tests.tiny as tiny
 import tracekit as tk
-from tracekit.anatomy import Look
 from tracekit.components.members import members_of
 from tracekit.errors import ConfigError
+from tracekit.measure import Look
+from tracekit.measure.random_sets import control_sets
 from tracekit.metrics import METRICS
-from tracekit.results.pareto_statistics import control_sets
 
 HEADS = "head-outputs+mlp-blocks"
 

@@ -14,10 +14,10 @@ import torch
 
 import tracekit as tk
 from tools.benchmarks.setting import DATA, Model, Padded, medians, peak_bytes, some, wait
-from tracekit.anatomy.set_game import SetGame
-from tracekit.anatomy.shapley import sampled_values
 from tracekit.data.registry import DATASETS
 from tracekit.engine.engine import Engine
+from tracekit.measure.set_game import SetGame
+from tracekit.measure.shapley import sampled_values
 from tracekit.search import Goal
 from tracekit.search.learned.reward import RewardGradient, make_objective
 

@@ -444,9 +444,9 @@ def _load(kind: str, folder: Path) -> Any:
     if kind == "grid":
         return tk.results.InteractionGrid.load(folder / kind / "grid.json")
     if kind == "explanation":
-        return tk.anatomy.Explanation.load(folder / kind)
+        return tk.measure.Explanation.load(folder / kind)
     if kind == "side-effects":
-        return tk.anatomy.SideEffects.load(folder / kind)
+        return tk.measure.SideEffects.load(folder / kind)
     return tracer().pareto(
         max_budget=2, max_passes=20, statistics=False, checkpoint=folder / "front.ckpt"
     )

@@ -30,8 +30,8 @@ from tracekit.cli.parsing import parse_options
 from tracekit.components import ComponentRegistry
 from tracekit.components.masks import ranking
 from tracekit.engine.engine import Engine
+from tracekit.measure.evaluation import measure_faithfulness
 from tracekit.models.hooked import frozen, recording_hooks
-from tracekit.results.evaluation import measure_faithfulness
 from tracekit.results.faithfulness import MIB_SHARES
 from tracekit.search import Goal, make
 from tracekit.search.constraint import make_target

@@ -28,7 +28,7 @@ import tracekit as tk
 from tracekit.cli.parsing import parse_options
 from tracekit.components.masks import ranking
 from tracekit.data.registry import describe
-from tracekit.results.evaluation import measure_faithfulness
+from tracekit.measure.evaluation import measure_faithfulness
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness
 
 RANKINGS = {"attribution": "EAP", "eap-ig": "EAP-IG", "mask-ig": "mask-ig"}

@@ -44,7 +44,7 @@ def explain(given: Given, run: Run) -> None:
         _write(why, output)
 
 
-def _print(why: tk.anatomy.Explanation, run: Path) -> None:
+def _print(why: tk.measure.Explanation, run: Path) -> None:
     from tracekit.reports.report import member_table
 
     console.print(f"{why}", soft_wrap=True)
@@ -61,7 +61,7 @@ def _print(why: tk.anatomy.Explanation, run: Path) -> None:
     console.print(f"{passes} The explanation is saved in {run}/.", soft_wrap=True)
 
 
-def _tables(why: tk.anatomy.Explanation) -> dict[str, Table]:
+def _tables(why: tk.measure.Explanation) -> dict[str, Table]:
     """By name; `explanation` has one row for the set as a whole."""
     whole = {
         **{"model": why.model, "dataset": why.dataset, "metric": why.metric},
@@ -77,7 +77,7 @@ def _tables(why: tk.anatomy.Explanation) -> dict[str, Table]:
     return tables
 
 
-def _write(why: tk.anatomy.Explanation, output: Path) -> None:
+def _write(why: tk.measure.Explanation, output: Path) -> None:
     from tracekit._util.files import write_beside, write_csv
 
     tables = _tables(why)

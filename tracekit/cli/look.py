@@ -12,7 +12,7 @@ from tracekit.cli.options import LIMITS, OPTIONAL_OUTPUT, OPTIONS, TRACED, Given
 from tracekit.cli.output import check_folder, console, recorded
 
 if TYPE_CHECKING:
-    from tracekit.anatomy.look import LookPart
+    from tracekit.measure.look import LookPart
 
 _ASKED = {"model", "dataset", "components", "layers", "split_by", "layer_window", "extra_metric"}
 """What is given as an argument, and which components are traced."""

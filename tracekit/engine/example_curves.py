@@ -1,7 +1,7 @@
 """The curve of every example from the quantity that is about linear in the mask to the effect.
 
 For `odds-ratio` the quantity is the log-odds of y against x, and the curve is exact. Shapley values
-build an additive model of sets on it (`anatomy/shapley.py`), and empirical-Bayes shrinkage moves
+build an additive model of sets on it (`measure/shapley.py`), and empirical-Bayes shrinkage moves
 examples along it (`search/baselines/empirical_bayes_topk.py`).
 """
 

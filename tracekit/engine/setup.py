@@ -1,7 +1,7 @@
 """The setup of a trace: everything that decides an effect beside the model and the data.
 
 A `Setup` is one frozen value. Tracers, jobs, sweeps, options of the command line and results hold
-one, and `repr` of it is the code that makes it again. `tracekit.results.question.bind` puts it on
+one, and `repr` of it is the code that makes it again. `tracekit.measure.question.bind` puts it on
 a model and on examples.
 """
 

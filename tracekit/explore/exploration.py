@@ -29,6 +29,7 @@ from tracekit.engine.effects import stream_effects
 from tracekit.engine.engine import Engine
 from tracekit.engine.gradients import stream_changes
 from tracekit.errors import ComponentError, TracekitError
+from tracekit.measure.records import on_examples
 from tracekit.metrics import Bounds, Effects
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.intervals import UNBOUNDED, effect_interval
@@ -292,7 +293,7 @@ class Exploration:
         for each in both:
             if each not in self.measurements:
                 yield from self._measure(each)
-        measured = OnExamples.of(engine, *(self.measurements[each].effects for each in both))
+        measured = on_examples(engine, *(self.measurements[each].effects for each in both))
         scores = measured.faithfulness(sizes=[len(members)], n_components=self.n_components)
         self.circuits[members] = Circuit(members, scores)
         yield self.circuits[members]

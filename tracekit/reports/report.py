@@ -15,12 +15,12 @@ from tracekit._util.arguments import check_arguments
 from tracekit._util.markup import interval_text
 from tracekit._util.options import as_path, shortened
 from tracekit._util.table import Column, Table, join_labels
-from tracekit.anatomy import Attention, Explanation, Look, Paths, SideEffects
 from tracekit.data.display import shown_pair
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import DATASETS
 from tracekit.engine.setup import Setup
 from tracekit.errors import ComparisonError, NoResultError
+from tracekit.measure import Attention, Explanation, Look, Paths, SideEffects
 from tracekit.metrics import METRICS
 from tracekit.reports.page import Section, write_page
 from tracekit.reports.saved import read_saved

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from tracekit._util.options import as_path
-from tracekit.anatomy.attention import Attention
-from tracekit.anatomy.explanation import Explanation
-from tracekit.anatomy.look import Look
-from tracekit.anatomy.paths import Paths
-from tracekit.anatomy.side_effects import SideEffects
 from tracekit.errors import ResultFormatError
+from tracekit.measure.attention import Attention
+from tracekit.measure.explanation import Explanation
+from tracekit.measure.look import Look
+from tracekit.measure.paths import Paths
+from tracekit.measure.side_effects import SideEffects
 from tracekit.results.generations import Generations
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.pareto_front import ParetoFront
@@ -32,21 +32,21 @@ def read_saved(path: str | Path) -> list[Any]:
         *(Explanation, Paths, Attention),
         *(SideEffects, Generations),
     )
-    anatomy = [
+    explanations = [
         _of_run(kind, file.parent) for kind in of_sets for file in sorted(path.rglob(kind.FILE))
     ]
-    anatomy += [Look.load(file.parent) for file in sorted(path.rglob(Look.FILE))]
+    explanations += [Look.load(file.parent) for file in sorted(path.rglob(Look.FILE))]
     folders = [file.parent for file in sorted(path.rglob("pareto.json"))]
     fronts = [ParetoFront.load(folder) for folder in folders]
     files = sorted(path.rglob("result.json"))
     # Those of a front were read with it.
     own = [file.parent for file in files if not {*folders} & {*file.parents}]
     runs = [TraceResult.load(folder) for folder in own]
-    if not fronts and not runs and not anatomy:
+    if not fronts and not runs and not explanations:
         # The error says what a folder must hold.
         runs.append(TraceResult.load(path))
     runs.sort(key=lambda result: (result.method, result.n_selected))
-    return [*runs, *fronts, *anatomy]
+    return [*runs, *fronts, *explanations]
 
 
 def _of_run(kind: Any, folder: Path) -> Any:

@@ -1,4 +1,7 @@
-"""Results: what a search found and what it does, and how that is saved."""
+"""Stores and draws what was measured; nothing here runs a model.
+
+`Comparison.cross_effects` alone measures, by the tracers that it is given.
+"""
 
 from tracekit._util.stubs import lazy_exports
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine
 from tracekit.results.display import text_html
 from tracekit.results.on_examples import OverExamples, examples_text
-from tracekit.results.question import Question
 from tracekit.results.significance import said_of_few
 from tracekit.results.storage import InFolder
 
@@ -86,27 +83,3 @@ class OfMembers(PatchedSet, OverExamples):
     def examples(self) -> str:
         """On which examples it was measured, and on how many, in words."""
         return examples_text(self.selected_on, self.dataset_fingerprint, self.n_text)
-
-
-def facts_of(question: Question, engine: Engine, before: Cost) -> dict[str, Any]:
-    """Fields of an `OfMembers` that an engine knows; `before` is its cost before the work."""
-    return {
-        "model": question.model_name,
-        "source": question.source,
-        "source_seed": question.setup.source_seed,
-        "registry": engine.registry,
-        **engine.pairs.over,
-        "axis_label": engine.metric.axis_label,
-        "dataset": engine.pairs.name,
-        "dataset_fingerprint": engine.fingerprint,
-        "metric": engine.metric.name,
-        "direction": engine.metric.direction,
-        "positions": positions_of(engine),
-        "cost": engine.cost - before,
-    }
-
-
-def positions_of(engine: Engine) -> str | tuple[int, ...]:
-    """Where an engine patches, as it is saved."""
-    positions = engine.config.positions
-    return positions if isinstance(positions, str) else tuple(positions)

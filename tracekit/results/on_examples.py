@@ -16,7 +16,6 @@ from tracekit._util.markup import with_ends
 from tracekit._util.table import value_text
 from tracekit.data.pair import of_own_prompts
 from tracekit.data.prompts import DataOrigin, PromptPairs
-from tracekit.engine.engine import Engine
 from tracekit.errors import NoResultError
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.faithfulness import Faithfulness
@@ -114,32 +113,6 @@ class OnExamples(OverExamples):
     """`noising` or `denoising`."""
     choices: Float[Tensor, "run 5"] | None = None
     """First choices of the model by itself and with the set (`choices_in`); None: not measured."""
-
-    @classmethod
-    def of(
-        cls,
-        engine: Engine,
-        effects: Effects,
-        complement: Effects | None = None,
-        full: Effects | None = None,
-        choices: Float[Tensor, "run 5"] | None = None,
-    ) -> OnExamples:
-        """Measured effects on the examples of an engine; `full` by another metric than its own."""
-        pairs = engine.pairs
-        return cls(
-            effects=effects,
-            full=engine.full_effects if full is None else full,
-            complement=complement,
-            **pairs.over,
-            dataset=pairs.name,
-            fingerprint=engine.fingerprint,
-            prompts=tuple(pair.prompts_digest for pair in pairs),
-            origin=pairs.origin,
-            chat=pairs.chat,
-            metric=engine.metric.name,
-            direction=engine.metric.direction,
-            choices=choices,
-        )
 
     def n_among(self, pairs: PromptPairs) -> int:
         """How many of some pairs, as they were given, are of the prompts of these examples."""

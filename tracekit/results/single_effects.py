@@ -13,17 +13,12 @@ from torch import Tensor
 from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text, number_text, with_ends
 from tracekit._util.options import check_keywords, shortened
-from tracekit.components.members import ComponentsLike, ordered_in
-from tracekit.engine.example_curves import ExampleCurves
 from tracekit.errors import ConfigError, MetricError
 from tracekit.figures.cells import LayersOn, draw_panels
 from tracekit.figures.style import WIDTH, data_and_model, plain
-from tracekit.results.intervals import row_intervals
-from tracekit.results.of_set import OfMembers, facts_of
-from tracekit.results.pair_effects import check_size
+from tracekit.results.of_set import OfMembers
 from tracekit.results.panels import has_cells, panels_of, signed_scale
-from tracekit.results.question import Question
-from tracekit.results.significance import Mark, PValues, p_values, said_of_few, without_rounding
+from tracekit.results.significance import Mark, PValues, said_of_few
 from tracekit.results.storage import SavedTable
 
 
@@ -147,43 +142,3 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
             effect = number_text(row, "effect", "+.4g")
             lines.append(f"  {row['component']}: {effect}, q = {row['q']:.2g}")
         return "\n".join(lines)
-
-
-def single_effects(question: Question, components: ComponentsLike | None = None) -> SingleEffects:
-    """Measures every component alone, on the tracer's own examples: nothing was selected on them.
-
-    One pass a component; methods that rank by gradients, `attribution` and `mask-ig`, take a few
-    passes for thousands.
-
-    Args:
-        question: The question.
-        components: Only these, as a set of `evaluate`.
-
-    Raises:
-        ComponentError: More effects than can be held; or about the components.
-    """
-    engine, registry, before = (
-        question.search_engine,
-        question.registry,
-        question.search_engine.cost,
-    )
-    members = range(len(registry)) if components is None else ordered_in(components, registry)
-    check_size(len(members), engine.n_examples)
-    effects = engine.set_effects([(member,) for member in members], "single effects").double()
-    tested, over = effects, engine.pairs.over
-    curves = ExampleCurves.of(engine.metric, engine.clean, engine.pairs.weights)
-    if curves is not None:
-        tested = curves.changes(effects)
-    scale, means = tested.abs().amax(0).expand_as(tested), effects.mean(1)
-    return SingleEffects(
-        members=tuple(members),
-        effects=means.float(),
-        intervals=row_intervals(effects, bounds=engine.metric.bounds, **over).float(),
-        tests=p_values(without_rounding(tested, scale), **over),
-        tested="effect" if curves is None else "log-odds",
-        same_sign=(effects.sign() == means.sign()[:, None]).float().mean(1),
-        full_effect=engine.full_effects.mean().item(),
-        n_measured_on=engine.n_examples,
-        selected_on=None,
-        **facts_of(question, engine, before),
-    )

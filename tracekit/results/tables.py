@@ -1,4 +1,4 @@
-"""Tables of several results, whether one table may hold them, and what a tracer shows of itself."""
+"""Tables of several results, whether one table may hold them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from tracekit._util.clusters import n_text
 from tracekit._util.deferred import pd
-from tracekit._util.markup import printable
 from tracekit._util.table import Column, Table, join_labels
 from tracekit.errors import ComparisonError
 from tracekit.metrics import METRICS
-from tracekit.results.display import MOST_ROWS, card, facts_table, line, model_text
-from tracekit.results.question import Question
 from tracekit.results.result import TraceResult
 
 
@@ -212,66 +208,3 @@ def check_comparable(
                 "tk.compare([tracer.as_result(each) for each in results])."
                 f"{also}"
             )
-
-
-def tracer_text(question: Question) -> str:
-    """What a tracer traces, in a line."""
-    source = "" if question.source == "counterfactual" else f", source {question.source}"
-    unusual = source + (", denoising" if question.direction == "denoising" else "")
-    metric, model = (
-        question.search_engine.metric.name,
-        model_text(question.model_name, question.dtype),
-    )
-    return printable(
-        f"Tracer({question.registry.describe()} of {model}, {_examples(question)}, "
-        f"{metric}{unusual}{_preferred(question)}{_explained(question)})"
-    )
-
-
-def _examples(question: Question) -> str:
-    """How many examples are searched and held out."""
-    own, fresh = (
-        question.search_engine.pairs,
-        question.held_out_engine and question.held_out_engine.pairs,
-    )
-    said = n_text(len(own), own.clusters)
-    if fresh is not None:
-        said += f" searched and {n_text(len(fresh), fresh.clusters)} held-out"
-    return f"{said} examples of {own.name}"
-
-
-def _preferred(question: Question) -> str:
-    """On how many examples the model prefers x, if it was run before: looking runs nothing."""
-    count = question.n_prefers_x if question.search_engine.known_full_effects is not None else None
-    run = " counterfactual runs" if question.direction == "denoising" else ""
-    return (
-        ""
-        if count is None
-        else f", x preferred on {count} of {len(question.search_engine.pairs)}{run}"
-    )
-
-
-def _explained(question: Question) -> str:
-    """How well features describe the activations, where components are features."""
-    shares = [f"{name}: {share:.2f}" for name, share in question.explained_variance.items()]
-    return f", explained variance of {'; '.join(shares)}" if shares else ""
-
-
-def tracer_html(question: Question) -> str:
-    """A tracer: what it traces, and its last dozen results."""
-    engine, results = question.search_engine, question.results
-    facts = [
-        ("model", model_text(question.model_name, question.dtype)),
-        ("data", _examples(question) + _preferred(question)),
-        ("components", question.registry.describe() + _explained(question)),
-        ("metric", f"{engine.metric.name}: {engine.metric.axis_label}"),
-        ("positions", str(question.setup.positions)),
-        ("source", f"{question.source}, {question.direction}"),
-    ]
-    if engine.known_full_effects is not None:
-        facts.append(("all components", f"effect {engine.full_effects.mean():.4g}, searched"))
-    shown, n_earlier = results[-MOST_ROWS:], len(results) - MOST_ROWS
-    columns = ("method", *effect_columns(shown), "components")
-    table = result_table(shown).only(*columns).html() if shown else line("No results yet: run().")
-    earlier = line(f"and {n_earlier} earlier results") if n_earlier > 0 else ""
-    return card("Tracer", facts_table(facts, "traced").html(), table, earlier)

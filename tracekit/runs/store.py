@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from tracekit._util.files import digest_of, draft_folder, tensors_digest
-from tracekit.anatomy.paths import Paths
 from tracekit.errors import TracekitError
+from tracekit.measure.paths import Paths
 from tracekit.models.loading import HookedModel
 from tracekit.results import storage
 from tracekit.results.curve import CURVE, CurveRuns, TraceCurve

@@ -16,11 +16,11 @@ import torch
 
 from tracekit._util.files import locked
 from tracekit._util.warn import about
-from tracekit.anatomy.paths import Paths
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset
 from tracekit.engine.effects import log_probs
 from tracekit.errors import TracekitError, WorkerError
+from tracekit.measure.paths import Paths
 from tracekit.models.loading import HookedModel, load_model
 from tracekit.results.curve import TraceCurve
 from tracekit.results.interactions import InteractionGrid

@@ -13,10 +13,10 @@ from tracekit.data.pairs_report import report_on
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
 from tracekit.errors import SearchStoppedWarning, UnreliableResultWarning
+from tracekit.measure.question import Question
 from tracekit.metrics import METRICS
 from tracekit.results.on_examples import largest_share
 from tracekit.results.pareto_front import ParetoFront
-from tracekit.results.question import Question
 from tracekit.results.result import TraceResult
 from tracekit.search.auto import FEWEST_EXAMPLES
 from tracekit.search.objectives import Faithful

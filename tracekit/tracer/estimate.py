@@ -21,16 +21,16 @@ from typing_extensions import ParamSpec
 from tracekit._util.markup import printable
 from tracekit._util.names import MethodChoice, SignName
 from tracekit._util.progress import duration_text
-from tracekit.anatomy.explanation import plan_explanation
 from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.prepared import PreparedData
 from tracekit.errors import ConfigError
+from tracekit.measure.evaluation import PlannedSets
+from tracekit.measure.explanation import plan_explanation
+from tracekit.measure.question import Question
 from tracekit.results.display import text_html
-from tracekit.results.evaluation import PlannedSets
-from tracekit.results.question import Question
 from tracekit.search import DEFAULT_METHOD, LocalSearch, Search, make
 from tracekit.search.base import Planned
 from tracekit.search.constraint import Constraint

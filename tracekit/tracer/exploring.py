@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tracekit.anatomy.paths import Paths
 from tracekit.components import ComponentSet, masks
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.errors import ConfigError, MissingExtraError
+from tracekit.measure.paths import Paths
+from tracekit.measure.question import Question
+from tracekit.measure.records import positions_of
 from tracekit.metrics import Effects
 from tracekit.models import model_name, weights_digest
 from tracekit.results.curve import TraceCurve
-from tracekit.results.of_set import positions_of
 from tracekit.results.pareto_front import ParetoFront
-from tracekit.results.question import Question
 from tracekit.results.result import TraceResult
 from tracekit.search import Goal, Selection
 from tracekit.tracer.generation import generate

@@ -28,7 +28,6 @@ from tracekit._util.files import write_beside
 from tracekit._util.options import as_path
 from tracekit._util.table import join_labels
 from tracekit._util.warn import warn
-from tracekit.anatomy import SideEffects
 from tracekit.components import ComponentRegistry
 from tracekit.components.masks import Mask, from_indices
 from tracekit.components.members import ComponentsLike, members_of
@@ -38,14 +37,15 @@ from tracekit.engine.forward import ForwardPass
 from tracekit.engine.patching import shares_of
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError, ModelWarning, OutputError, UnsupportedModelError
+from tracekit.measure import SideEffects
+from tracekit.measure.question import Question
+from tracekit.measure.records import on_examples
 from tracekit.metrics import Effects
 from tracekit.models import HookedModel, load_model, model_name
 from tracekit.models.architectures import PROJECTIONS
 from tracekit.models.hooked import device_of, dtype_of, is_exact, plain_name, random_tokens
 from tracekit.models.tokenizers import as_given, differences, tokenizer_in
 from tracekit.models.verification import Reference, changes_of, difference_from, logits_of
-from tracekit.results.on_examples import OnExamples
-from tracekit.results.question import Question
 from tracekit.results.result import TraceResult
 from tracekit.results.storage import versions
 
@@ -141,7 +141,7 @@ def export(
         if held_out is not None and export.held_out_effects is not None:
             measured, effects = held_out, export.held_out_effects
         choices = question.choices([chosen], is_held_out=measured is held_out)
-        text = OnExamples.of(measured, effects, choices=choices).choices_text
+        text = on_examples(measured, effects, choices=choices).choices_text
         card = _card(engine, setup, mask, export, result, side_effects, text)
         write_beside(Path(made) / "README.md", card)
         if result is not None:

@@ -12,10 +12,10 @@ from tracekit.components.masks import members_of_mask
 from tracekit.components.members import members_of
 from tracekit.engine.cost import Cost
 from tracekit.errors import NothingFoundError, SearchStoppedWarning
+from tracekit.measure.front_statistics import measure_statistics, sizes_of_statistics
+from tracekit.measure.question import Question
 from tracekit.metrics import Effects
 from tracekit.results.pareto_front import ParetoFront, TradeOff, trade_offs
-from tracekit.results.pareto_statistics import measure_statistics, sizes_of_statistics
-from tracekit.results.question import Question
 from tracekit.search import LocalSearch, Selection
 from tracekit.search.auto import FEWEST_EXAMPLES, Auto, CrossFit, cross_fit
 from tracekit.search.backward import backward_elimination

@@ -22,10 +22,10 @@ from tracekit.data.tokenization import tokenizer_of
 from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.patching import constant_hooks
 from tracekit.errors import ComponentError, ConfigError, UnsupportedModelError
+from tracekit.measure.question import Question
 from tracekit.models import HookedModel, model_name
 from tracekit.models.hooked import Hook, frozen
 from tracekit.results.generations import Generations
-from tracekit.results.question import Question
 
 
 def _refuse_edges(registry: ComponentRegistry) -> None:

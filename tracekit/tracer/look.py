@@ -14,21 +14,24 @@ from typing import Any
 import torch
 
 from tracekit._util.options import check_seed, check_whole
-from tracekit.anatomy.look import Look, LookPart, Row
 from tracekit.components.members import members_of
 from tracekit.data.pair import independent, of_own_prompts
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import checks
 from tracekit.engine.engine import Engine
 from tracekit.errors import NotDifferentiableError, TracekitError
+from tracekit.measure.known_sets import KnownSets
+from tracekit.measure.look import Look, LookPart, Row
+from tracekit.measure.question import Question, bind
+from tracekit.measure.random_sets import control_sets
+from tracekit.measure.single_effects import single_effects
 from tracekit.results.on_examples import rows_of
-from tracekit.results.pareto_statistics import control_sets
-from tracekit.results.question import KnownSets, Question, bind
 from tracekit.results.result import TraceResult
-from tracekit.results.single_effects import SingleEffects, single_effects
-from tracekit.results.tables import result_table, tracer_text
+from tracekit.results.single_effects import SingleEffects
+from tracekit.results.tables import result_table
 from tracekit.search import MaskIG
 from tracekit.tracer.diagnostics import FEWEST_TO_SHARE, TOO_LARGE_A_SHARE, largest_share
+from tracekit.tracer.display import tracer_text
 from tracekit.tracer.estimate import estimate, estimate_pareto
 from tracekit.tracer.plan import plan
 from tracekit.tracer.request import Request, resolve

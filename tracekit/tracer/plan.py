@@ -9,12 +9,8 @@ from typing import Any
 
 from tracekit._util import progress
 from tracekit.engine.cost import Cost
-from tracekit.results.pareto_statistics import (
-    MOST_CONTROLS,
-    passes_from_all,
-    sizes_of_statistics,
-)
-from tracekit.results.question import Question
+from tracekit.measure.front_statistics import MOST_CONTROLS, passes_from_all, sizes_of_statistics
+from tracekit.measure.question import Question
 from tracekit.search import Goal, Search
 from tracekit.search.auto import Auto, sizes_alone
 from tracekit.search.base import Planned, planned_for

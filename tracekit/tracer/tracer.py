@@ -16,15 +16,6 @@ from tracekit._util.arguments import check_arguments
 from tracekit._util.names import MethodChoice, MetricChoice, SignName
 from tracekit._util.options import check_keywords, check_known
 from tracekit._util.ranks import Ranks
-from tracekit.anatomy import (
-    attention,
-    controls,
-    explanation,
-    minimality,
-    paths,
-    set_game,
-    side_effects,
-)
 from tracekit.components import ComponentRegistry
 from tracekit.components.registry import Components
 from tracekit.data.pair import refuse_shared
@@ -37,22 +28,34 @@ from tracekit.engine.pair_checks import check_continuations
 from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.setup import SETUP_OPTIONS, Setup, SetupOptions
 from tracekit.errors import ConfigError, NoResultError
+from tracekit.measure import (
+    attention,
+    controls,
+    evaluation,
+    explanation,
+    minimality,
+    pair_effects,
+    paths,
+    set_game,
+    side_effects,
+    single_effects,
+    strongest_pairs,
+)
+from tracekit.measure.question import Question, bind
 from tracekit.metrics import Direction, Metric, MetricFunction
 from tracekit.models import HookedModel, load_model
-from tracekit.results import evaluation, pair_effects, single_effects, strongest_pairs
 from tracekit.results.curve import TraceCurve
 from tracekit.results.curve_figures import effect_curve
 from tracekit.results.panels import Color
 from tracekit.results.pareto_front import ParetoFront
-from tracekit.results.question import Question, bind
 from tracekit.results.result import TraceResult
-from tracekit.results.tables import tracer_html, tracer_text
 from tracekit.search import DEFAULT_METHOD, LocalSearch, Search, make
 from tracekit.search.constraint import Constraint
 from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.tracer import diagnostics, exploring, exporting, generation
 from tracekit.tracer import estimate as estimating
 from tracekit.tracer import look as looking
+from tracekit.tracer.display import tracer_html, tracer_text
 from tracekit.tracer.estimate import estimate_of
 from tracekit.tracer.front import run_front
 from tracekit.tracer.request import Request

@@ -17,7 +17,7 @@ from tracekit._util.markup import printable
 from tracekit._util.options import shortened
 from tracekit._util.warn import warn
 from tracekit.errors import ConfigError, MissingExtraError, RecordWarning
-from tracekit.results.question import Question
+from tracekit.measure.question import Question
 from tracekit.results.result import TraceResult
 from tracekit.search.base import config_of
 from tracekit.tracer.request import ResolvedRequest

@@ -15,11 +15,11 @@ from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.members import ComponentsLike, members_of, ordered_in
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
+from tracekit.measure.question import Question
 from tracekit.metrics import Bounds
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.intervals import FEWEST, row_intervals
 from tracekit.results.on_examples import examples_text
-from tracekit.results.question import Question
 from tracekit.results.significance import p_values, without_rounding
 
 _MOST_EFFECTS = 2**29

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 import tracekit as tk
 from tests import tiny
 from tests.engine.test_head_reads import parts_of, plain_reads
-from tracekit.anatomy import Attention
 from tracekit.errors import ComponentError, PairsError, ResultFormatError
+from tracekit.measure import Attention
 from tracekit.reports.saved import check_of_run
 from tracekit.results.intervals import effect_interval
 

@@ -9,8 +9,8 @@ import pytest
 
 import tracekit as tk
 from tests.files import rewrite
-from tracekit.anatomy.explanation import EXPLANATION
 from tracekit.errors import ResultFormatError, ResultNotFoundError
+from tracekit.measure.explanation import EXPLANATION
 from tracekit.reports.saved import check_of_run
 
 
@@ -37,12 +37,12 @@ def assert_same(again, why):
 
 def test_everything_is_read_back(why, result, tmp_path):
     result.save(tmp_path)
-    assert_same(tk.anatomy.Explanation.load(why.save(tmp_path)), why)
+    assert_same(tk.measure.Explanation.load(why.save(tmp_path)), why)
     # Beside the run, which stays readable.
     assert tk.TraceResult.load(tmp_path).labels == result.labels
-    check_of_run(tk.anatomy.Explanation.load(tmp_path), result, tmp_path)
+    check_of_run(tk.measure.Explanation.load(tmp_path), result, tmp_path)
     with pytest.raises(ResultNotFoundError, match=r"holds no explanation\.json"):
-        tk.anatomy.Explanation.load(tmp_path / "none")
+        tk.measure.Explanation.load(tmp_path / "none")
 
 
 def test_without_outsiders_and_with_many_members(model, tmp_path):
@@ -52,7 +52,7 @@ def test_without_outsiders_and_with_many_members(model, tmp_path):
     why = tracer.explain([tracer.registry[i] for i in range(13)], max_sets=60)
     assert why.pairs.averaged is None
     assert why.outsiders is None
-    assert_same(tk.anatomy.Explanation.load(why.save(tmp_path)), why)
+    assert_same(tk.measure.Explanation.load(why.save(tmp_path)), why)
 
 
 def outsider(value):
@@ -81,7 +81,7 @@ def test_damaged_files_are_refused(why, tmp_path, change):
     make, text = CHANGES[change]
     rewrite(why.save(tmp_path) / EXPLANATION, make)
     with pytest.raises(ResultFormatError) as caught:
-        tk.anatomy.Explanation.load(tmp_path)
+        tk.measure.Explanation.load(tmp_path)
     assert text in str(caught.value)
 
 
@@ -90,7 +90,7 @@ def test_an_edited_file_is_refused(why, tmp_path):
     document = json.loads(path.read_text())
     path.write_text(json.dumps(document | {"model": "another"}))
     with pytest.raises(ResultFormatError, match="is damaged, was changed"):
-        tk.anatomy.Explanation.load(tmp_path)
+        tk.measure.Explanation.load(tmp_path)
 
 
 def test_an_explanation_of_another_run_is_refused(tracer, why, tmp_path):
@@ -112,5 +112,5 @@ def test_what_is_saved_of_listed_positions_is_of_its_run(tracer, tmp_path):
     run.save(tmp_path)
     at_two.explain(run).save(tmp_path)
     at_two.side_effects(run, {"same": (tracer.pairs, "kl")}, draws=1).save(tmp_path)
-    for kind in (tk.anatomy.Explanation, tk.anatomy.SideEffects):
+    for kind in (tk.measure.Explanation, tk.measure.SideEffects):
         check_of_run(kind.load(tmp_path), tk.TraceResult.load(tmp_path), tmp_path)

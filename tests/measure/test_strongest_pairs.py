@@ -11,10 +11,10 @@ from tests import tiny
 from tools.planted import planted_model
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError, NotDifferentiableError, ResultFormatError
+from tracekit.measure.strongest_pairs import _interacting
 from tracekit.results import effect_interval
 from tracekit.results.intervals import row_intervals
 from tracekit.results.significance import n_testable, p_values, without_rounding
-from tracekit.results.strongest_pairs import _interacting
 
 
 @pytest.fixture(scope="module")

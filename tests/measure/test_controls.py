@@ -7,12 +7,12 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.anatomy.controls import Controls
 from tracekit.components.masks import complement_of
 from tracekit.engine.cost import Cost
 from tracekit.errors import ComponentError, ConfigError
+from tracekit.measure.controls import Controls
+from tracekit.measure.random_sets import control_sets
 from tracekit.results.faithfulness import Faithfulness
-from tracekit.results.pareto_statistics import control_sets
 
 DRAWS = 12
 

@@ -19,7 +19,7 @@ from tracekit.errors import (
     ResultFormatError,
     ResultNotFoundError,
 )
-from tracekit.results.pareto_statistics import control_sets
+from tracekit.measure.random_sets import control_sets
 
 MEMBERS = (1, 4, 6)
 OTHER = tiny.pairs(9, seed=8)
@@ -159,18 +159,18 @@ def test_the_text_has_a_line_for_each(side):
 
 
 def test_saved_and_loaded(side, tmp_path):
-    again = tk.anatomy.SideEffects.load(side.save(tmp_path / "deep" / "run"))
+    again = tk.measure.SideEffects.load(side.save(tmp_path / "deep" / "run"))
     assert again.to_frame().equals(side.to_frame())
     assert str(again) == str(side)
     assert (again.labels, again.cost, again.seed) == (side.labels, side.cost, 2)
     with pytest.raises(ResultNotFoundError, match=r"holds no side_effects\.json"):
-        tk.anatomy.SideEffects.load(tmp_path)
+        tk.measure.SideEffects.load(tmp_path)
 
 
 def test_a_file_without_a_tensor_is_refused(side, tmp_path):
     rewrite(side.save(tmp_path) / side.FILE, lambda d, t: t.pop("others.1.full_effects"))
     with pytest.raises(ResultFormatError, match=r"others\.1\.full_effects is missing"):
-        tk.anatomy.SideEffects.load(tmp_path)
+        tk.measure.SideEffects.load(tmp_path)
 
 
 def test_whole_layers_have_no_random_sets(model):

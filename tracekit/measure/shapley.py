@@ -18,8 +18,8 @@ from einops import rearrange, reduce
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tracekit.anatomy.set_game import SetGame
 from tracekit.engine.example_curves import ExampleCurves
+from tracekit.measure.set_game import SetGame
 
 MOST_EXACT = 12
 """Members up to which every subset is measured."""

@@ -16,8 +16,8 @@ from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.engine import Engine
 from tracekit.errors import MaskError, NonFiniteMetricError
+from tracekit.measure.question import Question
 from tracekit.metrics import Effects
-from tracekit.results.question import Question
 
 Coalition = tuple[int, ...]
 """Some members, by their numbers as players, ascending."""

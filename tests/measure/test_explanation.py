@@ -1,4 +1,4 @@
-"""The anatomy of a set, against brute force on a tiny model and on values made by hand."""
+"""Explanations of a set, against brute force on a tiny model and on values made by hand."""
 
 from __future__ import annotations
 
@@ -12,15 +12,6 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.anatomy.explanation import explain, pair_interactions
-from tracekit.anatomy.replacements import redundant_members
-from tracekit.anatomy.set_game import SetGame
-from tracekit.anatomy.shapley import (
-    _corrected,
-    _with_reverses,
-    exact_values,
-    sampled_values,
-)
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves
@@ -32,7 +23,17 @@ from tracekit.errors import (
     NonFiniteMetricError,
     NotDifferentiableError,
 )
-from tracekit.results.question import KnownSets, Question
+from tracekit.measure.explanation import explain, pair_interactions
+from tracekit.measure.known_sets import KnownSets
+from tracekit.measure.question import Question
+from tracekit.measure.replacements import redundant_members
+from tracekit.measure.set_game import SetGame
+from tracekit.measure.shapley import (
+    _corrected,
+    _with_reverses,
+    exact_values,
+    sampled_values,
+)
 from tracekit.results.significance import sign_flip_p_values
 
 

@@ -1,4 +1,4 @@
-"""Figures of the anatomy of a set, against the tables that they are drawn from."""
+"""Figures that explain a set, against the tables that they are drawn from."""
 
 from __future__ import annotations
 

@@ -11,9 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import assert_never
 
@@ -25,12 +24,15 @@ from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import position_names
 from tracekit.engine import checks
+from tracekit.engine.cost import Cost
 from tracekit.engine.effects import choices_in, noise_floor
 from tracekit.engine.engine import Engine
 from tracekit.engine.prepared import USUAL_ROWS, EngineConfig
 from tracekit.engine.setup import Setup
 from tracekit.engine.sources import Binding, ToPairs, as_source, name_of, with_counterfactuals
 from tracekit.errors import ConfigError, PairsError
+from tracekit.measure.known_sets import KnownSets
+from tracekit.measure.records import on_examples, positions_of
 from tracekit.metrics import Direction, Effects, Metric, MetricFunction
 from tracekit.metrics import resolve_metric as resolve_metric
 from tracekit.models import HookedModel, foreign_hooks, model_name, revision_of, weights_digest
@@ -40,39 +42,6 @@ from tracekit.results.result import ModelFacts, TraceResult
 
 AnyMetric = str | Metric | MetricFunction
 """A metric by name, as a value, or as a function."""
-
-
-class MeasuredSet(NamedTuple):
-    """A set that was measured on all searched examples."""
-
-    mean: float
-    members: ComponentSet
-    effects: Effects
-
-
-class KnownSets:
-    """What is known of sets: of every size the best that were measured, and those selected.
-
-    The best ones are what is left of a search that is interrupted, and what no front leaves out.
-    """
-
-    def __init__(self) -> None:
-        """Knows none yet."""
-        self._best: dict[int, dict[int, MeasuredSet]] = {1: {}, -1: {}}
-        self.selected: set[ComponentSet] = set()
-        """Sets that were chosen by their effects on the searched examples."""
-
-    def by_size(self, sign: int = 1) -> dict[int, MeasuredSet]:
-        """The measured set of every size with the largest mean effect, or the least (sign -1)."""
-        return self._best[sign]
-
-    def record(self, sets: Sequence[ComponentSet], effects: Float[Tensor, "set example"]) -> None:
-        """Takes note of sets and their effects, a row for each."""
-        for members, row in zip(sets, effects, strict=True):
-            mean, size = float(row.mean()), len(members)
-            for sign, best in self._best.items():
-                if size and (size not in best or sign * mean > sign * best[size].mean):
-                    best[size] = MeasuredSet(mean, members, row.clone())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -230,7 +199,7 @@ class Question:
             without = engine.set_effects(others, label)
             choices = self.choices(sets, is_held_out=is_held_out)
             rows = zip(effects, without, range(2, len(choices)), strict=True)
-            return [OnExamples.of(engine, *row, choices=choices[[0, 1, n]]) for *row, n in rows]
+            return [on_examples(engine, *row, choices=choices[[0, 1, n]]) for *row, n in rows]
 
         searched = measured(False, effects)
         if self.held_out_engine is None:
@@ -249,6 +218,26 @@ class Question:
         with suppress(PairsError):  # The source is not a run that denoising could start from.
             other = engine_of(self.opposite)
         return choices_in(engine_of(self), other, sets)
+
+    def facts_of(self, engine: Engine, before: Cost) -> dict[str, Any]:
+        """Returns fields of an `OfMembers` that `engine` measures.
+
+        `before` is what the engine had cost before the work.
+        """
+        return {
+            "model": self.model_name,
+            "source": self.source,
+            "source_seed": self.setup.source_seed,
+            "registry": engine.registry,
+            **engine.pairs.over,
+            "axis_label": engine.metric.axis_label,
+            "dataset": engine.pairs.name,
+            "dataset_fingerprint": engine.fingerprint,
+            "metric": engine.metric.name,
+            "direction": engine.metric.direction,
+            "positions": positions_of(engine),
+            "cost": engine.cost - before,
+        }
 
     def found_on(self, given: ComponentsLike) -> str | None:
         """Fingerprint of the examples that a set was selected on; None for one of somebody's own.

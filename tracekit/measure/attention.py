@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text, printable, with_ends
-from tracekit.anatomy.figures import attention_figure
 from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.pair import PromptPair
@@ -23,11 +22,12 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import LAST, REST, Spans, position_names, with_implied
 from tracekit.engine.head_reads import HeadReads, contributions, head_reads
 from tracekit.errors import ComponentError, PairsError
+from tracekit.measure.figures import attention_figure
+from tracekit.measure.question import Question
 from tracekit.metrics import Bounds
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import UNBOUNDED, row_intervals
-from tracekit.results.of_set import OfMembers, facts_of
-from tracekit.results.question import Question
+from tracekit.results.of_set import OfMembers
 
 _FIRST = "first"
 """The first token, where it is of no span: many heads rest there."""
@@ -215,7 +215,7 @@ def attention(question: Question, members: ComponentsLike, *, at: str = "last") 
         counterfactual_direct=direct[1] if counterfactual else None,
         left_out=tuple(member for member in chosen if not is_head[member]),
         selected_on=question.selected_on(members),
-        **facts_of(question, asked, before),
+        **question.facts_of(asked, before),
     )
 
 

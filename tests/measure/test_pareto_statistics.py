@@ -14,8 +14,10 @@ from tests import tiny
 from tests.conftest import FRONT_PASSES
 from tracekit.components.masks import from_indices
 from tracekit.errors import SearchStoppedWarning, UnreliableResultWarning
-from tracekit.results.pareto_statistics import _from_all, control_sets, jaccard
-from tracekit.results.question import KnownSets
+from tracekit.measure.front_statistics import _from_all
+from tracekit.measure.known_sets import KnownSets
+from tracekit.measure.random_sets import control_sets
+from tracekit.results.pareto_statistics import jaccard
 from tracekit.search import Goal
 from tracekit.search.backward import backward_elimination
 from tracekit.tracer import front as front_module

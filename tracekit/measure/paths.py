@@ -14,15 +14,15 @@ from torch import Tensor
 from tracekit._util.deferred import pd
 from tracekit._util.markup import number_text, printable
 from tracekit._util.options import shortened
-from tracekit.anatomy.figures import path_figure
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.path_effects import PathRow, PathRuns, place_of
 from tracekit.errors import ComponentError, ConfigError
+from tracekit.measure.figures import path_figure
+from tracekit.measure.question import Question
 from tracekit.metrics import bounds_of
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import row_intervals
-from tracekit.results.of_set import OfMembers, facts_of
-from tracekit.results.question import Question
+from tracekit.results.of_set import OfMembers
 from tracekit.results.significance import RESOLUTION, PValues, p_values, without_rounding
 
 _EMBEDDING, _LOGITS = "embedding", "logits"
@@ -195,5 +195,5 @@ def paths(question: Question, members: ComponentsLike, *, by_input: bool = True)
         effects=runs.effects(),
         has_embedding=runs.has_embedding,
         selected_on=question.selected_on(members),
-        **facts_of(question, engine, before),
+        **question.facts_of(engine, before),
     )

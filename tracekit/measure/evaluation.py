@@ -22,14 +22,15 @@ from tracekit.components.members import ComponentsLike, mask_of, members_of, sco
 from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, MaskError, UnreliableResultWarning
+from tracekit.measure.question import Question, further_metrics
+from tracekit.measure.records import on_examples
 from tracekit.metrics import Direction, Metric, MetricFunction
 from tracekit.results.curve import TraceCurve
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness, Ranking
 from tracekit.results.intervals import effect_interval
 from tracekit.results.mib import first_of_mib, model_sizes, n_in_mib, read_mib
-from tracekit.results.on_examples import OnExamples, examples_text
+from tracekit.results.on_examples import examples_text
 from tracekit.results.pareto_front import ParetoFront
-from tracekit.results.question import Question, further_metrics
 from tracekit.results.result import TraceResult
 
 PlannedSets = list[tuple[Engine, list[ComponentSet]]]
@@ -137,7 +138,7 @@ def noising_and_denoising(question: Question, members: ComponentsLike) -> pd.Dat
     mask = mask_of(members, question.registry)
     both = {each.direction: each.eval_engine for each in (question, question.opposite)}
     rows = {
-        name: OnExamples.of(both[name], both[name].effects(mask)).row()
+        name: on_examples(both[name], both[name].effects(mask)).row()
         for name in get_args(Direction)
     }
     frame = pd.DataFrame.from_dict(rows, orient="index")
@@ -174,7 +175,7 @@ def _by_metric(
         frame = pd.DataFrame({name: values.numpy() for name, values in effects.items()})
         return frame.rename_axis("example")
     full = metric_effects(engine, torch.ones_like(mask), metrics)
-    own = {name: OnExamples.of(engine, each, full=full[name]) for name, each in effects.items()}
+    own = {name: on_examples(engine, each, full=full[name]) for name, each in effects.items()}
     return pd.DataFrame({name: replace(each, metric=name).row() for name, each in own.items()})
 
 

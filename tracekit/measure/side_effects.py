@@ -37,7 +37,6 @@ from tracekit._util.deferred import pd
 from tracekit._util.markup import number_text, printable, with_ends
 from tracekit._util.names import MetricName
 from tracekit._util.options import check_seed, check_whole, shortened
-from tracekit.anatomy.figures import strengths_figure
 from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.prompts import PromptPairs
@@ -45,14 +44,16 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.effects import check_metric
 from tracekit.engine.engine import Engine
 from tracekit.errors import PairsError
+from tracekit.measure.evaluation import PlannedSets
+from tracekit.measure.figures import strengths_figure
+from tracekit.measure.question import Question
+from tracekit.measure.random_sets import control_overlap, control_sets, n_controls
+from tracekit.measure.records import positions_of
 from tracekit.metrics import Bounds, Effects, Metric, MetricFunction, bounds_of
 from tracekit.results.display import Tabular
-from tracekit.results.evaluation import PlannedSets
 from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval, resamples
-from tracekit.results.of_set import PatchedSet, positions_of
+from tracekit.results.of_set import PatchedSet
 from tracekit.results.on_examples import OverExamples, examples_text
-from tracekit.results.pareto_statistics import control_overlap, control_sets, n_controls
-from tracekit.results.question import Question
 from tracekit.results.significance import q_values
 
 Others = Mapping[str, PromptPairs | tuple[PromptPairs, MetricName | Metric | MetricFunction]]

@@ -11,8 +11,8 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.anatomy import Paths
 from tracekit.errors import ResultFormatError, ResultNotFoundError
+from tracekit.measure import Paths
 from tracekit.reports.report import path_table
 from tracekit.reports.saved import check_of_run
 from tracekit.results.intervals import effect_interval

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
-from tracekit.anatomy.set_game import SetGame
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask
 from tracekit.engine.engine import Engine
+from tracekit.measure.set_game import SetGame
 from tracekit.metrics import Effects
 
 _PROPOSED = 5

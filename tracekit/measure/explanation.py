@@ -1,4 +1,4 @@
-"""The anatomy of a set: what each member brings, who interacts with whom, who can be replaced."""
+"""Why a set acts together: what each member brings, which interact, which can be replaced."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from tracekit._util import progress
 from tracekit._util.deferred import pd
 from tracekit._util.markup import number_text, printable, with_ends
 from tracekit._util.options import check_loss, check_seed, check_whole
-from tracekit.anatomy.figures import member_heatmap, member_network, member_waterfall
-from tracekit.anatomy.replacements import (
+from tracekit.components import Component, ComponentRegistry, ComponentSet
+from tracekit.components.members import ComponentsLike, members_of
+from tracekit.engine.cost import Cost
+from tracekit.engine.engine import Engine
+from tracekit.errors import ComponentError
+from tracekit.measure.figures import member_heatmap, member_network, member_waterfall
+from tracekit.measure.question import Question
+from tracekit.measure.replacements import (
     MeasuredOutsider,
     Redundancy,
     measured_outsiders,
     n_sets_of_outsiders,
     redundant_members,
 )
-from tracekit.anatomy.set_game import SetGame
-from tracekit.anatomy.shapley import MOST_EXACT, ShapleyValues, n_subsets_of_values, shapley_values
-from tracekit.components import Component, ComponentRegistry, ComponentSet
-from tracekit.components.members import ComponentsLike, members_of
-from tracekit.engine.cost import Cost
-from tracekit.engine.engine import Engine
-from tracekit.errors import ComponentError
+from tracekit.measure.set_game import SetGame
+from tracekit.measure.shapley import MOST_EXACT, ShapleyValues, n_subsets_of_values, shapley_values
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.intervals import effect_interval
-from tracekit.results.of_set import OfMembers, facts_of
-from tracekit.results.question import Question
+from tracekit.results.of_set import OfMembers
 from tracekit.results.significance import RESOLUTION, PValues, p_values, without_rounding
 from tracekit.search.base import Planned, require_gradient
 
@@ -451,7 +451,7 @@ def explain(
         outsiders=outsiders,
         selected_on=question.selected_on(members),
         proposed_on=None if outsiders is None else question.search_engine.fingerprint,
-        **facts_of(question, engine, before),
+        **question.facts_of(engine, before),
     )
 
 

@@ -27,11 +27,11 @@ from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
+from tracekit.measure.evaluation import PlannedSets
+from tracekit.measure.question import Question
 from tracekit.metrics import Effects
 from tracekit.results.display import Tabular
-from tracekit.results.evaluation import PlannedSets
 from tracekit.results.intervals import ratio_interval
-from tracekit.results.question import Question
 from tracekit.search.targets import require_full_effect
 
 

@@ -29,11 +29,11 @@ from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.errors import ComponentError
+from tracekit.measure.evaluation import PlannedSets, both_ways
+from tracekit.measure.question import Question
+from tracekit.measure.random_sets import LIKE, control_sets
 from tracekit.results.display import Tabular
-from tracekit.results.evaluation import PlannedSets, both_ways
 from tracekit.results.faithfulness import Faithfulness
-from tracekit.results.pareto_statistics import LIKE, control_sets
-from tracekit.results.question import Question
 from tracekit.search.targets import require_full_effect
 
 
