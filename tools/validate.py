@@ -22,8 +22,10 @@ import tracekit as tk
 from paper.models import SINGLE_HEAD_TABLES
 from paper.published import SingleHeads, single_heads, table_of_heads
 from tracekit._util.table import Table
-from tracekit.cli.output import console, load, print_facts, print_problem
+from tracekit.cli.console import console, print_problem
+from tracekit.cli.options import load
 from tracekit.cli.parsing import parse_loading
+from tracekit.cli.tables import print_facts
 from tracekit.engine import checks
 from tracekit.errors import ComparisonError, DataFormatError, DataNotFoundError, TracekitError
 

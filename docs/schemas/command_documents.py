@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from tracekit.cli.output import CommandOutput
+from tracekit.cli.console import CommandOutput
 
 _RESULTS = (
     "method, budget, n_selected, n_components, effect, effect_low, effect_high, full_effect, "

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from docs.schemas.command_documents import schemas
-from tracekit.cli.output import CommandOutput, Row
+from tracekit.cli.console import CommandOutput, Row
 from tracekit.measure import Attention, Explanation, Look, Paths, SideEffects
 from tracekit.results import Generations, InteractionGrid, StrongestPairs, TraceResult
 from tracekit.results.curve import CurveRuns

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from docs.schemas.command_documents import schemas
 from tracekit import cli, figures, models
 from tracekit._util import progress
-from tracekit.cli.output import CommandOutput, console, error_console
+from tracekit.cli.console import CommandOutput, console, error_console
 
 
 @cache

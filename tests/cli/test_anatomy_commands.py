@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 
 import tracekit as tk
-from tracekit.cli.output import Row
+from tracekit.cli.console import Row
 
 QUICK = ("--quiet",)
 

@@ -14,7 +14,7 @@ import pytest
 import tracekit as tk
 from tests.cli.test_app import COMMANDS
 from tracekit import cli
-from tracekit.cli.output import console, error_console
+from tracekit.cli.console import console, error_console
 from tracekit.demo import rows
 
 NAME = "é→模"

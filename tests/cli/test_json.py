@@ -21,7 +21,7 @@ import tracekit as tk
 from docs.schemas.command_documents import schemas
 from tests.cli.test_app import COMMANDS
 from tracekit.cli import demo
-from tracekit.cli.output import CommandOutput, console
+from tracekit.cli.console import CommandOutput, console
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import tracekit as tk
 from tests.files import renamed
 from tracekit import cli
 from tracekit._util.table import Column, Table
-from tracekit.cli.output import console, print_table
+from tracekit.cli.console import console
+from tracekit.cli.tables import print_table
 
 
 class TestPathsAreCheckedFirst:

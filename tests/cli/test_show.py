@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tracekit as tk
 from tests import tiny
-from tracekit.cli.output import console, print_results
+from tracekit.cli.console import console
+from tracekit.cli.summaries import print_results
 
 
 def test_show_prints_what_was_saved(command, tmp_path, model):

@@ -13,7 +13,8 @@ import pytest
 import tracekit as tk
 from tests import tiny
 from tracekit._util.table import Column, Table
-from tracekit.cli.output import console, print_table
+from tracekit.cli.console import console
+from tracekit.cli.tables import print_table
 from tracekit.metrics import Metric
 from tracekit.results.tables import result_table
 

@@ -624,7 +624,7 @@ def the_command_line(line):
 def run_command(words: list[str], out: io.StringIO, err: io.StringIO) -> tuple[int, str]:
     """The exit code of a command, and all that it printed."""
     from tracekit import cli
-    from tracekit.cli.output import console, error_console
+    from tracekit.cli.console import console, error_console
 
     def no_browser(document: object) -> str:
         return "no browser"

@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 from tracekit._util.markup import printable
 from tracekit._util.options import shortened
 from tracekit._util.version import __version__
-from tracekit.cli.output import console, error_console, print_problem
+from tracekit.cli.console import console, error_console, print_problem
 from tracekit.errors import ConfigError, TracekitError
 
 PANELS = (

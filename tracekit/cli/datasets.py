@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracekit as tk
 from tracekit._util.table import Table
 from tracekit.cli.app import app
-from tracekit.cli.output import print_table
+from tracekit.cli.tables import print_table
 
 
 @app.command()

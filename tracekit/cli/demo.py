@@ -10,16 +10,11 @@ import tracekit as tk
 from tracekit._util.markup import interval_text, number_text
 from tracekit._util.table import Table
 from tracekit.cli.app import app
-from tracekit.cli.options import OPTIONS, WHAT, Given, with_options
-from tracekit.cli.output import (
-    check_folder,
-    console,
-    load,
-    print_results,
-    print_table,
-    print_tracer,
-    save,
-)
+from tracekit.cli.console import console
+from tracekit.cli.files import check_folder, save_results
+from tracekit.cli.options import OPTIONS, WHAT, Given, load, with_options
+from tracekit.cli.summaries import print_results, print_tracer
+from tracekit.cli.tables import print_table
 
 _EXAMPLES = 32
 _BUDGETS = (2, 3, 4, 6, 9)
@@ -160,7 +155,7 @@ def _trace_real(output: Path, seed: int, progress: bool | None) -> Path:
     curves = {}
     for method in _REAL_METHODS:
         curves[method] = tracer.run(method, budgets=list(_REAL_BUDGETS), seed=seed)
-        save(curves[method], output)
+        save_results(curves[method], output)
     joint, ranked = (curves[name].at(_REAL_BUDGETS[0]) for name in ("local-search", "top-k"))
     gain = number_text(tk.compare([joint, ranked]).differences().iloc[0], "difference")
     console.print(
@@ -188,7 +183,7 @@ def _trace(output: Path, seed: int, progress: bool | None) -> _Findings:
     for method, options in _METHODS:
         search = tk.search.make(method, options)
         curves[method] = tracer.run(search, budgets=list(_BUDGETS), seed=seed)
-        save(curves[method], output)
+        save_results(curves[method], output)
     front = tracer.pareto(max_budget=max(_BUDGETS), seed=seed)
     front.save(output / "pareto")
     grid = tracer.interactions(layers=_PAIRED_LAYERS)

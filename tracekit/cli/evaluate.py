@@ -9,6 +9,8 @@ from tracekit._util.deferred import pd
 from tracekit._util.markup import with_ends
 from tracekit._util.table import Table
 from tracekit.cli.app import app
+from tracekit.cli.console import print_problem
+from tracekit.cli.files import check_file
 from tracekit.cli.options import (
     OPTIONAL_OUTPUT,
     REQUIRED,
@@ -19,8 +21,9 @@ from tracekit.cli.options import (
     build_tracer,
     with_options,
 )
-from tracekit.cli.output import check_file, print_problem, print_table, print_tracer
 from tracekit.cli.parsing import read_masks
+from tracekit.cli.summaries import print_tracer
+from tracekit.cli.tables import print_table
 
 _SEARCHED = (
     "{} was selected on {} of these {} examples: on them it has more effect than on others, and "

@@ -8,9 +8,12 @@ from pathlib import Path
 import tracekit as tk
 from tracekit._util.table import Table
 from tracekit.cli.app import app
+from tracekit.cli.console import console
+from tracekit.cli.files import write_figures
 from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, REBUILT, Given, with_options
-from tracekit.cli.output import console, print_estimates, print_table, recorded, write_figures
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild
+from tracekit.cli.summaries import print_estimates
+from tracekit.cli.tables import print_table, record_table
 
 _TABLES = ("table", "interactions", "replacements", "backups")
 """Tables of an explanation, and the names of their files; the first is that of its members."""
@@ -51,7 +54,7 @@ def _print(why: tk.measure.Explanation, run: Path) -> None:
     tables = _tables(why)
     print_table("members", tables.pop("members"), member_table(why))
     for name, table in tables.items():
-        recorded(name, table)
+        record_table(name, table)
     console.print(
         "Alone: nothing else is patched. Last: what leaving it out costs. Value: the Shapley "
         "value. Brackets: 95 % intervals over examples.",

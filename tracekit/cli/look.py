@@ -8,8 +8,10 @@ import typer
 
 from tracekit.cli import options
 from tracekit.cli.app import app
+from tracekit.cli.console import console
+from tracekit.cli.files import check_folder
 from tracekit.cli.options import LIMITS, OPTIONAL_OUTPUT, OPTIONS, TRACED, Given
-from tracekit.cli.output import check_folder, console, recorded
+from tracekit.cli.tables import record_table
 
 if TYPE_CHECKING:
     from tracekit.measure.look import LookPart
@@ -38,7 +40,7 @@ def look(
     console.print(some.check(loaded[0], progress=False).lines[0].text, soft_wrap=True)
 
     def say(part: LookPart) -> None:
-        is_kept = bool(part.rows) and recorded(part.name, part.table)
+        is_kept = bool(part.rows) and record_table(part.name, part.table)
         console.print("\n".join(part.lines) if is_kept else str(part), soft_wrap=True)
 
     tracer = options.build_tracer(given, loaded=loaded)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tracekit._util.table import Table
 from tracekit.cli.app import app
-from tracekit.cli.output import console, print_table
+from tracekit.cli.console import console
+from tracekit.cli.tables import print_table
 
 REFUSED = Path(__file__).with_name("refused_kinds.json")
 """By architecture, the kinds that cannot be traced in it; `python -m tools.architectures`."""

@@ -19,6 +19,8 @@ import typer
 from typer.models import OptionInfo
 
 import tracekit as tk
+from tracekit import models
+from tracekit._util.deferred import transformers
 from tracekit._util.names import (
     KindName,
     MetricName,
@@ -29,7 +31,8 @@ from tracekit._util.names import (
 )
 from tracekit._util.options import field_help
 from tracekit.cli.app import PANELS
-from tracekit.cli.output import check_file, console, join_ranks, load, print_step, print_tracer
+from tracekit.cli.console import console, join_ranks, print_step
+from tracekit.cli.files import check_file
 from tracekit.cli.parsing import (
     as_arguments,
     parse_chat,
@@ -38,6 +41,7 @@ from tracekit.cli.parsing import (
     parse_options,
     parse_positions,
 )
+from tracekit.cli.summaries import print_tracer
 from tracekit.engine.setup_fields import SetupFields
 from tracekit.errors import ConfigError, DataNotFoundError, UnknownNameError
 
@@ -335,6 +339,12 @@ def _constraint(tracer: tk.Tracer, given: Mapping[str, Any]) -> tk.Constraint | 
         return None
     pairs = None if dataset is None else tk.load_dataset(dataset, tracer.model)
     return tk.Constraint(pairs=pairs, metric=metric or "kl", at_most=given["constraint_at_most"])
+
+
+def load(source: str, **options: Any) -> Any:
+    """Loads a model without the progress bar of transformers, which also shows in pipes."""
+    transformers.utils.logging.disable_progress_bar()
+    return models.load_model(source, **options)
 
 
 def load_data(given: Mapping[str, Any]) -> tuple[Any, tk.PromptPairs]:

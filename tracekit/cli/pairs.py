@@ -8,8 +8,11 @@ import typer
 
 from tracekit._util.table import Table
 from tracekit.cli.app import app
+from tracekit.cli.console import console
+from tracekit.cli.files import check_file
 from tracekit.cli.options import CHOSEN, OPTIONAL_OUTPUT, OPTIONS, Given, load_data, with_options
-from tracekit.cli.output import check_file, console, print_checks, recorded
+from tracekit.cli.summaries import print_checks
+from tracekit.cli.tables import record_table
 
 
 @app.command()
@@ -40,7 +43,7 @@ def pairs(
     checked = loaded.check(model, parts=parts, progress=False if given["quiet"] else None)
     console.print(f"{loaded}", soft_wrap=True)
     print_checks(checked)
-    recorded("examples", Table.of_rows(checked.table))
+    record_table("examples", Table.of_rows(checked.table))
     if output is not None:
         write_csv(checked.table, output)
     if checked.color == "red":

@@ -6,6 +6,8 @@ import warnings
 
 import tracekit as tk
 from tracekit.cli.app import app
+from tracekit.cli.console import console
+from tracekit.cli.files import check_folder, write_figures
 from tracekit.cli.options import (
     HOW,
     LIMITS,
@@ -16,8 +18,9 @@ from tracekit.cli.options import (
     build_search,
     with_options,
 )
-from tracekit.cli.output import check_folder, console, print_estimates, print_table, write_figures
 from tracekit.cli.parsing import parse_budget, parse_options
+from tracekit.cli.summaries import print_estimates
+from tracekit.cli.tables import print_table
 from tracekit.errors import SearchStoppedWarning
 
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 import tracekit as tk
+from tracekit.cli.files import check_folder
 from tracekit.cli.options import CHOSEN, OPTIONS, build_tracer
-from tracekit.cli.output import check_folder
 from tracekit.errors import ComparisonError, DataNotFoundError
 
 _TOLERANCE = 1e-3

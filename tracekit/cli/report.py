@@ -12,8 +12,9 @@ import typer
 import tracekit as tk
 from tracekit._util.deferred import transformers
 from tracekit.cli.app import app
-from tracekit.cli.options import OPTIONS, Given, with_options
-from tracekit.cli.output import check_file, console, load
+from tracekit.cli.console import console
+from tracekit.cli.files import check_file
+from tracekit.cli.options import OPTIONS, Given, load, with_options
 from tracekit.demo import DEMO
 from tracekit.errors import TracekitError
 

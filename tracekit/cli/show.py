@@ -5,9 +5,11 @@ from __future__ import annotations
 import tracekit as tk
 from tracekit._util.table import Table
 from tracekit.cli.app import app
+from tracekit.cli.console import console
 from tracekit.cli.options import OUTPUT, Given, with_options
-from tracekit.cli.output import console, print_facts, print_results
 from tracekit.cli.rebuild import Run
+from tracekit.cli.summaries import print_results
+from tracekit.cli.tables import print_facts
 
 _MOST_LABELS = 40
 """Components that are listed without `--all`."""

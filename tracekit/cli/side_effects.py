@@ -6,6 +6,8 @@ from typing import Any
 
 from tracekit._util.table import Table
 from tracekit.cli.app import app
+from tracekit.cli.console import console
+from tracekit.cli.files import write_figures
 from tracekit.cli.options import (
     HOW,
     OPTIONAL_OUTPUT,
@@ -16,9 +18,10 @@ from tracekit.cli.options import (
     Given,
     with_options,
 )
-from tracekit.cli.output import console, print_estimates, recorded, write_figures
 from tracekit.cli.parsing import parse_values
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild
+from tracekit.cli.summaries import print_estimates
+from tracekit.cli.tables import record_table
 from tracekit.errors import ConfigError
 
 
@@ -58,7 +61,7 @@ def side_effects(given: Given, run: Run) -> None:
     side = tracer.side_effects(result, others, draws=given["draws"], seed=given["seed"])
     side.save(run)
     console.print(f"{side}", soft_wrap=True)
-    recorded("side_effects", Table.of_rows(side.table))
+    record_table("side_effects", Table.of_rows(side.table))
     console.print(f"Saved in {run}/.", soft_wrap=True)
     if output is not None:
         write_csv(side.table, output / "side_effects.csv")

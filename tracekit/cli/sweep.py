@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import sys
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
@@ -10,10 +12,13 @@ from typing import Annotated
 import typer
 
 from tracekit import runs
+from tracekit._util.markup import printable
 from tracekit.cli.app import app
+from tracekit.cli.console import console
+from tracekit.cli.files import check_folder
 from tracekit.cli.options import OPTIONAL_OUTPUT, WORKERS, Given, with_options
-from tracekit.cli.output import Tally, check_folder, console, print_table
 from tracekit.cli.parsing import parse_executor_options
+from tracekit.cli.tables import print_table
 
 _MOST_ROWS = 40
 """Rows beyond which a table is not printed, only written."""
@@ -51,14 +56,41 @@ def sweep(
         options["executor_options"] = {**options.get("executor_options", {}), **typed}
     folder = Path(options["output"])
     check_folder(folder)
-    tally = Tally(quiet)
+    tally = _Tally(quiet)
     swept = runs.sweep(**options, progress=False if quiet else None, on_done=tally)
     _print(swept, folder, tally, has_table=part is None)
     if swept.failures:
         raise typer.Exit(1)
 
 
-def _print(swept: runs.Runs, folder: Path, tally: Tally, *, has_table: bool) -> None:
+class _Tally:
+    """Counts the outcomes of jobs, and prints each where no progress bar shows it."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._counts = Counter[str]()
+        # A progress bar is redrawn in place, which only a terminal can do.
+        self._prints = quiet or not sys.stderr.isatty()
+
+    def __call__(self, outcome: runs.Run | runs.Failure) -> None:
+        """Counts an outcome."""
+        if isinstance(outcome, runs.Failure):
+            state = "failed"
+        else:
+            state = "ran" if outcome.fresh else "kept"
+        self._counts[state] += 1
+        if self._prints:
+            console.print(f"{state}: {printable(outcome.job.description)}", style="dim")
+
+    def __str__(self) -> str:
+        text = f"Ran {self._counts['ran']} of {self._counts.total()}"
+        if self._counts["failed"]:
+            text += f", {self._counts['failed']} failed"
+        if self._counts["kept"]:
+            text += f", {self._counts['kept']} were there"
+        return f"{text}."
+
+
+def _print(swept: runs.Runs, folder: Path, tally: _Tally, *, has_table: bool) -> None:
     from tracekit.runs.worker import reasons
 
     for reason in reasons(swept.failures):

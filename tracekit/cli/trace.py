@@ -5,17 +5,11 @@ from __future__ import annotations
 import tracekit as tk
 from tracekit._util.names import MethodName, choices_text
 from tracekit.cli.app import app
+from tracekit.cli.console import console
+from tracekit.cli.files import check_folder, save_results, write_figures
 from tracekit.cli.options import HOW, SEARCHED, SEVERAL, TRACED, Given, build_search, with_options
-from tracekit.cli.output import (
-    check_folder,
-    console,
-    print_checks,
-    print_estimates,
-    print_results,
-    save,
-    write_figures,
-)
 from tracekit.cli.parsing import goal, parse_options
+from tracekit.cli.summaries import print_checks, print_estimates, print_results
 
 
 @app.command()
@@ -61,7 +55,7 @@ def trace(given: Given) -> None:
             if not tracer.results:
                 raise
             break
-        save(results, output)
+        save_results(results, output)
         if results[-1].stopped == "interrupted":
             break
     if console.quiet:

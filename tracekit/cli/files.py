@@ -1,0 +1,84 @@
+"""Files that commands write; whether they can be written is tried before anything slow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import tracekit as tk
+from tracekit.cli.console import console
+from tracekit.errors import FigureExportError, OutputError
+
+
+def check_folder(output: Path | None) -> None:
+    """Tries whether a folder can be written to; commands call it before anything slow."""
+    if output is None:
+        return
+    if os.path.isfile(output):
+        raise OutputError(f"The output {output} is a file. Give a folder.")
+    made: list[Path] = []
+    try:
+        made = [path for path in (output, *output.parents) if not os.path.exists(path)]
+        output.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=output):
+            pass
+    except OSError as error:
+        raise _not_writable(output, error, "folder") from error
+    finally:
+        # A command that fails early leaves no empty folder behind.
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
+
+
+def check_file(output: Path | None) -> None:
+    """Tries whether a file can be written; commands call it before anything slow."""
+    if output is None:
+        return
+    if os.path.isdir(output):
+        raise OutputError(f"The output {output} is a folder. Give a file.")
+    check_folder(output.parent)
+    try:
+        with suppress(FileNotFoundError), output.open("ab"):
+            pass
+    except OSError as error:
+        raise _not_writable(output, error, "file") from error
+    with suppress(OSError):
+        if output.stat().st_size == 0:
+            output.unlink()
+
+
+def _not_writable(output: Path, error: OSError, noun: str) -> OutputError:
+    return OutputError(
+        f"The output {output} cannot be written to ({error.strerror or error}). "
+        f"Give a {noun} of yours."
+    )
+
+
+def save_results(results: Iterable[tk.TraceResult], output: Path) -> None:
+    """Writes each result of a run to its own folder, e.g. `pgb-ct-6` below `output`."""
+    if console.quiet:
+        return
+    for result in results:
+        size = result.n_selected if result.budget is None else result.budget
+        result.save(output / f"{result.method}-{size}")
+
+
+def write_figures(figures_by_name: dict[str, Any], output: Path) -> None:
+    """Writes figures as HTML, and as PNG if there is a browser."""
+    if console.quiet:
+        return
+
+    def at_paths(suffix: str) -> dict[str | Path, Any]:
+        return {output / f"{name}{suffix}": figure for name, figure in figures_by_name.items()}
+
+    tk.figures.write_all(at_paths(".html"))
+    try:
+        tk.figures.write_all(at_paths(".png"))
+    except FigureExportError as error:
+        console.print(f"No PNG figures: {error}", style="dim")
+    console.print(f"Figures and results are in {output}/.")

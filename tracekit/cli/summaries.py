@@ -1,0 +1,153 @@
+"""What commands print of tracers, results, checks of pairs and estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import tracekit as tk
+from tracekit._util.table import Column, Table
+from tracekit.cli.console import console
+from tracekit.cli.tables import print_table, record_table
+
+if TYPE_CHECKING:
+    from tracekit.tracer.estimate import Estimate
+
+_MOST_LABELS = 20
+"""Components of a result that a table names."""
+
+
+def print_tracer(tracer: tk.Tracer) -> None:
+    """Prints what is traced, and the effect of all components together."""
+    from tracekit._util.clusters import n_text
+
+    console.print(f"{tracer}", soft_wrap=True)
+    of = "" if tracer.held_out is None else " searched"
+    n = f"{n_text(tracer.engine.n_examples, tracer.engine.pairs.clusters)}{of} examples"
+    console.print(
+        f"Effect of all components together ({tracer.engine.metric.name}, {n}): "
+        f"{tracer.full_effect:.4g}"
+    )
+    if tracer.n_prefers_x is not None:
+        run = "clean" if tracer.direction == "noising" else "counterfactual"
+        console.print(f"The {run} model prefers x to y on {tracer.n_prefers_x} of the {n}.")
+
+
+def print_checks(checked: tk.data.PairsCheck, *, is_short: bool = False) -> None:
+    """Prints the lines of a check as a table; if `is_short`, it counts those that are green."""
+    lines = [line for line in checked.lines if not (is_short and line.color == "green")]
+    colors = [line.color for line in lines]
+    columns = [
+        Column("color", "color", colors, styles=dict(enumerate(colors))),
+        Column("check", "check", [line.topic for line in lines]),
+        Column("finding", "finding", [line.text for line in lines]),
+    ]
+    if lines:
+        print_table("checks", Table(columns), n_names=2)
+    if is_short:
+        n = len(checked.lines)
+        console.print(f"{n - len(lines)} of {n} checks of the pairs are green.")
+
+
+def print_estimates(estimates: Iterable[Estimate]) -> None:
+    """Prints what runs will take, a line each, and all of them together."""
+    from tracekit._util.progress import duration_text
+
+    listed = list(estimates)
+    record_table("estimates", Table.of_rows([asdict(each) for each in listed]))
+    for each in listed:
+        console.print(f"{each.method}: {each.total}")
+    memory = max((each.memory for each in listed if each.memory is not None), default=None)
+    held = "" if memory is None else f"; {memory / 2**20:.0f} MiB of memory"
+    most = "" if all(each.is_exact for each in listed) else "at most "
+    seconds = duration_text(sum(each.seconds for each in listed))
+    console.print(f"In all {most}about {seconds}{held}. Nothing was run or written.")
+
+
+def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = True) -> None:
+    """Prints a row per result, by method and budget; the best effect of a budget is bold.
+
+    Results of several settings have a table each. Above it stands what all of its rows share. If
+    not `is_full`, times are left out.
+    """
+    from tracekit.results.tables import legend, result_table
+
+    by_setting: dict[tuple[str, str], list[tk.TraceResult]] = {}
+    for result in results:
+        setting = (_setting_text(result), result.dataset_fingerprint)
+        by_setting.setdefault(setting, []).append(result)
+    for (text, _), rows in by_setting.items():
+        console.print(text)
+        order = list(dict.fromkeys(result.series for result in rows))
+        rows.sort(key=lambda result: (order.index(result.series), result.budget or 0))
+        table = result_table(rows, most_labels=_MOST_LABELS)
+        print_table("results", table, _shown(rows, table, is_full), n_names=2)
+    _print_choices(results)
+    console.print(
+        f"{legend(results)} Passes: forward and backward, over all data; budgets of a run share "
+        "them.",
+        style="dim",
+    )
+
+
+def _setting_text(result: tk.TraceResult) -> str:
+    """Model, data, components and metric of a result, and what of its setup is not the default."""
+    from tracekit.results.tables import examples_text
+
+    setup = result.setup
+    parts = [
+        result.model,
+        examples_text(result),
+        result.registry.describe(),
+        str(setup.positions),
+        f"{setup.metric}: {result.axis_label}",
+    ]
+    if setup.continuation_mean != "geometric":
+        parts.append(setup.continuation_mean)
+    if setup.source != "counterfactual":
+        parts.append(f"source {setup.source}")
+    if setup.source_seed:
+        parts.append(f"seed of the source {setup.source_seed}")
+    if setup.direction != "noising":
+        parts.append(setup.direction)
+    return "; ".join(parts)
+
+
+def _print_choices(results: Sequence[tk.TraceResult]) -> None:
+    """Prints the first choices of the model before and after, where a metric counts them."""
+    from tracekit.results.on_examples import rows_of
+
+    for result in results:
+        for examples, name in ((result.searched, "searched"), (result.held_out, "held out")):
+            if examples is None:
+                continue
+            row = {"method": result.series, "n_selected": result.n_selected, "examples": name}
+            rows = [row | each for each in rows_of(examples.choices, examples.n_examples)]
+            if rows and not record_table("choices", Table.of_rows(rows)):
+                console.print(
+                    f"{result.series}, {result.n_selected} selected, {name}: "
+                    f"{examples.choices_text}."
+                )
+
+
+def _shown(results: Sequence[tk.TraceResult], table: Table, is_full: bool) -> Table:
+    """The columns of results for a terminal, of which `show` has some."""
+    from tracekit.results.tables import competing, effect_columns
+
+    # What a set does on the examples that selected it is no rank among methods.
+    best = "effect" if None in table["held_out"].values else "held_out"
+    table = table.ranked(best, ["budget"], among=competing(results))
+    columns = ["method", "budget", *effect_columns(results)]
+    if not is_full:
+        columns = [
+            each for each in columns if each not in ("share", "held_out_share", "completeness")
+        ]
+    names = {name for result in results for name in result.extra_effects}
+    columns += [
+        each.title for each in table.columns if each.title.removesuffix(" (metric)") in names
+    ]
+    columns += ["passes", "seconds"] if is_full else []
+    if table["budget"].values == table["n_selected"].values:
+        columns.remove("budget")
+    return table.only(*columns, "components", brief=True)
