@@ -73,7 +73,7 @@ def test_new_objective(tracer):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda engine: reward.make_objective(NEW, tk.search.make_target(engine)),
+        lambda engine: reward.make_loss(NEW, tk.search.make_target(engine)),
         lambda engine: metrics.continuation_log_prob(
             torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool), NEW
         ),

@@ -184,7 +184,7 @@ class SearchCase:
     @pytest.mark.parametrize("options", [{"budgets": (1, 4)}, {"budget": 3, "sign": "negative"}])
     def test_estimate(self, search: Search, tracer: tk.Tracer, options: dict[str, Any]) -> None:
         """A run takes no more passes than `planned` says."""
-        if not hasattr(search, "planned"):
+        if not hasattr(search, "planned_passes"):
             pytest.skip("This search does not say how many passes it takes.")
         estimate = tracer.estimate(search, **options)
         passes = _run(tracer, search, **options)[0].cost.forward_equivalents

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 import tracekit as tk
 from tests import tiny
 from tracekit.engine.capabilities import Capabilities
-from tracekit.search.learned.reward import RewardGradient, make_objective
+from tracekit.search.learned.reward import LossGradient, make_loss
 
 SCOPES = ["prompt", "last", "all", [0, -2]]
 
@@ -55,8 +55,8 @@ def test_nothing_is_read_from_the_device_inside_a_step(positions, reward, longes
         capabilities=Capabilities(None, packing=True),
     )
     assert engine.device.type == "meta"
-    step = RewardGradient(
-        tk.search.make_target(engine), make_objective(reward, tk.search.make_target(engine))
+    step = LossGradient(
+        tk.search.make_target(engine), make_loss(reward, tk.search.make_target(engine))
     )
     mask = torch.full((engine.n_components,), 0.5, device="meta")
     with NoWait():
@@ -81,7 +81,7 @@ def test_cuda_does_not_wait_inside_a_step(longest):
         model, tiny.pairs(8, longest=longest), "attention-patterns+mlp-outputs", indices=[0, 3]
     )
     target = tk.search.make_target(engine)
-    step = RewardGradient(target, make_objective("dataset", target))
+    step = LossGradient(target, make_loss("dataset", target))
     mask = torch.full((engine.n_components,), 0.5, device="cuda")
     step.step(mask, torch.arange(8))
     torch.cuda.set_sync_debug_mode("error")

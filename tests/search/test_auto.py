@@ -12,7 +12,7 @@ from tests import tiny
 from tracekit.components.masks import from_indices
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.search import make_target
-from tracekit.search.auto import CrossFit, cross_fit, sizes_alone
+from tracekit.search.auto import CrossFit, cross_fit, sizes_ranked_alone
 from tracekit.search.local.best_sets import BestSets
 
 HALVES = ((0, 1), (2, 3))
@@ -158,7 +158,7 @@ def test_weights_are_those_of_the_whole_data_set(model):
 
 
 def patched(monkeypatch, rival):
-    monkeypatch.setattr("tracekit.search.auto.RANKED_ALONE", rival)
+    monkeypatch.setattr("tracekit.search.auto.SINGLE_EFFECTS", rival)
 
 
 def worst_first(tracer) -> tuple[int, ...]:
@@ -284,8 +284,8 @@ def test_a_set_that_lowers_the_effect_at_hand_is_not_taken(tracer, monkeypatch):
 
 @pytest.mark.slow
 def test_many_components_ranked_alone_have_sets_of_some_sizes(tracer, monkeypatch):
-    assert list(sizes_alone(384, 2, 5)) == [2, 3, 4, 5]
-    sizes = sizes_alone(385, 2, 300)
+    assert list(sizes_ranked_alone(384, 2, 5)) == [2, 3, 4, 5]
+    sizes = sizes_ranked_alone(385, 2, 300)
     assert (sizes[0], sizes[-1]) == (2, 300)
     assert 50 <= len(sizes) <= 64
     # Where the joint search has a set between these, it is left out if the choice is the other one.

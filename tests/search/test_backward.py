@@ -11,7 +11,7 @@ from tests import tiny
 from tracekit.components.masks import from_indices
 from tracekit.engine.gradients import FirstOrderPrediction
 from tracekit.search import make_target
-from tracekit.search.backward import backward_elimination, most_passes
+from tracekit.search.backward import backward_elimination, most_backward_passes
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_sets_of_a_model(engine):
     assert sorted(found) == sizes
     assert all(len(set(members)) == size for size, members in found.items())
     assert found[12] == tuple(range(12))
-    assert spent <= most_passes(12, sizes) <= 2 * spent
+    assert spent <= most_backward_passes(12, sizes) <= 2 * spent
     # Not the best of all pairs by chance: better than most.
     pairs = engine.set_effects(list(combinations(range(12), 2))).mean(1)
     own = engine.set_effects([found[2]]).mean()

@@ -15,7 +15,6 @@ from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.measure import evaluation
 from tracekit.results import faithfulness as measures
-from tracekit.runs import Grid
 from tracekit.search import Goal
 from tracekit.search.base import Selection
 from tracekit.search.constraint import make_target
@@ -90,7 +89,7 @@ class Counted:
 def test_halving_finds_how_many_of_the_last_are_enough(n, size, n_below, enough, found):
     target = Counted(n, enough)
     scores = n - n_below - 0.5 - torch.arange(n)
-    (chosen,) = best_prefixes(target, Goal(budgets=(size,)), scores, by_slopes=True)
+    (chosen,) = best_prefixes(target, Goal(budgets=(size,)), scores, by_gradient=True)
     first = size - found
     assert members_of_mask(chosen.mask) == (*range(first), *range(n - found, n))
     assert len(target.tried) <= 2 + HALVINGS
@@ -114,7 +113,7 @@ def test_a_set_that_overshoots_is_balanced_and_another_is_the_plain_prefix(
     slopes = sum(target.mean_gradient(torch.full((12,), level)) for level in (0.0, 0.5, 1.0))
     for scores in (slopes, torch.randn(12, generator=torch.Generator().manual_seed(5))):
         order = ranking(scores)
-        for found in best_prefixes(target, goal, scores, by_slopes=True):
+        for found in best_prefixes(target, goal, scores, by_gradient=True):
             plain, size = Selection.measured(target, order[: found.budget]), found.budget
             sides = torch.stack([plain.mask, ~plain.mask]).float()
             own, others = engine.effects(sides).mean(1)
@@ -230,9 +229,19 @@ class TestOfEdges:
             ("head-outputs+mlp-blocks", {}, "mean"),
         ],
     )
-    def test_sweeps(self, kinds, asked, objective):
-        grid = Grid(models=["demo"], datasets=["demo-facts"], components=[kinds], **asked)
-        assert [job.objective for job in grid.jobs()] == [objective]
+    def test_sweeps(self, kinds, asked, objective, tmp_path):
+        runs = tk.sweep(
+            ["demo"],
+            ["demo-facts"],
+            ["attribution"],
+            [2],
+            components=[kinds],
+            layers=[1],
+            limit=4,
+            output=tmp_path,
+            **asked,
+        )
+        assert runs.to_frame()["objective"].tolist() == [objective]
 
 
 def test_a_curve_at_the_shares_of_mib_has_its_areas(model, both, monkeypatch):

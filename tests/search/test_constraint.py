@@ -18,7 +18,7 @@ from tracekit.errors import (
     NothingFoundError,
     UnknownNameError,
 )
-from tracekit.tracer.request import Request, resolve
+from tracekit.tracer.request import Request, resolve_request
 
 METHODS = (
     *("exhaustive", "greedy", "top-k", "random", "local-search", "mask-ig", "attribution"),
@@ -38,7 +38,7 @@ def neutral():
 
 def keeping_engine(tracer, keep):
     request = Request(search=tk.search.TopK(), budget=1, constraint=keep)
-    return resolve(tracer.question, request).target(tracer.question)
+    return resolve_request(tracer.question, request).target(tracer.question)
 
 
 def kept_by(model, neutral, members, metric="kl"):

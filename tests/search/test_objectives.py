@@ -25,7 +25,7 @@ from tracekit.search.objectives import (
     LowerBound,
     Quantile,
     TrimmedMean,
-    describe,
+    describe_objective,
     log_odds_of,
     resolve_objective,
 )
@@ -185,9 +185,9 @@ def test_lines_of_figures_are_told_apart(tracer):
 
 
 def test_names():
-    assert describe(None) == "mean"
-    assert describe(Quantile()) == "median"
-    assert describe(Quantile(level=0.25)) == "quantile, level 0.25"
+    assert describe_objective(None) == "mean"
+    assert describe_objective(Quantile()) == "median"
+    assert describe_objective(Quantile(level=0.25)) == "quantile, level 0.25"
     assert resolve_objective("trimmed-mean") == TrimmedMean(share=0.1)
 
 

@@ -15,7 +15,7 @@ import torch
 import tracekit as tk
 from tracekit.engine.cost import Cost
 from tracekit.errors import TargetNotReachedError
-from tracekit.search import METHODS, Goal, Planned, Selection, make
+from tracekit.search import METHODS, Goal, PlannedPasses, Selection, make
 from tracekit.search.base import Search
 from tracekit.testing import SearchCase, demo_tracer
 
@@ -87,9 +87,9 @@ class Broken:
     rule: str
     max_passes: int | None = None
 
-    def planned(self, n_components: int, goal: Goal) -> Planned:
+    def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         n_passes = 2 if self.rule == "estimate" else n_components + 10
-        return Planned(cost=Cost(n_passes))
+        return PlannedPasses(cost=Cost(n_passes))
 
     def search(self, target, goal, seed) -> list[Selection]:
         if self.rule == "no goal" and not goal.budgets and goal.target is None:

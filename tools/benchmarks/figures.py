@@ -19,7 +19,7 @@ from tracekit.engine.engine import Engine
 from tracekit.measure.set_game import SetGame
 from tracekit.measure.shapley import sampled_values
 from tracekit.search import Goal
-from tracekit.search.learned.reward import RewardGradient, make_objective
+from tracekit.search.learned.reward import LossGradient, make_loss
 
 STEP = 32
 """Examples in a step of PGB-CT."""
@@ -88,7 +88,7 @@ def step(plan: Plan) -> Iterator[Figure]:
 def stepper(engine) -> Callable[[], object]:
     """A step of PGB-CT on all examples of an engine."""
     target = tk.search.make_target(engine)
-    reward = RewardGradient(target, make_objective("dataset", target))
+    reward = LossGradient(target, make_loss("dataset", target))
     mask = torch.full((engine.n_components,), 0.5, device=engine.device)
     examples = torch.arange(engine.n_examples)
     optimizer = torch.optim.Adam([mask], lr=0.1)

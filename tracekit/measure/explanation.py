@@ -39,7 +39,7 @@ from tracekit.metrics import Effects, bounds_of
 from tracekit.results.intervals import effect_interval
 from tracekit.results.of_set import OfMembers
 from tracekit.results.significance import RESOLUTION, PValues, p_values, without_rounding
-from tracekit.search.base import Planned, require_gradient
+from tracekit.search.base import PlannedPasses, require_gradient
 
 EXPLANATION = "explanation.json"
 """Name of its document in a folder."""
@@ -464,7 +464,7 @@ def _looks_outside(engine: Engine, asked: bool | None) -> bool:
 
 def plan_explanation(
     engine: Engine, members: ComponentSet, *, max_sets: int, look_outside: bool | None
-) -> Planned:
+) -> PlannedPasses:
     """Passes of an explanation: exact for up to 12 members and without outsiders."""
     registry, is_outside = engine.registry, _looks_outside(engine, look_outside)
     _check(registry, members, max_sets, tolerance=0)
@@ -477,7 +477,7 @@ def plan_explanation(
     cost = Cost(subsets)
     if is_outside and len(registry) > n:
         cost += Cost(n_sets_of_outsiders(n, len(registry)) + n + 1, n + 1)
-    return Planned(cost=cost, is_exact=is_exact and not is_outside)
+    return PlannedPasses(cost=cost, is_exact=is_exact and not is_outside)
 
 
 def _check(

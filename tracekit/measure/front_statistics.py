@@ -23,7 +23,7 @@ from tracekit.measure.random_sets import control_overlap, control_sets, n_contro
 from tracekit.results.intervals import effect_interval, standard_error
 from tracekit.results.pareto_statistics import SizeStatistics, jaccard
 from tracekit.search.auto import CrossFit
-from tracekit.search.backward import most_passes
+from tracekit.search.backward import most_backward_passes
 from tracekit.search.base import log_spaced_sizes
 from tracekit.search.targets import Target
 
@@ -116,4 +116,4 @@ def _from_all(
 
 def passes_from_all(n_components: int, sizes: Sequence[int]) -> float:
     """Passes that this takes at most."""
-    return most_passes(n_components, sizes) + 4 * len(sizes)
+    return most_backward_passes(n_components, sizes) + 4 * len(sizes)

@@ -26,7 +26,7 @@ from tracekit.results.result import Results, TraceResult
 from tracekit.results.selection_figures import front_heatmap
 from tracekit.results.storage import NOT_SAVED, load, save
 from tracekit.results.tables import effect_columns, legend, result_table
-from tracekit.search.base import as_count, not_reached
+from tracekit.search.base import as_count, target_not_reached
 from tracekit.search.targets import EffectAndComplement
 
 _FRONT = "pareto.json"
@@ -131,7 +131,7 @@ class ParetoFront(Results):
             for result in self.results:
                 if self.sign * result.effect >= self.sign * effect:
                     return replace(result, budget=None, target_effect=effect)
-            raise not_reached(
+            raise target_not_reached(
                 effect, max(self.results, key=lambda each: self.sign * each.effect).effect
             )
         level = faithfulness or 0.0

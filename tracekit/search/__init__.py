@@ -15,7 +15,7 @@ from typing import Any, cast
 from tracekit._util.names import MethodName
 from tracekit._util.options import check_keywords, check_known, check_numbers, convert, hints_of
 from tracekit.errors import UnknownNameError, UnknownOptionError
-from tracekit.search.base import Goal, Planned, Search, Selection
+from tracekit.search.base import Goal, PlannedPasses, Search, Selection
 from tracekit.search.baselines.attribution import EAPIG, Attribution, MaskIG
 from tracekit.search.baselines.empirical_bayes_topk import EmpiricalBayesTopK
 from tracekit.search.baselines.exhaustive import Exhaustive
@@ -66,7 +66,7 @@ __all__ = [
     "MaskIG",
     "MethodName",
     "PGBCTLocal",
-    "Planned",
+    "PlannedPasses",
     "Random",
     "Search",
     "Selection",

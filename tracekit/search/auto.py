@@ -26,13 +26,20 @@ from tracekit.components.masks import members_of_mask
 from tracekit.data.pair import divided
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, ConfigError
-from tracekit.search.base import Goal, Planned, Search, Selection, log_spaced_sizes, planned_for
+from tracekit.search.base import (
+    Goal,
+    PlannedPasses,
+    Search,
+    Selection,
+    log_spaced_sizes,
+    planned_passes_of,
+)
 from tracekit.search.baselines.empirical_bayes_topk import MOST_ALONE, EmpiricalBayesTopK
 from tracekit.search.targets import Target
 
 FEWEST_EXAMPLES = 4
 """Examples needed to make halves of."""
-RANKED_ALONE: Search = EmpiricalBayesTopK()
+SINGLE_EFFECTS: Search = EmpiricalBayesTopK()
 """The search that a joint search is judged against: it ranks components one by one."""
 _SIZES_OF_MANY = 64
 """Sizes at which a front measures many components ranked alone, at most."""
@@ -43,7 +50,7 @@ _BEHIND = 0.5
 """Standard errors that it may be behind on others: what halves select is worse than what all do."""
 
 
-def sizes_alone(n_components: int, first: int, last: int) -> Sequence[int]:
+def sizes_ranked_alone(n_components: int, first: int, last: int) -> Sequence[int]:
     """Sizes at which a front measures components ranked alone: all of them, if they are few."""
     if n_components <= MOST_ALONE:
         return range(first, last + 1)
@@ -59,7 +66,7 @@ class Auto:
 
     first: Search
     """The joint search."""
-    second: Search = field(default_factory=lambda: RANKED_ALONE)
+    second: Search = field(default_factory=lambda: SINGLE_EFFECTS)
     """Ranks components one by one."""
 
     @property
@@ -72,13 +79,13 @@ class Auto:
         """Both."""
         return [self.first, self.second]
 
-    def planned(self, n_components: int, goal: Goal) -> Planned | None:
+    def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses | None:
         """Passes of both searches, on all examples and on each half."""
-        both = [planned_for(search, n_components, goal) for search in self.searches]
+        both = [planned_passes_of(search, n_components, goal) for search in self.searches]
         if None in both:
             return None
         on_halves = Cost(2 * len(both) * len(goal.budgets))
-        return Planned(cost=sum((each.cost * 2 for each in both if each), on_halves))
+        return PlannedPasses(cost=sum((each.cost * 2 for each in both if each), on_halves))
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """For each budget the set of the search that holds better.
@@ -126,7 +133,7 @@ class Auto:
         searches are compared at `sizes`, ascending; the front ends at `largest`; the seed draws the
         halves.
         """
-        between = sizes_alone(target.n_components, min(joint), largest)
+        between = sizes_ranked_alone(target.n_components, min(joint), largest)
         goal = Goal(budgets=tuple(sorted({*sizes, *between})))
         alone = dict(zip(goal.budgets, self.second.search(target, goal, seed), strict=True))
         on_all = _effects_on_all([joint[size] for size in sizes], [alone[size] for size in sizes])
@@ -289,7 +296,7 @@ def searches_of(search: Search) -> list[Search]:
     return search.searches if isinstance(search, Auto) else [search]
 
 
-def halving(search: Search, n_examples: int) -> Search:
+def auto_search(search: Search, n_examples: int) -> Search:
     """The choice between a search and components alone; refuses data that cannot be halved."""
     if n_examples < FEWEST_EXAMPLES:
         raise ConfigError(

@@ -30,13 +30,11 @@ def backward_elimination(target: Target, sizes: Sequence[int]) -> dict[int, Comp
     members = tuple(range(target.n_components))
     by_size = {}
     for size in sorted(set(sizes), reverse=True):
-        members = by_size[size] = _exchanged(target, reduced(members, size, gains))
+        members = by_size[size] = _exchanged(target, shrink(members, size, gains))
     return by_size
 
 
-def reduced(
-    members: ComponentSet, size: int, gains: Callable[[ComponentSet], Mask]
-) -> ComponentSet:
+def shrink(members: ComponentSet, size: int, gains: Callable[[ComponentSet], Mask]) -> ComponentSet:
     """The `size` components of a set with the largest gains; a fifth of it leaves at a time."""
     while len(members) > size:
         n_kept, values = max(size, int(_KEPT * len(members))), gains(members)
@@ -44,7 +42,7 @@ def reduced(
     return members
 
 
-def most_passes(n_components: int, sizes: Sequence[int]) -> float:
+def most_backward_passes(n_components: int, sizes: Sequence[int]) -> float:
     """Passes over the data that `backward_elimination` takes at most."""
     n, passes = n_components, 0
     for size in sorted(set(sizes), reverse=True):

@@ -139,7 +139,7 @@ class Selection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class PlannedPasses:
     """Passes of a search, said before it begins."""
 
     cost: Cost
@@ -157,8 +157,8 @@ class Search(Protocol):
     Besides, a search may have the class variables `title`, what figures and tables call it
     (default: its name), and `records_every_size`, whether its history holds an effect (`effect`)
     for each of several sizes (`n_selected`; default: no). With a method
-    `planned(n_components, goal)`, which returns `Planned`, it can be estimated and has a progress
-    bar with an end.
+    `planned_passes(n_components, goal)`, which returns `PlannedPasses`, it can be estimated and has
+    a progress bar with an end.
     """
 
     name: ClassVar[str]
@@ -270,18 +270,18 @@ def best_within(selections: Sequence[Selection], budget: int) -> Selection:
     return replace(max(fitting, key=lambda each: each.effects.mean().item()), budget=budget)
 
 
-def tries_of_sizes(n_components: int) -> int:
+def most_sizes_tried(n_components: int) -> int:
     """Sizes that `smallest_size` tries at most."""
     return 2 * n_components.bit_length() + 1
 
 
-def planned_for(search: Search, n_components: int, goal: Goal) -> Planned | None:
+def planned_passes_of(search: Search, n_components: int, goal: Goal) -> PlannedPasses | None:
     """Passes that a search will take; None if it does not say."""
-    planned = getattr(search, "planned", None)
+    planned = getattr(search, "planned_passes", None)
     return None if planned is None else planned(n_components, goal)
 
 
-def not_reached(target: float, best: float) -> TargetNotReachedError:
+def target_not_reached(target: float, best: float) -> TargetNotReachedError:
     """The error for a target that no set that was tried reaches."""
     return TargetNotReachedError(
         f"No set that was tried reaches an effect of {target:g}; the largest seen is {best:.4g}. "

@@ -32,7 +32,7 @@ SET, GRADIENT = "set", "gradient"
 
 
 @dataclass(eq=False)
-class Measured:
+class MeasurementData:
     """The measurements of a search."""
 
     effects: dict[ComponentSet, Effects] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Measured:
     """Passes for one measurement of a kind, with whatever an objective or a constraint adds."""
 
 
-class Checkpoint:
+class SearchCheckpoint:
     """A file that holds the measurements of one search on one data set and model."""
 
     def __init__(self, path: Path, target: Target, config: Mapping[str, Any]) -> None:
@@ -62,7 +62,7 @@ class Checkpoint:
         target.engine.ranks.decide(self._check_writable)
 
     @contextmanager
-    def in_use(self) -> Iterator[Checkpoint]:
+    def in_use(self) -> Iterator[SearchCheckpoint]:
         """Keeps other searches, of this and of other processes, off the file."""
         with ExitStack() as lock:
             self._target.engine.ranks.decide(lambda: self._enter(lock))
@@ -82,7 +82,7 @@ class Checkpoint:
         """Whether there is such a file."""
         return self._target.engine.ranks.decide(self._path.exists)
 
-    def save(self, measured: Measured) -> None:
+    def save(self, measured: MeasurementData) -> None:
         """Writes the file, whole; one that cannot be written is a `RecordWarning` only."""
         if not self._target.engine.ranks.is_first:
             return
@@ -109,7 +109,7 @@ class Checkpoint:
                 RecordWarning,
             )
 
-    def load(self) -> Measured:
+    def load(self) -> MeasurementData:
         """Reads the file; refuses one of another search, model or data set."""
         unreadable = ResultFormatError(
             f"The checkpoint {self._path} cannot be read. Delete it to start afresh."
@@ -137,14 +137,14 @@ class Checkpoint:
             "Name another file, or delete it to start afresh."
         )
 
-    def differs(self) -> ResultFormatError:
+    def changed_effects_error(self) -> ResultFormatError:
         """The error for effects that are not those of the model."""
         return ResultFormatError(
             f"The checkpoint {self._path} holds other effects than the model has. Delete it to "
             "start afresh."
         )
 
-    def _measured(self, tensors: Mapping[str, Tensor]) -> Measured:
+    def _measured(self, tensors: Mapping[str, Tensor]) -> MeasurementData:
         """The measurements in the tensors of a file; any error where they are of another form."""
         n, n_examples = self._target.n_components, self._target.n_examples
         measured, predicted = _sets("measured", tensors, n), _sets("predicted", tensors, n)
@@ -156,7 +156,7 @@ class Checkpoint:
         soft = _rows(tensors["soft_gradients"], len(shares), n)
         of_set, of_gradient = (Cost(*each) for each in tensors["prices"].tolist())
         predictions = map(FirstOrderPrediction, gains, gradients)
-        return Measured(
+        return MeasurementData(
             effects=dict(zip(measured, effects, strict=True)),
             predictions=dict(zip(predicted, predictions, strict=True)),
             soft_gradients=dict(zip(shares, soft, strict=True)),

@@ -211,12 +211,12 @@ class BoundedTarget(Target):
         return torch.where(beyond > 0, _OUTSIDE * (1 + beyond), scores)
 
     @property
-    def towards(self) -> int:
+    def ranking_sign(self) -> int:
         """Sign of the measured effects that bring faithful sets near all components; else 1."""
-        return self._inner.towards
+        return self._inner.ranking_sign
 
     @property
-    def along_line(self) -> Effects | None:
+    def line_integral(self) -> Effects | None:
         """None: penalised scores have no such sum."""
         return None
 
@@ -310,7 +310,7 @@ def make_target(
     return target if constraint is None else BoundedTarget(target, *constraint, record)
 
 
-def nothing_within(constraint: Constraint, effect: float | None = None) -> NothingFoundError:
+def nothing_within_error(constraint: Constraint, effect: float | None = None) -> NothingFoundError:
     """The error for a search that found no set within the bounds.
 
     `effect` is that of the least bad set on the constrained metric, if that was measured.
@@ -322,6 +322,6 @@ def nothing_within(constraint: Constraint, effect: float | None = None) -> Nothi
     )
 
 
-def measured_history(history: tuple[Record, ...]) -> tuple[Record, ...]:
+def history_within_bounds(history: tuple[Record, ...]) -> tuple[Record, ...]:
     """Records of a search, without sets outside the bounds: these have no effects."""
     return tuple(record for record in history if float(record.get("effect", 0.0)) > _OUTSIDE / 2)

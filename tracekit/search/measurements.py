@@ -20,7 +20,7 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.gradients import FirstOrderPrediction
 from tracekit.metrics import Effects
 from tracekit.search.base import Stop, require_finite_gradient
-from tracekit.search.checkpoint import GRADIENT, SET, Checkpoint, Measured
+from tracekit.search.checkpoint import GRADIENT, SET, MeasurementData, SearchCheckpoint
 from tracekit.search.targets import Target
 
 _T = TypeVar("_T")
@@ -50,7 +50,7 @@ class Measurements:
         passes: float,
         seconds: float = float("inf"),
         is_for_mean: bool = False,
-        checkpoint: Checkpoint | None = None,
+        checkpoint: SearchCheckpoint | None = None,
     ) -> None:
         """Starts empty, or with what the checkpoint holds.
 
@@ -67,7 +67,7 @@ class Measurements:
         self._asked: set[tuple[str, ComponentSet | float]] = set()
         self._checkpoint = checkpoint
         self._start = self._written = time.monotonic()
-        self._kept = Measured()
+        self._kept = MeasurementData()
         if checkpoint is not None and checkpoint.exists:
             self._kept = target.engine.ranks.decide(checkpoint.load)
         self._from_file = set(self._kept.effects)
@@ -83,11 +83,11 @@ class Measurements:
         held = [members for members in sets if members in self._from_file]
         for members, row in zip(held, self.target.set_effects(held, "checkpoint"), strict=True):
             if not torch.allclose(row, self._kept.effects[members], rtol=1e-3, atol=1e-4):
-                raise self._checkpoint.differs()
+                raise self._checkpoint.changed_effects_error()
         price = self._kept.prices[SET]
         self.saved -= Cost(len(held) * price.forward, len(held) * price.backward)
 
-    def take_over(self, effects: Mapping[ComponentSet, Effects]) -> None:
+    def add_measured(self, effects: Mapping[ComponentSet, Effects]) -> None:
         """Adds sets that were measured elsewhere."""
         self._kept.effects.update(effects)
         self._asked.update((SET, members) for members in effects)

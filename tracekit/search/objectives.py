@@ -170,7 +170,7 @@ def resolve_objective(objective: object) -> Objective | None:
     return _BY_NAME[objective]
 
 
-def describe(objective: Objective | None) -> str:
+def describe_objective(objective: Objective | None) -> str:
     """Name of an objective in results."""
     if objective is None:
         return "mean"

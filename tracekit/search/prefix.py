@@ -11,12 +11,12 @@ from tracekit.components.masks import Mask, ranking
 from tracekit.engine.cost import Cost
 from tracekit.search.base import (
     Goal,
-    Planned,
+    PlannedPasses,
     Record,
     Selection,
-    not_reached,
+    most_sizes_tried,
     smallest_size,
-    tries_of_sizes,
+    target_not_reached,
 )
 from tracekit.search.targets import Target
 
@@ -27,12 +27,12 @@ _SCANNED = 512
 
 
 def best_prefixes(
-    target: Target, goal: Goal, scores: Mask, *, by_slopes: bool = False
+    target: Target, goal: Goal, scores: Mask, *, by_gradient: bool = False
 ) -> list[Selection]:
     """Answers a goal with the first components of a ranking, by slopes of the target or not."""
     order = ranking(scores)
     # How faithful a component is alone ranks, and is no effect.
-    component_scores = None if target.faithful is not None and not by_slopes else scores
+    component_scores = None if target.faithful is not None and not by_gradient else scores
     if goal.target is not None:
         prefix = smallest_prefix(target, order, goal.target)
         record: Record = {"n_selected": prefix.size, "effect": prefix.effect}
@@ -79,20 +79,20 @@ def _balanced(target: Target, order: Sequence[int], scores: Mask, size: int) -> 
 
 def planned_prefixes(
     n_components: int, goal: Goal, ranking_cost: Cost, *, is_exact: bool
-) -> Planned:
+) -> PlannedPasses:
     """Passes of ranking components, exact or not, and of `best_prefixes`."""
     if goal.target is None:
         n = len(goal.budgets)
         cost, more = ranking_cost + Cost(n), Cost((HALVINGS + 1) * n)
-        return Planned(cost=cost, is_exact=is_exact, if_faithful=more)
-    return Planned(cost=ranking_cost + Cost(most_prefixes(n_components)))
+        return PlannedPasses(cost=cost, is_exact=is_exact, if_faithful=more)
+    return PlannedPasses(cost=ranking_cost + Cost(most_prefixes(n_components)))
 
 
 def most_prefixes(n_components: int) -> int:
     """Prefixes that `smallest_prefix` measures at most."""
     # Every size once, and the answer again.
     scanned = n_components + 1 if n_components <= _SCANNED else 0
-    return max(scanned, tries_of_sizes(n_components))
+    return max(scanned, most_sizes_tried(n_components))
 
 
 def smallest_prefix(
@@ -119,4 +119,4 @@ def smallest_prefix(
         if reaching:
             return measure(min(reaching))
         best = max([best, *means])
-    raise not_reached(wanted, best)
+    raise target_not_reached(wanted, best)

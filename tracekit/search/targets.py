@@ -46,7 +46,7 @@ from tracekit.search.objectives import (
     Faithful,
     LogOdds,
     Objective,
-    describe,
+    describe_objective,
     log_odds_of,
     named_metric,
     opposite_of,
@@ -216,12 +216,12 @@ class Target:
             self._record(sets, self._scores([effects]))
 
     @property
-    def towards(self) -> int:
+    def ranking_sign(self) -> int:
         """Sign of the measured effects that bring faithful sets near all components; else 1."""
         return 1
 
     @property
-    def along_line(self) -> Effects | None:
+    def line_integral(self) -> Effects | None:
         """What `mean_gradient` sums to from no component to all; None if a pass would have to say.
 
         Of the integral over the masks between them, one value per example.
@@ -241,7 +241,7 @@ class Target:
         if self.registry.edges is None:
             raise self._no_gradient_along_inputs()
         gradient = gradients.slopes_along_inputs(self.engine, levels)
-        return self.towards * gradient / self.n_examples
+        return self.ranking_sign * gradient / self.n_examples
 
     def _no_gradient_along_inputs(self) -> ConfigError:
         return ConfigError(
@@ -303,7 +303,7 @@ class ExampleTarget(Target):
         return self._objective.scores(self.sign * effects)
 
     @property
-    def along_line(self) -> Effects | None:
+    def line_integral(self) -> Effects | None:
         """None: scores have no such sum."""
         return None
 
@@ -394,7 +394,7 @@ class FaithfulTarget(Target):
         w, full = self._objective.complement, self._full.mean().item()
         # A weight that leaves out the set or its complement decides for the other.
         is_own = w == 0 or (w < 1 and self._given.metric.direction == "denoising")
-        return (own - full if is_own else -others) * self.towards > 0
+        return (own - full if is_own else -others) * self.ranking_sign > 0
 
     def effects(self, mask: ComponentsLike) -> Float[Tensor, "*set example"]:
         """Scores of a mask, or of each of a stack of masks."""
@@ -444,14 +444,14 @@ class FaithfulTarget(Target):
             self._record([*both], self._scores([effects[numbers] for numbers in sides]))
 
     @property
-    def towards(self) -> int:
+    def ranking_sign(self) -> int:
         """Sign of the measured effects that bring sets near all components."""
         return -1 if self._full.mean() < 0 else 1
 
     @property
-    def along_line(self) -> Effects:
+    def line_integral(self) -> Effects:
         """What `mean_gradient` sums to from no component to all, one value per example."""
-        return self.towards * self._full
+        return self.ranking_sign * self._full
 
     def mean_gradient(self, mask: Mask) -> Mask:
         """Gradient of the mean effect at a mask, to rank by.
@@ -459,7 +459,7 @@ class FaithfulTarget(Target):
         Scores turn where a set does enough, so they give no ranking.
         """
         gradient = gradients.gradient(self.engine, mask, torch.ones_like)[1]
-        return self.towards * gradient / self.n_examples
+        return self.ranking_sign * gradient / self.n_examples
 
     def gradient(
         self,
@@ -534,7 +534,7 @@ def _score_metric(engine: Engine, objective: Objective | None, sign: int = 1) ->
     if objective is None:
         return metric
     name = engine.metric.name + (", negative" if sign < 0 else "")
-    return named_metric(metric, f"{name}, {describe(objective)}")
+    return named_metric(metric, f"{name}, {describe_objective(objective)}")
 
 
 def require_full_effect(engine: Engine, sign: int = 1) -> None:

@@ -32,11 +32,11 @@ from tracekit.measure.explanation import plan_explanation
 from tracekit.measure.question import Question
 from tracekit.results.display import text_html
 from tracekit.search import DEFAULT_METHOD, LocalSearch, Search, make
-from tracekit.search.base import Planned
+from tracekit.search.base import PlannedPasses
 from tracekit.search.constraint import Constraint
 from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.tracer.plan import Plan, plan, plan_front
-from tracekit.tracer.request import Request, resolve, resolve_front
+from tracekit.tracer.request import Request, resolve_front, resolve_request
 
 _P = ParamSpec("_P")
 _PROBED_PLACES, _NEIGHBOURS, _PROBED = 2, 4, 8
@@ -196,7 +196,7 @@ def estimate(
 
 def estimate_run(question: Question, request: Request) -> Estimate:
     """As `estimate`, of a request for a run."""
-    resolved = resolve(question, request)
+    resolved = resolve_request(question, request)
     if getattr(request.search, "lambda1", None) is None:
         resolved.goal.require(request.search.name)
     return _of_plan(question, request, plan(question, resolved))
@@ -283,11 +283,11 @@ def _of_plan(question: Question, request: Request, planned: Plan | None) -> Esti
     if planned is None:
         raise ConfigError(
             f"The search {request.search.name!r} does not say how many passes it takes. Give it a "
-            "method planned(n_components, goal) that returns tracekit.search.Planned."
+            "method planned_passes(n_components, goal) that returns tracekit.search.PlannedPasses."
         )
     return _of_passes(
         request.search.name,
-        Planned(cost=planned.cost, is_exact=planned.is_exact),
+        PlannedPasses(cost=planned.cost, is_exact=planned.is_exact),
         question.search_engine,
         further=planned.extra_passes,
         limited=planned.limited,
@@ -297,7 +297,7 @@ def _of_plan(question: Question, request: Request, planned: Plan | None) -> Esti
 
 def _of_passes(
     name: str,
-    planned: Planned,
+    planned: PlannedPasses,
     engine: Engine,
     *,
     sets: Sequence[ComponentSet] = (),

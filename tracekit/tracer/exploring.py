@@ -102,7 +102,7 @@ def arrows_of(paths: Paths, question: Question) -> list[dict[str, Any]]:
     ]
 
 
-def is_of(question: Question, result: TraceResult) -> bool:
+def answers_question(question: Question, result: TraceResult) -> bool:
     """Whether a result answers the question on its data and model, so that its effects hold."""
     own = question.search_engine.fingerprint, question.named_setup, weights_digest(question.model)
     given = result.searched.fingerprint, result.setup, result.model_facts.weights_digest
@@ -154,7 +154,7 @@ def explore(
     earlier = [
         (members_of(each, registry), each)
         for each in (*question.results, *(front or ()), start)
-        if isinstance(each, TraceResult) and is_of(question, each)
+        if isinstance(each, TraceResult) and answers_question(question, each)
     ]
     exploration = Exploration(
         question.search_engine,

@@ -19,7 +19,7 @@ from tracekit.results.pareto_front import ParetoFront, TradeOff, trade_offs
 from tracekit.search import LocalSearch, Selection
 from tracekit.search.auto import FEWEST_EXAMPLES, Auto, CrossFit, cross_fit
 from tracekit.search.backward import backward_elimination
-from tracekit.search.constraint import make_target, nothing_within
+from tracekit.search.constraint import make_target, nothing_within_error
 from tracekit.search.local.local_search import SearchState
 from tracekit.search.targets import Target
 from tracekit.tracer import diagnostics
@@ -128,7 +128,7 @@ def _best_of_every_size(question: Question, request: ResolvedRequest, target: Ta
             for members, effects in _known_effects(question, request.sign).items()
             if len(members) <= best.largest
         }
-        best.take_over(target.scores_of(fitting, better_than=best.effect))
+        best.add_measured(target.scores_of(fitting, better_than=best.effect))
         return state
 
     state, work = measure_work(question, target, search)
@@ -146,7 +146,7 @@ def _known_effects(question: Question, sign: int) -> dict[ComponentSet, Effects]
 
 def _improving(state: SearchState) -> dict[int, Selection]:
     """Sets by size, of the sizes whose best set does better than that of every smaller one."""
-    return {size: state.selection(size, size) for size in state.best_sets.improving}
+    return {size: state.selection(size, size) for size in state.best_sets.improving_sizes}
 
 
 def _walk_from_all(question: Question, target: Target, sets: _Sets) -> _Sets:
@@ -154,9 +154,9 @@ def _walk_from_all(question: Question, target: Target, sets: _Sets) -> _Sets:
     best = sets.state.best_sets
 
     def walk() -> dict[int, ComponentSet]:
-        others = backward_elimination(target, sizes_of_statistics(best.improving))
+        others = backward_elimination(target, sizes_of_statistics(best.improving_sizes))
         effects = target.set_effects(list(others.values()), "from all")
-        best.take_over(dict(zip(others.values(), effects, strict=True)))
+        best.add_measured(dict(zip(others.values(), effects, strict=True)))
         return others
 
     others, work = measure_work(question, target, walk)
@@ -184,7 +184,7 @@ def _measured_front(
     bounds = {n: target.report(members_of_mask(each.mask)) for n, each in sets.by_size.items()}
     within = [size for size, bound in bounds.items() if bound is None or bound.is_within]
     if not within and request.constraint is not None:
-        raise nothing_within(request.constraint[0])
+        raise nothing_within_error(request.constraint[0])
     results = results_of(
         question,
         request,

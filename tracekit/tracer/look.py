@@ -34,7 +34,7 @@ from tracekit.tracer.diagnostics import FEWEST_TO_SHARE, TOO_LARGE_A_SHARE, larg
 from tracekit.tracer.display import tracer_text
 from tracekit.tracer.estimate import estimate, estimate_pareto
 from tracekit.tracer.plan import plan
-from tracekit.tracer.request import Request, resolve
+from tracekit.tracer.request import Request, resolve_request
 from tracekit.tracer.search import search
 
 _LAYERS, _POSITIONS = 9, 12
@@ -109,7 +109,7 @@ def look(
         n = len(asked.registry)
         sizes = sorted({max(1, min(n - 1, size * max(1, n // 100))) for size in _SIZES})
         request = Request(search=MaskIG(), budgets=sizes, objective="mean", sign="full", seed=seed)
-        resolved = resolve(asked, request)
+        resolved = resolve_request(asked, request)
         sets = search(asked, resolved, plan(asked, resolved))
         passes, n_text = sets[0].cost.forward_equivalents, sets[0].searched.n_text
         ranked = sets[-1].to_frame().sort_values("score", key=abs, ascending=False).head(_NAMED)

@@ -12,8 +12,8 @@ from tracekit.engine.cost import Cost
 from tracekit.measure.front_statistics import MOST_CONTROLS, passes_from_all, sizes_of_statistics
 from tracekit.measure.question import Question
 from tracekit.search import Goal, Search
-from tracekit.search.auto import Auto, sizes_alone
-from tracekit.search.base import Planned, planned_for
+from tracekit.search.auto import Auto, sizes_ranked_alone
+from tracekit.search.base import PlannedPasses, planned_passes_of
 from tracekit.search.targets import Target
 from tracekit.tracer.request import ResolvedRequest
 
@@ -61,7 +61,7 @@ class Plan:
 def plan(question: Question, request: ResolvedRequest) -> Plan | None:
     """The passes of a search for budgets or a target; None if the search does not say."""
     target, goal = request.target(question), request.goal
-    planned = planned_for(
+    planned = planned_passes_of(
         request.search, question.search_engine.n_components, request.goal_of_search
     )
     cost = _search_cost(question, request, target, request.search, request.goal_of_search)
@@ -85,13 +85,13 @@ def plan_front(question: Question, request: ResolvedRequest, *, statistics: bool
         request.goal.budgets[-1],
     )
     joint, is_choice = request.searches[0], isinstance(request.search, Auto)
-    planned = planned_for(joint, n, request.goal_of_search)
+    planned = planned_passes_of(joint, n, request.goal_of_search)
     cost = _search_cost(question, request, target, joint, request.goal_of_search)
     if planned is None or cost is None:
         return None
     sizes = tuple(sizes_of_statistics(range(1, last + 1)))
     if is_choice:
-        alone = Goal(budgets=tuple(sorted({*sizes, *sizes_alone(n, 1, last)})))
+        alone = Goal(budgets=tuple(sorted({*sizes, *sizes_ranked_alone(n, 1, last)})))
         cost += _search_cost(question, request, target, request.searches[1], alone) or Cost()
     extra = _passes_of_results(question, request, last)
     if statistics or is_choice:
@@ -132,7 +132,7 @@ def progress_bar(
     )
 
 
-def _is_exact(request: ResolvedRequest, target: Target, planned: Planned) -> bool:
+def _is_exact(request: ResolvedRequest, target: Target, planned: PlannedPasses) -> bool:
     follows_scores = not request.by_effect and planned.cost.backward > 0
     may_balance = target.faithful is not None and planned.if_faithful.forward > 0
     return planned.is_exact and not (request.constraint or follows_scores or may_balance)
@@ -142,7 +142,7 @@ def _search_cost(
     question: Question, request: ResolvedRequest, target: Target, search: Search, goal: Goal
 ) -> Cost | None:
     """Passes of a search through the target; None if it does not say."""
-    planned = planned_for(search, question.search_engine.n_components, goal)
+    planned = planned_passes_of(search, question.search_engine.n_components, goal)
     if planned is None:
         return None
     # A limit is on all that is run.
@@ -169,7 +169,7 @@ def _passes_of_results(question: Question, request: ResolvedRequest, n_results: 
 
 def _limited(question: Question, request: ResolvedRequest, *, has_halves: bool) -> tuple[Cost, ...]:
     joint = request.searches[0]
-    planned = planned_for(joint, question.search_engine.n_components, request.goal_of_search)
+    planned = planned_passes_of(joint, question.search_engine.n_components, request.goal_of_search)
     if planned is None:
         return ()
     halves: Sequence[Cost] = [planned.cost * 0.5] * 2 if has_halves else []

@@ -1,8 +1,8 @@
 """A request: what a search is asked for, as one value.
 
 `run`, `pareto`, `estimate`, the command line and the jobs of a sweep each make a `Request`, and
-call a function of a question and a request. `resolve` decides what a request leaves open; it is
-the only place that does.
+call a function of a question and a request. `resolve_request` is the only place that decides what a
+request leaves open.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tracekit.errors import BudgetError, ConfigError
 from tracekit.measure.known_sets import KnownSets
 from tracekit.measure.question import Question
 from tracekit.search import Goal, Search
-from tracekit.search.auto import FEWEST_EXAMPLES, Auto, halving, searches_of
+from tracekit.search.auto import FEWEST_EXAMPLES, Auto, auto_search, searches_of
 from tracekit.search.constraint import Constraint, make_target
 from tracekit.search.objectives import (
     Faithful,
     Objective,
     ObjectiveName,
-    describe,
+    describe_objective,
     resolve_objective,
 )
 from tracekit.search.targets import Target, require_full_effect
@@ -47,9 +47,9 @@ class Request:
     target_effect: float | None = None
     """Instead of a budget, the mean effect to reach by the fewest components."""
     objective: AnyObjective = None
-    """What is maximised over the examples; None: decided by `resolve`."""
+    """What is maximised over the examples; None: decided by `resolve_request`."""
     sign: SignName | None = None
-    """Sign of the effects that are sought; None: decided by `resolve`."""
+    """Sign of the effects that are sought; None: decided by `resolve_request`."""
     constraint: Constraint | None = None
     """A metric to leave within bounds."""
     seed: int = 0
@@ -103,7 +103,7 @@ class ResolvedRequest:
     @property
     def objective_name(self) -> str:
         """Name of the objective: `auto`, or what is maximised."""
-        return "auto" if isinstance(self.search, Auto) else describe(self.objective)
+        return "auto" if isinstance(self.search, Auto) else describe_objective(self.objective)
 
     @property
     def by_effect(self) -> bool:
@@ -134,7 +134,7 @@ class ResolvedRequest:
         )
 
 
-def resolve(
+def resolve_request(
     question: Question, request: Request, *, usual: ObjectiveName = "mean"
 ) -> ResolvedRequest:
     """Decides what a request leaves open.
@@ -161,7 +161,7 @@ def resolve(
                 "objective='auto' chooses between sets that need not stay within a constraint. "
                 "Leave one of them out, or use objective='mean'."
             )
-        search = halving(search, question.search_engine.pairs.n_distinct)
+        search = auto_search(search, question.search_engine.pairs.n_distinct)
     if request.constraint is not None:
         constraint = request.constraint, _constrained_engine(question, request.constraint)
     return ResolvedRequest(
@@ -175,7 +175,7 @@ def resolve(
 
 
 def resolve_front(question: Question, request: Request, *, statistics: bool) -> ResolvedRequest:
-    """As `resolve`, of a front.
+    """As `resolve_request`, of a front.
 
     By default it goes up to all components, and takes `auto` where statistics search halves anyway.
     """
@@ -183,7 +183,7 @@ def resolve_front(question: Question, request: Request, *, statistics: bool) -> 
         request = replace(request, budget=1.0)
     has_halves = statistics and question.search_engine.pairs.n_distinct >= FEWEST_EXAMPLES
     is_free = has_halves and request.constraint is None
-    return resolve(question, request, usual="auto" if is_free else "mean")
+    return resolve_request(question, request, usual="auto" if is_free else "mean")
 
 
 def _objective_and_sign(

@@ -22,12 +22,12 @@ from tracekit.results.result import RunFacts, TraceResult
 from tracekit.results.storage import versions
 from tracekit.search import Selection
 from tracekit.search.base import best_within, config_of
-from tracekit.search.constraint import measured_history, nothing_within
-from tracekit.search.objectives import Faithful, describe
+from tracekit.search.constraint import history_within_bounds, nothing_within_error
+from tracekit.search.objectives import Faithful, describe_objective
 from tracekit.search.targets import ConstraintEffect, Record, Target
 from tracekit.tracer import diagnostics
 from tracekit.tracer.plan import Plan, plan, progress_bar
-from tracekit.tracer.request import Request, ResolvedRequest, resolve
+from tracekit.tracer.request import Request, ResolvedRequest, resolve_request
 from tracekit.tracer.trackers import Observed, Observer
 
 _T = TypeVar("_T")
@@ -63,7 +63,7 @@ def run_search(
     question: Question, request: Request, observe: Observer | None = None
 ) -> list[TraceResult]:
     """The results that a request asks for, with the warnings about them; see `Tracer.run`."""
-    resolved = resolve(question, request)
+    resolved = resolve_request(question, request)
     planned = plan(question, resolved)
     diagnostics.warn_before(question, resolved, request.sign, planned)
     with Observed(observe, question, resolved) as observed:
@@ -116,7 +116,7 @@ def search(
         bounds = [target.report(members_of_mask(each.mask)) for each in selections]
         for effect in bounds:
             if request.constraint is not None and effect is not None and not effect.is_within:
-                raise nothing_within(request.constraint[0], effect.effect)
+                raise nothing_within_error(request.constraint[0], effect.effect)
         results = results_of(question, request, selections, bounds, work)
         question.sets.selected |= {members_of(each, each.registry) for each in results}
         return results
@@ -189,7 +189,7 @@ def results_of(
                     title=getattr(by, "title", by.name),
                     records_every_size=request.by_effect
                     and getattr(by, "records_every_size", False),
-                    objective=describe(request.objective),
+                    objective=describe_objective(request.objective),
                     sign="positive" if request.sign > 0 else "negative",
                     config=config_of(by),
                     seed=request.seed,
@@ -222,7 +222,7 @@ def results_of(
 
 def _history(request: ResolvedRequest, selection: Selection) -> tuple[Record, ...]:
     """Records of a search; those of a search that was not by effect have scores."""
-    history = measured_history(selection.history)
+    history = history_within_bounds(selection.history)
     if request.by_effect:
         return history
     renamed = {"effect": "score"}

@@ -62,5 +62,5 @@ def test_the_slope_of_the_penalty_is_its_derivative(value):
 
     change = (total(value + step) - total(value - step)) / (2 * step)
     mask = torch.tensor([value, 0.2])
-    assert penalty.slope(mask, 0) == pytest.approx(change, rel=0.01)
+    assert penalty.derivative(mask, 0) == pytest.approx(change, rel=0.01)
     assert penalty.gradient(mask, 0)[0].item() == pytest.approx(change, rel=0.01)

@@ -18,9 +18,9 @@ from tracekit.search.learned.lambda_search import (
     TrainingRun,
     best_within_budgets,
     measured_sets,
-    smallest_reaching,
+    smallest_set_reaching,
 )
-from tracekit.search.learned.reward import RewardGradient, make_objective
+from tracekit.search.learned.reward import LossGradient, make_loss
 
 
 def test_lambda_brackets_close_in_on_a_threshold():
@@ -81,9 +81,9 @@ def test_mask_entries_that_tie_are_ranked_by_the_reward_gradient(tracer):
     search_ = tk.search.PGBCT(lambda1=0.0, epochs=1, batch_size=12)
     trial = search_._train(make_target(tracer.engine), 0.0, 0, stop_at=0)
     start = torch.full((12,), 0.5)
-    gradient = RewardGradient(
+    gradient = LossGradient(
         make_target(tracer.engine),
-        make_objective("dataset", make_target(tracer.engine)),
+        make_loss("dataset", make_target(tracer.engine)),
     ).step(start, torch.arange(12))
     torch.testing.assert_close(trial.last.reward_gradient_sum, -gradient, rtol=1e-3, atol=1e-7)
     tied = replace(trial.last, soft_mask=torch.ones(12))
@@ -103,8 +103,8 @@ def test_an_earlier_epoch_that_reaches_the_target_answers_where_the_last_order_d
         for each, effects in ((mask, torch.full((4,), 0.8)), (none, torch.zeros(4)))
     ]
     run = TrainingRun(1.0, snapshots=snapshots)
-    chosen = smallest_reaching([run], engine, 0.5)
+    chosen = smallest_set_reaching([run], engine, 0.5)
     assert torch.equal(chosen.mask, mask)
     assert chosen.effect == pytest.approx(0.8)
     with pytest.raises(TargetNotReachedError, match="of 0.9; the largest seen is 0.8"):
-        smallest_reaching([run], engine, 0.9)
+        smallest_set_reaching([run], engine, 0.9)

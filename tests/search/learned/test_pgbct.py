@@ -12,7 +12,7 @@ from tracekit.errors import (
     NotDifferentiableError,
 )
 from tracekit.search import Goal, make_target
-from tracekit.search.learned.reward import RewardGradient, make_objective
+from tracekit.search.learned.reward import LossGradient, make_loss
 
 
 def test_one_step_of_the_paper_by_hand(tracer):
@@ -54,7 +54,7 @@ def test_later_budgets_take_half_of_the_training_runs(tracer):
 @pytest.mark.parametrize(("trials", "most"), [(4, 4 + 2 * 2), (5, 5 + 2 * 3)])
 def test_three_budgets_take_so_many_training_runs_at_most(trials, most):
     search = tk.search.PGBCT(trials=trials, epochs=7)
-    cost = search.planned(12, Goal.make(12, budgets=[1, 3, 6])).cost
+    cost = search.planned_passes(12, Goal.make(12, budgets=[1, 3, 6])).cost
     # A gradient an epoch, and one for the first lambda; an answer for each budget.
     assert cost.backward == most * 7 + 1
     assert most * 7 < cost.forward
@@ -66,13 +66,13 @@ def test_at_the_first_lambda_so_many_gradients_outweigh_the_penalty_half_way(mod
     search = tk.search.PGBCT(epochs=10)
     start = torch.full((12,), search.init)
     weight = search._first_lambda(make_target(engine), budget)
-    reward = RewardGradient(
+    reward = LossGradient(
         make_target(engine),
-        make_objective(search.objective, make_target(engine)),
+        make_loss(search.loss, make_target(engine)),
     )
     gains = -reward.step(start, torch.arange(12))
     at_the_bound = gains.sort(descending=True).values[budget - 1].abs().item()
-    assert search.penalty(weight).slope(start, 5) == pytest.approx(at_the_bound, rel=1e-4)
+    assert search.penalty(weight).derivative(start, 5) == pytest.approx(at_the_bound, rel=1e-4)
 
 
 @pytest.mark.parametrize("weight", ["lambda1", "lambda2"])

@@ -11,15 +11,15 @@ from tracekit.errors import (
     ConfigError,
     NonFiniteMetricError,
 )
-from tracekit.search.learned.reward import RewardGradient, make_objective
+from tracekit.search.learned.reward import LossGradient, make_loss
 
 
 def test_the_per_example_reward_weighs_each_example_by_its_own_slope(tracer):
     """The gradient of the per-example reward weighs each example by its own slope."""
     engine = tracer.engine
     start = torch.full((12,), 0.5)
-    by_example = RewardGradient(
-        tk.search.make_target(engine), make_objective("per-example", tk.search.make_target(engine))
+    by_example = LossGradient(
+        tk.search.make_target(engine), make_loss("per-example", tk.search.make_target(engine))
     )
     found = by_example.step(start, torch.arange(12))
     effects = engine.effects(start)
@@ -31,8 +31,8 @@ def test_the_per_example_reward_weighs_each_example_by_its_own_slope(tracer):
 def test_minibatches_of_the_dataset_reward_use_the_running_mean(tracer):
     engine = tracer.engine
     start = torch.full((12,), 0.5)
-    reward = RewardGradient(
-        tk.search.make_target(engine), make_objective("dataset", tk.search.make_target(engine))
+    reward = LossGradient(
+        tk.search.make_target(engine), make_loss("dataset", tk.search.make_target(engine))
     )
     reward.step(start, torch.arange(6))
     found = reward.step(start, torch.arange(6, 12))
@@ -45,7 +45,7 @@ def test_minibatches_of_the_dataset_reward_use_the_running_mean(tracer):
 def test_unbounded_metrics_meet_no_pole(model):
     """Below -1/2 the reward goes on along its tangent, so an effect of -1 is nothing special."""
     tracer = tk.Tracer(model, tiny.pairs(6, seed=2), metric="logit-difference")
-    objective = make_objective("dataset", tk.search.make_target(tracer.engine))
+    objective = make_loss("dataset", tk.search.make_target(tracer.engine))
     effects = torch.tensor([-3.0, -1.0, -0.5, 0.0, 1.0])
     rewards = [objective.value(effect[None]).item() for effect in effects]
     assert rewards == pytest.approx([12, 4, 2, 1, 0.5])
@@ -64,8 +64,8 @@ def test_the_pole_of_the_reward_is_never_reached(model):
     metric = tk.Metric("ruined", ruined, lower_bound=-1.0)
     engine = tiny.engine(model, tiny.pairs(4), metric=metric)
     for reward in ("per-example", "dataset"):
-        gradient = RewardGradient(
-            tk.search.make_target(engine), make_objective(reward, tk.search.make_target(engine))
+        gradient = LossGradient(
+            tk.search.make_target(engine), make_loss(reward, tk.search.make_target(engine))
         )
         step = gradient.step(torch.full((12,), 0.5), torch.tensor([0]))
         assert torch.isfinite(step).all()

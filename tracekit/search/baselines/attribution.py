@@ -21,7 +21,13 @@ from tracekit._util.warn import warn
 from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
 from tracekit.errors import NotDifferentiableError, UnreliableResultWarning
-from tracekit.search.base import Goal, Planned, Selection, require_finite_gradient, require_gradient
+from tracekit.search.base import (
+    Goal,
+    PlannedPasses,
+    Selection,
+    require_finite_gradient,
+    require_gradient,
+)
 from tracekit.search.prefix import best_prefixes, planned_prefixes
 from tracekit.search.targets import Target
 
@@ -38,7 +44,7 @@ class Attribution:
     title: ClassVar[str] = "attribution patching"
     records_every_size: ClassVar[bool] = True
 
-    def planned(self, n_components: int, goal: Goal) -> Planned:
+    def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """Two passes, and one for each budget."""
         return planned_prefixes(n_components, goal, Cost(1, 1), is_exact=True)
 
@@ -50,7 +56,7 @@ class Attribution:
                 f"The gradient of the metric {target.metric.name!r} vanishes at the empty mask, "
                 "where it is least, and ranks nothing. Use mask-ig, or another metric."
             )
-        return best_prefixes(target, goal, _mean_gradient(target, 0, self.name), by_slopes=True)
+        return best_prefixes(target, goal, _mean_gradient(target, 0, self.name), by_gradient=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +71,7 @@ class MaskIG(ValidatedFields):
     effect of all components but for what the rule misses. A difference beyond 2 % of the mean size
     of that effect on an example is a warning."""
 
-    def planned(self, n_components: int, goal: Goal) -> Planned:
+    def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """Two passes for each point of the line, and one for each budget."""
         points = self.steps + 1
         return planned_prefixes(n_components, goal, Cost(points, points), is_exact=True)
@@ -75,7 +81,7 @@ class MaskIG(ValidatedFields):
         goal.require(self.name)
         scores = _mean_gradient(target, self.steps, self.name)
         # Not on the halves of `auto`, whose passes nobody planned.
-        if (full := target.along_line) is not None:
+        if (full := target.line_integral) is not None:
             total = scores.sum().item()
             size = full.abs().mean().clamp(min=1e-9).item()
             gap = abs(total - full.mean().item()) / size
@@ -88,7 +94,7 @@ class MaskIG(ValidatedFields):
             )
             if gap > _LARGEST_GAP:
                 warn(text, UnreliableResultWarning)
-        return best_prefixes(target, goal, scores, by_slopes=True)
+        return best_prefixes(target, goal, scores, by_gradient=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +111,7 @@ class EAPIG(ValidatedFields):
     steps: PositiveInt = 10
     """Gradients."""
 
-    def planned(self, n_components: int, goal: Goal) -> Planned:
+    def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """Two passes a step, and one for each budget."""
         return planned_prefixes(n_components, goal, Cost(self.steps, self.steps), is_exact=True)
 
@@ -116,7 +122,7 @@ class EAPIG(ValidatedFields):
         levels = {step / self.steps: 1 / self.steps for step in range(1, self.steps + 1)}
         scores = target.gradient_along_inputs(levels)
         require_finite_gradient(scores, target.metric)
-        return best_prefixes(target, goal, scores, by_slopes=True)
+        return best_prefixes(target, goal, scores, by_gradient=True)
 
 
 def weights_along_line(steps: int) -> dict[float, float]:

@@ -22,7 +22,13 @@ from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
 from tracekit.engine.example_curves import WIDEST, ExampleCurves
 from tracekit.engine.gradients import expand
-from tracekit.search.base import Goal, Planned, Selection, require_finite_gradient, require_gradient
+from tracekit.search.base import (
+    Goal,
+    PlannedPasses,
+    Selection,
+    require_finite_gradient,
+    require_gradient,
+)
 from tracekit.search.baselines.attribution import weights_along_line
 from tracekit.search.prefix import best_prefixes, planned_prefixes
 from tracekit.search.targets import Target
@@ -46,7 +52,7 @@ class EmpiricalBayesTopK(ValidatedFields):
     """Intervals of the line from the empty to the full mask, where gradients are taken: steps + 1
     of them, the two ends counting half."""
 
-    def planned(self, n_components: int, goal: Goal) -> Planned:
+    def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """A pass for each component or two for each gradient, and one for each budget."""
         points = self.steps + 1
         cost = Cost(points, points) if self._takes_gradients(n_components) else Cost(n_components)
@@ -55,13 +61,15 @@ class EmpiricalBayesTopK(ValidatedFields):
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Ranks all components, then measures the union of the best at each budget."""
         goal.require(self.name)
-        by_slopes = self._takes_gradients(target.n_components)
-        if by_slopes:
-            scores = target.towards * shrunken_effects_by_slopes(target, self._slopes(target))
+        by_gradient = self._takes_gradients(target.n_components)
+        if by_gradient:
+            scores = target.ranking_sign * shrunken_effects_by_gradients(
+                target, self._slopes(target)
+            )
         else:
             sets = [(i,) for i in range(target.n_components)]
             scores = shrunken_effects(target, target.set_effects(sets, self.title))
-        return best_prefixes(target, goal, scores, by_slopes=by_slopes)
+        return best_prefixes(target, goal, scores, by_gradient=by_gradient)
 
     def _takes_gradients(self, n_components: int) -> bool:
         return n_components > MOST_ALONE if self.by_gradients is None else self.by_gradients
@@ -95,14 +103,16 @@ def shrunken_effects(target: Target, effects: Float[Tensor, "component example"]
         return effects.mean(1)
     curves = _curves(target)
     if curves is None:
-        return shrunken_effects_by_slopes(target, effects)
+        return shrunken_effects_by_gradients(target, effects)
     start = curves.linearization.to_linear(curves.clean).double()
     parts = effects.split(_TOGETHER)
     changes = torch.cat([curves.quantity(part.double().T).T - start for part in parts])
-    return shrunken_effects_by_slopes(target, changes)
+    return shrunken_effects_by_gradients(target, changes)
 
 
-def shrunken_effects_by_slopes(target: Target, slopes: Float[Tensor, "component example"]) -> Mask:
+def shrunken_effects_by_gradients(
+    target: Target, slopes: Float[Tensor, "component example"]
+) -> Mask:
     """The same by gradients, for components that are too many to be measured one by one.
 
     The slopes are of the quantity of the metric's linearization; see

@@ -11,7 +11,7 @@ from tracekit._util import progress as _progress
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError
-from tracekit.search.base import Goal, Planned, Record, Selection, not_reached
+from tracekit.search.base import Goal, PlannedPasses, Record, Selection, target_not_reached
 from tracekit.search.targets import Target
 
 
@@ -24,12 +24,12 @@ class Exhaustive:
     max_sets: int = 20_000
     """Refuses larger spaces."""
 
-    def planned(self, n_components: int, goal: Goal) -> Planned:
+    def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """A pass for each set, and one for each answer."""
         if not goal.budgets:
-            return Planned(cost=Cost(min(2**n_components, self.max_sets) + 1))
+            return PlannedPasses(cost=Cost(min(2**n_components, self.max_sets) + 1))
         count = sum(comb(n_components, size) for size in range(1, goal.budgets[-1] + 1))
-        return Planned(cost=Cost(count + len(goal.budgets)), is_exact=True)
+        return PlannedPasses(cost=Cost(count + len(goal.budgets)), is_exact=True)
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """The best set within each budget; for a target, the best of the smallest size."""
@@ -58,7 +58,7 @@ class Exhaustive:
             if reached:
                 return selections
         if goal.target is not None:
-            raise not_reached(goal.target, best[0])
+            raise target_not_reached(goal.target, best[0])
         return selections
 
     def _refuse_large(self, n: int, size: int) -> None:

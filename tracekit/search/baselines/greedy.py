@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from tracekit._util import progress as _progress
 from tracekit.engine.cost import Cost
-from tracekit.search.base import Goal, Planned, Record, Selection, not_reached
+from tracekit.search.base import Goal, PlannedPasses, Record, Selection, target_not_reached
 from tracekit.search.targets import Target
 
 
@@ -22,12 +22,12 @@ class Greedy:
     name: ClassVar[str] = "greedy"
     records_every_size: ClassVar[bool] = True
 
-    def planned(self, n_components: int, goal: Goal) -> Planned:
+    def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """A pass for each component that is left, at every size."""
         last = goal.budgets[-1] if goal.budgets else n_components
         candidates = sum(n_components - size for size in range(last))
         n_answers = max(1, len(goal.budgets))
-        return Planned(cost=Cost(candidates + n_answers), is_exact=goal.target is None)
+        return PlannedPasses(cost=Cost(candidates + n_answers), is_exact=goal.target is None)
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Adds components until the largest budget, or until the target is reached."""
@@ -59,5 +59,7 @@ class Greedy:
             if reached:
                 return selections
         if goal.target is not None:
-            raise not_reached(goal.target, max(float(record["effect"]) for record in history))
+            raise target_not_reached(
+                goal.target, max(float(record["effect"]) for record in history)
+            )
         return selections

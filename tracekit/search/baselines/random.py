@@ -13,12 +13,12 @@ from tracekit._util.options import ValidatedFields
 from tracekit.engine.cost import Cost
 from tracekit.search.base import (
     Goal,
-    Planned,
+    PlannedPasses,
     Record,
     Selection,
-    not_reached,
+    most_sizes_tried,
     smallest_size,
-    tries_of_sizes,
+    target_not_reached,
 )
 from tracekit.search.targets import Target
 
@@ -31,12 +31,12 @@ class Random(ValidatedFields):
     draws: PositiveInt = 1000
     """Sets drawn per budget."""
 
-    def planned(self, n_components: int, goal: Goal) -> Planned:
+    def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """A pass for each draw, and one for each answer."""
         if goal.target is not None:
-            return Planned(cost=Cost(tries_of_sizes(n_components) * (self.draws + 1)))
+            return PlannedPasses(cost=Cost(most_sizes_tried(n_components) * (self.draws + 1)))
         draws = sum(1 if size == n_components else self.draws for size in goal.budgets)
-        return Planned(cost=Cost(draws + len(goal.budgets)), is_exact=True)
+        return PlannedPasses(cost=Cost(draws + len(goal.budgets)), is_exact=True)
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Draws and measures; for a target, looks for the smallest size at which a draw reaches it.
@@ -53,7 +53,7 @@ class Random(ValidatedFields):
             lambda best: best.effect >= wanted,
         )
         if selection is None:
-            raise not_reached(wanted, max(best.effect for best in tried.values()))
+            raise target_not_reached(wanted, max(best.effect for best in tried.values()))
         return [selection]
 
     def _best(self, target: Target, size: int, seed: int, budget: int | None) -> Selection:

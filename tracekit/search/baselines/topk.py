@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tracekit.engine.cost import Cost
-from tracekit.search.base import Goal, Planned, Selection
+from tracekit.search.base import Goal, PlannedPasses, Selection
 from tracekit.search.prefix import best_prefixes, planned_prefixes
 from tracekit.search.targets import Target
 
@@ -21,7 +21,7 @@ class TopK:
     name: ClassVar[str] = "top-k"
     records_every_size: ClassVar[bool] = True
 
-    def planned(self, n_components: int, goal: Goal) -> Planned:
+    def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """A pass for each component, and one for each budget."""
         return planned_prefixes(n_components, goal, Cost(n_components), is_exact=True)
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 from tracekit.components import masks
 from tracekit.components.masks import Mask
 from tracekit.search.learned.mask_training import MaskTraining
-from tracekit.search.learned.reward import ObjectiveName
+from tracekit.search.learned.reward import LossName
 
 _OFFSET = 1e-3
 
@@ -36,7 +36,7 @@ class DCMPenalty:
         penalty = self.lambda1 * (mask + _OFFSET).sqrt().sum().item()
         return {"lambda1": self.lambda1, "size_penalty": penalty}
 
-    def slope(self, mask: Mask, epoch: int) -> float:
+    def derivative(self, mask: Mask, epoch: int) -> float:
         """Derivative of the penalty by the first entry."""
         return 0.5 * self.lambda1 * (mask[0].item() + _OFFSET) ** -0.5
 
@@ -49,7 +49,7 @@ class DCM(MaskTraining):
     title: ClassVar[str] = "DCM"
 
     @property
-    def objective(self) -> ObjectiveName:
+    def loss(self) -> LossName:
         """The raw effect."""
         return "effect"
 

@@ -175,7 +175,7 @@ def best_within_budgets(
     return selections
 
 
-def smallest_reaching(runs: Sequence[TrainingRun], target: Target, wanted: float) -> Selection:
+def smallest_set_reaching(runs: Sequence[TrainingRun], target: Target, wanted: float) -> Selection:
     """The smallest set that reaches a mean effect, among all that the training runs propose.
 
     These include prefixes of the ranking by the run that ends with the largest effect.

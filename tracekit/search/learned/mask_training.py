@@ -25,16 +25,16 @@ from tracekit._util.options import Share, ValidatedFields
 from tracekit.components import kind_of, masks
 from tracekit.components.masks import BinaryMask, Mask
 from tracekit.engine.cost import Cost
-from tracekit.search.base import Goal, Planned, Selection, require_gradient
+from tracekit.search.base import Goal, PlannedPasses, Selection, require_gradient
 from tracekit.search.learned.lambda_search import (
     LambdaBracket,
     TrainingRun,
     best_within_budgets,
     measured_sets,
     runs_for_budgets,
-    smallest_reaching,
+    smallest_set_reaching,
 )
-from tracekit.search.learned.reward import ObjectiveName, RewardGradient, make_objective
+from tracekit.search.learned.reward import LossGradient, LossName, make_loss
 from tracekit.search.prefix import most_prefixes
 from tracekit.search.targets import Target
 
@@ -55,7 +55,7 @@ class Penalty(Protocol):
         """Its entries in the history: weights and values."""
         ...
 
-    def slope(self, mask: Mask, epoch: int) -> float:
+    def derivative(self, mask: Mask, epoch: int) -> float:
         """Approximate derivative of the size penalty by one mask entry, in an epoch."""
         ...
 
@@ -89,7 +89,7 @@ class MaskTraining(ValidatedFields, ABC):
 
     @property
     @abstractmethod
-    def objective(self) -> ObjectiveName:
+    def loss(self) -> LossName:
         """The loss, beside the penalty."""
 
     @property
@@ -111,7 +111,7 @@ class MaskTraining(ValidatedFields, ABC):
         """The best set within each budget, ascending; `before` is the work before the first run."""
         return best_within_budgets(runs, target, budgets, measured_sets(runs))
 
-    def planned(self, n_components: int, goal: Goal) -> Planned:
+    def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """Two passes for each epoch, and what is measured of its mask."""
         n_answers = max(1, len(goal.budgets))
         runs = self._most_runs(goal)
@@ -119,7 +119,7 @@ class MaskTraining(ValidatedFields, ABC):
         measured = runs * self.epochs * (1 + len(goal.budgets))
         if goal.target is not None:
             measured += most_prefixes(n_components)
-        return Planned(cost=Cost(gradients + measured + n_answers, gradients))
+        return PlannedPasses(cost=Cost(gradients + measured + n_answers, gradients))
 
     def _most_runs(self, goal: Goal) -> int:
         """Training runs at most."""
@@ -135,7 +135,7 @@ class MaskTraining(ValidatedFields, ABC):
         before = target.cost
         runs = self._runs(target, goal, seed)
         if goal.target is not None:
-            return [smallest_reaching(runs, target, goal.target)]
+            return [smallest_set_reaching(runs, target, goal.target)]
         if goal.budgets:
             return self.best_sets(target, runs, goal.budgets, before)
         # Without budget or target: the paper's single run.
@@ -162,18 +162,18 @@ class MaskTraining(ValidatedFields, ABC):
     def _first_lambda(self, target: Target, budget: int) -> float:
         """A lambda1 at which about `budget` components outweigh the penalty half-way through."""
         start = torch.full((target.n_components,), self.init, device=target.engine.device)
-        objective = "effect" if self.objective == "effect" else "dataset"
-        reward = RewardGradient(target, make_objective(objective, target))
+        name = "effect" if self.loss == "effect" else "dataset"
+        reward = LossGradient(target, make_loss(name, target))
         gradient = reward.step(start, torch.arange(target.n_examples)).cpu()
         reward.check()
         last_gain = gradient.neg().sort(descending=True).values[budget - 1].abs().item()
-        return max(last_gain, 1e-12) / self.penalty(1.0).slope(start, self.epochs // 2)
+        return max(last_gain, 1e-12) / self.penalty(1.0).derivative(start, self.epochs // 2)
 
     def _train(self, target: Target, lambda1: float, seed: int, *, stop_at: int) -> TrainingRun:
         """One descent; ends early once at most `stop_at` components are selected."""
         mask = torch.full((target.n_components,), self.init, device=target.engine.device)
         optimizer = torch.optim.Adam([mask], lr=self._learning_rate(target))
-        reward = RewardGradient(target, make_objective(self.objective, target))
+        reward = LossGradient(target, make_loss(self.loss, target))
         penalty = self.penalty(lambda1)
         run = TrainingRun(lambda1)
         for epoch in range(self.epochs):

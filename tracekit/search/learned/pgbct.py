@@ -28,7 +28,7 @@ from tracekit.components import masks
 from tracekit.components.masks import Mask
 from tracekit.errors import ConfigError
 from tracekit.search.learned.mask_training import MaskTraining
-from tracekit.search.learned.reward import ObjectiveName, Reward
+from tracekit.search.learned.reward import LossName, Reward
 
 _LARGEST_WEIGHT = 1e16
 """Of a penalty: Adam squares gradients, in float32."""
@@ -76,7 +76,7 @@ class PGBCTPenalty:
             "binary_penalty": self.lambda2 * scale * masks.binary_violation(mask).item(),
         }
 
-    def slope(self, mask: Mask, epoch: int) -> float:
+    def derivative(self, mask: Mask, epoch: int) -> float:
         """Derivative of the size penalty by an entry above 0."""
         return self.lambda1 * max(self._scale(mask, epoch), 1e-12)
 
@@ -107,10 +107,10 @@ class PGBCT(MaskTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        resolve(self.penalty_schedule)
+        resolve_schedule(self.penalty_schedule)
 
     @property
-    def objective(self) -> ObjectiveName:
+    def loss(self) -> LossName:
         """The reward."""
         return self.reward
 
@@ -119,7 +119,7 @@ class PGBCT(MaskTraining):
         return PGBCTPenalty(
             lambda1=lambda1,
             lambda2=lambda1 if self.lambda2 is None else self.lambda2,
-            schedule=resolve(self.penalty_schedule),
+            schedule=resolve_schedule(self.penalty_schedule),
             per_component=self.penalty_reduction == "mean",
         )
 
@@ -163,7 +163,7 @@ SCHEDULES: Mapping[str, Schedule] = {
 }
 
 
-def resolve(schedule: str | Schedule) -> Schedule:
+def resolve_schedule(schedule: str | Schedule) -> Schedule:
     """A schedule by name or as given."""
     if not isinstance(schedule, str):
         return schedule

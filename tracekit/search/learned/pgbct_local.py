@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from tracekit.components.masks import from_indices
 from tracekit.engine.cost import Cost
-from tracekit.search.base import Goal, Planned, Selection
+from tracekit.search.base import Goal, PlannedPasses, Selection
 from tracekit.search.learned.lambda_search import TrainingRun, best_within_budgets, measured_sets
 from tracekit.search.learned.pgbct import PGBCT
 from tracekit.search.local.best_sets import BestSets
@@ -36,11 +36,11 @@ class PGBCTLocal(PGBCT):
 
     default_trials: ClassVar[int] = 1
 
-    def planned(self, n_components: int, goal: Goal) -> Planned:
+    def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """All passes that training and refinement may come to."""
-        trained = super().planned(n_components, goal).cost
+        trained = super().planned_passes(n_components, goal).cost
         left = max(0.0, _passes(goal.budgets) - trained.forward_equivalents)
-        return Planned(cost=trained + Cost(left / 2, left / 2))
+        return PlannedPasses(cost=trained + Cost(left / 2, left / 2))
 
     def best_sets(
         self, target: Target, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost

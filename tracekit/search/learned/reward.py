@@ -29,13 +29,13 @@ from tracekit.metrics import Effects
 from tracekit.search.targets import Target
 
 Reward = Literal["dataset", "per-example"]
-ObjectiveName = Literal["dataset", "per-example", "effect"]
+LossName = Literal["dataset", "per-example", "effect"]
 
 _TANGENT_AT = -0.5
 _NEAREST = -1 + 1e-6
 
 
-class Objective(NamedTuple):
+class TrainingLoss(NamedTuple):
     """Something to be lowered: a function of the effects of all examples."""
 
     example_weights: Callable[[Effects], Effects]
@@ -46,10 +46,10 @@ class Objective(NamedTuple):
     """Value in the history; effects of examples not seen yet are NaN."""
 
 
-def make_objective(name: ObjectiveName, target: Target) -> Objective:
+def make_loss(name: LossName, target: Target) -> TrainingLoss:
     """An objective by name."""
     if name == "effect":
-        return Objective(torch.ones_like, lambda mean: -torch.ones_like(mean), torch.nanmean)
+        return TrainingLoss(torch.ones_like, lambda mean: -torch.ones_like(mean), torch.nanmean)
     lowest, is_weighted = target.metric.lower_bound, target.pairs.weights is not None
     # The reward has a pole at -1.
     has_pole = lowest is None or lowest < -1
@@ -58,8 +58,8 @@ def make_objective(name: ObjectiveName, target: Target) -> Objective:
             raise ConfigError(
                 "The per-example reward has no meaning for weighted examples. Use reward='dataset'."
             )
-        return Objective(
-            example_weights=lambda effects: reward_slope(effects, has_pole),
+        return TrainingLoss(
+            example_weights=lambda effects: reward_derivative(effects, has_pole),
             scale=torch.ones_like,
             value=lambda effects: _reward(effects, has_pole).nanmean(),
         )
@@ -67,23 +67,23 @@ def make_objective(name: ObjectiveName, target: Target) -> Objective:
         assert_never(name)
     # The mean over a few weighted examples may be below -1.
     has_pole = has_pole or is_weighted
-    return Objective(
+    return TrainingLoss(
         example_weights=torch.ones_like,
-        scale=lambda mean: reward_slope(mean, has_pole),
+        scale=lambda mean: reward_derivative(mean, has_pole),
         value=lambda effects: _reward(effects.nanmean(), has_pole),
     )
 
 
-class RewardGradient:
+class LossGradient:
     """Gradient of an objective, minibatch by minibatch.
 
     Nothing is read back from the device in a step. `check` is for the end of an epoch.
     """
 
-    def __init__(self, target: Target, objective: Objective) -> None:
+    def __init__(self, target: Target, loss: TrainingLoss) -> None:
         """Starts without any effect seen."""
         self._target = target
-        self._objective = objective
+        self._loss = loss
         self._latest = torch.full((target.n_examples,), torch.nan, device=target.engine.device)
         self._failed = torch.zeros((), dtype=torch.bool, device=target.engine.device)
         self._suspect = torch.zeros(target.n_components, device=target.engine.device)
@@ -92,14 +92,14 @@ class RewardGradient:
         """Gradient of the objective on some examples with respect to the mask."""
 
         def example_weights(effects: Effects) -> Effects:
-            return self._objective.example_weights(effects) / len(examples)
+            return self._loss.example_weights(effects) / len(examples)
 
         effects, gradient = self._target.gradient(mask, example_weights, examples)
         # The mask at which a number first failed is kept, to name the examples later.
         self._suspect = torch.where(self._failed, self._suspect, mask.detach())
         self._failed |= ~(torch.isfinite(effects).all() & torch.isfinite(gradient).all())
         self._latest[to_device(examples, self._latest.device)] = effects
-        return gradient * self._objective.scale(self._latest.nanmean())
+        return gradient * self._loss.scale(self._latest.nanmean())
 
     def check(self) -> None:
         """Refuses the steps so far if an effect or a gradient was not finite."""
@@ -113,10 +113,12 @@ class RewardGradient:
 
     def value(self) -> float:
         """The objective, from the latest effect of every example seen."""
-        return self._objective.value(self._latest).item()
+        return self._loss.value(self._latest).item()
 
 
-def reward_slope(effect: Float[Tensor, "*example"], has_pole: bool) -> Float[Tensor, "*example"]:
+def reward_derivative(
+    effect: Float[Tensor, "*example"], has_pole: bool
+) -> Float[Tensor, "*example"]:
     """Derivative of the reward by the effect.
 
     If `has_pole`, effects may lie at or below -1; the slope there is that of the tangent.

@@ -25,12 +25,12 @@ class BestSets:
         return sorted(self._best)
 
     @property
-    def improving(self) -> list[int]:
+    def improving_sizes(self) -> list[int]:
         """The sizes whose best set does better than that of every smaller size."""
         return [size for size in self.sizes if len(self.best_within(size)) == size]
 
     @property
-    def singles(self) -> list[int]:
+    def singles_by_effect(self) -> list[int]:
         """Components that were measured alone, the best first."""
         return sorted(self._single_effects, key=lambda index: -self._single_effects[index])
 
@@ -51,13 +51,13 @@ class BestSets:
         """Effects of a measured set on every example."""
         return self.measurements.effects(members)
 
-    def reaching(self, target: float) -> int | None:
+    def smallest_reaching(self, target: float) -> int | None:
         """The smallest size whose best set reaches an effect."""
         return next((size for size in self.sizes if self.effect(size) >= target), None)
 
-    def take_over(self, effects: Mapping[ComponentSet, Effects]) -> None:
+    def add_measured(self, effects: Mapping[ComponentSet, Effects]) -> None:
         """Adds sets that were measured elsewhere."""
-        self.measurements.take_over(effects)
+        self.measurements.add_measured(effects)
         self._record(effects)
 
     def measure(self, sets: Iterable[Iterable[int]], label: str) -> None:

@@ -38,12 +38,19 @@ from tracekit.components.masks import from_indices, ranking
 from tracekit.engine.cost import Cost
 from tracekit.errors import NothingFoundError, SearchStoppedWarning
 from tracekit.metrics import Effects
-from tracekit.search.backward import reduced
-from tracekit.search.base import Goal, Planned, Selection, Stop, not_reached, require_gradient
+from tracekit.search.backward import shrink
+from tracekit.search.base import (
+    Goal,
+    PlannedPasses,
+    Selection,
+    Stop,
+    require_gradient,
+    target_not_reached,
+)
 from tracekit.search.baselines.attribution import MaskIG, weights_along_line
-from tracekit.search.checkpoint import Checkpoint
+from tracekit.search.checkpoint import SearchCheckpoint
 from tracekit.search.local.best_sets import BestSets
-from tracekit.search.local.sweeps import SETTINGS, Sweeps, in_turn
+from tracekit.search.local.sweeps import SETTINGS, Sweeps, interleave
 from tracekit.search.measurements import LimitReachedError, Measurements
 from tracekit.search.targets import Target
 
@@ -70,10 +77,10 @@ class LocalSearch(ValidatedFields):
     checkpoint: Path | None = None
     """File that holds all measurements; a search that finds it goes on where the last stopped."""
 
-    def planned(self, n_components: int, goal: Goal) -> Planned:
+    def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """Passes at most. Gradients are half of them forward and half backward, as at most."""
         half = (self.max_passes or default_passes(n_components)) / 2
-        return Planned(cost=Cost(half, half))
+        return PlannedPasses(cost=Cost(half, half))
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Answers the goal from one run."""
@@ -82,11 +89,11 @@ class LocalSearch(ValidatedFields):
         if goal.target is None:
             return [state.selection(budget, budget) for budget in goal.budgets]
         best_sets = state.best_sets
-        size = best_sets.reaching(goal.target)
+        size = best_sets.smallest_reaching(goal.target)
         if size is None and state.stopped == "interrupted":
             raise KeyboardInterrupt
         if size is None:
-            raise not_reached(goal.target, max(map(best_sets.effect, best_sets.sizes)))
+            raise target_not_reached(goal.target, max(map(best_sets.effect, best_sets.sizes)))
         return [state.selection(size, None)]
 
     def run(self, target: Target, goal: Goal, seed: int) -> SearchState:
@@ -102,7 +109,7 @@ class LocalSearch(ValidatedFields):
         n, context = target.n_components, nullcontext()
         if self.checkpoint is not None:
             asked = {"budgets": goal.budgets, "target": goal.target, "seed": seed}
-            context = Checkpoint(self.checkpoint, target, asked).in_use()
+            context = SearchCheckpoint(self.checkpoint, target, asked).in_use()
         with context as checkpoint:
             measurements = Measurements(
                 target,
@@ -121,7 +128,7 @@ class LocalSearch(ValidatedFields):
             finally:
                 measurements.save()
             best_sets = state.best_sets
-            measurements.confirm(best_sets.best(size) for size in best_sets.improving)
+            measurements.confirm(best_sets.best(size) for size in best_sets.improving_sizes)
         if not state.best_sets.sizes:
             if state.stopped == "interrupted":
                 raise KeyboardInterrupt
@@ -173,7 +180,7 @@ def refine(
 ) -> BestSets:
     """Improves measured sets by sweeps that start from them, in at most so many passes."""
     best_sets = BestSets(Measurements(target, passes=passes), budgets[-1])
-    best_sets.take_over(measured)
+    best_sets.add_measured(measured)
     with suppress(LimitReachedError):
         _search(best_sets, Goal(budgets=tuple(budgets)), LocalSearch())
     return best_sets
@@ -187,24 +194,24 @@ def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
     takes_all = n <= SETTINGS.share_of_all_singles * passes
     is_limited = search.max_passes is not None or search.max_seconds is not None
     asked = goal.budgets if len(goal.budgets) <= SETTINGS.most_sizes else ()
-    along_line = weights_along_line(MaskIG().steps)
+    line_weights = weights_along_line(MaskIG().steps)
     starts = [order[:size] for size in asked for order in rankings]
     # Of few components all are measured alone, which ranks them too and costs less than a line.
-    has_line = is_limited and 2 * len(along_line) <= SETTINGS.share_of_all_singles * passes
-    has_line = (has_line or not takes_all) and measurements.affords(len(along_line), len(asked))
+    has_line = is_limited and 2 * len(line_weights) <= SETTINGS.share_of_all_singles * passes
+    has_line = (has_line or not takes_all) and measurements.affords(len(line_weights), len(asked))
     # Where passes are for one of both, prefixes by the line come first.
-    if is_limited and measurements.affords(len(along_line), len(asked) + len(starts)):
+    if is_limited and measurements.affords(len(line_weights), len(asked) + len(starts)):
         best_sets.measure(starts, "prefixes of rankings")
     if has_line:
-        parts = [weight * measurements.soft_gradient(at) for at, weight in along_line.items()]
+        parts = [weight * measurements.soft_gradient(at) for at, weight in line_weights.items()]
         rankings.insert(0, ranking(torch.stack(parts).sum(0)))
     if is_limited:
         starts = [rankings[0][:size] for size in asked] + starts
         best_sets.measure(starts, "prefixes of rankings")
     n_singles = n if takes_all else max(1, int(SETTINGS.share_of_some_singles * passes))
-    best_sets.measure([[index] for index in in_turn(*rankings[-2:])[:n_singles]], "singles")
+    best_sets.measure([[index] for index in interleave(*rankings[-2:])[:n_singles]], "singles")
     if takes_all:
-        rankings.append(best_sets.singles)
+        rankings.append(best_sets.singles_by_effect)
     most = SETTINGS.most_sizes
     sweeps = Sweeps(best_sets, goal, min(max(passes // SETTINGS.passes_per_size, most // 2), most))
     prefixes = [order[:size] for size in sweeps.sizes for order in rankings]
@@ -223,7 +230,7 @@ def _remaining(measurements: Measurements, sizes: Sequence[int]) -> list[Compone
     sets = [tuple(range(measurements.target.n_components))]
     for size in reversed(sizes):
         gains = lambda members: measurements.predict_changes(members).gains  # noqa: E731
-        sets.append(reduced(sets[-1], size, gains))
+        sets.append(shrink(sets[-1], size, gains))
     return sets[1:]
 
 

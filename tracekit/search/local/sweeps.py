@@ -76,7 +76,7 @@ class Sweeps:
         for step in range(len(sizes)) if upwards else reversed(range(len(sizes))):
             size = sizes[step]
             target = self._goal.target
-            if target is not None and (reached := best_sets.reaching(target)) is not None:
+            if target is not None and (reached := best_sets.smallest_reaching(target)) is not None:
                 best_sets.largest = min(best_sets.largest, reached)
             is_visited = size in best_sets.sizes and size <= best_sets.largest
             if not is_visited or size == self._n_components:
@@ -136,18 +136,18 @@ def promising_neighbours(
     n_additions, n_exchanges = SETTINGS.additions * effort, SETTINGS.exchanges * effort
     proposed: list[Iterable[int]] = []
     if up == size + 1:
-        proposed += [inside | {joins} for joins in in_turn(*joining)[:n_additions]]
+        proposed += [inside | {joins} for joins in interleave(*joining)[:n_additions]]
     else:
         proposed += [inside.union(order[: up - size]) for order in joining]
     if down == size - 1:
-        proposed += [inside - {leaves} for leaves in in_turn(*leaving)[:n_exchanges]]
+        proposed += [inside - {leaves} for leaves in interleave(*leaving)[:n_exchanges]]
     else:
         proposed += [inside.difference(order[: size - down]) for order in leaving]
     pairs = [
         _exchanges(score, out, new, n_exchanges)
         for score, out, new in zip(scores, leaving, joining, strict=True)
     ]
-    proposed += [inside - {leaves} | {joins} for leaves, joins in in_turn(*pairs)[:n_exchanges]]
+    proposed += [inside - {leaves} | {joins} for leaves, joins in interleave(*pairs)[:n_exchanges]]
     if up != size + 1 and down != size - 1:
         counts = {round(share * size) for share in SETTINGS.shares_exchanged} - {0, 1}
         proposed += [
@@ -159,7 +159,7 @@ def promising_neighbours(
     return proposed
 
 
-def in_turn(*orders: Sequence[T]) -> list[T]:
+def interleave(*orders: Sequence[T]) -> list[T]:
     """The first of each order, then the second of each, without repetitions."""
     return list(dict.fromkeys(chain.from_iterable(zip(*orders, strict=True))))
 
@@ -174,7 +174,7 @@ def _exchanges(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class SweepSettings:
     """How a search divides its passes; chosen on the demo tasks."""
 
     passes: int = 300
@@ -208,5 +208,5 @@ class Settings:
     """Relative gain of a sweep, averaged over sizes, below which the search ends."""
 
 
-SETTINGS = Settings()
+SETTINGS = SweepSettings()
 """Those of every search."""
