@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from paper.jobs import DEMO_DATASETS, ModelAt
+from paper.jobs import DEMO_DATASETS, ModelAt, PaperJob
 from paper.models import GPT2_FAMILY, PAPER_MODELS
 from paper.published import paper_effects
 from tracekit import Setup, TraceResult
@@ -216,7 +216,7 @@ def trace_job(
     usual = describe(dataset)
     # Of another model nothing is published, and its ratios may be too large for a float32.
     is_ratio = dataset in _RATIO and (model.paper is not None or model.is_demo)
-    return Job(
+    return PaperJob(
         **{
             "model": model.title,
             "dtype": setting.dtype,

@@ -19,7 +19,7 @@ from paper.experiment import (
     trace_job,
     usual_kind,
 )
-from paper.jobs import ModelAt
+from paper.jobs import ModelAt, PaperJob
 from paper.published import paper_joint
 from tracekit import Setup, TraceResult, figures
 from tracekit.data import describe
@@ -43,7 +43,7 @@ def _plan_pairs(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
     has_blocks = usual_kind(dataset) == "mlp-outputs"
     relative_layers = _DEMO_RELATIVE_LAYERS if model.is_demo else _RELATIVE_LAYERS
     return [
-        Job(
+        PaperJob(
             work="pairs",
             model=model.title,
             dtype=setting.dtype,
@@ -122,6 +122,7 @@ def _report_binding(setting: Setting, runs: list[Run]) -> Report:
     for run in runs:
         job = run.job
         case = f"{job.model}-{job.dataset}-{job.label}"
+        measured = run.info.measured
         for rank, result in enumerate(run.curve):
             rows += [
                 {
@@ -130,10 +131,10 @@ def _report_binding(setting: Setting, runs: list[Run]) -> Report:
                     "n_selected": result.n_selected,
                     "intervention": intervention,
                     "accuracy": accuracies[rank],
-                    "without": run.info.clean_accuracies[intervention],
+                    "without": measured["clean_accuracies"][intervention],
                     "objective": result.effect,
                 }
-                for intervention, accuracies in run.info.accuracies.items()
+                for intervention, accuracies in measured["accuracies"].items()
             ]
             if result.budget in _LISTED_SIZES:
                 figures_by_name[f"selected-{case}-{result.budget}"] = result.heatmap()

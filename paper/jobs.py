@@ -1,15 +1,18 @@
-"""Models and data sets of the paper's jobs, and what takes their place."""
+"""The paper's jobs, their models and data sets, and what takes the place of these."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from paper.models import DEMO_SIZES, PAPER_MODELS, ModelSizes, PaperModel
+from tracekit import Setup, Tracer
 from tracekit.errors import ComparisonError
-from tracekit.runs import ModelSource
+from tracekit.results import TraceCurve
+from tracekit.runs import Job, ModelSource
 
 DEMO_DATASETS = {
     "winogender": "demo-bias",
@@ -20,6 +23,58 @@ DEMO_DATASETS = {
     "ioi": "demo-binding",
 }
 """Data set of the paper -> the one that takes its place with the embedded model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperJob(Job):
+    """A run of the paper, which may have a name of its own and measure accuracies besides."""
+
+    relative_layers: tuple[float, ...] = ()
+    """Layers to study, each as layer / number of layers, in [0, 1). Empty: those of the setup."""
+    variant: str = ""
+    """Name of the method in figures, if it runs with options of its own."""
+    accuracy_on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Further examples on which accuracy under the intervention is measured: name -> options of
+    the data set."""
+
+    @property
+    def label(self) -> str:
+        """Name of the method in tables and figures."""
+        return self.variant or self.method
+
+    @property
+    def further(self) -> dict[str, Any]:
+        """The fields that decide the numbers; the name of the variant does not."""
+        return {"relative_layers": self.relative_layers, "accuracy_on": self.accuracy_on}
+
+    def setup_on(self, n_layers: int) -> Setup:
+        """The setup, with the relative layers of a model of so many layers."""
+        if not self.relative_layers:
+            return self.setup
+        # The tolerance keeps 2/3 of 12 at 8.
+        layers = {int(position * n_layers + 1e-9) for position in self.relative_layers}
+        return replace(self.setup, layers=tuple(sorted(layers)))
+
+    def measure(self, curve: TraceCurve, tracer_on: Callable[..., Tracer]) -> dict[str, Any]:
+        """Measures how often the foil y is the first choice on the further examples.
+
+        Returns:
+            `accuracies` with the set of each budget, and `clean_accuracies` with no intervention,
+            both by the name of the examples.
+        """
+        accuracies: dict[str, list[float]] = {}
+        clean_accuracies: dict[str, float] = {}
+        for name, options in self.accuracy_on.items():
+            tracer = tracer_on(options, "accuracy")
+            clean = tracer.engine.clean.y_is_argmax
+            assert clean is not None  # The metric accuracy reads it.
+            clean_accuracies[name] = clean.float().mean().item()
+            # The effect on an example is its change.
+            accuracies[name] = [
+                (clean + tracer.evaluate(result.binary_mask, per_example=True)).mean().item()
+                for result in curve
+            ]
+        return {"accuracies": accuracies, "clean_accuracies": clean_accuracies}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from paper.experiment import (
     notes_on_sameness,
     notes_on_size,
 )
-from paper.jobs import ModelAt
+from paper.jobs import ModelAt, PaperJob
 from paper.models import DEMO_SIZES, PAPER_MODELS
 from paper.reproduction import EXPERIMENTS, plan, reproduce, select_experiments
 from tests import tiny
@@ -42,7 +42,7 @@ from tracekit.errors import (
     UnknownNameError,
 )
 from tracekit.results.storage import FORMAT_VERSION, read_document, write_document
-from tracekit.runs import Failure, Job, Run, store, worker
+from tracekit.runs import Failure, Run, store, worker
 from tracekit.runs.dispatch import do_all
 from tracekit.runs.jobs import RunEnvironment
 from tracekit.runs.store import folder_of, weights_hash
@@ -53,7 +53,7 @@ SMALL = Setting(models=[DEMO], limit=6, draws=4, held_out=False)
 
 
 def job(**changes):
-    return Job(
+    return PaperJob(
         **{
             "model": "demo",
             "dataset": "demo-bias",

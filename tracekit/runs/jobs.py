@@ -6,17 +6,21 @@ which device runs them; it changes no number. Plans that need the same run hold 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from tracekit._util.names import MetricName
 from tracekit.data.registry import describe
 from tracekit.demo import DEMO
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError
 from tracekit.models.hooked import short_name
-from tracekit.results.storage import NOT_SAVED
+
+if TYPE_CHECKING:
+    from tracekit.results.curve import TraceCurve
+    from tracekit.tracer.tracer import Tracer
 
 
 def named(options: Mapping[str, Any]) -> str:
@@ -26,7 +30,11 @@ def named(options: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One run."""
+    """One run.
+
+    A subclass may add fields, choose layers by the depth of the model, and measure more. What a
+    saved run gives back is a plain `Job`; its `RunInfo` has the rest.
+    """
 
     work: Literal["trace", "pairs", "paths"] = "trace"
     """`trace`: a search, whose sets are measured. `pairs`: a grid of pairs of components. `paths`:
@@ -38,12 +46,8 @@ class Job:
     data_options: Mapping[str, Any] = field(default_factory=dict)
     setup: Setup
     """The setup, with all values by their names."""
-    relative_layers: tuple[float, ...] = ()
-    """Layers to study, each as layer / number of layers, in [0, 1). Empty: those of the setup."""
     method: str = ""
     """Of a search."""
-    variant: str = field(default="", metadata=NOT_SAVED)
-    """Name of the method in figures, if it runs with options of its own."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the method."""
     objective: str | None = None
@@ -58,23 +62,40 @@ class Job:
     """Only the first so many examples. None: all."""
     held_out: float | None = None
     """Share of the examples that the method does not see."""
-    accuracy_on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Further examples on which accuracy under the intervention is measured: name -> options of
-    the data set."""
     seed: int = 0
 
     def spec(self) -> dict[str, Any]:
         """Every field that decides the numbers, as JSON-ready values."""
-        spec = {each.name: getattr(self, each.name) for each in fields(self)}
-        del spec["variant"]
-        return {**spec, "setup": self.setup.spec()}
+        spec = {each.name: getattr(self, each.name) for each in fields(Job)}
+        return {**spec, **self.further, "setup": self.setup.spec()}
+
+    @property
+    def further(self) -> dict[str, Any]:
+        """The fields of a subclass that decide the numbers, as JSON-ready values."""
+        return {}
+
+    def setup_on(self, n_layers: int) -> Setup:
+        """The setup on a model of so many layers."""
+        return self.setup
+
+    def measure(
+        self, curve: TraceCurve, tracer_on: Callable[[Mapping[str, Any], MetricName], Tracer]
+    ) -> dict[str, Any]:
+        """Measures more about the results of a search; returns JSON-ready values, which are saved.
+
+        Args:
+            curve: The results.
+            tracer_on: Makes a tracer of the same components on other examples of the data set, from
+                their options and a metric.
+        """
+        return {}
 
     @property
     def unusual(self) -> dict[str, Any]:
         """Options of the data, and what of model and setup is not at its default."""
-        own = ("dtype", "limit", "held_out", "relative_layers")
-        usual = {each.name: each.default for each in fields(self) if each.name in own}
-        of_job = {n: getattr(self, n) for n in own if getattr(self, n) != usual[n]}
+        names = ("dtype", "limit", "held_out")
+        usual = {each.name: each.default for each in fields(Job)}
+        of_job = {n: getattr(self, n) for n in names if getattr(self, n) != usual[n]}
         shown = ("components", "metric", "positions", "source_seed")
         of_setup = {n: v for n, v in self.setup.changes.items() if n not in shown}
         return {**self.data_options, **of_setup, **of_job}
@@ -82,14 +103,22 @@ class Job:
     @property
     def label(self) -> str:
         """Name of the method in tables and figures."""
-        return self.variant or self.method
+        return self.method
 
     @property
     def description(self) -> str:
         """The job in a few words."""
-        setup, options = self.setup, "" if self.variant else named(self.options)
-        parts = [self.model, self.dataset, named(self.data_options), setup.components]
-        parts += [setup.metric, self.label or self.work, options, self.seed and f"seed {self.seed}"]
+        parts = [
+            self.model,
+            self.dataset,
+            named(self.data_options),
+            self.setup.components,
+            self.setup.metric,
+            self.label or self.work,
+            # Another label stands for the options.
+            named(self.options) if self.label == self.method else "",
+            f"seed {self.seed}" if self.seed else "",
+        ]
         return ", ".join(str(part) for part in parts if part)
 
     @property

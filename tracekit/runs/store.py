@@ -55,10 +55,10 @@ class RunInfo:
     device: str
     processes: int
     threads: int
-    accuracies: Mapping[str, tuple[float, ...]]
-    """Accuracy under the set of each budget, by the name of the further examples."""
-    clean_accuracies: Mapping[str, float]
-    """Accuracy with no intervention, by the name of the further examples."""
+    further: Mapping[str, Any]
+    """`Job.further`: the fields that a subclass of `Job` adds."""
+    measured: Mapping[str, Any]
+    """What `Job.measure` returned."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from socket import gethostname
 from threading import get_ident
@@ -15,16 +16,15 @@ from typing import Any
 import torch
 
 from tracekit._util.files import locked
+from tracekit._util.names import MetricName
 from tracekit._util.warn import about
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset
-from tracekit.engine.effects import log_probs
 from tracekit.errors import TracekitError, WorkerError
 from tracekit.measure.paths import Paths
 from tracekit.models.loading import HookedModel, load_model
 from tracekit.results.curve import TraceCurve
 from tracekit.results.interactions import InteractionGrid
-from tracekit.results.result import TraceResult
 from tracekit.runs import store
 from tracekit.runs.devices import own_device
 from tracekit.runs.jobs import Job, RunEnvironment
@@ -82,9 +82,10 @@ class Worker:
             if store.is_finished(folder):
                 return Run(job, folder)
             tracer = self._tracer_for(job, model, pairs)
-            results = self._measured(job, tracer)
-            curve = results if isinstance(results, TraceCurve) else ()
-            accuracies, clean = self._accuracies(job, tracer, curve)
+            results = self._results(job, tracer)
+            measured: dict[str, Any] = {}
+            if isinstance(results, TraceCurve):
+                measured = job.measure(results, partial(self._tracer_on, job, tracer))
             info = RunInfo(
                 **{**config, "job": job},
                 n_examples=len(pairs),
@@ -92,13 +93,13 @@ class Worker:
                 device=str(tracer.engine.device),
                 processes=self.processes,
                 threads=torch.get_num_threads(),
-                accuracies=accuracies,
-                clean_accuracies=clean,
+                further=job.further,
+                measured=measured,
             )
             store.save(folder, info, results)
             return Run(job, folder, fresh=True)
 
-    def _measured(self, job: Job, tracer: Tracer) -> TraceCurve | InteractionGrid | Paths:
+    def _results(self, job: Job, tracer: Tracer) -> TraceCurve | InteractionGrid | Paths:
         """Results of a job."""
         if job.work == "pairs":
             return tracer.interactions()
@@ -149,7 +150,7 @@ class Worker:
             selection_pairs, held_out_pairs = pairs.split(
                 1 - job.held_out, seed=job.seed, by_prompt=job.setup.source != "counterfactual"
             )
-        setup = replace(job.setup, layers=_layers(job, int(model.cfg.n_layers)))
+        setup = job.setup_on(int(model.cfg.n_layers))
         key = (job.model, job.dtype, setup, job.extra_metrics, selection_pairs.fingerprint)
         if self._tracer is None or self._tracer[0] != key:
             tracer = Tracer(
@@ -164,26 +165,18 @@ class Worker:
             self._tracer = (key, tracer)
         return self._tracer[1]
 
-    def _accuracies(
-        self, job: Job, tracer: Tracer, curve: Iterable[TraceResult]
-    ) -> tuple[dict[str, tuple[float, ...]], dict[str, float]]:
-        """Share of the further examples whose foil y is the first choice, by set, and clean."""
-        accuracies: dict[str, tuple[float, ...]] = {}
-        clean: dict[str, float] = {}
-        for name, options in job.accuracy_on.items():
-            engine = Tracer(
-                tracer.model,
-                self._load_pairs(job, tracer.model, options),
-                tracer.registry,
-                "accuracy",
-                positions=tracer.setup.positions,
-                max_batch_size=self.environment.max_batch_size,
-            ).engine
-            clean[name] = _share(engine.clean.y_is_argmax)
-            accuracies[name] = tuple(
-                _share(log_probs(engine, result.binary_mask).y_is_argmax) for result in curve
-            )
-        return accuracies, clean
+    def _tracer_on(
+        self, job: Job, tracer: Tracer, options: Mapping[str, Any], metric: MetricName
+    ) -> Tracer:
+        """A tracer of the same components on other examples of the data set of a job."""
+        return Tracer(
+            tracer.model,
+            self._load_pairs(job, tracer.model, options),
+            tracer.registry,
+            metric,
+            positions=tracer.setup.positions,
+            max_batch_size=self.environment.max_batch_size,
+        )
 
 
 @contextmanager
@@ -198,18 +191,6 @@ def _one_bar() -> Iterator[None]:
     finally:
         if is_shown:
             logging.enable_progress_bar()
-
-
-def _layers(job: Job, n_layers: int) -> tuple[int, ...] | None:
-    """The layers that a job studies; None: all."""
-    # The tolerance keeps 2/3 of 12 at 8.
-    relative = {int(position * n_layers + 1e-9) for position in job.relative_layers}
-    return tuple(sorted(relative)) or job.setup.layers  # type: ignore[return-value]
-
-
-def _share(is_true: torch.Tensor | None) -> float:
-    assert is_true is not None  # The metric accuracy needs the argmax.
-    return is_true.float().mean().item()
 
 
 def try_job(
