@@ -196,7 +196,7 @@ def test_searches_follow_distances(model, metric):
 def test_local_search_is_not_blind_where_the_gradient_vanishes(demo_model):
     facts = tk.load_dataset("demo-facts", demo_model)[:32]
     tracer = tk.Tracer(demo_model, facts, "head-outputs", metric="kl")
-    assert tracer.engine.predict_changes(()).gains.abs().max() > 0.1
+    assert tracer.engine.predict_changes(()).predicted_effects.abs().max() > 0.1
     greedy = tracer.run("greedy", budgets=[3, 6])
     front = tracer.pareto(max_budget=6, statistics=False)
     for result in greedy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import peft
 import pytest
 import torch
 
@@ -187,6 +188,41 @@ def test_models_that_cannot_be_split(spoilt, text, monkeypatch):
     with pytest.raises(HookPointError, match="Edges cannot be patched in GPT2") as error:
         checks.check_sites(model, ComponentRegistry.build(model.cfg, "edges"))
     assert text in str(error.value)
+
+
+class ScaledProjection(torch.nn.Module):
+    """An output projection that is not one linear map with a matrix `weight`."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, heads):
+        return 1.0 * self.inner(heads)
+
+
+def test_an_output_projection_without_a_matrix_is_refused():
+    given = tiny.hf_model("llama")
+    for layer in given.model.layers:
+        layer.self_attn.o_proj = ScaledProjection(layer.self_attn.o_proj)
+    model = tk.load_model(given)
+    message = (
+        r"its output projection is a ScaledProjection, which has no matrix.* Trace head-outputs"
+    )
+    with pytest.raises(HookPointError, match=message):
+        tk.Tracer(model, tiny.pairs(4), "edges", METRIC).run("eap-ig", budget=2)
+
+
+def test_adapters_that_are_not_merged_are_refused_with_the_advice_to_merge_them():
+    config = peft.LoraConfig(target_modules=["o_proj", "q_proj"], init_lora_weights=False)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        adapted = peft.get_peft_model(tiny.hf_model("llama"), config).bfloat16().eval()
+    model = tk.load_model(adapted)
+    registry = ComponentRegistry.build(model.cfg, "edges")
+    with pytest.raises(HookPointError, match="merge them before it is loaded") as error:
+        checks.check_sites(model, registry)
+    assert "tk.load_model" not in str(error.value)
 
 
 def test_text_is_not_written_through_edges():

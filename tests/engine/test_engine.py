@@ -480,5 +480,7 @@ def test_looking_ahead_heeds_weights(model):
     for metric in ("odds-ratio", "logit-difference"):
         first = tiny.engine(model, doubled, metric=metric).predict_changes((1, 7))
         second = tiny.engine(model, weighted, metric=metric).predict_changes((1, 7))
-        torch.testing.assert_close(first.gains, second.gains, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(
+            first.predicted_effects, second.predicted_effects, rtol=1e-4, atol=1e-7
+        )
         torch.testing.assert_close(first.gradient, second.gradient, rtol=1e-4, atol=1e-7)

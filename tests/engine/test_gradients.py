@@ -72,7 +72,7 @@ def test_gains_are_first_order_in_the_linearization_and_exact_in_the_metric(
         step = (slope / weight) * (1 - 2 * mask)
         ahead = link.to_effect(alone.clean, value.detach()[:, None] + step)[0]
         gains += (ahead - effects) * (1 - 2 * mask)
-    torch.testing.assert_close(found.gains, gains / count, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(found.predicted_effects, gains / count, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_gains_predict_better_than_the_gradient_where_the_model_is_certain(model
         ranks = torch.stack([singles.argsort().argsort(), score.argsort().argsort()]).float()
         return torch.corrcoef(ranks)[0, 1].item()
 
-    assert agreement(ahead.gains) > 0.85
+    assert agreement(ahead.predicted_effects) > 0.85
     assert agreement(ahead.gradient) < 0.6
 
 
@@ -113,4 +113,4 @@ def test_every_example_is_expanded_at_a_mask_of_its_own(model, data, metric):
             value = link.to_linear(log_probs(alone, masks[row])).detach().requires_grad_(True)
             weight = torch.autograd.grad(link.to_effect(alone.clean, value).sum(), value)[0]
         torch.testing.assert_close(expansion.quantity[row], value.detach()[0])
-        torch.testing.assert_close(expansion.slopes[row], slope / weight, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(expansion.gradients[row], slope / weight, rtol=1e-3, atol=1e-5)

@@ -212,7 +212,7 @@ def test_fast_paths_equal_the_plain_way(model, kind, windows, source):
     ahead = [each.engine.gradient(mask, torch.ones_like)[1] for each in (fast, plain)]
     torch.testing.assert_close(*ahead, rtol=1e-3, atol=1e-4)
     # Looking ahead tells examples apart by a mask for each row.
-    gains = [each.engine.predict_changes((0,)).gains for each in (fast, plain)]
+    gains = [each.engine.predict_changes((0,)).predicted_effects for each in (fast, plain)]
     torch.testing.assert_close(*gains, rtol=1e-3, atol=1e-4)
 
 

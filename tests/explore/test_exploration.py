@@ -98,7 +98,7 @@ def test_the_set_is_measured_first_then_its_complement_and_its_members_alone(eng
     assert measured[0].spread == tk.results.effect_interval(effects, weights=engine.pairs.weights)
     assert exploration.alone(4) == engine.effects(from_indices((4,), 12)).mean().item()
     (prediction,) = [event for event in rest if isinstance(event, Prediction)]
-    expected = engine.predict_changes((1, 4, 7)).gains
+    expected = engine.predict_changes((1, 4, 7)).predicted_effects
     torch.testing.assert_close(prediction.gains, expected)
     torch.testing.assert_close(prediction.per_example.mean(0), expected)
     # All is known: nothing is left to do.

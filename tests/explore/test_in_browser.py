@@ -90,7 +90,7 @@ def test_clicks_show_the_measured_effect_of_the_set_on_screen(chromium, heads):
 def test_hovering_says_the_predicted_gain_of_one_gradient(chromium, heads):
     async def scenario():
         async with chromium.shown(lambda: heads.explore([head(1, 4)])) as view:
-            gains = heads.engine.predict_changes((12,)).gains
+            gains = heads.engine.predict_changes((12,)).predicted_effects
             await view.page.wait_for_selector(".tk-legend .tk-bar")
             hover = view.page.locator(".tk-hover")
             await view.cell("L1H7").hover()
@@ -236,7 +236,7 @@ def test_everything_by_keyboard_and_for_screen_readers(chromium, heads):
             members = view.widget.exploration.members
             rows = {}
             for batch in stream_changes(heads.engine, members):
-                rows |= dict(zip(batch.examples.tolist(), batch.gains, strict=True))
+                rows |= dict(zip(batch.examples.tolist(), batch.predicted_effects, strict=True))
             largest = rows[order[-2]].abs().max().item()
             legend = await page.locator(".tk-legend").inner_text()
             assert f"+{three(largest)}" in legend
@@ -531,7 +531,7 @@ def test_a_kernel_that_dies_is_said_and_costs_no_result(chromium, heads, tmp_pat
             status = view.page.locator(".tk-status")
             assert await status.get_attribute("data-measured") == "false"
             text = await status.inner_text()
-            gain = heads.engine.predict_changes((12,)).gains[5].item()
+            gain = heads.engine.predict_changes((12,)).predicted_effects[5].item()
             value = heads.evaluate([head(1, 4)]) + gain
             assert text.startswith(
                 "2 of 32 attention-patterns \u00b7 not measured \u00b7 predicted "

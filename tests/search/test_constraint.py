@@ -132,9 +132,11 @@ def test_predictions_count_what_they_do_to_what_is_kept(tracer, neutral):
     keep = tk.Constraint(pairs=neutral, metric="kl", at_most=1e-4)
     engine = keeping_engine(tracer, keep)
     strict, free = engine.predict_changes((0, 3)), tracer.engine.predict_changes((0, 3))
-    assert not torch.allclose(strict.gains, free.gains)
+    assert not torch.allclose(strict.predicted_effects, free.predicted_effects)
     loose = keeping_engine(tracer, tk.Constraint(pairs=neutral, metric="kl", at_most=1e6))
-    torch.testing.assert_close(loose.predict_changes((0, 3)).gains, free.gains)
+    torch.testing.assert_close(
+        loose.predict_changes((0, 3)).predicted_effects, free.predicted_effects
+    )
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def test_predicted_changes_are_of_both_sets(tracer):
             effects + sign * own[:, index], rest - sign * others[:, index], full
         )
         gain = sign * (changed - objective.scores(effects, rest, full)).mean().item()
-        assert prediction.gains[index].item() == pytest.approx(gain, abs=1e-4)
+        assert prediction.predicted_effects[index].item() == pytest.approx(gain, abs=1e-4)
 
 
 @pytest.fixture(scope="module")

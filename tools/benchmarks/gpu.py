@@ -100,8 +100,8 @@ class Setting:
         """An engine for each way, and a context in which it goes that way."""
         for way, (rows, is_recorded) in WAYS.items():
             engine = self.model.engine(self.pairs, kinds, max_batch_size=rows)
-            recorder = engine.recorder
-            yield way, engine, recorder.recording if is_recorded else nullcontext
+            cuda_graphs = engine.cuda_graphs
+            yield way, engine, cuda_graphs.recording if is_recorded else nullcontext
 
 
 Figures = Iterator[tuple[str, float]]

@@ -70,7 +70,11 @@ def timed() -> Iterator[list[float]]:
 
         return run
 
-    parts = [(ForwardPass, "log_probs"), (ForwardPass, "residual_at"), (PreparedData, "slopes")]
+    parts = [
+        (ForwardPass, "log_probs"),
+        (ForwardPass, "residual_at"),
+        (PreparedData, "mask_gradient"),
+    ]
     before = [getattr(owner, name) for owner, name in parts]
     for (owner, name), function in zip(parts, before, strict=True):
         setattr(owner, name, timing(function))

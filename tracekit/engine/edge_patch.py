@@ -382,14 +382,21 @@ def _parts(model: HookedModel, layer: int) -> BlockParts:
     try:
         return block_parts(model, layer)
     except (AttributeError, TypeError) as error:
-        raise unsupported_edges(
-            model, f"the parts of its block {layer} cannot be found ({error})"
-        ) from error
+        problem = f"the parts of its block {layer} cannot be found ({error})"
+        raise unsupported_edges(model, problem) from error
 
 
 def unsupported_edges(model: HookedModel, reason: str) -> HookPointError:
-    """Says that edges cannot be patched, and why."""
+    """The error for a model in which edges cannot be patched, with a way out that fits it."""
+    way_out = ""
+    if not hasattr(model, "original_model"):
+        way_out = "Load the model with tk.load_model, or trace"
+    elif any(hasattr(module, "lora_A") for module in model.modules()):
+        way_out = (
+            "The model has adapters that are not merged into its weights: merge them before it is "
+            "loaded (PeftModel.merge_and_unload), or trace"
+        )
     return HookPointError(
-        f"Edges cannot be patched in {model_name(model)}: {reason}. Load the model with "
-        "load_model, or trace head-outputs and mlp-blocks, with their paths."
+        f"Edges cannot be patched in {model_name(model)}: {reason}. {way_out or 'Trace'} "
+        "head-outputs and mlp-blocks instead, and then tracer.paths between them."
     )

@@ -1,14 +1,14 @@
-"""Gradients with respect to masks, and what they predict of changing single components.
+"""Gradients with respect to masks, and predicted effects of adding or removing components.
 
-`gradient` is that of a weighted sum of effects, for searches that train a soft mask.
+`gradient` differentiates a weighted sum of effects, for searches that train a soft mask.
 
-`predict_changes` says what adding or removing single components of a set would bring. The gradient
-is taken at the binary mask of the set, for every example by itself, of the quantity u of the
-metric's linearization (such as log-odds). With J_i its entry for component i, the mean over
-examples of `effect(u +- J_i) - effect(u)` predicts the change when component i joins or leaves:
-first order in u, while the curve from u to the effect is exact. Predictions only propose; sets are
-compared by measured effects. A distance, such as KL, is least at the empty set and its gradient 0
-there: it is taken halfway to the full mask instead.
+`predict_changes` predicts the effect of adding a component to a set, or of removing it. Let u be
+the quantity of the metric's linearization, such as the log-odds. For every example, u is
+differentiated at the binary mask of the set. With J_i the gradient for component i, the mean over
+examples of `effect(u +- J_i) - effect(u)` predicts the change when component i joins or leaves.
+This is first order in u, while the curve from u to the effect is exact. Predictions only propose
+sets; sets are compared by measured effects. A distance such as KL has its minimum at the empty set,
+where its gradient is 0; there it is differentiated halfway to the full mask instead.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from tracekit.models.hooked import frozen
 GradientWeight = Callable[[Effects], Effects]
 """Effects of some examples (detached, in any order) -> the weight of each one's gradient."""
 Combine = Callable[..., Effects]
-"""Effects of a mask on some examples, those of its complement where it is asked for, and the
+"""Effects of a mask on some examples, effects of its complement if these are computed, and the
 numbers of the examples -> a score of each example."""
 
 
 class Expansion(NamedTuple):
     """The quantity of the metric's linearization on some examples, to first order in their masks.
 
-    Where the metric has no linearization the quantity is the effect, times the example's weight.
+    Without a linearization the quantity is the effect, times the weight of the example.
     """
 
     quantity: Float[Tensor, " some"]
-    slopes: Float[Tensor, "some component"]
+    gradients: Float[Tensor, "some component"]
 
 
 @dataclass(frozen=True, eq=False)
 class FirstOrderPrediction:
     """Predicted changes from adding or removing single components, to first order."""
 
-    gains: Mask
-    """Predicted value of having a component in the set: for those outside what adding it would
-    bring, for those inside what removing it would cost. First order in the quantity of the
-    metric's linearization, example by example."""
+    predicted_effects: Mask
+    """Predicted effect of having a component in the set: how much adding a non-member would raise
+    the mean effect, and how much removing a member would lower it. First order in the quantity of
+    the metric's linearization, example by example."""
     gradient: Mask
     """Gradient of the mean effect: first order in the effect itself."""
 
@@ -62,10 +62,10 @@ class BatchPrediction(NamedTuple):
     """First-order predictions on the examples of a batch."""
 
     examples: Int[Tensor, " example"]
-    gains: Float[Tensor, "example component"]
-    """As in `FirstOrderPrediction`, for each; times its weight if examples have weights."""
-    slopes: Float[Tensor, "example component"]
-    """Gradient of the effect on each."""
+    predicted_effects: Float[Tensor, "example component"]
+    """As in `FirstOrderPrediction`, for each example; times its weight if examples have weights."""
+    gradients: Float[Tensor, "example component"]
+    """Gradient of the effect on each example."""
     effects: Float[Tensor, " example"]
 
 
@@ -80,8 +80,8 @@ def gradient(
 ) -> tuple[Effects, Mask]:
     """Effects, and the gradient of their weighted sum; see `Engine.gradient`.
 
-    With `combine`, scores take the place of effects; `with_complement`, each batch runs under the
-    mask and under its complement (1 - mask) in one pass, and scores are of both.
+    With `combine`, scores take the place of effects. If `with_complement`, each batch runs under
+    the mask and under its complement (1 - mask) in one pass, and scores depend on both.
     """
     if examples is None:
         examples = torch.arange(data.n_examples)
@@ -94,23 +94,24 @@ def gradient(
             source = data.counterfactual_cache.activations_for(batch)
             clean = data.clean_of(batch)
             masks = torch.stack([leaf, 1 - leaf][:n_masks])
-            of_masks = data.effects_from(batch, data.log_probs(batch, source, masks), clean=clean)
-            values = of_masks[0]
+            by_mask = data.effects_from(batch, data.log_probs(batch, source, masks), clean=clean)
+            values = by_mask[0]
             if combine is not None:
-                values = combine(*of_masks, batch.examples)
-            total += data.slopes(example_weights(values.detach()) * values, leaf)
+                values = combine(*by_mask, batch.examples)
+            total += data.mask_gradient(example_weights(values.detach()) * values, leaf)
             effects[batch.examples] = values.detach()
     data.account.count(n_masks * len(examples), backward=True)
     effects, total = data.ranks.add(effects, total)
     return effects[to_device(examples, data.device)].to(mask.device), total.to(mask.device)
 
 
-def slopes_along_inputs(data: PreparedData, levels: Mapping[float, float]) -> Mask:
+def gradients_along_inputs(data: PreparedData, levels: Mapping[float, float]) -> Mask:
     """Weighted sum of gradients for each edge, along the input: EAP-IG (Hanna et al., 2024).
 
-    At each level, by its weight, the clean run's input moves so far towards the counterfactual
-    one. The gradient is that of what a receiver reads, times the change of the sender's output
-    from the clean to the counterfactual run.
+    `levels` maps how far the input of the clean run moves towards the counterfactual one, from 0
+    to 1, to the weight of the gradient there. The gradient of an edge is the gradient with respect
+    to what its receiver reads, times the change of its sender's output from the clean to the
+    counterfactual run.
     """
     leaf = torch.zeros(data.n_components, device=data.device, requires_grad=True)
     total = torch.zeros_like(leaf)
@@ -123,7 +124,8 @@ def slopes_along_inputs(data: PreparedData, levels: Mapping[float, float]) -> Ma
             for level, weight in levels.items():
                 hooks = [patch.moved_input(level), *patch.hooks(leaf)]
                 moved = data.forward_pass.log_probs(batch, hooks, reads=data.metric.reads)
-                total += weight * data.slopes(data.effects_from(batch, moved, clean=clean), leaf)
+                effects = data.effects_from(batch, moved, clean=clean)
+                total += weight * data.mask_gradient(effects, leaf)
     data.account.count(len(levels) * data.n_examples, backward=True)
     (total,) = data.ranks.add(total.detach())
     return total.cpu()
@@ -141,46 +143,45 @@ def predict_changes(
     if data.metric.is_flat_at_clean and not members:
         # Halfway to the full mask: a distance has no gradient of its own at the clean run.
         half = torch.full((data.n_components,), 0.5, device=data.device)
-        slopes = gradient(data, half, torch.ones_like, examples)[1].cpu() / n_examples
-        return FirstOrderPrediction(slopes, slopes)
-    gains, total = torch.zeros(2, data.n_components, device=data.device)
+        mean = gradient(data, half, torch.ones_like, examples)[1].cpu() / n_examples
+        return FirstOrderPrediction(mean, mean)
+    sums = torch.zeros(2, data.n_components, device=data.device)
     for batch in predictions_by_batch(data, members, data.rank_share(examples)):
-        gains_of_batch, slopes = batch.gains, batch.slopes
+        values = torch.stack([batch.predicted_effects, batch.gradients])
         if example_weights is not None:
-            weights = to_device(example_weights, data.device)[batch.examples, None]
-            gains_of_batch, slopes = gains_of_batch * weights, slopes * weights
-        gains += gains_of_batch.sum(0)
-        total += slopes.sum(0)
+            values = values * to_device(example_weights, data.device)[batch.examples, None]
+        sums += values.sum(1)
     data.account.count(n_examples, backward=True)
-    gains, total = data.ranks.add(gains, total)
-    return FirstOrderPrediction((gains / n_examples).cpu(), (total / n_examples).cpu())
+    (sums,) = data.ranks.add(sums)
+    return FirstOrderPrediction(*(sums / n_examples).cpu())
 
 
 def expand(
     data: PreparedData, masks: Float[Tensor, "some component"], examples: Int[Tensor, " some"]
 ) -> Expansion:
-    """The quantity that is about linear in the mask, and its slopes, one mask per example.
+    """The quantity that is about linear in the mask, and its gradients, one mask per example.
 
-    Both are on the CPU, in the order of `examples`, which has each number once.
+    Both are on the CPU, in the order of `examples`, in which no number stands twice.
     """
     data.prepare_clean()
     masks = to_device(masks.float(), data.device)
     row_of = torch.zeros(data.n_examples, dtype=torch.long, device=data.device)
     row_of[to_device(examples, data.device)] = torch.arange(len(examples), device=data.device)
-    quantity, slopes = torch.zeros(len(examples), device=data.device), torch.zeros_like(masks)
+    quantity, gradients = torch.zeros(len(examples), device=data.device), torch.zeros_like(masks)
     for batch in _unshared_batches(data, data.rank_share(examples)):
         rows = row_of[batch.examples]
-        of_batch = _expanded(data, batch, masks[rows])
-        quantity[rows], slopes[rows] = of_batch.quantity.float(), of_batch.slopes.float()
+        expansion = _expand_batch(data, batch, masks[rows])
+        quantity[rows] = expansion.quantity.float()
+        gradients[rows] = expansion.gradients.float()
     data.account.count(len(examples), backward=True)
-    quantity, slopes = data.ranks.add(quantity, slopes)
-    return Expansion(quantity.cpu(), slopes.cpu())
+    quantity, gradients = data.ranks.add(quantity, gradients)
+    return Expansion(quantity.cpu(), gradients.cpu())
 
 
 def stream_changes(data: PreparedData, members: ComponentSet) -> Iterator[BatchPrediction]:
-    """The prediction of `predict_changes` on every example; batches are as in `stream_effects`.
+    """Yields the predictions of `predict_changes` for every example, batch by batch.
 
-    A metric that is flat at the clean run has no gradient of single examples at the empty set.
+    At the empty set, a metric that is flat at the clean run has gradients of 0.
     """
     for batch in predictions_by_batch(data, members, None):
         data.account.count(len(batch.examples), backward=True)
@@ -190,56 +191,60 @@ def stream_changes(data: PreparedData, members: ComponentSet) -> Iterator[BatchP
 def predictions_by_batch(
     data: PreparedData, members: ComponentSet, examples: Int[Tensor, " some"] | None
 ) -> Iterator[BatchPrediction]:
-    """The prediction on some examples, or all, where the model is."""
+    """Yields predictions for some examples, or all, on the device of the model."""
     data.prepare_clean()
     mask = from_indices(members, data.n_components).to(data.device).float()
     for batch in _unshared_batches(data, examples):
-        expansion = _expanded(data, batch, mask.expand(len(batch.examples), -1))
+        expansion = _expand_batch(data, batch, mask.expand(len(batch.examples), -1))
         yield _batch_prediction(data, batch, expansion, mask)
 
 
 def _unshared_batches(data: PreparedData, examples: Int[Tensor, " some"] | None) -> Iterator[Batch]:
-    """Some examples, or all, in batches of which no row serves two of them."""
+    """Some examples, or all, in batches in which no two examples share a row."""
     return data.unshared_layout.batches(
-        data.rows, device=data.device, examples=examples, filled=data.recorder.is_on
+        data.rows, device=data.device, examples=examples, filled=data.cuda_graphs.is_on
     )
 
 
-def _expanded(
+def _expand_batch(
     data: PreparedData, batch: Batch, masks: Float[Tensor, "example component"]
 ) -> Expansion:
-    """The expansion of every example of a batch at a mask of its own."""
-    of_rows = batch.rows_of_examples.to(masks.dtype)
+    """The expansion of each example of a batch at its own mask."""
+    is_row_of = batch.rows_of_examples.to(masks.dtype)
     with frozen(data.model), torch.enable_grad():
-        # Every row has a mask of its own, so that one backward pass tells examples apart.
-        leaf = (of_rows.T @ masks)[None].requires_grad_(True)
+        # Each row has its own mask, so that one backward pass gives the gradient of each example.
+        leaf = (is_row_of.T @ masks)[None].requires_grad_(True)
         log_probs = data.log_probs(batch, data.counterfactual_cache.activations_for(batch), leaf)
         linearization = data.metric.linearization
         if linearization is None:
             values = data.effects_from(batch, log_probs)[0]
         else:
             values = linearization.to_linear(log_probs)
-        slopes = data.slopes(values, leaf)
-    # By row; an example's gradient is the sum over the rows that its log-probabilities come from.
-    return Expansion(values.detach(), of_rows @ slopes[0])
+        gradients = data.mask_gradient(values, leaf)
+    # An example's gradient is the sum over the rows that its log-probabilities come from.
+    return Expansion(values.detach(), is_row_of @ gradients[0])
 
 
 def _batch_prediction(
     data: PreparedData, batch: Batch, expansion: Expansion, mask: Mask
 ) -> BatchPrediction:
-    linearization, (quantity, slopes) = data.metric.linearization, expansion
+    linearization = data.metric.linearization
+    quantity, gradients = expansion
     if linearization is None:
-        return BatchPrediction(batch.examples, slopes, slopes, quantity)
+        return BatchPrediction(batch.examples, gradients, gradients, quantity)
     clean = data.clean_of(batch)
     # +1 for components that would join, -1 for those that would leave.
     direction = 1 - 2 * mask
     with torch.enable_grad():
         values = quantity.clone().requires_grad_(True)
         effects = linearization.to_effect(clean, values)
-        (curvature,) = torch.autograd.grad(effects.sum(), values)
+        (derivative,) = torch.autograd.grad(effects.sum(), values)
     with torch.no_grad():
-        changed = linearization.to_effect(clean, quantity[:, None] + slopes * direction)
+        changed = linearization.to_effect(clean, quantity[:, None] + gradients * direction)
         changes = changed - effects[:, None]
-    gains = data.weighted(batch, changes.T).T * direction
-    of_effect = data.weighted(batch, curvature)[:, None] * slopes
-    return BatchPrediction(batch.examples, gains, of_effect, data.weighted(batch, effects.detach()))
+    return BatchPrediction(
+        batch.examples,
+        predicted_effects=data.weighted(batch, changes.T).T * direction,
+        gradients=data.weighted(batch, derivative)[:, None] * gradients,
+        effects=data.weighted(batch, effects.detach()),
+    )

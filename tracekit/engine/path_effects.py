@@ -22,7 +22,7 @@ and input, and step 3 the blocks from b's on; several go through the model toget
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 
@@ -100,6 +100,9 @@ class PathRuns:
     members: ComponentSet
     by_input: bool
     """Whether paths into attention are told apart by what they change of its input."""
+    _is_sequential: dict[int, bool] = field(default_factory=dict, init=False, repr=False)
+    """Layers of members, and whether their MLP reads what their attention writes; filled in by
+    `check_hooks`."""
 
     @cached_property
     def rows(self) -> list[PathRow]:
@@ -125,7 +128,7 @@ class PathRuns:
         shown = _progress.run("paths", len(numbers), data.n_examples, shown=data.config.progress)
         n_done = 0
         with data.measuring(), shown:
-            self.prove_hooks()
+            self.check_hooks()
             for batch in data.batches:
                 for row, values in _BatchPaths(self, batch).measured():
                     effects[numbers[row], batch.examples] = values.to(effects)
@@ -151,7 +154,7 @@ class PathRuns:
 
     @cached_property
     def places(self) -> dict[int, tuple[int, int]]:
-        """Of each member, as `place_of`."""
+        """Place of each member; see `place_of`."""
         return {member: place_of(self.data.registry.site_of(member)) for member in self.members}
 
     @cached_property
@@ -175,19 +178,19 @@ class PathRuns:
         if sender is None or receiver is None:
             return True
         before, after = self.places[sender], self.places[receiver]
-        is_within = before[0] == after[0]
-        return before < after and (not is_within or self._is_sequential[before[0]])
+        if before[0] != after[0]:
+            return before < after
+        self.check_hooks()
+        return before < after and self._is_sequential[before[0]]
 
-    def prove_hooks(self) -> None:
-        """Proves, on a few examples, that hooks act as paths need it; see `_is_sequential`."""
-        self._is_sequential  # noqa: B018 - computed, and kept
+    def check_hooks(self) -> None:
+        """Checks on a few examples, once, that paths can be followed through the members' blocks.
 
-    @cached_property
-    def _is_sequential(self) -> dict[int, bool]:
-        """For each layer of a member, whether its MLP reads what its attention writes.
-
-        Proves on the way, on a few examples, that hooks act as paths need it.
+        Raises:
+            HookPointError: Names the block, and says why not.
         """
+        if self._is_sequential:
+            return
         data = self.data
         probe = data.layout.batch(torch.arange(min(_EXAMPLES, data.n_examples))).to(data.device)
         split = {
@@ -197,13 +200,17 @@ class PathRuns:
         }
         with data.measuring():
             layers = dict.fromkeys(layer for layer, _ in self.places.values())
-            return {layer: _checked(data, probe, layer, split.get(layer)) for layer in layers}
+            checked = {
+                layer: _check_block(data, probe, layer, split.get(layer)) for layer in layers
+            }
+        self._is_sequential.update(checked)
 
 
-def _checked(data: PreparedData, batch: Batch, layer: int, split: str | None) -> bool:
-    """Proves that paths can be followed through a block; whether its MLP reads its attention.
+def _check_block(data: PreparedData, batch: Batch, layer: int, split: str | None) -> bool:
+    """Checks that paths can be followed through a block; returns whether it is sequential.
 
-    `split` is a hook point of attention whose queries, keys and values are told apart.
+    In a sequential block the MLP reads what the attention writes. `split` is a hook point of
+    attention for which paths into queries, keys and values are measured separately.
     """
     run, model = data.forward_pass.activations, data.model
     attention, mlp = out_of(layer, ATTENTION), out_of(layer, MLP)

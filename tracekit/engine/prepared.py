@@ -33,12 +33,12 @@ from tracekit.engine.capabilities import Capabilities, capabilities_of
 from tracekit.engine.clean_run import CleanRun, repeated
 from tracekit.engine.cost import Account
 from tracekit.engine.counterfactual_cache import CounterfactualCache
+from tracekit.engine.cuda_graphs import CudaGraphCache
 from tracekit.engine.edge_patch import EdgePatch, rows_at_once
 from tracekit.engine.forward import ForwardPass
 from tracekit.engine.layout import Layout, Positions
 from tracekit.engine.pair_checks import check_traceable
 from tracekit.engine.patching import Activations, MaskedPatch
-from tracekit.engine.recording import Recorder
 from tracekit.errors import ConfigError, NonFiniteMetricError, WorkerError
 from tracekit.metrics import (
     ContinuationLogProbs,
@@ -116,8 +116,8 @@ class PreparedData:
     clean_run: CleanRun
     layout: Layout
     counterfactual_cache: CounterfactualCache
-    recorder: Recorder
-    """Records passes while a search runs."""
+    cuda_graphs: CudaGraphCache
+    """Captures and replays passes on a GPU while a search runs."""
     account: Account = field(default_factory=Account)
     """Interventional work so far; clean and counterfactual runs are not counted."""
 
@@ -182,7 +182,7 @@ class PreparedData:
                 model, forward_pass, max_memory=config.max_memory, progress_bar=bar, ranks=ranks
             ),
             layout=layout,
-            recorder=Recorder(model),
+            cuda_graphs=CudaGraphCache(model),
             counterfactual_cache=CounterfactualCache(
                 model,
                 layout,
@@ -266,7 +266,7 @@ class PreparedData:
         """
         numbers = examples if of_all_ranks else self.rank_share(examples)
         size = max(1, self.rows // n_masks)
-        filled = self.recorder.is_on
+        filled = self.cuda_graphs.is_on
         return self.layout.batches(size, device=self.device, examples=numbers, filled=filled)
 
     def chunks(self, items: Sequence[_T], batch: Batch) -> Iterator[Sequence[_T]]:
@@ -368,7 +368,7 @@ class PreparedData:
             )
 
         name = ("log-probs", tuple(reads), start, None if layers is None else frozenset(layers))
-        return self.recorder.run(run, name, masks, batch, source, residual)
+        return self.cuda_graphs.run(run, name, masks, batch, source, residual)
 
     def hooks(
         self,
@@ -437,12 +437,12 @@ class PreparedData:
                 "are. Use a bounded metric such as probability-drop."
             )
 
-    def slopes(self, values: Tensor, mask: Tensor) -> Tensor:
+    def mask_gradient(self, values: Tensor, mask: Tensor) -> Tensor:
         """Gradient of the sum of values; refuses a metric through which none reaches the mask."""
         if values.requires_grad:
-            (slopes,) = torch.autograd.grad(values.sum(), mask, allow_unused=True)
-            if slopes is not None:
-                return slopes
+            (gradient,) = torch.autograd.grad(values.sum(), mask, allow_unused=True)
+            if gradient is not None:
+                return gradient
         raise no_gradient(self.metric.name)
 
 

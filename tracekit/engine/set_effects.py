@@ -52,7 +52,7 @@ def set_effects(
     # A component that acts in several layers belongs to no single node of the tree. A few sets are
     # one pass that is played, where their tree would be many that are not.
     widest = max((batch.sequences.tokens.numel() for batch in batches), default=0)
-    is_small = data.recorder.is_on and len(sets) * widest <= _MOST_TOKENS
+    is_small = data.cuda_graphs.is_on and len(sets) * widest <= _MOST_TOKENS
     if is_small or data.capabilities.block_skipper is None or data.registry.has_windows:
         tree = PrefixNode(0, leaves=list(range(len(own))))
     else:
@@ -154,7 +154,7 @@ class _Descent:
             # Patches below the nodes are in the residual stream already.
             layers = {layer for layer in self._layers(sets) if layer >= start}
             masks = self._masks(sets)
-            if self.data.recorder.is_on and not start:
+            if self.data.cuda_graphs.is_on and not start:
                 # What is recorded has all hooks and one of few sizes, so that it serves other sets.
                 layers, room = None, self.data.rows // len(self.batch.examples)
                 size = max(len(sets), min(room, 1 << (len(sets) - 1).bit_length()))

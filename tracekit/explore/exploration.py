@@ -340,13 +340,13 @@ class Exploration:
         engine = self.engine
         try:
             if engine.metric.is_flat_at_clean and not members:
-                gains = engine.predict_changes(members).gains
+                gains = engine.predict_changes(members).predicted_effects
                 prediction = Prediction(members, gains, is_rough=True)
             else:
                 per_example = torch.zeros(engine.n_examples, self.n_components)
                 n_done = 0
                 for batch in stream_changes(engine, members):
-                    per_example[batch.examples] = batch.gains.float()
+                    per_example[batch.examples] = batch.predicted_effects.float()
                     n_done += len(batch.examples)
                     if n_done < engine.n_examples:
                         yield Progress(members, 0, 0, None)

@@ -94,11 +94,11 @@ def measured_outsiders(
     outside = [index for index in range(engine.n_components) if index not in set(members)]
     if not outside:
         return []
-    at_set = proposing.predict_changes(members).gains.nan_to_num()
+    at_set = proposing.predict_changes(members).predicted_effects.nan_to_num()
     proposals = []
     for player in range(len(members)):
         without = tuple(index for index in members if index != members[player])
-        gains = proposing.predict_changes(without).gains.nan_to_num()
+        gains = proposing.predict_changes(without).predicted_effects.nan_to_num()
         chosen = [*_first(outside, gains), *_first(outside, at_set - gains)]
         proposals += [(player, without, outsider) for outsider in dict.fromkeys(chosen)]
     sets = {members: 0}

@@ -214,7 +214,12 @@ class BlockParts:
 
 
 def block_parts(model: Any, layer: int) -> BlockParts:
-    """The parts of a block of a bridge; of other models an `AttributeError`."""
+    """The parts of a block of a bridge.
+
+    Raises:
+        AttributeError: The model is no bridge.
+        TypeError: A projection of the attention has no matrix of weights.
+    """
     block = model.blocks[layer]
 
     def inner(part: Any, name: str) -> Any:
@@ -226,15 +231,23 @@ def block_parts(model: Any, layer: int) -> BlockParts:
     # One norm serves both parts of a parallel block; where norms only stand behind, none does.
     mlp_norm = second if second is not None else first
     attention = block.attn
+    names = {"query": attention.q, "key": attention.k, "value": attention.v, "output": attention.o}
+    projections = {name: part.original_component for name, part in names.items()}
+    for name, module in projections.items():
+        weight = getattr(module, "weight", None)
+        is_matrix = isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point()
+        if not is_matrix or not hasattr(module, "bias"):
+            raise TypeError(
+                f"its {name} projection is a {type(module).__name__}, which has no matrix of "
+                "weights like that of a torch.nn.Linear"
+            )
     return BlockParts(
         norm=first if first is not None else torch.nn.Identity(),
         mlp_norm=mlp_norm,
         norm_behind=inner(block, "ln1_post"),
         between=None if is_parallel or mlp_norm is None else "hook_resid_mid",
-        out=attention.o.original_component,
-        _projections=tuple(
-            part.original_component for part in (attention.q, attention.k, attention.v)
-        ),
+        out=projections["output"],
+        _projections=(projections["query"], projections["key"], projections["value"]),
     )
 
 

@@ -25,7 +25,7 @@ def backward_elimination(target: Target, sizes: Sequence[int]) -> dict[int, Comp
     """A set of each size, found from all components downwards by gradients and exchanges."""
 
     def gains(members: ComponentSet) -> Mask:
-        return target.predict_changes(members).gains.nan_to_num()
+        return target.predict_changes(members).predicted_effects.nan_to_num()
 
     members = tuple(range(target.n_components))
     by_size = {}
@@ -59,7 +59,7 @@ def _exchanged(target: Target, members: ComponentSet) -> ComponentSet:
         return members
     best = target.set_effects([members], "backward elimination").mean().item()
     for _ in range(_ROUNDS):
-        gains = target.predict_changes(members).gains.nan_to_num()
+        gains = target.predict_changes(members).predicted_effects.nan_to_num()
         leaving = sorted(members, key=lambda index: gains[index].item())[:_CANDIDATES]
         joining = sorted(outside, key=lambda index: -gains[index].item())[:_CANDIDATES]
         exchanged = [

@@ -93,7 +93,7 @@ class SearchCheckpoint:
             **_ragged("measured", list(measured.effects)),
             **_ragged("predicted", list(measured.predictions)),
             "effects": _stack(list(measured.effects.values())),
-            "gains": _stack([prediction.gains for prediction in predictions]),
+            "gains": _stack([prediction.predicted_effects for prediction in predictions]),
             "gradients": _stack([prediction.gradient for prediction in predictions]),
             "soft_shares": torch.tensor(list(measured.soft_gradients), dtype=torch.float64),
             "soft_gradients": _stack(list(measured.soft_gradients.values())),

@@ -263,7 +263,7 @@ class BoundedTarget(Target):
         prediction = self._inner.predict_changes(members, examples=examples)
         constrained = self._measures.predict_changes(members)
         now = self._constrained_effect(members)
-        is_member = from_indices(members, len(prediction.gains)).bool()
+        is_member = from_indices(members, len(prediction.predicted_effects)).bool()
 
         def penalised(gains: Mask, constrained_gains: Mask) -> Mask:
             # A gain is the value of having a component: what joining brings, or leaving costs.
@@ -272,7 +272,7 @@ class BoundedTarget(Target):
             return gains - torch.where(is_member, -change, change)
 
         return FirstOrderPrediction(
-            penalised(prediction.gains, constrained.gains),
+            penalised(prediction.predicted_effects, constrained.predicted_effects),
             penalised(prediction.gradient, constrained.gradient),
         )
 

@@ -120,7 +120,7 @@ class Measurements:
             prediction = self.target.predict_changes(members)
             require_finite_gradient(prediction.gradient, self.target.metric)
             # A prediction beyond the range of numbers is still the best one.
-            return replace(prediction, gains=prediction.gains.nan_to_num())
+            return replace(prediction, predicted_effects=prediction.predicted_effects.nan_to_num())
 
         return self._gradient(self._kept.predictions, members, compute)
 

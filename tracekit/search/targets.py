@@ -240,7 +240,7 @@ class Target:
         """
         if self.registry.edges is None:
             raise self._no_gradient_along_inputs()
-        gradient = gradients.slopes_along_inputs(self.engine, levels)
+        gradient = gradients.gradients_along_inputs(self.engine, levels)
         return self.ranking_sign * gradient / self.n_examples
 
     def _no_gradient_along_inputs(self) -> ConfigError:
@@ -497,13 +497,13 @@ class FaithfulTarget(Target):
             # A component that joins the set leaves the complement.
             changed = self._scores(
                 [
-                    (own.effects[:, None] + direction * own.gains).T,
-                    (others.effects[:, None] - direction * others.gains).T,
+                    (own.effects[:, None] + direction * own.predicted_effects).T,
+                    (others.effects[:, None] - direction * others.predicted_effects).T,
                 ],
                 numbers,
             )
             gains = direction * (changed.T.contiguous() - scores[:, None])
-            gradient = by_own[:, None] * own.slopes - by_others[:, None] * others.slopes
+            gradient = by_own[:, None] * own.gradients - by_others[:, None] * others.gradients
             total += torch.stack([gains.sum(0), gradient.sum(0)])
         n_examples = self.n_examples if examples is None else len(examples)
         engine.account.count(2 * n_examples, backward=True)

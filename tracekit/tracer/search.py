@@ -54,7 +54,7 @@ def measure_work(question: Question, target: Target, search: Callable[[], _T]) -
     question.search_engine.prepare_full_effects()
     checks.check_unchanged(question.search_engine)
     cost, start = target.cost, time.perf_counter()
-    with target.engine.recorder.recording():
+    with target.engine.cuda_graphs.recording():
         outcome = search()
     return outcome, Work(cost=target.cost - cost, seconds=time.perf_counter() - start)
 

@@ -82,7 +82,7 @@ class EmpiricalBayesTopK(ValidatedFields):
         for examples in torch.arange(n_examples).split(max(1, _ENTRIES // n_components)):
             for level, weight in weights_along_line(self.steps).items():
                 masks = torch.full((len(examples), n_components), level)
-                slopes[examples] += weight * expand(target.engine, masks, examples).slopes
+                slopes[examples] += weight * expand(target.engine, masks, examples).gradients
         require_finite_gradient(slopes, target.metric)
         return slopes.T
 

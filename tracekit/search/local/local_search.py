@@ -229,7 +229,7 @@ def _remaining(measurements: Measurements, sizes: Sequence[int]) -> list[Compone
     """A set of each size, of all components without those that are missed least."""
     sets = [tuple(range(measurements.target.n_components))]
     for size in reversed(sizes):
-        gains = lambda members: measurements.predict_changes(members).gains  # noqa: E731
+        gains = lambda members: measurements.predict_changes(members).predicted_effects  # noqa: E731
         sets.append(shrink(sets[-1], size, gains))
     return sets[1:]
 
@@ -237,4 +237,4 @@ def _remaining(measurements: Measurements, sizes: Sequence[int]) -> list[Compone
 def _rankings_at_empty(measurements: Measurements) -> list[list[int]]:
     """All components as the predictions at the empty set rank them."""
     prediction = measurements.predict_changes(())
-    return [ranking(prediction.gains), ranking(prediction.gradient)]
+    return [ranking(prediction.predicted_effects), ranking(prediction.gradient)]

@@ -67,7 +67,7 @@ class Sweeps:
             below = max((s for s in self.sizes if s < size and s in best_sets.sizes), default=0)
             if below and size <= best_sets.largest:
                 members = best_sets.best(below)
-                gains = best_sets.measurements.predict_changes(members).gains
+                gains = best_sets.measurements.predict_changes(members).predicted_effects
                 joining = [index for index in ranking(gains) if index not in set(members)]
                 best_sets.measure([(*members, *joining[: size - below])], "sizes between")
 
@@ -101,11 +101,12 @@ class Sweeps:
         """
         prediction = self._best_sets.measurements.predict_changes(members)
         if self._n_components < SETTINGS.many:
-            return [prediction.gains, prediction.gradient]
-        gains = prediction.gains / prediction.gains.abs().sum().clamp(min=1e-30)
+            return [prediction.predicted_effects, prediction.gradient]
+        predicted = prediction.predicted_effects
+        gains = predicted / predicted.abs().sum().clamp(min=1e-30)
         before = self._running_mean
         self._running_mean = gains if before is None else (before + gains) / 2
-        return [prediction.gains, self._running_mean]
+        return [prediction.predicted_effects, self._running_mean]
 
     def _has_gained(self, before: dict[int, float]) -> bool:
         after = self._best_sets.effect
