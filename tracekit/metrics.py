@@ -35,6 +35,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, log
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -59,7 +60,7 @@ from tracekit.errors import (
 
 Effects = Float[Tensor, " example"]
 Reading = Literal["argmax", "distribution", "token-sets", "rank", "answer-tokens"]
-"""Readings of a run that a metric may ask for, beside log P(x) and log P(y)."""
+"""What a metric can read of a run besides log P(x) and log P(y)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,15 +75,15 @@ class ContinuationLogProbs:
     """Whether every token of x is the model's first choice; None unless the metric `reads`
     `argmax`."""
     y_is_argmax: Bool[Tensor, " example"] | None = None
-    """Whether every token of y is."""
+    """The same for y."""
     distribution: Float[Tensor, "example d_vocab"] | None = None
-    """Log-probability of every token in the place of the first one that differs in x and y; None
-    unless the metric `reads` `distribution`."""
+    """Log-probabilities of all tokens at the position of the first token that differs between x and
+    y; None unless the metric `reads` `distribution`."""
     x_set: Float[Tensor, " example"] | None = None
     """Log of the summed probability of the first tokens that count as x; None unless the metric
     `reads` `token-sets`."""
     y_set: Float[Tensor, " example"] | None = None
-    """The same for y; None also where some example has neither a y nor a set for it."""
+    """The same for y; None also if some example has neither a y nor a token set for y."""
     set_choice: Int[Tensor, " example"] | None = None
     """The most probable first token after the prompt; None unless the metric `reads`
     `token-sets`."""
@@ -92,8 +93,8 @@ class ContinuationLogProbs:
     first_choice: Int[Tensor, " example"] | None = None
     """The most probable token in its place; None unless the metric `reads` `rank`."""
     answer_tokens: Int[Tensor, "example answer"] | None = None
-    """First token of x that differs from that of y, and that of y where every example has one; None
-    unless the metric `reads` `answer-tokens`."""
+    """The first tokens of x and y that differ, or of x alone if some example has no y; None unless
+    the metric `reads` `answer-tokens`."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> ContinuationLogProbs:
         """Log-probabilities with every tensor changed."""
@@ -101,7 +102,7 @@ class ContinuationLogProbs:
         return replace(self, **{name: change(value) for name, value in tensors.items()})
 
     def require(self, field: str) -> Tensor:
-        """One of the fields that only some metrics read, e.g. `distribution`."""
+        """A field that only some metrics read, such as `distribution`; an error if it is None."""
         value = getattr(self, field)
         if value is None:
             raise MetricError(
@@ -137,18 +138,19 @@ _READING_OF = {
 
 
 def _versions(log_probs: ContinuationLogProbs) -> list[int]:
-    """Number of in-place changes of each tensor."""
+    """How often each tensor was changed in place."""
     tensors = [value for value in vars(log_probs).values() if value is not None]
     return [0 if value.is_inference() else value._version for value in tensors]
 
 
 MetricFunction = Callable[[ContinuationLogProbs, ContinuationLogProbs], Effects]
-"""Takes the log-probabilities of the clean and the intervened run, gives one effect per example.
+"""Takes the log-probabilities of the clean and the intervened run, returns one effect per example.
 
-One whose first parameter is called `logits` is taken as metrics of TransformerLens are: it gets
-logits (log-probabilities of shape `example 1 d_vocab`, after the prompt and what x and y share) and
-answer tokens (the first of x and of y that differ, `example 2`) of one run, and gives a value per
-example. The effect is the clean run's value less the intervened one's.
+A function whose first parameter is called `logits` is treated like a metric of TransformerLens. It
+gets the logits of one run (log-probabilities of shape `example 1 d_vocab`, after the prompt and the
+tokens that x and y share) and the answer tokens (the first ones of x and y that differ, of shape
+`example 2`), and returns one value per example. The effect is its value in the clean run minus its
+value in the intervened run.
 """
 
 _NO_Y = (
@@ -161,9 +163,9 @@ _NO_Y = (
 class Linearization:
     """A metric as a known curve over a quantity that changes about linearly with the mask.
 
-    Linearising the metric itself fails where the model is certain (its gradient vanishes) and
-    underestimates large changes of the odds. We linearise the log-odds and apply the exact map to
-    the effect.
+    Linearising the metric itself fails where the model is certain, because the gradient vanishes,
+    and it underestimates large changes of the odds. So the log-odds are linearised, and the exact
+    curve from them to the effect is applied.
     """
 
     to_linear: Callable[[ContinuationLogProbs], Float[Tensor, " example"]]
@@ -172,12 +174,12 @@ class Linearization:
     """Effects from the log-probabilities of the clean run and values of the quantity, whose first
     axis is the example."""
     to_restored: Callable[[ContinuationLogProbs, Tensor], Tensor] | None = None
-    """The same when clean values are put back: `to_effect` with the two runs exchanged. None: not
-    known, and the effect itself is taken to be linear."""
+    """The same for denoising: `to_effect` with the two runs exchanged. None: unknown, so the effect
+    itself is taken to be linear."""
 
 
 class Bounds(NamedTuple):
-    """What effects can be: neither a mean nor an end of an interval lies outside."""
+    """Range of possible effects, which means and the ends of intervals never leave."""
 
     low: float = -inf
     high: float = inf
@@ -185,7 +187,7 @@ class Bounds(NamedTuple):
     """Whether effects on single examples are whole numbers."""
 
     def of_sum(self, added: int, subtracted: int) -> Bounds:
-        """Bounds of a sum of effects less others, with the numbers of both."""
+        """Bounds of a sum in which so many effects are added and so many subtracted."""
         low = sum([self.low] * added + [-self.high] * subtracted)
         return Bounds(low, sum([self.high] * added + [-self.low] * subtracted), self.counts)
 
@@ -197,21 +199,21 @@ class Metric:
     name: str
     function: MetricFunction
     needs_y: bool = True
-    """Whether it reads `y`."""
+    """Whether the metric reads `y`."""
     differentiable: bool = True
     """Whether gradients reach the intervened log-probabilities."""
     reads: tuple[Reading, ...] = ()
     """Readings beside x and y: `argmax` (`x_is_argmax`, `y_is_argmax`), `distribution`,
     `token-sets` (`x_set`, `y_set`), `rank` (`x_rank`, `first_choice`), `answer-tokens`."""
     is_flat_at_clean: bool = False
-    """Whether its gradient vanishes at the empty mask, as that of a distance does."""
+    """Whether the gradient vanishes at the empty mask, as the gradient of a distance does."""
     lower_bound: float | None = None
-    """Effect that none can be below; at -1 or above the reward 1/(1 + effect) has no pole. None:
-    unbounded."""
+    """Smallest possible effect; None: unbounded. At -1 or above, the reward 1/(1 + effect) of a
+    search has no pole."""
     upper_bound: float | None = None
-    """Effect that none can be above; None: unbounded."""
+    """Largest possible effect; None: unbounded."""
     counts: bool = False
-    """Whether effects on single examples are whole numbers, as those of `accuracy`."""
+    """Whether effects on single examples are whole numbers, as for `accuracy`."""
     axis_label: str = "effect"
     """Axis title in figures, with the unit."""
     linearization: Linearization | None = None
@@ -229,7 +231,7 @@ class Metric:
 
     @property
     def bounds(self) -> Bounds:
-        """What its effects can be."""
+        """The range of possible effects."""
         low, high = self.lower_bound, self.upper_bound
         return Bounds(-inf if low is None else low, inf if high is None else high, self.counts)
 
@@ -238,22 +240,22 @@ class Metric:
         return printable(f"Metric({self.name}: {self.axis_label}{direction})")
 
     def denoising(self) -> Metric:
-        """The metric of clean values that are put back into the counterfactual run.
+        """The metric for clean values that are put back into the counterfactual run.
 
-        Its first argument is the run that is started from, the counterfactual one. With m the
-        metric, the effect is m(restored, counterfactual): how much of the way back from the
-        counterfactual to the clean run one comes.
+        Its first argument is the counterfactual run, its second the run with restored values. With
+        m the original metric, the effect is m(restored, counterfactual): how far the restored
+        values lead back from the counterfactual towards the clean run.
         """
         if self.direction == "denoising":
             return self
         function, curve = self.function, self.linearization
-        restored = None if curve is None else curve.to_restored
+        reverse = None
+        if curve is not None and curve.to_restored is not None:
+            reverse = Linearization(curve.to_linear, curve.to_restored, curve.to_effect)
         return replace(
             self,
             function=lambda base, restored: function(restored, base),
-            linearization=None
-            if curve is None or restored is None
-            else Linearization(curve.to_linear, restored, curve.to_effect),
+            linearization=reverse,
             direction="denoising",
             axis_label=self.axis_label.replace("effect", "restored effect", 1),
         )
@@ -262,9 +264,9 @@ class Metric:
         """One effect per example.
 
         Raises:
-            MetricError: The function returned something else, changed what it was given, or reads
-                what `reads` does not name.
-            NotDifferentiableError: It leaves torch where a gradient is asked for.
+            MetricError: The function did not return one effect per example, changed its arguments
+                in place, or needs a reading that `reads` does not name.
+            NotDifferentiableError: A gradient is needed, and the function converts to NumPy.
             MissingContinuationError: It reads y, and some example has none.
         """
         versions = _versions(clean), _versions(intervened)
@@ -277,20 +279,21 @@ class Metric:
             raise MetricError(
                 f"The metric {self.name!r} cannot be computed: {error}. The log-probabilities of "
                 f"this run have no {', '.join(missing)}. Name in `reads` what the metric needs, "
-                "e.g. Metric(name, function, reads=('distribution',)); y is there only where every "
-                "example has one."
+                "e.g. Metric(name, function, reads=('distribution',)); y needs a y of every "
+                "example."
             ) from error
         except RuntimeError as error:
             if "requires grad" not in str(error):
                 raise
-            raise no_gradient(self.name) from error  # NumPy takes no tensor that has one.
+            # NumPy refuses tensors that require a gradient.
+            raise no_gradient(self.name) from error
         if (_versions(clean), _versions(intervened)) != versions:
             raise MetricError(
                 f"The metric {self.name!r} changes the log-probabilities that it is given, which "
                 "are used again. Compute with new tensors, without operations such as mul_()."
             )
         _check_values(self.name, effects, clean.x)
-        # Parameters of the metric's own have gradients where nobody asks for one.
+        # A metric with parameters returns a gradient even if none is needed.
         return (effects if torch.is_grad_enabled() else effects.detach()).to(clean.x)
 
 
@@ -303,11 +306,13 @@ def no_gradient(name: str) -> NotDifferentiableError:
 
 
 def _check_values(name: str, values: Any, like: Effects) -> None:
-    """Refuses what is not one real number per example."""
+    """Refuses a result of a metric that is not one real number per example."""
     if not isinstance(values, Tensor):
-        problem: object = type(values).__name__
-    elif values.is_nested or values.shape != like.shape:
-        problem = "tensors of several shapes" if values.is_nested else tuple(values.shape)
+        problem = type(values).__name__
+    elif values.is_nested:
+        problem = "tensors of several shapes"
+    elif values.shape != like.shape:
+        problem = str(tuple(values.shape))
     elif values.is_complex():
         problem = "complex numbers"
     elif values.is_meta and not like.is_meta:
@@ -393,14 +398,14 @@ def first_choice_change(clean: ContinuationLogProbs, intervened: ContinuationLog
 
 def _divergence_from_mean(first: Tensor, second: Tensor) -> Tensor:
     """KL(first || mean of both) of log-probabilities; exactly 0 where they are equal."""
-    # Beyond, a ratio would overflow; the probability that it multiplies is 0 there.
+    # Larger ratios would overflow; the probability that they multiply is 0 there.
     ratio = torch.expm1(_log_ratio(first, second).clamp(max=80.0))
     return -(first.exp() * torch.log1p(ratio / 2)).sum(-1)
 
 
 def _log_ratio(first: Tensor, second: Tensor) -> Tensor:
-    """log(second / first); 0 where the first has no probability, which then has no part."""
-    # -inf - -inf would not be a number, nor would its gradient.
+    """log(second / first); 0 where the first probability is 0, which then contributes nothing."""
+    # -inf - -inf and its gradient would be NaN.
     return torch.where(first > -torch.inf, second - first, 0.0)
 
 
@@ -414,12 +419,12 @@ def _log_odds(log_probs: ContinuationLogProbs) -> Tensor:
 
 def _log_odds_against_x(log_probs: ContinuationLogProbs) -> Tensor:
     """Log-odds against x: log (1 - P(x)) - log P(x)."""
-    # At P(x) = 1 the logarithm would be infinite, and its gradient not a number.
+    # At P(x) = 1 the logarithm would be infinite, and its gradient NaN.
     return torch.log(-torch.expm1(log_probs.x.clamp(max=_CERTAIN))) - log_probs.x
 
 
 def _per_example(clean: Tensor, values: Tensor) -> Tensor:
-    """One value per example, shaped to broadcast against several of each."""
+    """Values of the clean run, shaped to broadcast against several values of each example."""
     return clean.reshape(-1, *[1] * (values.ndim - 1))
 
 
@@ -440,121 +445,87 @@ _RATIO = Linearization(
     lambda base, u: torch.expm1(-functional.softplus(u) - _per_example(base.x, u)),
 )
 
-METRICS: Mapping[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        Metric(
-            name="odds-ratio",
-            function=odds_ratio,
-            axis_label="effect (odds ratio \u2212 1)",
-            lower_bound=-1.0,
-            linearization=_ODDS,
-        ),
-        Metric(
-            name="probability-drop",
-            function=probability_drop,
-            axis_label="effect (drop of P(x))",
-            needs_y=False,
-            lower_bound=-1.0,
-            upper_bound=1.0,
-            linearization=_DROP,
-        ),
-        Metric(
-            name="probability-ratio",
-            function=probability_ratio,
-            axis_label="effect (probability ratio \u2212 1)",
-            needs_y=False,
-            lower_bound=-1.0,
-            linearization=_RATIO,
-        ),
-        Metric(
-            name="logit-difference",
-            function=logit_difference,
-            axis_label="effect (logit difference, nats)",
-        ),
-        Metric(
-            name="accuracy",
-            function=accuracy,
-            axis_label="effect (change of accuracy)",
-            differentiable=False,
-            reads=("argmax",),
-            lower_bound=-1.0,
-            upper_bound=1.0,
-            counts=True,
-        ),
-        Metric(
-            name="kl",
-            function=kl,
-            axis_label="effect (KL divergence, nats)",
-            needs_y=False,
-            reads=("distribution",),
-            is_flat_at_clean=True,
-            lower_bound=0.0,
-        ),
-        Metric(
-            name="jensen-shannon",
-            function=jensen_shannon,
-            axis_label="effect (Jensen-Shannon divergence, nats)",
-            needs_y=False,
-            reads=("distribution",),
-            is_flat_at_clean=True,
-            lower_bound=0.0,
-            upper_bound=log(2),
-        ),
-        Metric(
-            name="entropy-change",
-            function=entropy_change,
-            axis_label="effect (change of entropy, nats)",
-            needs_y=False,
-            reads=("distribution",),
-        ),
-        Metric(
-            name="set-logit-difference",
-            function=set_logit_difference,
-            axis_label="effect (logit difference of token sets, nats)",
-            needs_y=False,
-            reads=("token-sets",),
-        ),
-        Metric(
-            name="set-probability-difference",
-            function=set_probability_difference,
-            axis_label="effect (probability difference of token sets)",
-            needs_y=False,
-            reads=("token-sets",),
-            lower_bound=-2.0,
-            upper_bound=2.0,
-        ),
-        Metric(
-            name="rank-change",
-            function=rank_change,
-            axis_label="effect (ranks that x falls)",
-            needs_y=False,
-            differentiable=False,
-            reads=("rank",),
-            counts=True,
-        ),
-        Metric(
-            name="first-choice-change",
-            function=first_choice_change,
-            axis_label="effect (share of changed first choices)",
-            needs_y=False,
-            differentiable=False,
-            reads=("rank",),
-            lower_bound=0.0,
-            upper_bound=1.0,
-            counts=True,
-        ),
-    )
-}
-"""Metrics by name. A new one is an entry here, and a name of `MetricName`."""
+_without_y = partial(Metric, needs_y=False)
+_of_distribution = partial(_without_y, reads=("distribution",))
+_distance = partial(_of_distribution, is_flat_at_clean=True, lower_bound=0.0)
+_of_token_sets = partial(_without_y, reads=("token-sets",))
+_of_ranks = partial(_without_y, reads=("rank",), differentiable=False, counts=True)
+
+_METRICS = (
+    Metric(
+        "odds-ratio",
+        odds_ratio,
+        axis_label="effect (odds ratio \u2212 1)",
+        lower_bound=-1.0,
+        linearization=_ODDS,
+    ),
+    _without_y(
+        "probability-drop",
+        probability_drop,
+        axis_label="effect (drop of P(x))",
+        lower_bound=-1.0,
+        upper_bound=1.0,
+        linearization=_DROP,
+    ),
+    _without_y(
+        "probability-ratio",
+        probability_ratio,
+        axis_label="effect (probability ratio \u2212 1)",
+        lower_bound=-1.0,
+        linearization=_RATIO,
+    ),
+    Metric("logit-difference", logit_difference, axis_label="effect (logit difference, nats)"),
+    Metric(
+        "accuracy",
+        accuracy,
+        axis_label="effect (change of accuracy)",
+        differentiable=False,
+        reads=("argmax",),
+        lower_bound=-1.0,
+        upper_bound=1.0,
+        counts=True,
+    ),
+    _distance("kl", kl, axis_label="effect (KL divergence, nats)"),
+    _distance(
+        "jensen-shannon",
+        jensen_shannon,
+        axis_label="effect (Jensen-Shannon divergence, nats)",
+        upper_bound=log(2),
+    ),
+    _of_distribution(
+        "entropy-change", entropy_change, axis_label="effect (change of entropy, nats)"
+    ),
+    _of_token_sets(
+        "set-logit-difference",
+        set_logit_difference,
+        axis_label="effect (logit difference of token sets, nats)",
+    ),
+    _of_token_sets(
+        "set-probability-difference",
+        set_probability_difference,
+        axis_label="effect (probability difference of token sets)",
+        lower_bound=-2.0,
+        upper_bound=2.0,
+    ),
+    _of_ranks("rank-change", rank_change, axis_label="effect (ranks that x falls)"),
+    _of_ranks(
+        "first-choice-change",
+        first_choice_change,
+        axis_label="effect (share of changed first choices)",
+        lower_bound=0.0,
+        upper_bound=1.0,
+    ),
+)
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _METRICS}
+"""Metrics by name. A new one is an entry of `_METRICS` and a name in `MetricName`."""
 
 
 def resolve_metric(metric: str | Metric | MetricFunction) -> Metric:
-    """A metric by name, as given, or from a callable of clean and intervened log-probabilities.
+    """The metric of a name, or made of a function of clean and intervened log-probabilities.
 
     Raises:
-        UnknownNameError: No metric of that name.
-        MetricError: It is neither a name nor a function.
+        UnknownNameError: No metric has this name.
+        MetricError: The argument is neither a metric, a name nor a function.
     """
     if isinstance(metric, Metric):
         return metric
@@ -581,7 +552,7 @@ def _takes_logits(function: Any) -> bool:
 
 
 def _drop_of(name: str, function: Any) -> MetricFunction:
-    """What a function of logits and answer tokens loses from the clean run to the intervened."""
+    """The metric "value of a function in the clean run, minus its value in the intervened run"."""
 
     def drop(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
         values = [
@@ -596,7 +567,7 @@ def _drop_of(name: str, function: Any) -> MetricFunction:
 
 
 def bounds_of(metric: object) -> Bounds:
-    """What effects by a metric of tracekit can be, by its name; of others nothing is known."""
+    """Range of effects of a built-in metric, by its name; for other metrics it is unbounded."""
     return METRICS[metric].bounds if isinstance(metric, str) and metric in METRICS else Bounds()
 
 
@@ -623,7 +594,7 @@ def continuation_log_prob(
 
 
 def check_finite(effects: Effects, metric: Metric, describe: Callable[[int], str]) -> None:
-    """Raises a `NonFiniteMetricError` for NaN and infinity; `describe` gives the prompts."""
+    """Raises a `NonFiniteMetricError` for NaN and infinity; `describe` returns a prompt."""
     bad = (~torch.isfinite(effects)).nonzero()[:, 0].tolist()
     if bad:
         named = [f"example {i} ({describe(i)}): {effects[i].item():g}" for i in bad]

@@ -117,12 +117,12 @@ def test_edges_of_another_model_are_not_confused():
 @pytest.mark.parametrize(
     ("ask", "text"),
     [
-        ({"by": "units"}, "told apart by 'units'. Use one of inputs, heads, blocks."),
-        ({"senders": ["L0H9"]}, "'L0H9' is none of them here"),
+        ({"by": "units"}, "by is 'units'. Use one of inputs, heads, blocks."),
+        ({"senders": ["L0H9"]}, "the model has no 'L0H9' among them"),
         ({"receivers": "logits"}, "Give a list of labels, such as"),
         ({"senders": ["MLP1"], "receivers": ["MLP0"]}, "No sender lies before a receiver"),
-        ({"among": ["L0H9"]}, "'L0H9' is none of them here"),
-        ({"layers": [4]}, "It has layers 0 to 1."),
+        ({"among": ["L0H9"]}, "the model has no 'L0H9' among them"),
+        ({"layers": [4]}, "whole numbers from 0 to 1."),
     ],
 )
 def test_refused(ask, text, unchecked):

@@ -87,7 +87,7 @@ def test_indices_by_layer():
     [
         ({"kinds": "neuron"}, UnknownNameError, "Unknown component kind 'neuron'. Did you mean"),
         ({"kinds": "head-outputs+head-outputs"}, ComponentError, "A kind is named twice"),
-        ({"layers": [12]}, ComponentError, "It has layers 0 to 11."),
+        ({"layers": [12]}, ComponentError, "whole numbers from 0 to 11."),
         ({"layers": []}, ComponentError, "contains no component"),
         (
             {"indices": {12: [0]}},

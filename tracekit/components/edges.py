@@ -1,15 +1,15 @@
-"""Edges: what one part of a model hands to a later one through the residual stream.
+"""Edges: what one part of a model passes to a later part through the residual stream.
 
-A *sender* adds to the residual stream: the embedding with its positions (`E`), a head, an MLP. A
+A *sender* writes to the residual stream: the embedding with its positions (`E`), a head, an MLP. A
 *receiver* reads the stream: the query, key or value of a head, an MLP, the logits. Every sender has
-an edge to every receiver behind it. The edges into a layer are numbered receiver by receiver, and
-of each receiver in the order of the senders.
+an edge to every later receiver. The edges into a layer are numbered receiver by receiver, and for
+each receiver in the order of the senders.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
@@ -26,7 +26,7 @@ EDGE_KINDS: dict[str, EdgesBy] = {
     "edges-by-head": "heads",
     "edges-by-block": "blocks",
 }
-"""Kinds of edges: how finely the senders and receivers of a block are told apart."""
+"""Kinds of edges, and how finely each divides a block into senders and receivers."""
 EMBEDDING, LOGITS = "E", "logits"
 
 
@@ -41,13 +41,13 @@ class EdgeSpec(TypedDict):
 
 
 class Receivers(NamedTuple):
-    """The receivers of one use in one layer, which all have the same senders."""
+    """The receivers of one input (such as all queries) in one layer; all have the same senders."""
 
     labels: tuple[str, ...]
     n_senders: int
-    """They read the first so many senders."""
+    """Each receiver has an edge from the first `n_senders` senders."""
     start: int
-    """Number of the first of their edges within the layer."""
+    """Number of the first edge into them within the layer."""
 
     @property
     def stop(self) -> int:
@@ -60,9 +60,9 @@ class EdgeGraph:
     """Senders and receivers of a model."""
 
     by: EdgesBy
-    """`inputs`: query, key and value of each head read apart; heads that share keys and values
-    share those receivers. `heads`: a head, with those that share its keys, reads as one. `blocks`:
-    attention blocks send and read as one."""
+    """`inputs`: query, key and value of each head are separate receivers; heads that share keys and
+    values share these receivers. `heads`: a head, together with the heads that share its keys, is
+    one receiver. `blocks`: an attention block is one sender and one receiver."""
     n_layers: int
     n_heads: int
     n_key_value_heads: int
@@ -74,7 +74,7 @@ class EdgeGraph:
         """The graph of a model of these sizes."""
         if by not in get_args(EdgesBy):
             every = ", ".join(get_args(EdgesBy))
-            raise ComponentError(f"Edges are told apart by {shortened(by)}. Use one of {every}.")
+            raise ComponentError(f"by is {shortened(by)}. Use one of {every}.")
         return cls(
             by=by,
             n_layers=int(shape.n_layers),
@@ -99,92 +99,97 @@ class EdgeGraph:
         return tuple(labels)
 
     def first_sender(self, layer: int) -> int:
-        """Number of the first sender of a layer, which is how many there are before it."""
+        """Number of the first sender of a layer: how many senders there are before it."""
         return 1 + layer * (self.n_in_attention + 1)
 
     @cached_property
     def receivers(self) -> list[list[Receivers]]:
-        """The receivers of each layer, in their order; behind the last one, the logits."""
+        """The receivers of each layer, in their order; after the last layer, the logits."""
         return [self._receivers_in(layer) for layer in range(self.n_layers + 1)]
 
     def _receivers_in(self, layer: int) -> list[Receivers]:
+        n_senders = self.first_sender(layer)
+        if layer == self.n_layers:
+            return [Receivers((LOGITS,), n_senders, 0)]
         heads, shared = self.n_heads, self.n_key_value_heads
-        letters = {
+        counts_by_letter = {
             "inputs": {"Q": heads, "K": shared, "V": shared},
             "heads": {"H" if heads == shared else "G": shared},
             "blocks": {},
         }[self.by]
-        names = [[f"L{layer}{use}{n}" for n in range(count)] for use, count in letters.items()]
-        names = [*(names or [[f"ATT{layer}"]]), [f"MLP{layer}"]]
-        if layer == self.n_layers:
-            names = [[LOGITS]]
-        before, receivers, start = self.first_sender(layer), [], 0
-        for labels in names:
-            own = self.n_in_attention if labels[0][0] == "M" and not self.parallel_attn_mlp else 0
-            receivers.append(Receivers(tuple(labels), before + own, start))
+        groups = [
+            tuple(f"L{layer}{letter}{n}" for n in range(count))
+            for letter, count in counts_by_letter.items()
+        ]
+        receivers, start = [], 0
+        for labels in groups or [(f"ATT{layer}",)]:
+            receivers.append(Receivers(labels, n_senders, start))
             start = receivers[-1].stop
-        return receivers
+        if not self.parallel_attn_mlp:
+            n_senders += self.n_in_attention
+        return [*receivers, Receivers((f"MLP{layer}",), n_senders, start)]
 
     @cached_property
     def ends(self) -> list[list[tuple[str, str]]]:
-        """Labels of the sender and the receiver of each edge, by layer that it enters."""
-        return [
-            [
-                (sender, label)
-                for use in into
-                for label in use.labels
-                for sender in self.senders[: use.n_senders]
-            ]
-            for into in self.receivers
-        ]
+        """Labels of the sender and the receiver of each edge, for each layer that edges enter."""
+        by_layer = []
+        for groups in self.receivers:
+            ends = []
+            for group in groups:
+                senders = self.senders[: group.n_senders]
+                ends += [(sender, label) for label in group.labels for sender in senders]
+            by_layer.append(ends)
+        return by_layer
 
     def nodes_of(self, receiver: str) -> tuple[str, ...]:
-        """The senders that a receiver is a part of: the head of a query, all heads of a key."""
-        use = next((each for each in "QKVG" if each in receiver), None)
-        if use is None:
+        """The heads that a receiver belongs to: one for a query, all that share a key or value."""
+        letter = next((each for each in "QKVG" if each in receiver), None)
+        if letter is None:
             return (receiver,)
-        layer, number = receiver.split(use)
-        size = 1 if use == "Q" else self.n_heads // self.n_key_value_heads
+        layer, number = receiver.split(letter)
+        size = 1 if letter == "Q" else self.n_heads // self.n_key_value_heads
         return tuple(f"{layer}H{int(number) * size + head}" for head in range(size))
 
-    def chosen(
+    def select_edges(
         self,
         layer: int,
         layers: Collection[int] | None,
-        senders: Sequence[str] | None,
-        receivers: Sequence[str] | None,
+        senders: Collection[str] | None,
+        receivers: Collection[str] | None,
     ) -> tuple[int, ...]:
-        """Numbers of the edges into a layer whose ends are in `layers` and among those named.
+        """Numbers of the edges into a layer whose two ends are in `layers` and among those named.
 
-        The embedding and the logits are in all layers.
+        The embedding and the logits count as part of every layer. None stands for all.
         """
-        senders = self._named("senders", senders, {each: {each} for each in self.senders})
-        every = {each for into in self.receivers for use in into for each in use.labels}
-        names = {each: {each, *self.nodes_of(each)} for each in every}
-        receivers = self._named("receivers", receivers, names)
+        senders = self._select("senders", senders, {each: {each} for each in self.senders})
+        every = [label for into in self.receivers for group in into for label in group.labels]
+        names = {label: {label, *self.nodes_of(label)} for label in every}
+        receivers = self._select("receivers", receivers, names)
 
         def is_within(label: str) -> bool:
-            own = _LAYER.match(label)
-            return layers is None or own is None or int(own[1]) in layers
+            match = _LAYER.match(label)
+            return layers is None or match is None or int(match[1]) in layers
 
-        ends = [set(filter(is_within, chosen)) for chosen in (senders, receivers)]
+        senders = set(filter(is_within, senders))
+        receivers = set(filter(is_within, receivers))
         return tuple(
             number
             for number, (sender, receiver) in enumerate(self.ends[layer])
-            if sender in ends[0] and receiver in ends[1]
+            if sender in senders and receiver in receivers
         )
 
-    def _named(
-        self, role: str, given: Sequence[str] | None, names: Mapping[str, set[str]]
+    def _select(
+        self, role: str, given: Collection[str] | None, names: Mapping[str, set[str]]
     ) -> list[str]:
-        """The senders or receivers that are named, each by any of its names."""
+        """Labels of the senders or receivers that are given by any of their names."""
         every = {name for each in names.values() for name in each}
         unknown = [] if given is None else [name for name in given if name not in every]
         if isinstance(given, str) or unknown:
             first = given if isinstance(given, str) else unknown[0]
             guess = near_miss(str(first), list(every))
             raise ComponentError(
-                f"The {role} are {shortened(given)}, and {shortened(first)} is none of them here. "
+                f"The {role} are {shortened(given)}, but the model has no {shortened(first)} among "
+                "them. "
                 f"{guess + ' ' if guess else ''}Give a list of labels, such as "
                 f"{sorted(every)[:3]}."
             )
@@ -195,7 +200,7 @@ _LAYER = re.compile(r"^\D+(\d+)")
 
 
 def activations_read(graph: EdgeGraph, layer: int) -> dict[str, Kind]:
-    """Hook points that the edges into a layer take counterfactual values from, and their kinds."""
+    """Hook points of the senders of edges into a layer, where counterfactual values are taken."""
     kinds = [KINDS[name] for name in ("residual-before", "head-outputs", "mlp-blocks")]
     n_after = 0 if graph.parallel_attn_mlp or layer == graph.n_layers else 1
     stream, heads, mlps = (kind.hook for kind in kinds)

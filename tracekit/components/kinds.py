@@ -31,9 +31,9 @@ class FeatureMap(Protocol):
     """Features of an activation, such as those of a sparse autoencoder of SAELens.
 
     Both functions run on the device of the layer, read and return float32, and keep all axes but
-    the last. At a hook point by head, such as `attn.hook_z`, they read the outputs of all heads
-    laid end to end; an object that lays them end to end itself gets them by head. Features are
-    identified by the tensors that the object holds: those of its `state_dict()`, or of its
+    the last. At a hook point with an axis for heads, such as `attn.hook_z`, they read the outputs
+    of all heads concatenated; an object that concatenates them itself gets them by head. Two
+    feature maps are the same if their tensors are equal: those of `state_dict()`, or else of their
     attributes.
     """
 
@@ -47,9 +47,9 @@ class FeatureMap(Protocol):
 
 
 def encoded(features: FeatureMap, values: Float[Tensor, ...], n_axes: int) -> Float[Tensor, ...]:
-    """Features of an activation, which has so many axes or one more, that of the heads."""
+    """Features of an activation with `n_axes` axes, or one more if it has an axis for heads."""
     if values.ndim > n_axes:
-        with suppress(Exception):  # What reads heads laid end to end fails on those apart.
+        with suppress(Exception):  # Feature maps of concatenated heads fail on separate heads.
             of_heads = features.encode(values)
             if of_heads.shape[:-1] == values.shape[:-2]:
                 return of_heads
@@ -60,39 +60,39 @@ def encoded(features: FeatureMap, values: Float[Tensor, ...], n_axes: int) -> Fl
 def decoded(
     features: FeatureMap, encoded: Float[Tensor, ...], like: Float[Tensor, ...]
 ) -> Float[Tensor, ...]:
-    """The activation of features, by head where `like` is."""
+    """The activation that features stand for, by head if `like` is."""
     activation = features.decode(encoded)
     is_flat = like.ndim > encoded.ndim and activation.shape == like.flatten(-2).shape
     return activation.reshape(like.shape) if is_flat else activation
 
 
 def _problem_of_features(features: Any) -> str | None:
-    """Problem of a kind's features, as the end of a message; None if there is none."""
+    """What is wrong with the features of a kind, as the end of a message; None if nothing is."""
     if features is None:
         return None
     if not isinstance(features, Mapping) or not features or not all(map(is_whole, features)):
         return f"has the features {shortened(features)}. Give a mapping from layer to autoencoder."
-    lacking = [layer for layer, each in features.items() if not isinstance(each, FeatureMap)]
-    if lacking:
-        return (
-            f"has {shortened(features[lacking[0]])} as the features of layer {lacking[0]}. Give an "
-            "object with the methods encode and decode."
-        )
+    for layer, each in features.items():
+        if not isinstance(each, FeatureMap):
+            return (
+                f"has {shortened(each)} as the features of layer {layer}. Give an object with the "
+                "methods encode and decode."
+            )
     return None
 
 
 def _digest_of_features(features: Mapping[int, FeatureMap]) -> str:
-    held: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for layer, each in features.items():
         state = each.state_dict() if isinstance(each, Module) else vars(each)
         for name, value in state.items():
             if isinstance(value, Tensor):
-                held[f"{layer} {type(each).__qualname__} {name}"] = value
-    return tensors_digest(held)
+                tensors[f"{layer} {type(each).__qualname__} {name}"] = value
+    return tensors_digest(tensors)
 
 
 def _problem_of(kind: Kind) -> str | None:
-    """Problem of a kind's definition, as the end of a message; None if there is none."""
+    """What is wrong with a kind's definition, as the end of a message; None if nothing is."""
     axes = kind.axes
     are_known = not isinstance(axes, str) and set(axes) <= set(get_args(Axis))
     if (
@@ -123,13 +123,13 @@ def _problem_of(kind: Kind) -> str | None:
         )
     if kind.hook.startswith("blocks.") or not kind.hook:
         return f"has the hook point {kind.hook!r}. Name it within a block, e.g. 'hook_resid_post'."
-    if not _is_plain(kind.label):
+    if not _is_plain_label(kind.label):
         return f"has the label {kind.label!r}. Use {{layer}} and {{index}} only."
     return None
 
 
-def _is_plain(label: str) -> bool:
-    """Whether a format names the layer and the index at most, and formats neither."""
+def _is_plain_label(label: str) -> bool:
+    """Whether a format string has no fields other than `{layer}` and `{index}`."""
     try:
         return all(
             name in (None, "layer", "index") and not spec and not conversion
@@ -181,10 +181,10 @@ class Kind:
     axes: tuple[Axis, ...]
     """Axes of the activation. Without an axis `component` the whole activation is one component."""
     width: str | int | None
-    """Number of components in a layer: a number, or the attribute of the model's configuration
-    that says it; None: one."""
+    """Number of components in a layer, or the attribute of the model's configuration that has this
+    number; None: one."""
     label: str
-    """Format of a component's printed name, of `layer` and `index`."""
+    """Format of a component's printed name, with `{layer}` and `{index}`."""
     noun: str = "component"
     """Noun for one component on the axis of a figure."""
     meaning: str = ""
@@ -195,8 +195,8 @@ class Kind:
     """Kind to use where this one cannot be intervened on."""
     features: Mapping[int, FeatureMap] | None = field(default=None, compare=False, repr=False)
     """By layer, an object that encodes the activation into features and decodes them, such as a
-    sparse autoencoder; components are then its features, along the axis `component`. The part that
-    it does not reconstruct keeps its value. None: components are parts of the activation itself."""
+    sparse autoencoder. The components are then its features, along the axis `component`; what the
+    features do not reconstruct keeps its value. None: components are parts of the activation."""
     feature_layers: tuple[int, ...] = ()
     """Layers that have features; follows from `features`."""
     features_digest: str = ""
@@ -245,7 +245,7 @@ class Kind:
         return cls(**{**definition, **tuples})
 
     def width_in(self, shape: Any) -> int:
-        """Number of components of this kind in a layer of a model of these sizes."""
+        """Number of components of this kind in a layer; `shape` has the sizes of the model."""
         if self.width is None:
             return 1
         if isinstance(self.width, int):
@@ -278,17 +278,17 @@ class Kind:
 
     @property
     def is_attention_pattern(self) -> bool:
-        """Whether rows over the keys are distributions: those behind the softmax are."""
+        """Whether it is the attention after the softmax, whose rows are distributions over keys."""
         return self.hook == _PATTERN_HOOK
 
     def expected_shape(
         self, *, rows: int, length: int, n_components: int, d_model: int
     ) -> tuple[int | None, ...]:
-        """Shape of the activation on a batch; None where any size will do."""
+        """Shape of the activation on a batch; None for axes of any size."""
         sizes: dict[str, int | None] = {
             "batch": rows,
             **dict.fromkeys(("pos", "query", "key"), length),
-            # Features are not the activation's own coordinates.
+            # The number of features differs from the size of the activation.
             "component": None if self.feature_layers else n_components,
             "d_model": d_model,
             "d_head": None,
@@ -311,121 +311,112 @@ _unit = partial(Kind, axes=("batch", "pos", "component"), learning_rate=0.5)
 _edge = partial(
     _whole, hook="hook_resid_pre", label="{index}>{layer}", noun="edge", instead="edges-by-block"
 )
-"""Into a layer; `tracekit.components.edges` numbers and names them."""
+"""A kind of edge into a layer; `tracekit.components.edges` numbers and names the edges."""
 
-KINDS: dict[str, Kind] = {
-    kind.name: kind
-    for kind in (
-        Kind(
-            name="attention-patterns",
-            hook=_PATTERN_HOOK,
-            axes=("batch", "component", "query", "key"),
-            width="n_heads",
-            label="L{layer}H{index}",
-            noun="head",
-            meaning="a head's attention weights over the prompt",
-            instead="head-outputs",
-        ),
-        _head(
-            name="head-outputs",
-            hook="attn.hook_z",
-            label="L{layer}H{index}",
-            meaning="a head's output before the output projection",
-            instead="mlp-blocks",
-        ),
-        _unit(
-            name="mlp-outputs",
-            hook="hook_mlp_out",
-            width="d_model",
-            label="L{layer}O{index}",
-            noun="coordinate of the MLP output",
-            meaning="one coordinate of what the MLP adds to the residual stream",
-            instead="mlp-neurons",
-            is_added=True,
-        ),
-        _unit(
-            name="mlp-neurons",
-            hook="mlp.hook_post",
-            width="d_mlp",
-            label="L{layer}N{index}",
-            noun="neuron",
-            meaning="one hidden unit of the MLP, after the activation function",
-            instead="mlp-outputs or mlp-blocks",
-        ),
-        _whole(
-            name="mlp-blocks",
-            hook="hook_mlp_out",
-            label="MLP{layer}",
-            noun="MLP block",
-            meaning="all that an MLP layer adds to the residual stream",
-            instead="mlp-neurons",
-            is_added=True,
-        ),
-        _whole(
-            name="attention-blocks",
-            hook="hook_attn_out",
-            label="ATT{layer}",
-            noun="attention block",
-            meaning="all that an attention layer adds to the residual stream",
-            instead="head-outputs",
-            is_added=True,
-        ),
-        _head(
-            name="queries",
-            hook="attn.hook_q",
-            label="L{layer}Q{index}",
-            meaning="a head's queries",
-        ),
-        _shared_head(
-            name="keys",
-            hook="attn.hook_k",
-            label="L{layer}K{index}",
-            meaning="the keys of a key/value head, which several heads may share",
-        ),
-        _shared_head(
-            name="values",
-            hook="attn.hook_v",
-            label="L{layer}V{index}",
-            meaning="the values of a key/value head, which several heads may share",
-        ),
-        _stream(
-            name="residual",
-            hook="hook_resid_post",
-            label="R{layer}",
-            meaning="the residual stream after a block",
-            instead="residual-before",
-        ),
-        _stream(
-            name="residual-before",
-            hook="hook_resid_pre",
-            label="RB{layer}",
-            meaning="the residual stream before a block",
-        ),
-        _stream(
-            name="residual-between",
-            hook="hook_resid_mid",
-            label="RM{layer}",
-            meaning="the residual stream between attention and MLP",
-        ),
-        _edge(
-            name="edges",
-            meaning="what a head or MLP hands to one query, key, value or MLP behind it",
-        ),
-        _edge(
-            name="edges-by-head", meaning="what a head or MLP hands to one head or MLP behind it"
-        ),
-        _edge(
-            name="edges-by-block",
-            meaning="what an attention or MLP block hands to one behind it",
-            instead="head-outputs+mlp-blocks",
-        ),
-    )
-}
+_KINDS = (
+    Kind(
+        name="attention-patterns",
+        hook=_PATTERN_HOOK,
+        axes=("batch", "component", "query", "key"),
+        width="n_heads",
+        label="L{layer}H{index}",
+        noun="head",
+        meaning="a head's attention weights over the prompt",
+        instead="head-outputs",
+    ),
+    _head(
+        name="head-outputs",
+        hook="attn.hook_z",
+        label="L{layer}H{index}",
+        meaning="a head's output before the output projection",
+        instead="mlp-blocks",
+    ),
+    _unit(
+        name="mlp-outputs",
+        hook="hook_mlp_out",
+        width="d_model",
+        label="L{layer}O{index}",
+        noun="coordinate of the MLP output",
+        meaning="one coordinate of what the MLP adds to the residual stream",
+        instead="mlp-neurons",
+        is_added=True,
+    ),
+    _unit(
+        name="mlp-neurons",
+        hook="mlp.hook_post",
+        width="d_mlp",
+        label="L{layer}N{index}",
+        noun="neuron",
+        meaning="one hidden unit of the MLP, after the activation function",
+        instead="mlp-outputs or mlp-blocks",
+    ),
+    _whole(
+        name="mlp-blocks",
+        hook="hook_mlp_out",
+        label="MLP{layer}",
+        noun="MLP block",
+        meaning="all that an MLP layer adds to the residual stream",
+        instead="mlp-neurons",
+        is_added=True,
+    ),
+    _whole(
+        name="attention-blocks",
+        hook="hook_attn_out",
+        label="ATT{layer}",
+        noun="attention block",
+        meaning="all that an attention layer adds to the residual stream",
+        instead="head-outputs",
+        is_added=True,
+    ),
+    _head(name="queries", hook="attn.hook_q", label="L{layer}Q{index}", meaning="a head's queries"),
+    _shared_head(
+        name="keys",
+        hook="attn.hook_k",
+        label="L{layer}K{index}",
+        meaning="the keys of a key/value head, which several heads may share",
+    ),
+    _shared_head(
+        name="values",
+        hook="attn.hook_v",
+        label="L{layer}V{index}",
+        meaning="the values of a key/value head, which several heads may share",
+    ),
+    _stream(
+        name="residual",
+        hook="hook_resid_post",
+        label="R{layer}",
+        meaning="the residual stream after a block",
+        instead="residual-before",
+    ),
+    _stream(
+        name="residual-before",
+        hook="hook_resid_pre",
+        label="RB{layer}",
+        meaning="the residual stream before a block",
+    ),
+    _stream(
+        name="residual-between",
+        hook="hook_resid_mid",
+        label="RM{layer}",
+        meaning="the residual stream between attention and MLP",
+    ),
+    _edge(
+        name="edges",
+        meaning="what a head or MLP hands to one query, key, value or MLP behind it",
+    ),
+    _edge(name="edges-by-head", meaning="what a head or MLP hands to one head or MLP behind it"),
+    _edge(
+        name="edges-by-block",
+        meaning="what an attention or MLP block hands to one behind it",
+        instead="head-outputs+mlp-blocks",
+    ),
+)
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
 
 _USER_KINDS: dict[str, Kind] = {}
-"""Kinds of users, by name, once a registry was built of them."""
+"""Kinds that users defined, by name; registered when a registry is built from them."""
 
-_READINGS = {
+_AMBIGUOUS = {
     "heads": (
         "'heads' has two readings: 'attention-patterns' (attention weights, which the paper calls "
         "heads) and 'head-outputs' (what a head writes, before the output projection)."
@@ -445,7 +436,7 @@ def kind_of(name: str) -> Kind:
     if name in _USER_KINDS:
         return _USER_KINDS[name]
     raise UnknownNameError(
-        "component kind", name, {**KINDS, **_USER_KINDS}, hint=_READINGS.get(name)
+        "component kind", name, {**KINDS, **_USER_KINDS}, hint=_AMBIGUOUS.get(name)
     )
 
 
@@ -459,7 +450,7 @@ def register_kind(kind: Kind) -> Kind:
             )
         return KINDS[kind.name]
     earlier = _USER_KINDS.get(kind.name)
-    # The newest definition holds, but one that was loaded has no features.
+    # The newest definition counts, unless it equals the earlier one and lacks its features.
     if earlier != kind or kind.features is not None:
         _USER_KINDS[kind.name] = kind
     return _USER_KINDS[kind.name]

@@ -1,13 +1,12 @@
 """Components: (layer, head | neuron | block) <-> flat index <-> hook point.
 
 A *kind* says which activation a component is a part of. A *site* is one kind in one layer: one hook
-point and the components that are parts of its activation. A registry is a tuple of sites; the flat
-index of a component is its position when the sites are laid end to end, kind by kind, layer by
-layer. Every mask in the package is a vector over that flat index, and 1 always means: take the
-counterfactual value.
+point and the components that are parts of its activation. A registry is a tuple of sites. It
+numbers all components kind by kind and layer by layer; this number is the *flat index*. Every mask
+in the package is a vector over the flat index, and 1 means: take the counterfactual value.
 
 Components may be split by *span* of the prompt: a component is then (layer, index, span), and takes
-its counterfactual value at the positions of its span only. With a *layer window*, a component acts
+its counterfactual value only at the positions of its span. With a *layer window*, a component acts
 in several consecutive layers at once.
 """
 
@@ -17,7 +16,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -44,19 +42,20 @@ ComponentSet = tuple[int, ...]
 
 @dataclass(frozen=True, order=True)
 class Component:
-    """One component; prints as `L5H3`, `L5O1024`, `L5N7`, `MLP5` or, of a span, `R5@subject`."""
+    """One component; printed as `L5H3`, `L5O1024`, `L5N7`, `MLP5` or, at a span, `R5@subject`."""
 
     kind: str
     layer: int
     index: int = 0
     span: str = ""
-    """Part of the prompt at which it acts; empty: all positions in use."""
+    """Part of the prompt at which it acts; empty: all positions that are intervened on."""
     ends: str = ""
-    """Of an edge, its sender and receiver, e.g. `L5H3>L7Q2`; else empty."""
+    """Sender and receiver of an edge, e.g. `L5H3>L7Q2`; empty for other components."""
 
     def __str__(self) -> str:
-        named = kind_of(self.kind).label
-        label = self.ends or named.format(layer=self.layer, index=self.index)
+        label = self.ends
+        if not label:
+            label = kind_of(self.kind).label.format(layer=self.layer, index=self.index)
         return f"{label}@{self.span}" if self.span else label
 
 
@@ -67,17 +66,17 @@ class SiteSpec(TypedDict):
     layer: int
     width: int
     indices: list[int] | None
-    """None: all of the width."""
+    """None: all of them."""
     spans: list[str]
     acts_in: list[int]
     definition: KindSpec | None
-    """Of a kind that is none of tracekit."""
+    """None for built-in kinds."""
     edges: NotRequired[EdgeSpec]
-    """Of edges, the senders and receivers of their model."""
+    """Senders and receivers of the model, if the components are edges."""
 
 
-_MOST, _MOST_HEADS = 2**31, 2**16
-"""Layers and widths of a description are below the first; layers and heads of edges the second."""
+_MAX_SIZE, _MAX_HEADS = 2**31, 2**16
+"""Bounds on layers and widths in a description of a registry; on layers and heads of edges."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,9 @@ class Site:
     kind: Kind
     layer: int
     width: int
-    """Components of this kind that the layer has."""
+    """Number of components of this kind in the layer."""
     indices: Sequence[int]
-    """Those that the registry contains, ascending."""
+    """Indices of the components that the registry contains, ascending."""
     spans: tuple[str, ...] = ()
     """Spans of the prompt that are components of their own; empty: none."""
     acts_in: tuple[int, ...] = ()
@@ -97,21 +96,21 @@ class Site:
     edges: EdgeGraph | None = None
     """Senders and receivers, if the components are the edges into the layer."""
     start: int = 0
-    """Flat index of the first; its registry sets it."""
+    """Flat index of the first component; set by the registry."""
 
     def __post_init__(self) -> None:
         if len(self.indices) == self.width:
-            # A range takes no memory, whatever width a file speaks of.
+            # A range takes no memory, however large the width.
             object.__setattr__(self, "indices", range(self.width))
 
     @cached_property
     def stop(self) -> int:
-        """One past the flat index of the last."""
+        """One past the flat index of the last component."""
         return self.start + len(self.indices) * self.n_spans
 
     @cached_property
     def n_spans(self) -> int:
-        """Components that each index has."""
+        """Number of components for each index."""
         return max(1, len(self.spans))
 
     @property
@@ -121,18 +120,18 @@ class Site:
 
     @cached_property
     def reads(self) -> Mapping[str, Kind]:
-        """Hook points that the components take values from, and the kind that is read there."""
+        """Hook points whose counterfactual values the components take, and the kind at each."""
         if self.edges is not None:
             return activations_read(self.edges, self.layer)
         return dict.fromkeys(map(self.hook_name_in, self.acts_in or (self.layer,)), self.kind)
 
     @cached_property
     def hook_names(self) -> tuple[str, ...]:
-        """Full names of all hook points at which the components act."""
+        """Full names of the hook points of `reads`."""
         return tuple(self.reads)
 
     def ends_of(self, index: int) -> str:
-        """Of an edge, its sender and receiver."""
+        """Sender and receiver of an edge; empty for other components."""
         return "" if self.edges is None else ">".join(self.edges.ends[self.layer][index])
 
     def hook_name_in(self, layer: int) -> str:
@@ -146,16 +145,16 @@ class Site:
 
 
 MOST_COLUMNS = 64
-"""Components of a layer up to which a grid has a column for each, and a figure a cell."""
+"""Widest layer for which a grid has a column for every component, studied or not."""
 
 
 @dataclass(frozen=True)
 class ComponentGrid:
-    """Components of one kind as figures and the explorer lay them out: a row per layer."""
+    """Layout of the components of one kind in figures and the explorer: a row per layer."""
 
     kind: str
     span: str
-    """The span that all of them act at; empty where they act everywhere, or columns are spans."""
+    """The span at which all of them act; empty if they act everywhere, or if columns are spans."""
     layers: tuple[int, ...]
     """Layer of each row."""
     indices: tuple[int, ...]
@@ -163,25 +162,26 @@ class ComponentGrid:
     span_names: tuple[str, ...]
     """Name of the span in each column, where columns are spans."""
     cells: tuple[tuple[int | None, ...], ...]
-    """Flat index of the component in each cell, by row; None where it is not studied."""
+    """Flat index of the component in each cell, by row; None if it is not in the registry."""
 
 
 @dataclass(frozen=True, repr=False)
 class ComponentRegistry(Sequence[Component]):
     """The components under study, in flat order.
 
-    Build one with `ComponentRegistry.build`. `registry[i]` is the i-th component, as is
-    `registry["L5H3"]` that of a label; `registry.index` gives flat indices, `registry.sites` the
-    hook points.
+    Made by `ComponentRegistry.build`. `registry[i]` is the component with flat index i, and
+    `registry["L5H3"]` the one with this label. `registry.index` returns flat indices, and
+    `registry.sites` has the hook points.
     """
 
     sites: tuple[Site, ...]
 
     def __post_init__(self) -> None:
-        # The sites are laid end to end.
-        *starts, _ = accumulate((s.stop - s.start for s in self.sites), initial=0)
-        laid_out = (replace(s, start=n) for s, n in zip(self.sites, starts, strict=True))
-        object.__setattr__(self, "sites", tuple(laid_out))
+        sites, start = [], 0
+        for site in self.sites:
+            sites.append(replace(site, start=start))
+            start = sites[-1].stop
+        object.__setattr__(self, "sites", tuple(sites))
 
     @classmethod
     def build(
@@ -208,15 +208,15 @@ class ComponentRegistry(Sequence[Component]):
                 own, cut at the ends of the model. 1: its own only.
 
         Raises:
-            UnknownNameError: A kind of another name.
+            UnknownNameError: There is no kind of this name.
             ComponentError: A layer, index or window outside the model, or nothing left.
         """
         chosen = _check_kinds(kinds)
         if any(kind.name in EDGE_KINDS for kind in chosen):
             if len(chosen) > 1 or indices is not None or layer_window != 1:
                 raise ComponentError(
-                    "Edges are traced without other kinds, indices and layer_window. Narrow them "
-                    "by layers, or by ComponentRegistry.of_edges."
+                    "Edges cannot be combined with other kinds, indices or layer_window. Select "
+                    "some of them by layers, or by ComponentRegistry.of_edges."
                 )
             return cls.of_edges(shape, EDGE_KINDS[chosen[0].name], layers=layers, spans=spans)
         if not is_whole(layer_window) or not 1 <= layer_window <= shape.n_layers:
@@ -257,13 +257,14 @@ class ComponentRegistry(Sequence[Component]):
 
         Args:
             shape: As in `build`.
-            by: What sends and reads as one: see `EdgeGraph`.
-            layers: Layers that both ends lie in; the embedding and the logits are in all.
+            by: How finely blocks are divided into senders and receivers: see `EdgeGraph`.
+            layers: Layers in which both ends must lie; the embedding and the logits always may.
             senders: Labels of the senders, such as `E`, `L5H3`, `MLP2`. All by default.
             receivers: Labels of the receivers, such as `L7Q2`, `MLP5`, `logits`; `L7H2` stands for
-                all that the head reads.
-            among: A result, of edges or of nodes, or labels of nodes: the edges within this
-                circuit, from the embedding and to the logits. Senders or receivers go before it.
+                all receivers of the head.
+            among: Nodes of a circuit, as labels or as a result of nodes or edges: the edges between
+                these nodes, from the embedding, and to the logits. `senders` and `receivers`
+                override it.
             spans: Spans of the prompt; each edge is then one per span.
 
         Raises:
@@ -279,7 +280,7 @@ class ComponentRegistry(Sequence[Component]):
         kind = kind_of(next(name for name, each in EDGE_KINDS.items() if each == by))
         sites: list[Site] = []
         for layer in range(graph.n_layers + 1):
-            picked = graph.chosen(layer, in_layers, senders, receivers)
+            picked = graph.select_edges(layer, in_layers, senders, receivers)
             if picked:
                 width = graph.receivers[layer][-1].stop
                 sites.append(Site(kind, layer, width, picked, tuple(spans), edges=graph))
@@ -305,10 +306,10 @@ class ComponentRegistry(Sequence[Component]):
         if not 0 <= flat < len(self):
             raise IndexError(f"Component {item} of {len(self)}. Use 0 to {len(self) - 1}.")
         site = self.site_of(flat)
-        rank, span = divmod(flat - site.start, site.n_spans)
-        named = site.spans[span] if site.spans else ""
+        rank, number = divmod(flat - site.start, site.n_spans)
+        span = site.spans[number] if site.spans else ""
         index = site.indices[rank]
-        return Component(site.kind.name, site.layer, index, named, site.ends_of(index))
+        return Component(site.kind.name, site.layer, index, span, site.ends_of(index))
 
     def __iter__(self) -> Iterator[Component]:
         for site in self.sites:
@@ -321,7 +322,7 @@ class ComponentRegistry(Sequence[Component]):
         """Flat index of a component: itself, its printed label, or its layer and index.
 
         Raises:
-            ComponentError: It is not in the registry, or several are named so.
+            ComponentError: It is not in the registry, or several components have this name.
         """
         if isinstance(value, Component):
             flats = self._flat_of(value.layer, value.index, value)
@@ -338,21 +339,21 @@ class ComponentRegistry(Sequence[Component]):
                 f"{value!r} names {len(flats)} components. Give one of their labels: "
                 f"{', '.join(repr(self.label(i)) for i in flats[:6])}."
             )
-        named = f"{value} ({value.kind})" if isinstance(value, Component) else shortened(value)
+        name = f"{value} ({value.kind})" if isinstance(value, Component) else shortened(value)
         guess = ""
         if isinstance(value, (str, Component)):
             labels = self.flat_by_label
             guess = near_miss(value, labels) or near_miss(str(value).upper(), labels)
         raise ComponentError(
-            f"{named} is not among the {len(self)} components of this registry. "
+            f"{name} is not among the {len(self)} components of this registry. "
             f"{guess + ' ' if guess else ''}It contains {self.describe()}."
         )
 
     def _flat_of(self, layer: int, index: int, component: Component | None = None) -> list[int]:
-        """Flat indices at a layer and index; of the kind and span of a component if given."""
+        """Flat indices at a layer and index; only the one of `component` if that is given."""
         flats = []
         for site in self.sites:
-            # Of a partial site, the flat index counts the components that are in the registry.
+            # The flat index counts only the indices that are in the registry.
             rank = bisect_right(site.indices, index) - 1
             if site.layer == layer and rank >= 0 and site.indices[rank] == index:
                 first = site.start + rank * site.n_spans
@@ -361,7 +362,7 @@ class ComponentRegistry(Sequence[Component]):
 
     @cached_property
     def flat_by_label(self) -> dict[str, list[int]]:
-        """Flat indices by printed label: several where components of two kinds print alike."""
+        """Flat indices by printed label; components of two kinds may have the same label."""
         flat: dict[str, list[int]] = {}
         for number, component in enumerate(self):
             for label in dict.fromkeys((str(component), self.label(number))):
@@ -369,9 +370,9 @@ class ComponentRegistry(Sequence[Component]):
         return flat
 
     def check_same(self, components: Iterable[Component], of: ComponentRegistry) -> None:
-        """Refuses components of the registry `of` that mean something else here or are not here."""
+        """Refuses components of the registry `of` that are not here, or have another meaning."""
         for component in components:
-            site, other = (r.site_of(r.index(component)) for r in (self, of))
+            site, other = self.site_of(self.index(component)), of.site_of(of.index(component))
             if site.kind != other.kind:
                 raise ComponentError(
                     f"{component} is of another kind {component.kind!r} there: "
@@ -385,14 +386,14 @@ class ComponentRegistry(Sequence[Component]):
                 )
 
     def site_of(self, flat: int) -> Site:
-        """The site of the component of a flat index."""
+        """The site that contains a flat index."""
         return self.sites[bisect_right(self.sites, flat, key=attrgetter("start")) - 1]
 
     def whole_sites(self) -> ComponentRegistry:
         """The same hook points with all of their components, at all positions."""
         if self.edges is not None:
             return self.of_edges(self.edges, self.edges.by)
-        # Windows overlap: every layer once.
+        # Windows overlap, but every layer is needed only once.
         sites = dict.fromkeys(
             Site(site.kind, layer, site.width, range(site.width))
             for site in self.sites
@@ -417,7 +418,7 @@ class ComponentRegistry(Sequence[Component]):
 
     @property
     def windows(self) -> str:
-        """In how many layers components act, in words; empty where it is one."""
+        """The size of the layer windows in words; empty if components act in one layer."""
         window = max((len(site.acts_in) for site in self.sites), default=1)
         return f" in windows of {window} layers" if window > 1 else ""
 
@@ -428,7 +429,7 @@ class ComponentRegistry(Sequence[Component]):
 
     @cached_property
     def kinds_by_hook(self) -> dict[str, Kind]:
-        """Hook points, in the order of the sites, and a kind that is read there."""
+        """Hook points in the order of the sites, and a kind at each."""
         return {name: kind for site in self.sites for name, kind in site.reads.items()}
 
     @cached_property
@@ -443,7 +444,7 @@ class ComponentRegistry(Sequence[Component]):
 
     @cached_property
     def grid_shape(self) -> tuple[int, int] | None:
-        """Layers and components per layer, where one kind is studied whole in each; else None."""
+        """Number of layers and of components per layer, if the registry has one complete kind."""
         widths = {site.width * site.n_spans for site in self.sites if site.complete}
         is_grid = len(self.kinds) == 1 and len(widths) == 1 and all(s.complete for s in self.sites)
         return (len(self.sites), widths.pop()) if is_grid else None
@@ -452,22 +453,23 @@ class ComponentRegistry(Sequence[Component]):
     def grids(self) -> tuple[ComponentGrid, ...]:
         """The components as grids: one per kind, or per kind and span.
 
-        Where every layer has one component of a kind, its spans are the columns of one grid.
+        If every layer has a single component of a kind, its spans are the columns of one grid.
         """
         grids = []
         for kind in self.kinds:
             sites = [site for site in self.sites if site.kind.name == kind]
             if self.spans and all(site.width == 1 for site in sites):
-                flat = [tuple(range(site.start, site.stop)) for site in sites]
-                layers, numbers = tuple(s.layer for s in sites), tuple(range(len(self.spans)))
-                grids.append(ComponentGrid(kind, "", layers, numbers, self.spans, tuple(flat)))
+                layers = tuple(site.layer for site in sites)
+                numbers = tuple(range(len(self.spans)))
+                cells = tuple(tuple(range(site.start, site.stop)) for site in sites)
+                grids.append(ComponentGrid(kind, "", layers, numbers, self.spans, cells))
             else:
-                names = self.spans or ("",)
-                grids += [_grid(kind, span, sites, number) for number, span in enumerate(names)]
+                for number, span in enumerate(self.spans or ("",)):
+                    grids.append(_grid(kind, span, sites, number))
         return tuple(grids)
 
     def label(self, flat: int) -> str:
-        """Printed name of a component; names its kind where two kinds would print alike."""
+        """Printed name of a component, with its kind if another kind has the same label format."""
         component = self[flat]
         formats = [kind_of(kind).label for kind in self.kinds]
         is_ambiguous = formats.count(kind_of(component.kind).label) > 1
@@ -482,9 +484,12 @@ class ComponentRegistry(Sequence[Component]):
             layers = [site.layer for site in sites]
             where = f"in layers {ranges(layers)}"
             if self.edges is not None:
+                # The logits are numbered like one more layer.
                 within = [layer for layer in layers if layer < self.edges.n_layers]
-                into = [f"layers {ranges(within)}"] * bool(within)
-                where = f"into {' and '.join([*into, *['the logits'] * (within != layers)])}"
+                into = [f"layers {ranges(within)}"] if within else []
+                if within != layers:
+                    into.append("the logits")
+                where = f"into {' and '.join(into)}"
             parts.append(f"{count} {kind} {where}")
         more = ", ..." if len(self.spans) > 4 else ""
         by = f" by span ({', '.join(self.spans[:4])}{more})" if self.spans else ""
@@ -494,7 +499,7 @@ class ComponentRegistry(Sequence[Component]):
     """Type of `spec()`."""
 
     def spec(self) -> list[SiteSpec]:
-        """A description in values of JSON, from which `from_spec` makes the registry again."""
+        """A description in JSON values, from which `from_spec` rebuilds the registry."""
         specs: list[SiteSpec] = []
         for site in self.sites:
             spec: SiteSpec = {
@@ -513,22 +518,20 @@ class ComponentRegistry(Sequence[Component]):
 
     @classmethod
     def from_spec(cls, spec: Sequence[SiteSpec]) -> ComponentRegistry:
-        """The registry of a `spec()`; refuses numbers of no components and other kinds."""
+        """The registry of a `spec()`; refuses impossible numbers and unknown kinds."""
         sites: list[Site] = []
         for entry in spec:
             layer, width, listed = entry["layer"], entry["width"], entry["indices"]
-            indices = range(width) if listed is None else tuple(listed)
             acts_in, spans = tuple(entry["acts_in"]), tuple(entry["spans"])
-            is_ascending = list(indices) == sorted(set(indices)) if listed is not None else True
-            if (
-                not (0 <= layer < _MOST and 1 <= width < _MOST and is_ascending and len(indices))
-                or not (indices[0] >= 0 and indices[-1] < width)
-                or not all(0 <= each < _MOST for each in acts_in)
-                or len(set(spans)) < len(spans)
-            ):
+            indices = range(width) if listed is None else tuple(listed)
+            is_valid = listed is None or listed == sorted(set(listed))
+            is_valid = is_valid and 1 <= width < _MAX_SIZE and len(indices) > 0
+            is_valid = is_valid and indices[0] >= 0 and indices[-1] < width
+            is_valid = is_valid and all(0 <= each < _MAX_SIZE for each in (layer, *acts_in))
+            if not is_valid or len(set(spans)) < len(spans):
                 raise ComponentError(
-                    f"The components {shortened(entry)} are none. Name a layer, its width, and "
-                    "ascending indices below that."
+                    f"The description {shortened(entry)} is invalid. Give a layer, its width, and "
+                    "ascending indices below the width."
                 )
             if entry["definition"] is not None:
                 register_kind(Kind.from_definition(entry["definition"]))
@@ -538,7 +541,7 @@ class ComponentRegistry(Sequence[Component]):
             sites.append(Site(kind, layer, width, indices, spans, acts_in, edges))
         if not sites or len({(s.kind.name, s.layer) for s in sites}) < len(sites):
             raise ComponentError(
-                "The description names no components, or a layer of a kind twice. Name each once."
+                "The description has no components, or one layer of a kind twice. List each once."
             )
         return cls(tuple(sites))
 
@@ -546,45 +549,45 @@ class ComponentRegistry(Sequence[Component]):
 def _check_edges(
     kind: Kind, layer: int, width: int, edges: EdgeGraph | None, before: Sequence[Site]
 ) -> None:
-    """Refuses a described site whose edges are not those of its layer, or of another model."""
-    is_right = EDGE_KINDS.get(kind.name) == (None if edges is None else edges.by)
-    if edges is not None and is_right:
+    """Refuses a site whose edges are not those of its layer, or of another model than `before`."""
+    is_valid = EDGE_KINDS.get(kind.name) == (None if edges is None else edges.by)
+    if edges is not None and is_valid:
         sizes = edges.n_layers, edges.n_heads, edges.n_key_value_heads
-        is_right = layer <= edges.n_layers and all(0 < each < _MOST_HEADS for each in sizes)
-        is_right = is_right and edges.receivers[layer][-1].stop == width
-    if not is_right or (before and before[0].edges != edges):
+        is_valid = layer <= edges.n_layers and all(0 < each < _MAX_HEADS for each in sizes)
+        is_valid = is_valid and edges.receivers[layer][-1].stop == width
+    if not is_valid or (before and before[0].edges != edges):
         raise ComponentError(
-            f"The description has {width} {kind.name} in layer {layer}, and its senders and "
-            "receivers say otherwise. Describe the edges of one model."
+            f"The description has {width} {kind.name} in layer {layer}, which does not agree with "
+            "its senders and receivers. Describe the edges of one model."
         )
 
 
 def _difference(here: Kind, there: Kind) -> str:
-    """The first entry in which two definitions of a kind differ."""
-    own, other = here.definition(), there.definition()
-    name = next(name for name in own if own[name] != other[name])
+    """The first field in which two definitions of a kind differ, in words."""
+    mine, other = here.definition(), there.definition()
+    name = next(name for name in mine if mine[name] != other[name])
     if name == "features_digest":
         return "its features have other weights"
-    return f"its {name} is {other[name]!r} there and {own[name]!r} here"
+    return f"its {name} is {other[name]!r} there and {mine[name]!r} here"
 
 
 def _grid(kind: str, span: str, sites: Sequence[Site], number: int) -> ComponentGrid:
-    """The components of sites of one kind, at the span of a number."""
+    """The components of sites of one kind, at the span with this number."""
     width = max(site.width for site in sites)
-    studied = sorted({index for site in sites for index in site.indices})
-    columns = tuple(range(width)) if width <= MOST_COLUMNS else tuple(studied)
-    flat = [
-        {
-            index: site.start + rank * site.n_spans + number
-            for rank, index in enumerate(site.indices)
-        }
-        for site in sites
-    ]
-    cells = tuple(tuple(by_index.get(index) for index in columns) for by_index in flat)
-    return ComponentGrid(kind, span, tuple(site.layer for site in sites), columns, (), cells)
+    columns = range(width)
+    if width > MOST_COLUMNS:
+        columns = sorted({index for site in sites for index in site.indices})
+    cells = []
+    for site in sites:
+        flats = range(site.start + number, site.stop, site.n_spans)
+        flat_of_index = dict(zip(site.indices, flats, strict=True))
+        cells.append(tuple(flat_of_index.get(index) for index in columns))
+    layers = tuple(site.layer for site in sites)
+    return ComponentGrid(kind, span, layers, tuple(columns), (), tuple(cells))
 
 
 def _check_kinds(kinds: Any) -> list[Kind]:
+    """The kinds that a user gave as names or objects."""
     given = [kinds] if isinstance(kinds, Kind) else kinds
     given = given.split("+") if isinstance(given, str) else given
     if not isinstance(given, Sequence) or not all(isinstance(k, (str, Kind)) for k in given):
@@ -602,25 +605,25 @@ def _check_kinds(kinds: Any) -> list[Kind]:
 def _check_features(
     kind: Kind,
     in_layers: Sequence[int],
-    asked: Sequence[int] | None,
+    given_layers: Sequence[int] | None,
     layer_window: int,
     n_layers: int,
 ) -> Sequence[int]:
-    """Layers in which a kind has components: of features, those that have some."""
+    """The layers among `in_layers` in which a kind has components; only features may lack some."""
     if not kind.feature_layers:
         return in_layers
     outside = [layer for layer in kind.feature_layers if not 0 <= layer < n_layers]
     if outside:
         raise ComponentError(
-            f"The kind {kind.name!r} has features of layer {outside[0]}, and the model has layers "
-            f"0 to {n_layers - 1}. Name the layers as the model does."
+            f"The kind {kind.name!r} has features of layer {outside[0]}, but the model has layers "
+            f"0 to {n_layers - 1}. Number the layers as the model does."
         )
-    lacking = [layer for layer in in_layers if layer not in kind.feature_layers]
-    if (asked is not None and lacking) or layer_window > 1:
-        problem = f"in layers {ranges(lacking)}" if lacking else "of windows"
+    missing = [layer for layer in in_layers if layer not in kind.feature_layers]
+    if (given_layers is not None and missing) or layer_window > 1:
+        problem = f"in layers {ranges(missing)}" if missing else "of windows"
         raise ComponentError(
-            f"The kind {kind.name!r} has no features {problem}. It has those of layers "
-            f"{ranges(kind.feature_layers)}, one by one."
+            f"The kind {kind.name!r} has no features {problem}. It has features of single layers: "
+            f"{ranges(kind.feature_layers)}."
         )
     return [layer for layer in in_layers if layer in kind.feature_layers]
 
@@ -641,7 +644,7 @@ def _check_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
     if numbers is None or (in_layers and not 0 <= in_layers[0] <= in_layers[-1] < n_layers):
         raise ComponentError(
             f"The layers are {shortened(layers)}, which are not all in the model. Give a list of "
-            f"whole numbers. It has layers 0 to {n_layers - 1}."
+            f"whole numbers from 0 to {n_layers - 1}."
         )
     return in_layers
 
@@ -649,10 +652,11 @@ def _check_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
 def _check_keys(
     indices: Mapping[int, Sequence[int]], in_layers: Sequence[int], n_layers: int
 ) -> dict[int, Sequence[int]]:
-    """Indices by layer, with negative layers counted from the end."""
+    """Indices by layer, with negative layers replaced."""
     if whole_numbers(tuple(indices)) is None:
         raise ComponentError(
-            f"The indices are for {shortened(list(indices))}. Give whole numbers: layers."
+            f"The keys of the indices are {shortened(list(indices))}. They must be whole numbers: "
+            "layers."
         )
     by_layer = {layer + n_layers if layer < 0 else layer: v for layer, v in indices.items()}
     if set(by_layer) - set(in_layers) or len(by_layer) < len(indices):
@@ -668,13 +672,14 @@ def _check_indices(
 ) -> tuple[int, ...]:
     if indices is None or kind.component_dim is None:
         return tuple(range(width))
-    wanted = indices.get(layer, ()) if isinstance(indices, Mapping) else indices
-    numbers = whole_numbers(wanted)
+    given = indices.get(layer, ()) if isinstance(indices, Mapping) else indices
+    numbers = whole_numbers(given)
     picked = tuple(sorted(set(numbers or ())))
     if numbers is None or (picked and not 0 <= picked[0] <= picked[-1] < width):
         raise ComponentError(
-            f"The indices are {shortened(wanted)}, which are not all {kind.name} of layer {layer}. "
-            f"Give a list of whole numbers, or one by layer. Use 0 to {width - 1}."
+            f"The indices are {shortened(given)}, which are not all {kind.name} of layer {layer}. "
+            f"Give a list of whole numbers from 0 to {width - 1}, or a mapping from layer to such "
+            "lists."
         )
     return picked
 

@@ -389,9 +389,10 @@ def _parts(model: HookedModel, layer: int) -> BlockParts:
 def unsupported_edges(model: HookedModel, reason: str) -> HookPointError:
     """The error for a model in which edges cannot be patched, with a way out that fits it."""
     way_out = ""
-    if not hasattr(model, "original_model"):
+    original: Any = getattr(model, "original_model", None)
+    if original is None:
         way_out = "Load the model with tk.load_model, or trace"
-    elif any(hasattr(module, "lora_A") for module in model.modules()):
+    elif any(hasattr(module, "lora_A") for module in original.modules()):
         way_out = (
             "The model has adapters that are not merged into its weights: merge them before it is "
             "loaded (PeftModel.merge_and_unload), or trace"

@@ -192,14 +192,14 @@ def _proposals(
     The look-ahead predicts in two ways (see `engine/gradients.py`); both have their turn.
     """
     base = engine.predict_changes(given, examples=examples)
-    of_base = [base.gains, base.gradient]
+    of_base = [base.predicted_effects, base.gradient]
     if engine.metric.is_flat_at_clean and not given:
         # The gradient of a distance is 0 at the clean run; the look-ahead there is another one.
         of_base = [torch.zeros_like(part) for part in of_base]
     rows: list[list[Mask]] = [[], []]
     for member in looked_at:
         there = engine.predict_changes(tuple(sorted((*given, member))), examples=examples)
-        for number, value in enumerate((there.gains, there.gradient)):
+        for number, value in enumerate((there.predicted_effects, there.gradient)):
             rows[number].append((value - of_base[number]).nan_to_num())
     ranked = [_ranked(torch.stack(of_one), components, looked_at, most) for of_one in rows]
     merged: dict[tuple[int, int], float] = {}
