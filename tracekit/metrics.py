@@ -279,8 +279,8 @@ class Metric:
             raise MetricError(
                 f"The metric {self.name!r} cannot be computed: {error}. The log-probabilities of "
                 f"this run have no {', '.join(missing)}. Name in `reads` what the metric needs, "
-                "e.g. Metric(name, function, reads=('distribution',)); y needs a y of every "
-                "example."
+                "e.g. Metric(name, function, reads=('distribution',)); y is only there if "
+                "every example has one."
             ) from error
         except RuntimeError as error:
             if "requires grad" not in str(error):

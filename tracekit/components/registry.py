@@ -523,7 +523,7 @@ class ComponentRegistry(Sequence[Component]):
         for entry in spec:
             layer, width, listed = entry["layer"], entry["width"], entry["indices"]
             acts_in, spans = tuple(entry["acts_in"]), tuple(entry["spans"])
-            indices = range(width) if listed is None else tuple(listed)
+            indices: Sequence[int] = range(width) if listed is None else tuple(listed)
             is_valid = listed is None or listed == sorted(set(listed))
             is_valid = is_valid and 1 <= width < _MAX_SIZE and len(indices) > 0
             is_valid = is_valid and indices[0] >= 0 and indices[-1] < width
