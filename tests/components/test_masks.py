@@ -57,12 +57,12 @@ def test_out_of_range(value):
     ],
 )
 def test_schedules(schedule, expected):
-    resolved = schedules.resolve(schedule)
+    resolved = schedules.resolve_schedule(schedule)
     assert [resolved(epoch) for epoch in range(3)] == expected
 
 
 def test_unknown_schedule():
     with pytest.raises(ConfigError, match="Unknown schedule 'cosine'. Use one of constant, linear"):
-        schedules.resolve("cosine")
+        schedules.resolve_schedule("cosine")
     with pytest.raises(ConfigError, match="The option growth is 0. Input should be greater than 0"):
         schedules.Exponential(growth=0)
