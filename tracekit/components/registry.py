@@ -526,7 +526,7 @@ class ComponentRegistry(Sequence[Component]):
             indices: Sequence[int] = range(width) if listed is None else tuple(listed)
             is_valid = listed is None or listed == sorted(set(listed))
             first, last = (indices[0], indices[-1]) if indices else (-1, -1)
-            is_valid = is_valid and 0 <= first and last < width < _MAX_SIZE
+            is_valid = is_valid and first >= 0 and last < width < _MAX_SIZE
             is_valid = is_valid and all(0 <= each < _MAX_SIZE for each in (layer, *acts_in))
             if not is_valid or len(set(spans)) < len(spans):
                 raise ComponentError(
