@@ -41,97 +41,110 @@ console: Console = Console(highlight=False, markup=False, emoji=False)
 error_console: Console = Console(highlight=False, markup=False, emoji=False, stderr=True)
 
 
+def _option(text: str, *names: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=text, **settings)
+
+
+# One line for each parameter of the command. Types that are lists may be given several times.
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(help="Names of tables and figures, or `all`; --list lists them."),
+]
+Listing = Annotated[bool, _option("List what there is.", "--list")]
+Models = Annotated[
+    list[str] | None,
+    _option(
+        "`demo`, a hub name, a directory, or NAME=DIRECTORY for a model of the paper"
+        f"{_SEVERAL} Default: those of the paper."
+    ),
+]
+Datasets = Annotated[
+    list[str] | None,
+    _option(
+        f"A data set or a file of pairs{_SEVERAL} Default: those of the paper; with the embedded "
+        "model the ones that stand in for them."
+    ),
+]
+Methods = Annotated[str | None, _option("Methods, joined by commas. Default: those of the paper.")]
+Draws = Annotated[
+    int | None, _option("Random sets per budget. Default: 1000, 100 with `demo`.", min=1)
+]
+HeldOut = Annotated[bool, _option("Also run the tables' methods without a fifth of the examples.")]
+DataDir = Annotated[
+    Path | None,
+    _option("Folder with data files, or with a folder per data set. Default: downloaded once."),
+]
+Limit = Annotated[int | None, _option("Use only the first N examples of each data set.", min=1)]
+DataOptions = Annotated[
+    list[str] | None, _option(f"Option of the data sets that have it, as name=value{_SEVERAL}")
+]
+MethodOptions = Annotated[
+    list[str] | None,
+    _option(f"Option of the methods that have it, e.g. trials=2 or reward=per-example{_SEVERAL}"),
+]
+Seed = Annotated[int, _option("Seed of every search.")]
+ModelOptions = Annotated[
+    list[str] | None,
+    _option(f"Option of loading the model as name=value, e.g. n_devices=2{_SEVERAL}"),
+]
+Device = Annotated[str | None, _option("E.g. cpu or cuda:0.")]
+Dtype = Annotated[str, _option("auto, float32, bfloat16 or float16.")]
+MaxBatchSize = Annotated[
+    int | None, _option("Examples per pass; bounds memory, changes no result.", min=1)
+]
+Jobs = Annotated[
+    int | None,
+    _option(
+        "Number of runs at a time, each on a CUDA device of its own if there are several.", min=1
+    ),
+]
+Part = Annotated[
+    str | None,
+    _option("Such as 3/16: only every sixteenth run, beginning with the third, and no report."),
+]
+ExecutorAddress = Annotated[
+    str | None,
+    _option(
+        "dask://HOST:PORT: the workers of a Dask scheduler. submitit://slurm: jobs of Slurm. "
+        "Default: this machine."
+    ),
+]
+ExecutorOptions = Annotated[
+    list[str] | None,
+    _option(f"Parameter of submitit as name=value, e.g. timeout_min=240{_SEVERAL}"),
+]
+Output = Annotated[Path, _option("Folder; runs in it are not repeated.", "--output", "-o")]
+Quiet = Annotated[bool, _option("No progress bars.")]
+AsJson = Annotated[
+    bool, _option("Print one JSON document of tables, notes and failures instead.", "--json")
+]
+
+
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def main(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(help="Names of tables and figures, or `all`; --list lists them."),
-    ] = None,
-    list_experiments: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="`demo`, a hub name, a directory, or NAME=DIRECTORY for a model of the paper"
-            f"{_SEVERAL} Default: those of the paper."
-        ),
-    ] = None,
-    dataset: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"A data set or a file of pairs{_SEVERAL} Default: those of the paper; with the "
-            "embedded model the ones that stand in for them."
-        ),
-    ] = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(help="Methods, joined by commas. Default: those of the paper."),
-    ] = None,
-    draws: Annotated[
-        int | None,
-        typer.Option(min=1, help="Random sets per budget. Default: 1000, 100 with `demo`."),
-    ] = None,
-    held_out: Annotated[
-        bool, typer.Option(help="Also run the tables' methods without a fifth of the examples.")
-    ] = True,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with data files, or with a folder per data set. Default: downloaded once."
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Use only the first N examples of each data set.")
-    ] = None,
-    data_option: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Option of the data sets that have it, as name=value{_SEVERAL}"),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Option of the methods that have it, e.g. trials=2 or reward=per-example"
-            f"{_SEVERAL}"
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of every search.")] = 0,
-    model_option: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Option of loading the model as name=value, e.g. n_devices=2{_SEVERAL}"),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="E.g. cpu or cuda:0.")] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "float32",
-    max_batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Examples per pass; bounds memory, changes no result."),
-    ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Number of runs at a time, each on a CUDA device of its own if there are several.",
-        ),
-    ] = None,
-    part: Annotated[
-        str | None,
-        typer.Option(
-            help="Such as 3/16: only every sixteenth run, beginning with the third, and no report."
-        ),
-    ] = None,
-    executor: Annotated[
-        str | None,
-        typer.Option(
-            help="dask://HOST:PORT: the workers of a Dask scheduler. submitit://slurm: jobs of "
-            "Slurm. Default: this machine."
-        ),
-    ] = None,
-    executor_option: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Parameter of submitit as name=value, e.g. timeout_min=240{_SEVERAL}"),
-    ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder; runs in it are not repeated.")
-    ] = Path("reproduction"),
-    quiet: Annotated[bool, typer.Option(help="No progress bars.")] = False,
+    names: Names = None,
+    list_experiments: Listing = False,
+    model: Models = None,
+    dataset: Datasets = None,
+    methods: Methods = None,
+    draws: Draws = None,
+    held_out: HeldOut = True,
+    data_dir: DataDir = None,
+    limit: Limit = None,
+    data_option: DataOptions = None,
+    option: MethodOptions = None,
+    seed: Seed = 0,
+    model_option: ModelOptions = None,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    max_batch_size: MaxBatchSize = None,
+    jobs: Jobs = None,
+    part: Part = None,
+    executor: ExecutorAddress = None,
+    executor_option: ExecutorOptions = None,
+    output: Output = Path("reproduction"),
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Reruns tables and figures of the paper.
 
@@ -155,7 +168,31 @@ def main(
         method_options=_values(option),
     )
     _check_paths(setting, data_dir, output)
-    total = len(part_of(plan(select_experiments(names), setting), part))
+    run_options = {
+        "part": part,
+        "data_dir": data_dir,
+        "device": device,
+        "max_batch_size": max_batch_size,
+        "loading": _read(_values(model_option), int),
+        "processes": jobs,
+        "executor": executor,
+        "executor_options": _read(_values(executor_option), json.loads),
+    }
+    console.quiet = as_json
+    reproductions, tally = _reproduce(names, setting, output, quiet, run_options)
+    _print_reports(reproductions, tally, output, is_part=part is not None)
+    if as_json:
+        document = [_document(each) for each in reproductions]
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+    if tally.failures and setting.models:
+        raise typer.Exit(1)
+
+
+def _reproduce(
+    names: list[str], setting: Setting, output: Path, quiet: bool, run_options: dict[str, Any]
+) -> tuple[list[Reproduction], _Tally]:
+    """Runs experiments with a progress bar, where a terminal can show one."""
+    total = len(part_of(plan(select_experiments(names), setting), run_options["part"]))
     is_shown = not quiet and sys.stderr.isatty()
     tally = _Tally(prints=not is_shown)
     with tqdm(total=total, disable=not is_shown, unit="run", desc="paper", leave=False) as bar:
@@ -168,26 +205,11 @@ def main(
             names,
             setting,
             output,
-            data_dir=data_dir,
-            device=device,
-            max_batch_size=max_batch_size,
-            loading=_read(_values(model_option), int),
-            processes=jobs,
-            executor=executor,
-            executor_options=_read(_values(executor_option), json.loads),
-            part=part,
             progress=False if is_shown or quiet else None,
             on_done=on_done,
+            **run_options,
         )
-    for reproduction in reproductions:
-        _print_report(reproduction)
-    if part is not None:
-        for reason in reasons(tally.failures):
-            console.print(f"Skipped: {reason}")
-    kept = "Tables, figures and runs are" if part is None else "Runs are"
-    console.print(f"{tally} {kept} in {output}/.", soft_wrap=True)
-    if tally.failures and setting.models:
-        raise typer.Exit(1)
+    return reproductions, tally
 
 
 def _methods(text: str | None) -> list[str]:
@@ -256,6 +278,34 @@ class _Tally:
         text = f"Ran {counts['ran']} of {sum(counts.values())}"
         text += f", {counts['failed']} failed" if counts["failed"] else ""
         return text + (f", {counts['kept']} were there." if counts["kept"] else ".")
+
+
+def _print_reports(
+    reproductions: list[Reproduction], tally: _Tally, output: Path, *, is_part: bool
+) -> None:
+    for reproduction in reproductions:
+        _print_report(reproduction)
+    if is_part:
+        for reason in reasons(tally.failures):
+            console.print(f"Skipped: {reason}")
+    written = "Runs are" if is_part else "Tables, figures and runs are"
+    console.print(f"{tally} {written} in {output}/.", soft_wrap=True)
+
+
+def _document(reproduction: Reproduction) -> dict[str, Any]:
+    """An experiment in values of JSON: its folder, the rows of its tables, notes and failures."""
+    report = reproduction.report
+    tables, notes = ({}, []) if report is None else (report.tables, report.notes)
+    return {
+        "name": reproduction.experiment.name,
+        "folder": str(reproduction.folder),
+        "tables": {
+            name: json.loads(table.frame.to_json(orient="records"))
+            for name, table in tables.items()
+        },
+        "notes": list(notes),
+        "skipped": reproduction.reasons,
+    }
 
 
 def _print_report(reproduction: Reproduction) -> None:

@@ -15,6 +15,7 @@ from paper.experiment import (
     Report,
     Setting,
     case_of,
+    charts,
     declared,
     effects_frame,
     notes_on_sameness,
@@ -187,18 +188,19 @@ def _fig_neurons(setting: Setting, runs: list[Run]) -> Report:
             for layer, count in result.to_frame().groupby("layer")["selected"].sum().items()
         ]
     frame: Any = pd.DataFrame(rows)
-    for (dataset, model), part in frame.groupby(["dataset", "model"], sort=False):
-        chart = figures.Chart(
-            frame=part,
-            x="layer",
-            y="share",
-            series="method",
-            title_of=title_of,
-            axis_titles=("layer", "share of the selected neurons"),
-            title=f"{dataset} data, {model} model",
-            subtitle="5 % of the neurons",
-        )
-        figures_by_name[f"layers-{model}-{dataset}"] = figures.bars(chart)
+    figures_by_name |= charts(
+        figures.bars,
+        frame,
+        ["dataset", "model"],
+        "layers-{model}-{dataset}",
+        "{dataset} data, {model} model",
+        x="layer",
+        y="share",
+        series="method",
+        title_of=title_of,
+        axis_titles=("layer", "share of the selected neurons"),
+        subtitle="5 % of the neurons",
+    )
     table = PaperTable(frame=frame, caption="Share of the selected neurons that lie in each layer.")
     return Report(
         tables={"layers": table},
@@ -216,19 +218,19 @@ def _fig_time(setting: Setting, runs: list[Run]) -> Report:
         frame[name] = [getattr(info, name) for info in infos]
     columns = ["dataset", "model", "method", "minutes", "forward", "backward", "n_components"]
     columns += ["device", "processes", "threads"]
-    figures_by_name = {}
-    for dataset, part in frame.groupby("dataset", sort=False):
-        chart = figures.Chart(
-            frame=part,
-            x="model",
-            y="minutes",
-            series="method",
-            title_of=title_of,
-            axis_titles=("model", "minutes"),
-            title=str(dataset),
-            subtitle="wall time of a search for all budgets",
-        )
-        figures_by_name[f"time-{dataset}"] = figures.bars(chart, log_y=True)
+    figures_by_name = charts(
+        partial(figures.bars, log_y=True),
+        frame,
+        ["dataset"],
+        "time-{dataset}",
+        "{dataset}",
+        x="model",
+        y="minutes",
+        series="method",
+        title_of=title_of,
+        axis_titles=("model", "minutes"),
+        subtitle="wall time of a search for all budgets",
+    )
     table = PaperTable(
         frame=frame[columns], caption="Wall time and passes over the data, all budgets together."
     )

@@ -13,7 +13,7 @@ import pandas as pd
 from paper.jobs import DEMO_DATASETS, ModelAt, PaperJob
 from paper.models import GPT2_FAMILY, PAPER_MODELS
 from paper.published import paper_effects
-from tracekit import Setup, TraceResult
+from tracekit import Setup, TraceResult, figures
 from tracekit.data import describe
 from tracekit.results import Table
 from tracekit.runs import Job, Run
@@ -277,6 +277,33 @@ def with_held_out(setting: Setting, jobs: Sequence[Job]) -> list[Job]:
 def on_all_examples(runs: Sequence[Run]) -> list[Run]:
     """The runs that held no example out."""
     return [run for run in runs if run.job.held_out is None]
+
+
+def charts(
+    draw: Callable[[figures.Chart], Any],
+    frame: Any,
+    by: list[str],
+    name: str,
+    title: str,
+    **chart: Any,
+) -> dict[str, Any]:
+    """A figure, by its name, of the rows that agree in some columns.
+
+    Args:
+        draw: Draws a chart, e.g. `figures.lines`.
+        frame: All rows, as a pandas DataFrame.
+        by: The columns.
+        name: Of each figure, with values of the columns in braces: `layers-{model}`.
+        title: Of each figure, likewise.
+        **chart: Other fields of a chart.
+    """
+    drawn = {}
+    for values, part in frame.groupby(by, sort=False):
+        case = dict(zip(by, values, strict=True))
+        drawn[name.format(**case)] = draw(
+            figures.Chart(frame=part, title=title.format(**case), **chart)
+        )
+    return drawn
 
 
 def case_of(run: Run) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from paper.experiment import (
     Report,
     Setting,
     case_of,
+    charts,
     data_options,
     declared,
     on_all_examples,
@@ -213,18 +214,18 @@ def _report_findings(setting: Setting, runs: list[Run]) -> Report:
         var_name="sign",
         value_name="share",
     )
-    figures_by_name = {}
-    for dataset, part in signs.groupby("dataset", sort=False):
-        chart = figures.Chart(
-            frame=part,
-            x="model",
-            y="share",
-            series="sign",
-            axis_titles=("model", "share of components"),
-            title=str(dataset),
-            subtitle="components whose single effect is positive or negative",
-        )
-        figures_by_name[f"signs-{dataset}"] = figures.bars(chart)
+    figures_by_name = charts(
+        figures.bars,
+        signs,
+        ["dataset"],
+        "signs-{dataset}",
+        "{dataset}",
+        x="model",
+        y="share",
+        series="sign",
+        axis_titles=("model", "share of components"),
+        subtitle="components whose single effect is positive or negative",
+    )
     chart = figures.Chart(
         frame=frame,
         x="n_components",

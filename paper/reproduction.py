@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from paper import effect_tables, interaction_figures, training_figures
@@ -74,17 +75,10 @@ def reproduce(
     setting: Setting,
     output: Path,
     *,
-    data_dir: Path | None = None,
-    device: str | None = None,
-    max_batch_size: int | None = None,
-    loading: Mapping[str, Any] | None = None,
-    processes: int | None = None,
-    executor: Any = None,
-    executor_options: Mapping[str, Any] | None = None,
     part: str | None = None,
     images: bool = True,
-    progress: bool | None = False,
     on_done: Callable[[Run | Failure], object] = lambda outcome: None,
+    **run_options: Any,
 ) -> list[Reproduction]:
     """Runs experiments, and writes the report of each one as soon as its runs are done.
 
@@ -95,18 +89,11 @@ def reproduce(
         names: Of experiments, or `all`.
         setting: Models, data sets, methods.
         output: Folder for everything.
-        data_dir: Folder with data files, or with a folder per data set. None: downloads.
-        device: E.g. `cuda:0`.
-        max_batch_size: Examples per pass; changes no result.
-        loading: Further options of `load_model`, e.g. `device_map`.
-        processes: Number of parallel runs, each on a CUDA device of its own where there are
-            several and `device` names none.
-        executor: Where the runs are done; as in `tracekit.sweep`.
-        executor_options: Parameters of `submitit.AutoExecutor`.
         part: `3/16`: only every sixteenth run, beginning with the third, and no report.
         images: Whether to write figures as PNG too, where a browser is installed.
-        progress: Of each run, as in `Tracer`.
         on_done: Called with each run or failure.
+        **run_options: Where and how the runs are done, e.g. `device` or `processes`: the other
+            parameters of `tracekit.runs.run_jobs`.
 
     Returns:
         One entry per experiment, in the order of `names`; none with `part`.
@@ -137,21 +124,7 @@ def reproduce(
             if name not in written and all(job in by_job for job in needed):
                 written[name] = _report(experiment, setting, by_job, output / name)
 
-    run_jobs(
-        jobs,
-        models,
-        output,
-        data_dir=data_dir,
-        device=device,
-        max_batch_size=max_batch_size,
-        loading=loading,
-        processes=processes,
-        executor=executor,
-        executor_options=executor_options,
-        part=part,
-        progress=progress,
-        on_done=keep,
-    )
+    run_jobs(jobs, models, output, part=part, on_done=keep, **run_options)
     if part is not None:
         return []
     reproductions = [written[experiment.name] for experiment in experiments]
@@ -172,7 +145,7 @@ def _report(
     by_job: Mapping[tuple[str, ...], Run | Failure],
     folder: Path,
 ) -> Reproduction:
-    """Makes the report of an experiment, and writes tables, figures as HTML, and `notes.md`.
+    """Makes the report of an experiment, and writes it to a folder.
 
     `by_job` holds outcomes by job identity.
     """
@@ -185,18 +158,36 @@ def _report(
     report = experiment.report(setting, runs)
     report = replace(report, notes=[*report.notes, *notes_on_size(setting)])
     folder.mkdir(parents=True, exist_ok=True)
+    # Files are moved to the folder when all of them are complete; the notes come last.
+    with TemporaryDirectory(dir=folder, prefix=".draft-") as draft:
+        for path in _write_report(experiment, report, runs, failures, Path(draft)):
+            path.replace(folder / path.name)
+    return Reproduction(experiment, folder, report, failures)
+
+
+def _write_report(
+    experiment: Experiment,
+    report: Report,
+    runs: Sequence[Run],
+    failures: Sequence[Failure],
+    folder: Path,
+) -> list[Path]:
+    """Writes tables, figures as HTML, and `notes.md`; returns the paths, that of the notes last."""
+    paths: list[Path] = []
     for name, table in report.tables.items():
-        table.save(folder, slug(name))
-    figures.write_all(
-        {folder / f"{slug(name)}.html": figure for name, figure in report.figures.items()}
-    )
+        paths += table.save(folder, slug(name))
+    drawn: dict[str | Path, Any] = {
+        folder / f"{slug(name)}.html": figure for name, figure in report.figures.items()
+    }
+    figures.write_all(drawn)
     lines = [f"# {experiment.name}: {experiment.about}", ""]
     lines += [f"- {note}" for note in report.notes]
     lines += _left_out(runs)
     lines += [f"- Skipped: {reason}" for reason in reasons(failures)]
     lines += ["", "Runs:", "", *(f"- runs/{run.folder.name}" for run in runs)]
-    (folder / "notes.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return Reproduction(experiment, folder, report, failures)
+    notes = folder / "notes.md"
+    notes.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return [*paths, *map(Path, drawn), notes]
 
 
 def _left_out(runs: Sequence[Run]) -> list[str]:

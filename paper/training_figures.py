@@ -14,6 +14,7 @@ from paper.experiment import (
     Report,
     Setting,
     case_of,
+    charts,
     declared,
     effects_frame,
     trace_job,
@@ -51,22 +52,21 @@ def _plan_ablation(setting: Setting, model: ModelAt, dataset: str) -> list[Job]:
 
 def _report_ablation(setting: Setting, runs: list[Run]) -> Report:
     frame = effects_frame(setting, runs)
-    axis_label = runs[0].result.axis_label
-    figures_by_name = {}
-    for (dataset, model), part in frame.groupby(["dataset", "model"], sort=False):
-        chart = figures.Chart(
-            frame=part,
-            x="budget",
-            y="effect",
-            series="method",
-            title_of=title_of,
-            axis_titles=("number of heads", axis_label),
-            title=f"{dataset}, {model}",
-            subtitle="PGB-CT, without either penalty, and DCM",
-        )
-        figures_by_name[f"ablation-{model}-{dataset}"] = figures.lines(
-            chart, reference=(part["full_effect"].iloc[0], "all heads")
-        )
+    figures_by_name = charts(
+        lambda chart: figures.lines(
+            chart, reference=(chart.frame["full_effect"].iloc[0], "all heads")
+        ),
+        frame,
+        ["dataset", "model"],
+        "ablation-{model}-{dataset}",
+        "{dataset}, {model}",
+        x="budget",
+        y="effect",
+        series="method",
+        title_of=title_of,
+        axis_titles=("number of heads", runs[0].result.axis_label),
+        subtitle="PGB-CT, without either penalty, and DCM",
+    )
     table = PaperTable(
         frame=frame,
         caption="PGB-CT, without either of its penalties, and DCM.",
@@ -102,17 +102,18 @@ def _report_mask(setting: Setting, runs: list[Run]) -> Report:
     fixed = frame[frame["lambda1"] == _LAMBDA]
     last = frame.groupby(["dataset", "model", "lambda1"], sort=False, as_index=False).last()
     figures_by_name = _over_epochs(fixed, "model", ["dataset"])
-    for dataset, part in last.groupby("dataset", sort=False):
-        chart = figures.Chart(
-            frame=part,
-            x="lambda1",
-            y="share",
-            series="model",
-            axis_titles=("lambda", "S/N"),
-            title=str(dataset),
-            subtitle="share of heads selected after the last epoch",
-        )
-        figures_by_name[f"lambda-{dataset}"] = figures.lines(chart, log_x=True)
+    figures_by_name |= charts(
+        partial(figures.lines, log_x=True),
+        last,
+        ["dataset"],
+        "lambda-{dataset}",
+        "{dataset}",
+        x="lambda1",
+        y="share",
+        series="model",
+        axis_titles=("lambda", "S/N"),
+        subtitle="share of heads selected after the last epoch",
+    )
     table = PaperTable(
         frame=last, caption="Share of heads selected and binary violation after the last epoch."
     )
@@ -156,20 +157,22 @@ def _over_epochs(frame: Any, series: str, case_columns: list[str]) -> dict[str, 
     The frame is that of `_epochs`: `series` names the lines, and each value of the case columns has
     a figure.
     """
-    figures_by_name = {}
-    for keys, part in frame.groupby(case_columns, sort=False):
-        case = "-".join(map(str, keys))
-        for column, title in (("share", "S/N"), ("binary_violation", "m(1 - m), mean over heads")):
-            chart = figures.Chart(
-                frame=part,
-                x="epoch",
-                y=column,
-                series=series,
-                title_of=title_of,
-                axis_titles=("epoch", title),
-                title=", ".join(map(str, reversed(keys))),
-            )
-            figures_by_name[f"{column.replace('_', '-')}-{case}"] = figures.lines(chart)
+    figures_by_name: dict[str, Any] = {}
+    case = "-".join(f"{{{column}}}" for column in case_columns)
+    title = ", ".join(f"{{{column}}}" for column in reversed(case_columns))
+    for column, axis_title in (("share", "S/N"), ("binary_violation", "m(1 - m), mean over heads")):
+        figures_by_name |= charts(
+            figures.lines,
+            frame,
+            case_columns,
+            f"{column.replace('_', '-')}-{case}",
+            title,
+            x="epoch",
+            y=column,
+            series=series,
+            title_of=title_of,
+            axis_titles=("epoch", axis_title),
+        )
     return figures_by_name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import signal
@@ -68,6 +69,11 @@ def test_runs_are_kept(command, tmp_path):
     assert (tmp_path / "fig-dcm" / "share-demo-demo-bias.html").exists()
     code, out, _ = command(*arguments)
     assert "Ran 0 of 4, 4 were there. " in out
+    assert not [path for path in tmp_path.rglob(".*") if "lock" not in path.name]
+    single, epochs = json.loads(command(*arguments, "--json")[1])
+    assert (single["name"], single["skipped"]) == ("table-single", [])
+    assert single["tables"]["single"][0]["dataset"] == "demo-bias"
+    assert len(epochs["tables"]["epochs"]) > 2
 
 
 @pytest.mark.parametrize(
