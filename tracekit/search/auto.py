@@ -145,7 +145,7 @@ class Auto:
         # For whichever set, both searches were run, and a limit of the first one counts.
         run = {"stopped": joint[min(joint)].stopped, "saved": joint[min(joint)].saved}
         for size, selection in alone.items():
-            if holds_better[size] and _is_taken(selection, joint.get(size)):
+            if holds_better[size] and _replaces_joint(selection, joint.get(size)):
                 sets[size] = replace(selection, by=self.second, **run)
         return dict(sorted(sets.items())), fit
 
@@ -157,7 +157,7 @@ def _effects_on_all(
     return torch.stack([torch.stack([each.effects for each in sets]) for sets in (joint, alone)])
 
 
-def _is_taken(alone: Selection, joint: Selection | None) -> bool:
+def _replaces_joint(alone: Selection, joint: Selection | None) -> bool:
     """Whether a front has a set of components ranked alone, where these hold better.
 
     Where the joint search has no set of its size, all its components have to do something alone.
@@ -212,8 +212,8 @@ class CrossFit:
         if len(self.effects) == 1:
             return [0] * len(self.sizes)
         assert self.on_all is not None
-        on_own, on_others = self._leads(self.on_all), self._leads(self.effects)
-        is_joint = self._is_ahead(on_own, _AHEAD) & self._is_ahead(on_others, -_BEHIND)
+        on_searched, on_others = self._leads(self.on_all), self._leads(self.effects)
+        is_joint = self._is_ahead(on_searched, _AHEAD) & self._is_ahead(on_others, -_BEHIND)
         joint, alone = self.on_all.mean(-1)
         is_joint |= only_first_raises(joint, alone)
         return [0 if joint else 1 for joint in is_joint.tolist()]
@@ -272,7 +272,7 @@ def cross_fit(
             if getattr(search, "checkpoint", None) is not None:
                 # A checkpoint is of the search on all examples.
                 search = replace(cast(Any, search), checkpoint=None)
-            selected = tuple(map(_members, search.search(half, goal, seed)))
+            selected = tuple(map(_selected_members, search.search(half, goal, seed)))
             sets[rank].append(selected)
             measured = target.set_effects(selected, "held-out effects")
             effects[rank][:, list(other)] = measured[:, list(other)]
@@ -313,7 +313,7 @@ def only_first_raises(
     return (joint > 0) & (alone <= 0)
 
 
-def _members(selection: Selection) -> ComponentSet:
+def _selected_members(selection: Selection) -> ComponentSet:
     if selection.stopped == "interrupted":
         raise KeyboardInterrupt
     return members_of_mask(selection.mask)

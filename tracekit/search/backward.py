@@ -13,10 +13,10 @@ from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask
 from tracekit.search.targets import Target
 
-_KEPT = 0.8
+_SHARE_KEPT = 0.8
 """Share of the components that stay in a step."""
 _CANDIDATES = 2
-"""Members that may leave in an exchange, and outsiders that may join."""
+"""Members that may leave in an exchange, and non-members that may join."""
 _ROUNDS = 2
 """Exchanges at each size."""
 
@@ -30,14 +30,14 @@ def backward_elimination(target: Target, sizes: Sequence[int]) -> dict[int, Comp
     members = tuple(range(target.n_components))
     by_size = {}
     for size in sorted(set(sizes), reverse=True):
-        members = by_size[size] = _exchanged(target, shrink(members, size, gains))
+        members = by_size[size] = _improve_by_exchanges(target, shrink(members, size, gains))
     return by_size
 
 
 def shrink(members: ComponentSet, size: int, gains: Callable[[ComponentSet], Mask]) -> ComponentSet:
     """The `size` components of a set with the largest gains; a fifth of it leaves at a time."""
     while len(members) > size:
-        n_kept, values = max(size, int(_KEPT * len(members))), gains(members)
+        n_kept, values = max(size, int(_SHARE_KEPT * len(members))), gains(members)
         members = tuple(sorted(sorted(members, key=lambda i: -values[i].item())[:n_kept]))
     return members
 
@@ -47,28 +47,28 @@ def most_backward_passes(n_components: int, sizes: Sequence[int]) -> float:
     n, passes = n_components, 0
     for size in sorted(set(sizes), reverse=True):
         while n > size:
-            n, passes = max(size, int(_KEPT * n)), passes + 2
+            n, passes = max(size, int(_SHARE_KEPT * n)), passes + 2
         passes += _ROUNDS * (2 + _CANDIDATES**2) + 1 if size < n_components else 0
     return passes
 
 
-def _exchanged(target: Target, members: ComponentSet) -> ComponentSet:
+def _improve_by_exchanges(target: Target, members: ComponentSet) -> ComponentSet:
     """A set after the best of some exchanges of one member, as long as they are improvements."""
-    outside = [index for index in range(target.n_components) if index not in set(members)]
-    if not outside:
+    non_members = [index for index in range(target.n_components) if index not in set(members)]
+    if not non_members:
         return members
     best = target.set_effects([members], "backward elimination").mean().item()
     for _ in range(_ROUNDS):
         gains = target.predict_changes(members).predicted_effects.nan_to_num()
         leaving = sorted(members, key=lambda index: gains[index].item())[:_CANDIDATES]
-        joining = sorted(outside, key=lambda index: -gains[index].item())[:_CANDIDATES]
-        exchanged = [
+        joining = sorted(non_members, key=lambda index: -gains[index].item())[:_CANDIDATES]
+        candidates = [
             tuple(sorted({*members, joins} - {leaves}))
             for leaves, joins in product(leaving, joining)
         ]
-        means = target.set_effects(exchanged, "backward elimination").mean(1)
+        means = target.set_effects(candidates, "backward elimination").mean(1)
         if not means.max() > best:
             break
-        members, best = exchanged[int(means.argmax())], means.max().item()
-        outside = [index for index in range(target.n_components) if index not in set(members)]
+        members, best = candidates[int(means.argmax())], means.max().item()
+        non_members = [index for index in range(target.n_components) if index not in set(members)]
     return members

@@ -221,14 +221,14 @@ def log_spaced_sizes(first: int, last: int, count: int) -> tuple[int, ...]:
     # The smallest factor between neighbours that gives few enough sizes.
     for _ in range(_BISECTIONS):
         factor = (close * wide) ** 0.5
-        if len(_steps(first, last, factor)) > count:
+        if len(_sizes_by_factor(first, last, factor)) > count:
             close = factor
         else:
             wide = factor
-    return _steps(first, last, wide)
+    return _sizes_by_factor(first, last, wide)
 
 
-def _steps(first: int, last: int, factor: float) -> tuple[int, ...]:
+def _sizes_by_factor(first: int, last: int, factor: float) -> tuple[int, ...]:
     """Whole numbers from the first to the last, each about a factor above the one before."""
     sizes = [first]
     while sizes[-1] < last:
@@ -291,12 +291,12 @@ def target_not_reached(target: float, best: float) -> TargetNotReachedError:
 
 def config_of(search: Search) -> dict[str, Any]:
     """Options of a search as JSON-ready values."""
-    return {name: _plain(value) for name, value in vars(search).items()}
+    return {name: _as_json(value) for name, value in vars(search).items()}
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {"name": getattr(value, "name", type(value).__name__), **asdict(value)}
     if callable(value):
         return getattr(value, "__name__", repr(value))
-    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+    return [_as_json(item) for item in value] if isinstance(value, (tuple, list)) else value

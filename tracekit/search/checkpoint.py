@@ -56,19 +56,19 @@ class SearchCheckpoint:
         """
         self._path = as_path("checkpoint", path)
         self._target = target
-        self._key = _key(target, config)
+        self._key = _search_key(target, config)
         # Before the ranks part: only one of them reads the file.
-        self._proof = _proof_of(target)
+        self._proof = _identifying_values(target)
         target.engine.ranks.decide(self._check_writable)
 
     @contextmanager
     def in_use(self) -> Iterator[SearchCheckpoint]:
         """Keeps other searches, of this and of other processes, off the file."""
         with ExitStack() as lock:
-            self._target.engine.ranks.decide(lambda: self._enter(lock))
+            self._target.engine.ranks.decide(lambda: self._lock(lock))
             yield self
 
-    def _enter(self, lock: ExitStack) -> None:
+    def _lock(self, lock: ExitStack) -> None:
         try:
             lock.enter_context(locked(self._path, wait=False))
         except BlockingIOError:
@@ -90,8 +90,8 @@ class SearchCheckpoint:
         prices = [(price.forward, price.backward) for price in measured.prices.values()]
         tensors = {
             "proof": self._proof,
-            **_ragged("measured", list(measured.effects)),
-            **_ragged("predicted", list(measured.predictions)),
+            **_flatten_sets("measured", list(measured.effects)),
+            **_flatten_sets("predicted", list(measured.predictions)),
             "effects": _stack(list(measured.effects.values())),
             "gains": _stack([prediction.predicted_effects for prediction in predictions]),
             "gradients": _stack([prediction.gradient for prediction in predictions]),
@@ -127,7 +127,7 @@ class SearchCheckpoint:
             try:
                 # Another machine may round differently; another model or metric differs by more.
                 is_same = torch.allclose(tensors["proof"], self._proof, rtol=1e-3, atol=1e-4)
-                measured = self._measured(tensors)
+                measured = self._data_of(tensors)
             except (KeyError, ValueError, RuntimeError, TypeError) as error:
                 raise unreadable from error
             if is_same:
@@ -144,16 +144,19 @@ class SearchCheckpoint:
             "start afresh."
         )
 
-    def _measured(self, tensors: Mapping[str, Tensor]) -> MeasurementData:
+    def _data_of(self, tensors: Mapping[str, Tensor]) -> MeasurementData:
         """The measurements in the tensors of a file; any error where they are of another form."""
         n, n_examples = self._target.n_components, self._target.n_examples
-        measured, predicted = _sets("measured", tensors, n), _sets("predicted", tensors, n)
-        shares = tensors["soft_shares"].tolist()
-        effects = _rows(tensors["effects"], len(measured), n_examples)
-        gains, gradients = (
-            _rows(tensors[name], len(predicted), n) for name in ("gains", "gradients")
+        measured, predicted = (
+            _unflatten_sets("measured", tensors, n),
+            _unflatten_sets("predicted", tensors, n),
         )
-        soft = _rows(tensors["soft_gradients"], len(shares), n)
+        shares = tensors["soft_shares"].tolist()
+        effects = _checked_rows(tensors["effects"], len(measured), n_examples)
+        gains, gradients = (
+            _checked_rows(tensors[name], len(predicted), n) for name in ("gains", "gradients")
+        )
+        soft = _checked_rows(tensors["soft_gradients"], len(shares), n)
         of_set, of_gradient = (Cost(*each) for each in tensors["prices"].tolist())
         predictions = map(FirstOrderPrediction, gains, gradients)
         return MeasurementData(
@@ -177,14 +180,14 @@ class SearchCheckpoint:
             ) from error
 
 
-def _proof_of(target: Target) -> Tensor:
+def _identifying_values(target: Target) -> Tensor:
     """Numbers that tell models and metrics apart: clean run, effects of all components."""
     clean = target.engine.clean
     log_probs = [clean.x] if clean.y is None else [clean.x, clean.y]
     return torch.stack([*(row.cpu() for row in log_probs), target.full_effects])
 
 
-def _key(target: Target, config: Mapping[str, Any]) -> str:
+def _search_key(target: Target, config: Mapping[str, Any]) -> str:
     """Names a search on a data set."""
     return digest_of(
         {
@@ -201,7 +204,7 @@ def _key(target: Target, config: Mapping[str, Any]) -> str:
     )
 
 
-def _ragged(name: str, sets: Sequence[ComponentSet]) -> dict[str, Tensor]:
+def _flatten_sets(name: str, sets: Sequence[ComponentSet]) -> dict[str, Tensor]:
     """Sets of different sizes as two tensors: all members one after the other, and the sizes."""
     flat = [index for members in sets for index in members]
     return {
@@ -210,7 +213,9 @@ def _ragged(name: str, sets: Sequence[ComponentSet]) -> dict[str, Tensor]:
     }
 
 
-def _sets(name: str, tensors: Mapping[str, Tensor], n_components: int) -> list[ComponentSet]:
+def _unflatten_sets(
+    name: str, tensors: Mapping[str, Tensor], n_components: int
+) -> list[ComponentSet]:
     members, sizes = tensors[f"{name}.members"], tensors[f"{name}.sizes"].tolist()
     sets = [tuple(part.tolist()) for part in members.split(sizes)]
     for each in sets:
@@ -220,7 +225,7 @@ def _sets(name: str, tensors: Mapping[str, Tensor], n_components: int) -> list[C
     return sets
 
 
-def _rows(values: Tensor, count: int, width: int) -> Sequence[Tensor]:
+def _checked_rows(values: Tensor, count: int, width: int) -> Sequence[Tensor]:
     if count and (values.shape != (count, width) or values.dtype != torch.float32):
         raise ValueError(f"The shape is {tuple(values.shape)}.")
     return values.unbind() if count else ()

@@ -39,7 +39,7 @@ from tracekit.search.targets import (
     Target,
 )
 
-_OUTSIDE = -1e9
+_SCORE_OUTSIDE = -1e9
 """Score of a measured set that lies just outside the bound: below that of any other."""
 
 
@@ -70,14 +70,16 @@ class Constraint:
 
 
 class BoundedTarget(Target):
-    """Another target, for sets that keep the mean effect k on a second metric within a bound b.
+    """Another target, for sets whose mean effect k on a second metric stays within a bound b.
 
-    A measured set with |k| > b has a score of -10^9 (1 + (|k| - b) / b), so that no set within the
-    bound is worse; a set within it keeps its score. A soft mask beyond the bound loses
-    |F| (|k| - b) / b, with F the score of all components, and the gradient of that.
+    A measured set within the bound keeps its score. One with |k| > b has the score
+    -10^9 (1 + (|k| - b) / b), which is below the score of any set within the bound. From the scores
+    of a soft mask with |k| > b, the penalty |F| (|k| - b) / b is subtracted, where F is the mean
+    score of all components.
     """
 
     is_plain = False
+    ranks_by_effect = False
 
     def __init__(
         self,
@@ -91,7 +93,7 @@ class BoundedTarget(Target):
         Args:
             target: What is maximised within the bound; it has no `record` of its own.
             constraint: The bound.
-            measures: Gives the effects by the constrained metric, for the same components.
+            measures: Measures the effects on the constrained metric, for the same components.
             record: Is called with every set within the bound that was measured on all examples,
                 and its scores.
         """
@@ -101,7 +103,7 @@ class BoundedTarget(Target):
         self._scale = target.full_effects.mean().abs().item() or 1.0
         self._steps = count()
         metric = target.metric
-        # Of the pairs as they are run: a checkpoint of another source is of another search.
+        # The fingerprint is that of the pairs with their source, which a checkpoint has to match.
         keeping = f"keeping {constraint.describe(self.pairs)} ({measures.pairs.fingerprint[:12]})"
         self._metric = replace(
             named_metric(metric, f"{metric.name}, {keeping}"),
@@ -145,13 +147,13 @@ class BoundedTarget(Target):
         return self._work - self._cost_before
 
     def cost_of(self, cost: Cost) -> Cost:
-        """A set is measured on both data sets, and a gradient is taken on both."""
+        """Sets and gradients are measured on both data sets."""
         cost = self._inner.cost_of(cost)
         return cost + Cost(cost.forward_equivalents * (0.5 + 1.5 * self._share))
 
     def effects(self, mask: ComponentsLike) -> Float[Tensor, "*set example"]:
         """Scores of a mask or a stack of masks; those outside the bound come last."""
-        return self._ranked(self._inner.effects(mask), self._measures.effects(mask))
+        return self._penalised(self._inner.effects(mask), self._measures.effects(mask))
 
     def set_effects(
         self,
@@ -165,19 +167,22 @@ class BoundedTarget(Target):
         constrained = self._measures.set_effects(listed, f"{label}, constraint")
         scores = self._inner.set_effects(listed, label, examples=examples)
         if examples is None and self._within is not None:
-            within = members_of_mask(self._beyond(constrained.mean(1)) == 0)
+            within = members_of_mask(self._excess(constrained.mean(1)) == 0)
             self._within([listed[number] for number in within], scores[list(within)])
-        return self._ranked(scores, constrained)
+        return self._penalised(scores, constrained)
 
     def scores_of(
         self, effects: Mapping[ComponentSet, Effects], better_than: Callable[[int], float]
     ) -> dict[ComponentSet, Effects]:
-        """Scores of sets within the bound whose effects are known; measures the constraint."""
+        """Scores of sets whose effects are known, where these stay within the bound.
+
+        Measures the constraint on the sets that the inner target scores.
+        """
         scores = self._inner.scores_of(effects, better_than)
         if not scores:
             return {}
         constrained = self._measures.set_effects(list(scores), "constraint").mean(1)
-        is_within = (self._beyond(constrained) == 0).tolist()
+        is_within = (self._excess(constrained) == 0).tolist()
         return {
             members: row
             for (members, row), within in zip(scores.items(), is_within, strict=True)
@@ -197,32 +202,23 @@ class BoundedTarget(Target):
     def _constrained_effect(self, members: Sequence[int]) -> float:
         return self._measures.set_effects([tuple(members)]).mean().item()
 
-    def _beyond(self, constrained: Tensor) -> Tensor:
+    def _excess(self, constrained: Tensor) -> Tensor:
         """How far mean effects lie outside the bound, in units of the bound."""
         return (constrained.abs() / self._constraint.at_most - 1).clamp(min=0)
 
-    def _ranked(
+    def _penalised(
         self,
         scores: Float[Tensor, "*set example"],
         constrained: Float[Tensor, "*set constrained_example"],
     ) -> Float[Tensor, "*set example"]:
         """Scores of sets, below all others where a set leaves the bound."""
-        beyond = self._beyond(constrained.mean(-1, keepdim=True))
-        return torch.where(beyond > 0, _OUTSIDE * (1 + beyond), scores)
+        excess = self._excess(constrained.mean(-1, keepdim=True))
+        return torch.where(excess > 0, _SCORE_OUTSIDE * (1 + excess), scores)
 
     @property
     def ranking_sign(self) -> int:
-        """Sign of the measured effects that bring faithful sets near all components; else 1."""
+        """That of the target within."""
         return self._inner.ranking_sign
-
-    @property
-    def line_integral(self) -> Effects | None:
-        """None: penalised scores have no such sum."""
-        return None
-
-    def gradient_along_inputs(self, levels: Mapping[float, float]) -> Mask:
-        """Refuses: the score is not a mean of effects."""
-        raise self._no_gradient_along_inputs()
 
     def gradient(
         self,
@@ -246,12 +242,12 @@ class BoundedTarget(Target):
         return scores, gradient - weight * penalty_gradient
 
     def _penalty(self, mask: Mask, size: int) -> tuple[Float[Tensor, ""], Mask]:
-        """What a soft mask loses, and its gradient, on so many of the examples, in turn."""
+        """The penalty of a soft mask and its gradient, on the next `size` constrained examples."""
         n = self._measures.n_examples
         size = min(size, n)
         read = (torch.arange(size) + next(self._steps) * size) % n
         constrained, gradient = self._measures.gradient(mask, torch.ones_like, read)
-        penalty = self._scale * self._beyond(constrained.mean())
+        penalty = self._scale * self._excess(constrained.mean())
         is_beyond = (penalty > 0).to(gradient.dtype)
         per_unit = self._scale / self._constraint.at_most
         return penalty, is_beyond * per_unit * constrained.mean().sign() * gradient / size
@@ -268,7 +264,7 @@ class BoundedTarget(Target):
         def penalised(gains: Mask, constrained_gains: Mask) -> Mask:
             # A gain is the value of having a component: what joining brings, or leaving costs.
             after = now + torch.where(is_member, -constrained_gains, constrained_gains)
-            change = self._scale * (self._beyond(after) - self._beyond(torch.tensor(now)))
+            change = self._scale * (self._excess(after) - self._excess(torch.tensor(now)))
             return gains - torch.where(is_member, -change, change)
 
         return FirstOrderPrediction(
@@ -292,7 +288,7 @@ def make_target(
         engine: Measures the effects.
         objective: What is maximised over the examples; None: the mean effect.
         constraint: A bound, and the engine that measures it for the same components.
-        sign: -1 where sets with effects below 0 are sought.
+        sign: 1, or -1 to look for sets with effects below 0.
         record: Is called with every set that was measured on all examples and is within the
             bound, and with its scores.
         record_effects: Is called with all measured sets and their effects, within it or not.
@@ -303,7 +299,7 @@ def make_target(
     elif isinstance(objective, ExampleScores):
         kind = ExampleTarget
     own_record = record if constraint is None else None
-    # Each kind takes the objectives that are its own.
+    # The class was chosen by the type of the objective.
     target = kind(
         engine, cast(Any, objective), sign=sign, record=own_record, record_effects=record_effects
     )
@@ -324,4 +320,6 @@ def nothing_within_error(constraint: Constraint, effect: float | None = None) ->
 
 def history_within_bounds(history: tuple[Record, ...]) -> tuple[Record, ...]:
     """Records of a search, without sets outside the bounds: these have no effects."""
-    return tuple(record for record in history if float(record.get("effect", 0.0)) > _OUTSIDE / 2)
+    return tuple(
+        record for record in history if float(record.get("effect", 0.0)) > _SCORE_OUTSIDE / 2
+    )

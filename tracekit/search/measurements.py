@@ -64,37 +64,39 @@ class Measurements:
         self.saved: Cost = Cost()
         """Passes that the checkpoint saved."""
         self._passes, self._seconds, self._is_for_mean = passes, seconds, is_for_mean
-        self._asked: set[tuple[str, ComponentSet | float]] = set()
+        self._keys: set[tuple[str, ComponentSet | float]] = set()
         self._checkpoint = checkpoint
         self._start = self._written = time.monotonic()
-        self._kept = MeasurementData()
+        self._data = MeasurementData()
         if checkpoint is not None and checkpoint.exists:
-            self._kept = target.engine.ranks.decide(checkpoint.load)
-        self._from_file = set(self._kept.effects)
+            self._data = target.engine.ranks.decide(checkpoint.load)
+        self._from_file = set(self._data.effects)
 
     def effects(self, members: ComponentSet) -> Effects:
         """Effects of a set that was measured."""
-        return self._kept.effects[members]
+        return self._data.effects[members]
 
     def confirm(self, sets: Iterable[ComponentSet]) -> None:
         """Measures sets again that the checkpoint saved; refuses one that holds other effects."""
         if self._checkpoint is None or not self._from_file:
             return
-        held = [members for members in sets if members in self._from_file]
-        for members, row in zip(held, self.target.set_effects(held, "checkpoint"), strict=True):
-            if not torch.allclose(row, self._kept.effects[members], rtol=1e-3, atol=1e-4):
+        saved_sets = [members for members in sets if members in self._from_file]
+        for members, row in zip(
+            saved_sets, self.target.set_effects(saved_sets, "checkpoint"), strict=True
+        ):
+            if not torch.allclose(row, self._data.effects[members], rtol=1e-3, atol=1e-4):
                 raise self._checkpoint.changed_effects_error()
-        price = self._kept.prices[SET]
-        self.saved -= Cost(len(held) * price.forward, len(held) * price.backward)
+        price = self._data.prices[SET]
+        self.saved -= Cost(len(saved_sets) * price.forward, len(saved_sets) * price.backward)
 
     def add_measured(self, effects: Mapping[ComponentSet, Effects]) -> None:
         """Adds sets that were measured elsewhere."""
-        self._kept.effects.update(effects)
-        self._asked.update((SET, members) for members in effects)
+        self._data.effects.update(effects)
+        self._keys.update((SET, members) for members in effects)
 
     def is_known(self, members: ComponentSet) -> bool:
         """Whether this search has measured a set."""
-        return (SET, members) in self._asked
+        return (SET, members) in self._keys
 
     def measure(self, sets: Iterable[ComponentSet], label: str) -> None:
         """Measures the sets that are new; at a limit keeps those that it could measure."""
@@ -104,13 +106,13 @@ class Measurements:
         while new:
             count = self._n_allowed(SET)
             part = new[: min(count, _TOGETHER) if is_timed else count]
-            missing = [members for members in part if members not in self._kept.effects]
+            missing = [members for members in part if members not in self._data.effects]
             if missing:
-                rows = self._priced(
+                rows = self._measure_with_price(
                     SET, lambda sets=missing: self.target.set_effects(sets, label), len(missing)
                 )
-                self._kept.effects.update(zip(missing, rows, strict=True))
-            self._count(SET, part, len(part) - len(missing))
+                self._data.effects.update(zip(missing, rows, strict=True))
+            self._charge(SET, part, len(part) - len(missing))
             new = new[len(part) :]
 
     def predict_changes(self, members: ComponentSet) -> FirstOrderPrediction:
@@ -122,7 +124,7 @@ class Measurements:
             # A prediction beyond the range of numbers is still the best one.
             return replace(prediction, predicted_effects=prediction.predicted_effects.nan_to_num())
 
-        return self._gradient(self._kept.predictions, members, compute)
+        return self._gradient(self._data.predictions, members, compute)
 
     def soft_gradient(self, share: float) -> Mask:
         """Gradient of the mean effect at the soft mask whose entries all equal a share."""
@@ -133,22 +135,22 @@ class Measurements:
             require_finite_gradient(gradient, self.target.metric)
             return gradient / self.target.n_examples
 
-        return self._gradient(self._kept.soft_gradients, share, compute)
+        return self._gradient(self._data.soft_gradients, share, compute)
 
-    def _gradient(self, kept: dict[_K, _T], key: _K, compute: Callable[[], _T]) -> _T:
-        if (GRADIENT, key) not in self._asked:
+    def _gradient(self, values: dict[_K, _T], key: _K, compute: Callable[[], _T]) -> _T:
+        if (GRADIENT, key) not in self._keys:
             self._n_allowed(GRADIENT)
-            is_held = key in kept
-            if not is_held:
-                kept[key] = self._priced(GRADIENT, compute)
-            self._count(GRADIENT, [key], int(is_held))
-        return kept[key]
+            is_saved = key in values
+            if not is_saved:
+                values[key] = self._measure_with_price(GRADIENT, compute)
+            self._charge(GRADIENT, [key], int(is_saved))
+        return values[key]
 
     def save(self) -> None:
         """Writes the checkpoint, if there is one."""
         self._written = time.monotonic()
         if self._checkpoint is not None:
-            self._checkpoint.save(self._kept)
+            self._checkpoint.save(self._data)
 
     @property
     def n_affordable(self) -> int:
@@ -157,24 +159,24 @@ class Measurements:
 
     def affords(self, n_gradients: int, n_sets: int) -> bool:
         """Whether the limit of passes leaves so many gradients and sets."""
-        prices = self._kept.prices
+        prices = self._data.prices
         needed = n_gradients * prices[GRADIENT].forward_equivalents
         needed += n_sets * prices[SET].forward_equivalents
         return needed <= self._passes_left + 1e-9
 
     def has_soft_gradients(self, shares: Iterable[float]) -> bool:
         """Whether the gradients at all of these soft masks were taken."""
-        return all((GRADIENT, share) in self._asked for share in shares)
+        return all((GRADIENT, share) in self._keys for share in shares)
 
     @property
     def _passes_left(self) -> float:
-        gradient = self._kept.prices[GRADIENT].forward_equivalents
+        gradient = self._data.prices[GRADIENT].forward_equivalents
         scale = gradient / 2 if self._is_for_mean else 1.0
         return scale * self._passes - self.spent.forward_equivalents
 
     def _n_affordable(self, kind: str) -> int:
         # The tolerance keeps 40 at 40.
-        return int(self._passes_left / self._kept.prices[kind].forward_equivalents + 1e-9)
+        return int(self._passes_left / self._data.prices[kind].forward_equivalents + 1e-9)
 
     def _n_allowed(self, kind: str) -> int:
         """How many measurements of a kind the limits allow; raises where there is not even one."""
@@ -186,21 +188,21 @@ class Measurements:
             raise LimitReachedError("max_passes")
         return count
 
-    def _priced(self, kind: str, compute: Callable[[], _T], count: int = 1) -> _T:
+    def _measure_with_price(self, kind: str, compute: Callable[[], _T], count: int = 1) -> _T:
         """The result of some measurements; the price of one is noted."""
         before = self.target.cost
         result = compute()
-        work, prices = self.target.cost - before, self._kept.prices
+        work, prices = self.target.cost - before, self._data.prices
         prices[kind] = Cost(work.forward / count, work.backward / count)
-        if kind == GRADIENT and not self._kept.effects:
+        if kind == GRADIENT and not self._data.effects:
             # As long as no set was measured: one takes half of that at most.
             prices[SET] = Cost(work.forward_equivalents / 2)
         return result
 
-    def _count(self, kind: str, keys: Sequence[ComponentSet | float], n_held: int) -> None:
-        self._asked.update((kind, key) for key in keys)
-        price = self._kept.prices[kind]
+    def _charge(self, kind: str, keys: Sequence[ComponentSet | float], n_saved: int) -> None:
+        self._keys.update((kind, key) for key in keys)
+        price = self._data.prices[kind]
         self.spent += Cost(len(keys) * price.forward, len(keys) * price.backward)
-        self.saved += Cost(n_held * price.forward, n_held * price.backward)
+        self.saved += Cost(n_saved * price.forward, n_saved * price.backward)
         if time.monotonic() - self._written > _SAVED_EVERY:
             self.save()

@@ -22,7 +22,7 @@ from tracekit.search.targets import Target
 
 HALVINGS = 6
 """Sets that are measured at most to bring one near all components, besides the first two."""
-_SCANNED = 512
+_MOST_PREFIXES = 512
 """Up to this many components every prefix is measured if no doubled size reaches a target."""
 
 
@@ -40,7 +40,7 @@ def best_prefixes(
     selections: list[Selection] = []
     history: tuple[Record, ...] = ()
     for budget in goal.budgets:
-        prefix = _balanced(target, order, scores, budget)
+        prefix = _balanced_prefix(target, order, scores, budget)
         _progress.current().note(size=budget, effect=prefix.effect)
         history += ({"n_selected": budget, "effect": prefix.effect},)
         ranked = replace(prefix, component_scores=component_scores, history=history, budget=budget)
@@ -48,7 +48,7 @@ def best_prefixes(
     return selections
 
 
-def _balanced(target: Target, order: Sequence[int], scores: Mask, size: int) -> Selection:
+def _balanced_prefix(target: Target, order: Sequence[int], scores: Mask, size: int) -> Selection:
     """The first components of a ranking; of faithful ones perhaps some of the last too.
 
     The last push back. Some of them are in the set of the largest scores by size, which is measured
@@ -66,8 +66,8 @@ def _balanced(target: Target, order: Sequence[int], scores: Mask, size: int) -> 
     by_size = int((scores[ranking(scores.abs())[:size]] < 0).sum())
     if by_size:
         tried[by_size] = measured(by_size)
-    overshoots, of_largest = (faithful.overshoots(tried[n].mask) for n in (0, by_size))
-    low, high = (0, by_size) if overshoots != of_largest else (by_size, size * overshoots)
+    overshoots, by_size_overshoots = (faithful.overshoots(tried[n].mask) for n in (0, by_size))
+    low, high = (0, by_size) if overshoots != by_size_overshoots else (by_size, size * overshoots)
     for _ in range(HALVINGS):
         if high - low > 1:
             middle = (low + high) // 2
@@ -91,12 +91,12 @@ def planned_prefixes(
 def most_prefixes(n_components: int) -> int:
     """Prefixes that `smallest_prefix` measures at most."""
     # Every size once, and the answer again.
-    scanned = n_components + 1 if n_components <= _SCANNED else 0
+    scanned = n_components + 1 if n_components <= _MOST_PREFIXES else 0
     return max(scanned, most_sizes_tried(n_components))
 
 
 def smallest_prefix(
-    target: Target, order: Sequence[int], wanted: float, *, largest_seen: float = -inf
+    target: Target, order: Sequence[int], target_effect: float, *, largest_seen: float = -inf
 ) -> Selection:
     """The smallest prefix of a ranking whose mean effect reaches an effect.
 
@@ -108,15 +108,17 @@ def smallest_prefix(
     def measure(size: int) -> Selection:
         return Selection.measured(target, order[:size])
 
-    prefix, tried = smallest_size(len(order), measure, lambda prefix: prefix.effect >= wanted)
+    prefix, tried = smallest_size(
+        len(order), measure, lambda prefix: prefix.effect >= target_effect
+    )
     if prefix is not None:
         return prefix
     best = max(largest_seen, *(prefix.effect for prefix in tried.values()))
-    if len(order) <= _SCANNED:
+    if len(order) <= _MOST_PREFIXES:
         rest = [size for size in range(1, len(order) + 1) if size not in tried]
         means = target.set_effects([order[:size] for size in rest], "prefixes").mean(1).tolist()
-        reaching = [size for size, mean in zip(rest, means, strict=True) if mean >= wanted]
+        reaching = [size for size, mean in zip(rest, means, strict=True) if mean >= target_effect]
         if reaching:
             return measure(min(reaching))
         best = max([best, *means])
-    raise target_not_reached(wanted, best)
+    raise target_not_reached(target_effect, best)

@@ -88,6 +88,8 @@ class Target:
 
     is_plain: bool = True
     """Whether scores are effects, each of its own example."""
+    ranks_by_effect: bool = True
+    """Whether `mean_gradient` is the gradient of a mean of effects."""
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class Target:
             record_effects: Is called with these sets and their effects.
         """
         self.sign, self._objective = sign, objective
-        self._given, self._record, self._record_effects = engine, record, record_effects
+        self._engine, self._record, self._record_effects = engine, record, record_effects
         metric = _score_metric(engine, objective, sign)
         with_metric = engine if metric is None else engine.with_metric(metric)
         self.engine: Engine = replace(with_metric, record=self._notify)
@@ -154,7 +156,7 @@ class Target:
 
     def with_pairs(self, pairs: PromptPairs) -> Target:
         """The same on other traced pairs, without recorders."""
-        return type(self)(self._given.with_pairs(pairs), self._objective, sign=self.sign)
+        return type(self)(self._engine.with_pairs(pairs), self._objective, sign=self.sign)
 
     @property
     def cost(self) -> Cost:
@@ -162,7 +164,7 @@ class Target:
         return self.engine.cost - self._cost_before
 
     def cost_of(self, cost: Cost) -> Cost:
-        """Approximate cost, through this target, of work that costs so much by the mean effect."""
+        """Approximate cost through this target of work that has a given cost by the mean effect."""
         return cost
 
     def effects(self, mask: ComponentsLike) -> Float[Tensor, "*set example"]:
@@ -188,8 +190,8 @@ class Target:
     ) -> dict[ComponentSet, Effects]:
         """Scores of sets whose effects are known, where they beat the best score of their size.
 
-        They take no pass; only a constraint is measured. Scores that effects do not give are left
-        out, as those that need the complement.
+        This takes no pass, except that a constraint is measured. Sets whose score needs more than
+        their effects, such as the effects of the complement, are left out.
         """
         scores = {members: self._score_of_effects(row) for members, row in effects.items()}
         return {
@@ -209,7 +211,7 @@ class Target:
         return effects[0]
 
     def _notify(self, sets: Sequence[ComponentSet], effects: Float[Tensor, "set example"]) -> None:
-        """Hands on what the engine has measured on all examples, after Ctrl-C too."""
+        """Calls the recorders with what the engine measured on all examples, after Ctrl-C too."""
         if self._record_effects is not None and not isinstance(self._objective, LogOdds):
             self._record_effects(sets, self.sign * effects)
         if self._record is not None:
@@ -217,19 +219,21 @@ class Target:
 
     @property
     def ranking_sign(self) -> int:
-        """Sign of the measured effects that bring faithful sets near all components; else 1."""
+        """Factor of gradients in rankings: -1 where faithful sets have effects below 0, else 1."""
         return 1
 
     @property
     def line_integral(self) -> Effects | None:
-        """What `mean_gradient` sums to from no component to all; None if a pass would have to say.
+        """The integral of `mean_gradient` over masks from empty to full, one value per example.
 
-        Of the integral over the masks between them, one value per example.
+        None where scores have no such integral, or where it would take a further pass.
         """
-        return None if self._given.known_full_effects is None else self.full_effects
+        if not self.ranks_by_effect or self._engine.known_full_effects is None:
+            return None
+        return self.full_effects
 
     def mean_gradient(self, mask: Mask) -> Mask:
-        """Gradient of the mean score at a mask, to rank by."""
+        """Gradient at a mask that components are ranked by: that of the mean score."""
         return self.gradient(mask, torch.ones_like)[1] / self.n_examples
 
     def gradient_along_inputs(self, levels: Mapping[float, float]) -> Mask:
@@ -238,16 +242,13 @@ class Target:
         Raises:
             ConfigError: Components are not edges, or the score is not a mean of effects.
         """
-        if self.registry.edges is None:
-            raise self._no_gradient_along_inputs()
+        if self.registry.edges is None or not self.ranks_by_effect:
+            raise ConfigError(
+                "eap-ig ranks edges by their mean effect, and it was asked to rank "
+                f"{self.n_components} components by {self.metric.name}. Use mask-ig instead."
+            )
         gradient = gradients.gradients_along_inputs(self.engine, levels)
         return self.ranking_sign * gradient / self.n_examples
-
-    def _no_gradient_along_inputs(self) -> ConfigError:
-        return ConfigError(
-            "eap-ig ranks edges by their mean effect, and it was asked to rank "
-            f"{self.n_components} components by {self.metric.name}. Use mask-ig instead."
-        )
 
     def gradient(
         self,
@@ -276,19 +277,20 @@ class EffectTarget(Target):
         """Effects of all components together, times the sign."""
         if self._objective is not None:
             return self.engine.full_effects
-        return self.sign * self._given.full_effects
+        return self.sign * self._engine.full_effects
 
 
 class ExampleTarget(Target):
     """Scores that an objective makes of the effects of all examples together."""
 
     is_plain = False
+    ranks_by_effect = False
     _objective: ExampleScores
 
     @property
     def full_effects(self) -> Effects:
         """Scores of all components together."""
-        return self._scores([self.sign * self._given.full_effects])
+        return self._scores([self.sign * self._engine.full_effects])
 
     def cost_of(self, cost: Cost) -> Cost:
         """Each gradient takes one more pass, which measures the effects."""
@@ -301,15 +303,6 @@ class ExampleTarget(Target):
 
     def _score_of_effects(self, effects: Effects) -> Effects:
         return self._objective.scores(self.sign * effects)
-
-    @property
-    def line_integral(self) -> Effects | None:
-        """None: scores have no such sum."""
-        return None
-
-    def gradient_along_inputs(self, levels: Mapping[float, float]) -> Mask:
-        """Refuses: the score is not a mean of effects."""
-        raise self._no_gradient_along_inputs()
 
     def gradient(
         self,
@@ -393,7 +386,7 @@ class FaithfulTarget(Target):
         own, others = self.measured[members_of_mask(mask)]
         w, full = self._objective.complement, self._full.mean().item()
         # A weight that leaves out the set or its complement decides for the other.
-        is_own = w == 0 or (w < 1 and self._given.metric.direction == "denoising")
+        is_own = w == 0 or (w < 1 and self._engine.metric.direction == "denoising")
         return (own - full if is_own else -others) * self.ranking_sign > 0
 
     def effects(self, mask: ComponentsLike) -> Float[Tensor, "*set example"]:
@@ -427,36 +420,34 @@ class FaithfulTarget(Target):
         return self._objective.scores(own, others, full if numbers is None else full[numbers])
 
     def _notify(self, sets: Sequence[ComponentSet], effects: Float[Tensor, "set example"]) -> None:
-        """Hands on effects, and the scores of the sets whose complement was measured as well."""
+        """Calls the recorders: scores are of the sets whose complement was measured as well."""
         if self._record_effects is not None:
             self._record_effects(sets, effects)
         row_of = {members: number for number, members in enumerate(sets)}
-        both = {
-            members: (number, row_of[others])
-            for members, number in row_of.items()
-            if (others := complement_of(members, self.n_components)) in row_of
-        }
-        for members, rows in both.items():
-            own, others = effects[list(rows)].mean(1).tolist()
-            self.measured[members] = EffectAndComplement(own, others)
-        if self._record is not None and both:
-            sides = torch.tensor([*both.values()]).T
-            self._record([*both], self._scores([effects[numbers] for numbers in sides]))
+        both = [each for each in sets if complement_of(each, self.n_components) in row_of]
+        if not both:
+            return
+        own = effects[[row_of[each] for each in both]]
+        others = effects[[row_of[complement_of(each, self.n_components)] for each in both]]
+        for members, effect, complement in zip(both, own.mean(1), others.mean(1), strict=True):
+            self.measured[members] = EffectAndComplement(effect.item(), complement.item())
+        if self._record is not None:
+            self._record(both, self._scores([own, others]))
 
     @property
     def ranking_sign(self) -> int:
-        """Sign of the measured effects that bring sets near all components."""
+        """-1 where all components together have an effect below 0, else 1."""
         return -1 if self._full.mean() < 0 else 1
 
     @property
     def line_integral(self) -> Effects:
-        """What `mean_gradient` sums to from no component to all, one value per example."""
+        """The integral of `mean_gradient` over masks from empty to full, one value per example."""
         return self.ranking_sign * self._full
 
     def mean_gradient(self, mask: Mask) -> Mask:
-        """Gradient of the mean effect at a mask, to rank by.
+        """Gradient at a mask that components are ranked by: that of the mean effect.
 
-        Scores turn where a set does enough, so they give no ranking.
+        Scores fall where a set does more than all components, so their gradient gives no ranking.
         """
         gradient = gradients.gradient(self.engine, mask, torch.ones_like)[1]
         return self.ranking_sign * gradient / self.n_examples

@@ -37,7 +37,7 @@ _SIMILAR = 1 / 3
 """Jaccard similarity below which two sets of a size share less than half of their components."""
 
 _WARNED: WeakSet[Engine] = WeakSet()
-_doubt = partial(warn, category=UnreliableResultWarning)
+_warn_unreliable = partial(warn, category=UnreliableResultWarning)
 """Says why effects say little."""
 
 
@@ -61,14 +61,14 @@ def warn_of_pairs(question: Question) -> None:
 
 
 def warn_before(
-    question: Question, request: ResolvedRequest, asked: str | None, planned: Plan | None
+    question: Question, request: ResolvedRequest, requested_sign: str | None, planned: Plan | None
 ) -> None:
     """Warns of effects that say little, and of what the limits of a search do not bound."""
     warn_of_effects(question.search_engine)
     warn_of_sign(
         question.search_engine,
         request.sign,
-        asked,
+        requested_sign,
         request.objective,
         request.goal.target is not None,
     )
@@ -88,22 +88,22 @@ def warn_of_effects(engine: Engine) -> None:
         todo = "exchange x and y, or the prompts, unless that is meant"
         todo = todo if n_y == n else "keep the pairs that the model knows, by pairs.known(model)"
         if bias := bias_of(engine.pairs, (clean.x > clean.y).tolist()):
-            _doubt(bias)
+            _warn_unreliable(bias)
         elif n_y > n / 2:
-            _doubt(
+            _warn_unreliable(
                 f"The clean model finds y at least as probable as x on {many} examples. x is the "
                 f"continuation that the clean prompt favours: {todo}."
             )
     effects = engine.full_effects
     mean = effects.mean().item()
     if engine.metric.name in METRICS and abs(mean) < _NEAR_ZERO:
-        _doubt(
+        _warn_unreliable(
             f"All components together have an effect of only {mean:.3g}. Either the model does not "
             "do this task, or these components and positions have no part in it."
         )
     largest, share = largest_share(effects)
     if n >= FEWEST_TO_SHARE and share > 0.5:
-        _doubt(
+        _warn_unreliable(
             f"Example {largest} ({engine.pairs[largest].describe()}) carries "
             f"{100 * share:.0f} % of the effect of all components, summed in size over all {n} "
             "examples. What is found holds for this "
@@ -114,23 +114,23 @@ def warn_of_effects(engine: Engine) -> None:
 def warn_of_sign(
     engine: Engine,
     sought: int,
-    asked: str | None,
+    requested_sign: str | None,
     objective: object,
     has_target: bool = False,
 ) -> None:
     """Warns where all components together have another sign than what a search seeks.
 
-    Not where a positive one was `asked` for, nor where only what all do is sought. A target effect
+    Not where a positive one was asked for, nor where only what all do is sought. A target effect
     has its own sign, so with one no other sign is advised.
     """
     mean, is_faithful = engine.full_effects.mean().item(), isinstance(objective, Faithful)
     is_some = engine.metric.name not in METRICS or abs(mean) >= _NEAR_ZERO
-    if mean * sought < 0 and is_some and asked != "positive" and not is_faithful:
+    if mean * sought < 0 and is_some and requested_sign != "positive" and not is_faithful:
         todo = "or exchange x and y, or the prompts"
         todo = f"Give a target_effect of the other sign, {todo}" if has_target else todo
         todo = todo if has_target else f"Give sign='full' for sets that do what all do, {todo}"
         is_away = (mean > 0) == (engine.metric.direction == "noising")
-        _doubt(
+        _warn_unreliable(
             f"All components together have an effect of {mean:.3g}: they move the metric "
             f"{'away from x' if is_away else 'towards x'}, and the search seeks sets that move it "
             f"the other way, with effects {'above' if sought > 0 else 'below'} 0. {todo}."
@@ -152,13 +152,13 @@ def warn_of_results(
     number, share = largest_share(worst.per_example)
     n = len(worst.per_example)
     if n >= FEWEST_TO_SHARE and share > TOO_LARGE_A_SHARE:
-        _doubt(
+        _warn_unreliable(
             f"Example {number} ({pairs[number].describe()}) carries {100 * share:.0f} % of the "
             f"effect of the selected set (size {worst.n_selected}) on all {n} examples. Search "
-            f"with {_steadier(worst)}, or leave the example out."
+            f"with {_robust_search_options(worst)}, or leave the example out."
         )
     rows = [(r.n_selected, r.effect, r.held_out_effect) for r in results]
-    _warn_of_held_out(rows, _steadier(results[0]))
+    _warn_of_held_out(rows, _robust_search_options(results[0]))
     warn_of_circuits(results)
     if any(result.stopped == "interrupted" for result in results):
         warn("Stopped by Ctrl-C: the result is the best found so far.", SearchStoppedWarning)
@@ -181,7 +181,7 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
     beyond = [each for each in measured if each[1].overshoots[0]]
     if beyond:
         result, scores = max(beyond, key=lambda each: each[1].shares_of_full[0])
-        _doubt(
+        _warn_unreliable(
             f"The set of {result.n_selected} has {scores.shares_of_full[0]:.2f} times the effect "
             "of all components: it leaves out those that push back. A large effect is no circuit: "
             f"its faithfulness is {scores.faithfulness[0]:.2f}, where 1 is what the model does."
@@ -191,7 +191,7 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
     if sought:
         result, scores = max(sought, key=lambda each: each[0].n_selected)
         if scores.faithfulness_intervals[0][1] < _HALF:
-            _doubt(
+            _warn_unreliable(
                 f"The set of {result.n_selected} was sought to be faithful, and does "
                 f"{scores.faithfulness[0]:.2f} of the task alone, where 1 is what the model does: "
                 "it is no circuit yet. Give a larger budget, or several (budgets=...)."
@@ -203,14 +203,14 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
     ]
     if both:
         result, scores = max(both, key=lambda each: each[1].completeness[0])
-        _doubt(
+        _warn_unreliable(
             f"The set of {result.n_selected} does {scores.faithfulness[0]:.2f} of the task alone, "
             f"and all other components without it do {scores.completeness[0]:.2f}: it is not "
             "complete. Look for what stands in for it: tracer.explain(result)."
         )
 
 
-def _steadier(result: TraceResult, *, is_front: bool = False) -> str:
+def _robust_search_options(result: TraceResult, *, is_front: bool = False) -> str:
     """Options of a search like that of a result, which few examples decide less."""
     metric, objectives = METRICS.get(str(result.setup.metric)), []
     if result.constraint is None and len(result.per_example) >= FEWEST_EXAMPLES:
@@ -235,7 +235,7 @@ def _warn_of_other_sign(results: Sequence[TraceResult]) -> None:
     sought = -1 if results[0].run.sign == "negative" else 1
     least = min(results, key=lambda result: sought * result.effect)
     if sought * least.effect < 0 and not least.run.objective.startswith("faithful"):
-        _doubt(
+        _warn_unreliable(
             f"Effects {'below' if sought < 0 else 'above'} 0 were sought, and the selected set of "
             f"{least.n_selected} has an effect of {least.effect:+.3g}: {least.run.title} found no "
             "set of that sign. Try local-search, which measures sets together, or another size."
@@ -244,13 +244,13 @@ def _warn_of_other_sign(results: Sequence[TraceResult]) -> None:
 
 def _warn_of_noise(results: Sequence[TraceResult], floor: float) -> None:
     least = min(results, key=lambda result: abs(result.effect))
-    small = {f"The effect of the set of {least.n_selected}": abs(least.effect)}
+    sizes = {f"The effect of the set of {least.n_selected}": abs(least.effect)}
     if (scores := results[0].component_scores) is not None:
-        small["That of most single components"] = scores.abs().median().item()
-    said = " ".join(f"{of} is {size:.2g}." for of, size in small.items())
-    if min(small.values()) < floor:
-        _doubt(
-            f"{said} The model's rounding alone can make one of {floor:.2g} (noise_floor). Load "
+        sizes["That of most single components"] = scores.abs().median().item()
+    text = " ".join(f"{of} is {size:.2g}." for of, size in sizes.items())
+    if min(sizes.values()) < floor:
+        _warn_unreliable(
+            f"{text} The model's rounding alone can make one of {floor:.2g} (noise_floor). Load "
             "the model with dtype='float32', or give more examples."
         )
 
@@ -262,7 +262,7 @@ def warn_of_front(front: ParetoFront) -> None:
     """
     sets = {each.n_selected: each for each in front}
     rows = [(row.size, sets[row.size].effect, row.cross_fitted) for row in front.statistics]
-    _warn_of_held_out(rows, _steadier(front[0], is_front=True))
+    _warn_of_held_out(rows, _robust_search_options(front[0], is_front=True))
     # Where the front took components ranked one by one, it knows of sets with larger effects.
     rows = [
         row
@@ -275,7 +275,7 @@ def warn_of_front(front: ParetoFront) -> None:
         return
     row = min(rows, key=lambda row: row.from_all_similarity or 0.0)
     if (row.from_all_similarity or 0.0) < _SIMILAR:
-        _doubt(
+        _warn_unreliable(
             f"Another set of size {row.size}, found from all components downwards, has an effect "
             f"of {row.from_all:.3g} beside {sets[row.size].effect:.3g}, and the two share less "
             f"than half of their components (Jaccard similarity {row.from_all_similarity:.2f}). "
@@ -289,15 +289,15 @@ def _warn_of_held_out(rows: Sequence[tuple[int, float, float | None]], options: 
     A row is the size of a set, its effect and its held-out effect; `options` are those to search
     with instead.
     """
-    rows_measured = [
+    rows_held_out = [
         (size, effect, held_out) for size, effect, held_out in rows if held_out is not None
     ]
-    if not rows_measured:
+    if not rows_held_out:
         return
-    held = [copysign(1, row[1]) * row[2] / max(abs(row[1]), 1e-12) for row in rows_measured]
-    size, effect, held_out = rows_measured[held.index(min(held))]
-    if min(held) < 1 / 2:
-        _doubt(
+    shares = [copysign(1, row[1]) * row[2] / max(abs(row[1]), 1e-12) for row in rows_held_out]
+    size, effect, held_out = rows_held_out[shares.index(min(shares))]
+    if min(shares) < 1 / 2:
+        _warn_unreliable(
             f"On examples that had no part in choosing it, a set of size {size} has an effect of "
             f"{held_out:.3g}, less than half of the {effect:.3g} on those that had. Give more "
             f"examples, or search with {options}."

@@ -78,11 +78,11 @@ def arrows_of(paths: Paths, question: Question) -> list[dict[str, Any]]:
     """
     engine, held_out = question.search_engine, question.held_out_engine
     prints = [each.fingerprint for each in (engine, held_out) if each is not None]
-    own = model_name(engine.model), engine.metric.name, engine.metric.direction
-    own += question.source, question.setup.source_seed, positions_of(engine)
-    given = paths.model, paths.metric, paths.direction
-    given += paths.source, paths.source_seed, paths.positions
-    if given != own or paths.dataset_fingerprint not in prints:
+    of_question = model_name(engine.model), engine.metric.name, engine.metric.direction
+    of_question += question.source, question.setup.source_seed, positions_of(engine)
+    of_paths = paths.model, paths.metric, paths.direction
+    of_paths += paths.source, paths.source_seed, paths.positions
+    if of_paths != of_question or paths.dataset_fingerprint not in prints:
         raise ConfigError(
             f"The paths are of {paths.dataset} data and {paths.model}, by {paths.metric} and "
             f"{paths.direction} from {paths.source} at {paths.positions}, and this tracer has "
@@ -104,9 +104,13 @@ def arrows_of(paths: Paths, question: Question) -> list[dict[str, Any]]:
 
 def answers_question(question: Question, result: TraceResult) -> bool:
     """Whether a result answers the question on its data and model, so that its effects hold."""
-    own = question.search_engine.fingerprint, question.named_setup, weights_digest(question.model)
-    given = result.searched.fingerprint, result.setup, result.model_facts.weights_digest
-    return own == given and result.registry == question.search_engine.registry
+    engine, weights = question.search_engine, weights_digest(question.model)
+    return (
+        result.searched.fingerprint == engine.fingerprint
+        and result.setup == question.named_setup
+        and result.model_facts.weights_digest == weights
+        and result.registry == engine.registry
+    )
 
 
 def explore(

@@ -113,12 +113,12 @@ def export(
     result = members if isinstance(members, TraceResult) else None
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} is not empty. Give a new folder.")
-    written = _folded(engine, _exact_constants(engine, setup), mask)
+    written = _fold_into_weights(engine, _exact_constants(engine, setup), mask)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder.parent, prefix=".export-") as made:
-        written.save_pretrained(made)
-        tokenizer = _save_tokenizer(engine.model, Path(made))
-        again = load_model(made, device=device_of(engine.model), dtype=dtype_of(engine.model))
+    with TemporaryDirectory(dir=folder.parent, prefix=".export-") as draft:
+        written.save_pretrained(draft)
+        tokenizer = _save_tokenizer(engine.model, Path(draft))
+        again = load_model(draft, device=device_of(engine.model), dtype=dtype_of(engine.model))
         n, n_fresh = engine.n_examples, 0 if held_out is None else held_out.n_examples
         with progress.run("export", 2 + n_fresh / n, n, shown=engine.config.progress):
             export = Export(
@@ -142,11 +142,11 @@ def export(
             measured, effects = held_out, export.held_out_effects
         choices = question.choices([chosen], is_held_out=measured is held_out)
         text = on_examples(measured, effects, choices=choices).choices_text
-        card = _card(engine, setup, mask, export, result, side_effects, text)
-        write_beside(Path(made) / "README.md", card)
+        card = _readme(engine, setup, mask, export, result, side_effects, text)
+        write_beside(Path(draft) / "README.md", card)
         if result is not None:
-            result.save(Path(made) / "trace")
-        shutil.copytree(made, folder, dirs_exist_ok=True)
+            result.save(Path(draft) / "trace")
+        shutil.copytree(draft, folder, dirs_exist_ok=True)
     return export
 
 
@@ -188,22 +188,22 @@ def _exact_constants(engine: Engine, setup: Setup) -> Constants:
     return constants
 
 
-def _folded(engine: Engine, constants: Constants, mask: Mask) -> Any:
+def _fold_into_weights(engine: Engine, constants: Constants, mask: Mask) -> Any:
     """The Hugging Face model with the set folded into its weights, apart from the original."""
     original: Any = engine.model.original_model  # type: ignore[attr-defined]
     # Of several modules with one name, the one inside of what a bridge puts around it.
     modules = {
         plain_name(name): module for name, module in original.named_modules(remove_duplicate=False)
     }
-    expected = _empty(original, ()).state_dict()
+    expected = _without_weights(original, ()).state_dict()
     state = _weights_of(modules, expected)
     is_whole = len(state) == len(expected)
-    _check_plain(engine.model, _rebuilt(original, modules, state, {}, ()) if is_whole else None)
+    _check_plain(engine.model, _rebuild(original, modules, state, {}, ()) if is_whole else None)
     names = {id(module): name for name, module in modules.items() if f"{name}.weight" in state}
     changed: dict[str, Any] = {}
     weights: ChainMap[str, Any] = ChainMap(changed, state)
     settings: set[str] = set()
-    for hook_name, replaced in _replaced(engine.registry, constants, mask).items():
+    for hook_name, replaced in _replaced_entries(engine.registry, constants, mask).items():
         layer, hook = hook_name.split(".", 2)[1:]
         part, is_input, setting = PROJECTIONS[hook]
         module: Any = engine.model.blocks[int(layer)]  # type: ignore[attr-defined]
@@ -234,7 +234,7 @@ def _folded(engine: Engine, constants: Constants, mask: Mask) -> Any:
             changed[f"{name}.bias"] = bias
         if f"{name}.bias" in changed and f"{name}.bias" not in state:
             settings.add(setting)
-    return _rebuilt(original, modules, state, changed, settings)
+    return _rebuild(original, modules, state, changed, settings)
 
 
 def _weights_of(
@@ -272,7 +272,7 @@ def _check_plain(model: HookedModel, plain: Any) -> None:
         )
 
 
-def _rebuilt(
+def _rebuild(
     original: Any,
     modules: Mapping[str, torch.nn.Module],
     state: Mapping[str, Tensor],
@@ -280,7 +280,7 @@ def _rebuilt(
     settings: Iterable[str],
 ) -> Any:
     """A new model of the same class with changed weights, and with biases where they are needed."""
-    rebuilt = _empty(original, settings)
+    rebuilt = _without_weights(original, settings)
     expected = rebuilt.state_dict()
     new = [name for name in expected if name not in state]
     missing = [name for name in changed if name not in expected]
@@ -306,7 +306,7 @@ def _rebuilt(
     return rebuilt
 
 
-def _empty(original: Any, settings: Iterable[str]) -> Any:
+def _without_weights(original: Any, settings: Iterable[str]) -> Any:
     """A model of the same class without weights; settings that it knows are switched on."""
     config = copy.deepcopy(original.config)
     # TransformerLens asks for the patterns in every pass.
@@ -320,7 +320,7 @@ def _empty(original: Any, settings: Iterable[str]) -> Any:
         return type(original)(config)
 
 
-def _replaced(
+def _replaced_entries(
     registry: ComponentRegistry, constants: Constants, mask: Mask
 ) -> Mapping[str, Tensor]:
     """By hook point, which entries of its activation the set replaces; flat, inputs first."""
@@ -339,22 +339,23 @@ def _replaced(
 
 
 def _save_tokenizer(model: HookedModel, folder: Path) -> str:
-    """Writes the model's tokenizer as it was given, reads it again, and says which it is."""
-    given = tokenizer_in(model)
-    if given is None:
+    """Writes the model's tokenizer, reads it again, and returns a phrase that describes it."""
+    tokenizer = tokenizer_in(model)
+    if tokenizer is None:
         return "none"
-    given = as_given(given)
-    given.save_pretrained(folder)
+    tokenizer = as_given(tokenizer)
+    tokenizer.save_pretrained(folder)
     written = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    differs = differences(given, written)
+    differs = differences(tokenizer, written)
     if differs:
         warn(
             f"The tokenizer in {folder.name} is read with {' and '.join(differs)} other than those "
             "of the model's. Give whoever uses the folder the tokenizer itself.",
             ModelWarning,
         )
-    template = "with" if getattr(given, "chat_template", None) else "without"
-    return f"{type(given).__name__} of the model, {len(given):,} tokens, {template} a chat template"
+    template = "with" if getattr(tokenizer, "chat_template", None) else "without"
+    n_tokens = f"{len(tokenizer):,} tokens"
+    return f"{type(tokenizer).__name__} of the model, {n_tokens}, {template} a chat template"
 
 
 def _effects_of(written: HookedModel, engine: Engine) -> Effects:
@@ -370,7 +371,7 @@ def _effects_of(written: HookedModel, engine: Engine) -> Effects:
     return effects
 
 
-def _card(
+def _readme(
     engine: Engine,
     setup: Setup,
     mask: Mask,
@@ -382,7 +383,7 @@ def _card(
     """The README of the written model."""
     name = model_name(engine.model)
     labels = [engine.registry.label(number) for number in mask.nonzero()[:, 0].tolist()]
-    held = export.held_out_effects
+    held_out_effects = export.held_out_effects
     lines = [
         f"---\nbase_model: {name}\ntags:\n- tracekit\n---\n\n# {name}, edited\n",
         f"{len(labels)} of {len(engine.registry)} components of `{name}` are replaced for good by "
@@ -394,11 +395,19 @@ def _card(
         f"- Effect, read again from these files: {export.written_effects.mean():.6g}; with hooks: "
         f"{export.effects.mean():.6g}; largest difference on an example: "
         f"{export.largest_difference:.2g}",
-        *([] if held is None else [f"- On {len(held)} held-out examples: {held.mean():.6g}"]),
-        f"- First choices, {'searched' if held is None else 'held out'}: {choices_text}",
+    ]
+    if held_out_effects is not None:
+        n_held_out, mean = len(held_out_effects), held_out_effects.mean()
+        lines.append(f"- On {n_held_out} held-out examples: {mean:.6g}")
+    lines += [
+        f"- First choices, {'searched' if held_out_effects is None else 'held out'}: "
+        f"{choices_text}",
         f"- Tokenizer: {export.tokenizer}",
         f"- Setup: `{setup}`",
-        *([] if result is None else [f"- Found by {result.title}, seed {result.seed}; `trace/`"]),
+    ]
+    if result is not None:
+        lines.append(f"- Found by {result.title}, seed {result.seed}; `trace/`")
+    lines += [
         f"- Versions: {', '.join(f'{package} {v}' for package, v in versions().items())}",
     ]
     if side_effects is not None:

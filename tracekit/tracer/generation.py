@@ -28,7 +28,7 @@ from tracekit.models.hooked import Hook, frozen
 from tracekit.results.generations import Generations
 
 
-def _refuse_edges(registry: ComponentRegistry) -> None:
+def _check_no_edges(registry: ComponentRegistry) -> None:
     if registry.edges is not None:
         raise ComponentError(
             "Edges are patched on prompts that have counterfactual ones, not while text is "
@@ -59,7 +59,7 @@ def steer(
         MaskError, ComponentError: About the set.
     """
     registry = question.registry
-    _refuse_edges(registry)
+    _check_no_edges(registry)
     mask = from_indices(members_of(members, registry), len(registry)).float()
     constants = constants_of([pair.counterfactual for pair in question.search_engine.pairs])
     if constants is None or constants.positional:
@@ -110,8 +110,8 @@ def generate(
         MaskError, ComponentError: About the set.
     """
     check_seed(seed)
-    _refuse_edges(question.registry)
-    chosen = members_of(members, question.registry)
+    _check_no_edges(question.registry)
+    selection = members_of(members, question.registry)
     if question.setup.split_by not in (None, "position"):
         raise ConfigError(
             "The components are split by span, and a new prompt does not say where its spans are. "
@@ -123,37 +123,38 @@ def generate(
             f"{shortened(temperature)}. Give at least one token, and 0 for the likeliest one."
         )
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    changed = [counterfactuals] if isinstance(counterfactuals, str) else counterfactuals
-    if (changed is None) == (question.source == "counterfactual") or (
-        changed is not None and len(changed) != len(prompts)
+    other_prompts = [counterfactuals] if isinstance(counterfactuals, str) else counterfactuals
+    if (other_prompts is None) == (question.source == "counterfactual") or (
+        other_prompts is not None and len(other_prompts) != len(prompts)
     ):
         raise ConfigError(
-            f"There are {len(prompts)} prompts and {len(changed or ())} counterfactuals. Give each "
-            "prompt one of as many tokens with source='counterfactual', and none with other "
-            "sources."
+            f"There are {len(prompts)} prompts and {len(other_prompts or ())} counterfactuals. "
+            "Give each prompt one of as many tokens with source='counterfactual', and none with "
+            "other sources."
         )
     tokenizer, model = tokenizer_of(question.model), question.model
     # A continuation, which pairs have, does not matter.
     rows = [{"prompt": prompt, "x": "a"} for prompt in prompts]
-    rows = [
-        r | ({} if changed is None else {"counterfactual": changed[n]}) for n, r in enumerate(rows)
-    ]
+    if other_prompts is not None:
+        rows = [
+            row | {"counterfactual": other} for row, other in zip(rows, other_prompts, strict=True)
+        ]
     pairs = PromptPairs.from_text(rows, tokenizer, chat=chat, warn=False)
-    if changed is not None:
+    if other_prompts is not None:
         pairs.report.without("repeated").warn()
     single = tuple(replace(pair, x_ids=pair.x_ids[:1]) for pair in pairs)
     if question.source == "resample":
         # One by one: no prompt is drawn for another.
         pools = [replace(question.pairs, pairs=(pair, *question.pairs)) for pair in single]
         single = tuple(question.apply_source(pool)[0] for pool in pools)
-        question = replace(question, apply_source=lambda drawn: drawn)
+        question = replace(question, apply_source=lambda pairs: pairs)
     config = replace(question.config, capabilities=Capabilities.none())
     engine = replace(question, config=config).engine_of(
         replace(pairs, pairs=single), metric="probability-drop", direction="noising"
     )
-    mask = strength * from_indices(chosen, engine.n_components).float()
+    mask = strength * from_indices(selection, engine.n_components).float()
     constants = constants_of([pair.counterfactual for pair in engine.pairs])
-    written = []
+    texts_of_prompts = []
     for number in progress.track(range(len(prompts)), "generate", shown=question.config.progress):
         (batch,) = engine.batches_of(torch.tensor([number]), of_all_ranks=True)
         if constants is not None and not constants.positional and question.setup.positions == "all":
@@ -164,15 +165,18 @@ def generate(
             hooks = engine.hooks(batch, source, mask.to(engine.device))
         ids = torch.tensor([single[number].prompt_ids], device=engine.device)
         options = (max_new_tokens, temperature, seed, checkpoint_settings)
-        written.append([_continued(model, tokenizer, ids, each, *options) for each in ([], hooks)])
-    shown = [pair.texts or {} for pair in pairs]
+        texts_of_prompts.append(
+            [_generate_text(model, tokenizer, ids, each, *options) for each in ([], hooks)]
+        )
+    texts = [pair.texts or {} for pair in pairs]
+    other_texts = [] if other_prompts is None else [each["counterfactual"] for each in texts]
     return Generations(
         registry=question.registry,
-        members=chosen,
-        prompts=tuple(texts["prompt"] for texts in shown),
-        counterfactuals=None if changed is None else tuple(t["counterfactual"] for t in shown),
-        clean=tuple(clean for clean, _ in written),
-        intervened=tuple(intervened for _, intervened in written),
+        members=selection,
+        prompts=tuple(each["prompt"] for each in texts),
+        counterfactuals=None if other_prompts is None else tuple(other_texts),
+        clean=tuple(clean for clean, _ in texts_of_prompts),
+        intervened=tuple(intervened for _, intervened in texts_of_prompts),
         setup=question.named_setup,
         strength=float(strength),
         max_new_tokens=int(max_new_tokens),
@@ -185,7 +189,7 @@ def generate(
     )
 
 
-def _continued(
+def _generate_text(
     model: HookedModel,
     tokenizer: Any,
     ids: Tensor,

@@ -58,92 +58,111 @@ def look(
 ) -> Look:
     """A first look: does the model do the task, where, by which heads and MLP blocks, what next.
 
-    A few examples are looked at; half of them select sets, the others are held out. It takes about
-    50 passes over a half: a minute for 16 pairs of a model of 30 layers on two cores. Metric,
-    source, direction and positions are the tracer's, and its components are not asked for.
+    A look uses a few examples: half of them select sets, the others are held out. It takes about 50
+    passes over a half, which is a minute for 16 pairs of a model of 30 layers on two cores. Metric,
+    source, direction and positions are the tracer's; the components are all heads and MLP blocks.
 
     Args:
         question: The question.
-        examples: The most pairs that are looked at, spread over the data set; where there are
-            held-out examples, as many of these again, and no pairs are halved.
+        examples: The most pairs to use, spread over the data set. With held-out examples, as many
+            of these are used too, and the pairs are not halved.
         seed: Draws the halves and the random sets.
-        say: Is told each part as soon as it is known: `say=print`.
+        say: Is called with each part as soon as it is known, e.g. `print`.
 
     Raises:
         ConfigError: About the number of examples, or the seed.
     """
     check_seed(seed)
     check_whole("examples", examples)
-    few, fresh = question.pairs, question.held_out_pairs
-    own = few = few[:: -(-len(few) // examples)]
-    fresh = None if fresh is None else fresh[:: -(-len(fresh) // examples)]
-    by_prompt = question.source != "counterfactual"
-    n_distinct = len({*independent(of_own_prompts(few) if by_prompt else few)})
-    if fresh is None and n_distinct >= _FEWEST_TO_SPLIT:
-        own, fresh = few.split(0.5, seed=seed, by_prompt=by_prompt)
+    pairs, searched, held_out = _split(question, examples, seed)
     parts: list[LookPart] = []
 
-    def tell(name: str, *lines: str, rows: Any = ()) -> None:
+    def add_part(name: str, *lines: str, rows: Any = ()) -> None:
         parts.append(LookPart(name=name, lines=lines, rows=tuple(rows)))
         if say is not None:
             say(parts[-1])
 
-    checked = few.check(question.model, progress=question.config.progress)
-    asked = _asked(question, question.pairs, own, fresh, components="head-outputs+mlp-blocks")
-    title = tracer_text(asked).removeprefix("Tracer(").removesuffix(")")
-    odd = [each for each in checked.lines[1:] if each.color != "green"]
-    tell("pairs", title, *(f"{each.color:<6} {each.text}" for each in (checked.lines[0], *odd)))
-    said = (
-        "Task: where every token of x, or of y, is the first choice; mean log-odds of x against y; "
-        "KL from clean at the first token that differs"
+    check = pairs.check(question.model, progress=question.config.progress)
+    of_parts = _question_of(
+        question, question.pairs, searched, held_out, components="head-outputs+mlp-blocks"
     )
-    tell("task", said, rows=rows_of(replace(asked, pairs=few).choices(), len(few)))
+    title = tracer_text(of_parts).removeprefix("Tracer(").removesuffix(")")
+    problems = [line for line in check.lines[1:] if line.color != "green"]
+    lines = [f"{line.color:<6} {line.text}" for line in (check.lines[0], *problems)]
+    add_part("pairs", title, *lines)
+    add_part(
+        "task",
+        "Task: where every token of x, or of y, is the first choice; mean log-odds of x against y; "
+        "KL from clean at the first token that differs",
+        rows=rows_of(replace(of_parts, pairs=pairs).choices(), len(pairs)),
+    )
     where, sets = None, list[TraceResult]()
     try:
-        where = single_effects(_residual(question, own))
+        where = single_effects(_residual_question(question, searched))
         unit, n = f"share of the effect of all ({where.full_effect:.3g})", where.n_independent
-        tell("where", f"Where: residual stream, {unit}, n = {n}", rows=_map(where))
+        add_part("where", f"Where: residual stream, {unit}, n = {n}", rows=_residual_rows(where))
     except TracekitError as error:
-        tell("where", f"The map of the residual stream is left out. {error}")
+        add_part("where", f"The map of the residual stream is left out. {error}")
     try:
-        n = len(asked.registry)
-        sizes = sorted({max(1, min(n - 1, size * max(1, n // 100))) for size in _SIZES})
-        request = Request(search=MaskIG(), budgets=sizes, objective="mean", sign="full", seed=seed)
-        resolved = resolve_request(asked, request)
-        sets = search(asked, resolved, plan(asked, resolved))
+        sets = _ranked_sets(of_parts, seed)
         passes, n_text = sets[0].cost.forward_equivalents, sets[0].searched.n_text
-        ranked = sets[-1].to_frame().sort_values("score", key=abs, ascending=False).head(_NAMED)
-        rows = ranked[["component", "score"]].to_dict("records")
-        head = f"Who: gradients along the line, n = {n_text} searched, {passes:.0f} passes"
-        tell("who", head, rows=rows)
+        ranking = sets[-1].to_frame().sort_values("score", key=abs, ascending=False).head(_NAMED)
+        add_part(
+            "who",
+            f"Who: gradients along the line, n = {n_text} searched, {passes:.0f} passes",
+            rows=ranking[["component", "score"]].to_dict("records"),
+        )
         brackets = "effect: spread; held out: 95 % interval; random sets of the same kinds: all"
-        tell("sets", f"Sets ({brackets})", rows=_with_random(asked, sets, seed))
+        add_part("sets", f"Sets ({brackets})", rows=_rows_of_sets(of_parts, sets, seed))
     except NotDifferentiableError as error:
-        tell("who", f"Scores by gradients are left out. {error}")
-    options, advice = _advice(asked.search_engine, sets)
-    advice.append(f"Next, with tracer = tk.Tracer(model, pairs, {asked.named_setup!r}):")
-    tell("next", *advice, rows=_next(question, asked, sets, options))
+        add_part("who", f"Scores by gradients are left out. {error}")
+    options, advice = _advice(of_parts.search_engine, sets)
+    advice.append(f"Next, with tracer = tk.Tracer(model, pairs, {of_parts.named_setup!r}):")
+    add_part("next", *advice, rows=_suggestions(question, of_parts, sets, options))
     return Look(parts=tuple(parts), where=where, sets=tuple(sets))
 
 
-def _asked(
+def _split(
+    question: Question, examples: int, seed: int
+) -> tuple[PromptPairs, PromptPairs, PromptPairs | None]:
+    """Some of the pairs, spread over the data set; those to search on; those that are held out."""
+    pairs, held_out = question.pairs, question.held_out_pairs
+    pairs = pairs[:: -(-len(pairs) // examples)]
+    if held_out is not None:
+        return pairs, pairs, held_out[:: -(-len(held_out) // examples)]
+    by_prompt = question.source != "counterfactual"
+    n_distinct = len({*independent(of_own_prompts(pairs) if by_prompt else pairs)})
+    if n_distinct < _FEWEST_TO_SPLIT:
+        return pairs, pairs, None
+    return pairs, *pairs.split(0.5, seed=seed, by_prompt=by_prompt)
+
+
+def _question_of(
     question: Question,
     pairs: PromptPairs,
-    own: PromptPairs,
-    fresh: PromptPairs | None,
+    searched: PromptPairs,
+    held_out: PromptPairs | None,
     **changes: Any,
 ) -> Question:
-    """The question of other components on some of the pairs; means are over all of them."""
+    """The question of other components on some of the pairs; means are over all `pairs`."""
     usual: dict[str, Any] = {"layers": None, "indices": None, "split_by": None, "layer_window": 1}
     setup = replace(question.setup, **(usual | changes))
-    asked = replace(
-        bind(setup, question.model, pairs, question.config), pairs=own, held_out_pairs=fresh
-    )
-    checks.check_engine(asked.search_engine)
-    return asked
+    bound = bind(setup, question.model, pairs, question.config)
+    other = replace(bound, pairs=searched, held_out_pairs=held_out)
+    checks.check_engine(other.search_engine)
+    return other
 
 
-def _residual(question: Question, own: PromptPairs) -> Question:
+def _ranked_sets(question: Question, seed: int) -> list[TraceResult]:
+    """Sets of a few sizes, of the components that gradients along the line rank first."""
+    n = len(question.registry)
+    sizes = sorted({max(1, min(n - 1, size * max(1, n // 100))) for size in _SIZES})
+    request = Request(search=MaskIG(), budgets=sizes, objective="mean", sign="full", seed=seed)
+    resolved = resolve_request(question, request)
+    return search(question, resolved, plan(question, resolved))
+
+
+def _residual_question(question: Question, searched: PromptPairs) -> Question:
     """The residual stream of some layers by span, or by positions that all prompts share."""
     n, pairs = int(question.model.cfg.n_layers), question.pairs
     lengths = {len(ids) for pair in pairs for ids in (pair.prompt_ids, pair.counterfactual_ids)}
@@ -152,44 +171,51 @@ def _residual(question: Question, own: PromptPairs) -> Question:
         if len(lengths) == 1 and max(lengths) <= _POSITIONS:
             split = "position"
         else:
-            shared = min(*lengths, _POSITIONS // 2)
-            pairs, own = (_from_the_end(each, shared) for each in (pairs, own))
+            n_shared = min(*lengths, _POSITIONS // 2)
+            pairs, searched = (
+                _with_last_spans(pairs, n_shared),
+                _with_last_spans(searched, n_shared),
+            )
     steps = max(1, min(_LAYERS, n) - 1)
     layers = sorted({round(step * (n - 1) / steps) for step in range(steps + 1)})
     options = {"layers": layers, "split_by": split, "positions": "prompt"}
-    return _asked(question, pairs, own, None, components="residual", **options)
+    return _question_of(question, pairs, searched, None, components="residual", **options)
 
 
-def _from_the_end(pairs: PromptPairs, count: int) -> PromptPairs:
+def _with_last_spans(pairs: PromptPairs, count: int) -> PromptPairs:
     """Pairs with a span for each of their last tokens, named by its place from the end."""
-    placed = []
+
+    def last_spans(n_tokens: int) -> dict[str, tuple[int, ...]]:
+        return {str(-k): (n_tokens - k,) for k in range(count, 1, -1)}
+
+    with_spans = []
     for pair in pairs:
-        n, other = len(pair.prompt_ids), len(pair.counterfactual_ids)
-        mine, theirs = ({str(-k): (of - k,) for k in range(count, 1, -1)} for of in (n, other))
-        others = None if n == other else theirs
-        placed.append(replace(pair, spans=mine, counterfactual_spans=others))
-    return replace(pairs, pairs=tuple(placed))
+        n, n_counterfactual = len(pair.prompt_ids), len(pair.counterfactual_ids)
+        spans = None if n == n_counterfactual else last_spans(n_counterfactual)
+        with_spans.append(replace(pair, spans=last_spans(n), counterfactual_spans=spans))
+    return replace(pairs, pairs=tuple(with_spans))
 
 
-def _map(where: SingleEffects) -> list[Row]:
-    """A row a layer, a column a span."""
+def _residual_rows(where: SingleEffects) -> list[Row]:
+    """A row for each layer, a column for each span."""
     rows: dict[int, Row] = {}
     shares = (where.effects / (where.full_effect or nan)).tolist()
     for each, share in zip(where.components, shares, strict=True):
+        # Adding 0 makes 0 of -0.
         rows.setdefault(each.layer, {"layer": each.layer})[str(each.span)] = round(share, 3) + 0.0
-    return [*rows.values()]
+    return list(rows.values())
 
 
-def _with_random(asked: Question, sets: list[TraceResult], seed: int) -> Iterator[Row]:
+def _rows_of_sets(question: Question, sets: list[TraceResult], seed: int) -> Iterator[Row]:
     """Sets beside random sets of the same kinds: a layer has but one MLP block."""
-    drawn = torch.Generator().manual_seed(seed)
-    share = "share, searched" if asked.held_out_engine is None else "share, held out"
+    generator = torch.Generator().manual_seed(seed)
+    share = "share, searched" if question.held_out_engine is None else "share, held out"
     effects = ("effect, searched", "95 % spread", "effect, held out", "95 % interval")
     table = result_table(sets).only("n_selected", *effects, share)
     for each, row in zip(sets, table.records(), strict=True):
         members = members_of(each, each.registry)
-        others = control_sets(asked.registry, members, _DRAWS, drawn, "kinds")
-        means = asked.eval_engine.set_effects(others, "random sets").mean(1).tolist() or [None]
+        others = control_sets(question.registry, members, _DRAWS, generator, "kinds")
+        means = question.eval_engine.set_effects(others, "random sets").mean(1).tolist() or [None]
         row |= {"random": sum(means) / len(means) if others else None}
         row |= {"random_low": min(means), "random_high": max(means)}
         yield row | {"components": each.labels}
@@ -198,31 +224,33 @@ def _with_random(asked: Question, sets: list[TraceResult], seed: int) -> Iterato
 def _advice(engine: Engine, sets: list[TraceResult]) -> tuple[dict[str, Any], list[str]]:
     """Options of a search that suit, and why."""
     metric, effects = engine.metric, engine.full_effects
-    mean, options, said = effects.mean().item(), dict[str, Any](), []
+    mean, options, advice = effects.mean().item(), dict[str, Any](), []
     if mean < 0:
         options["sign"] = "negative"
-        said.append(f"The effect of all is {mean:.3g}, below 0: search with sign='negative'.")
+        advice.append(f"The effect of all is {mean:.3g}, below 0: search with sign='negative'.")
     number, share = largest_share(effects)
     if len(effects) >= FEWEST_TO_SHARE and share > TOO_LARGE_A_SHARE:
         options["objective"] = "median" if metric.linearization is None else "log-odds"
         which = f"Example {number} ({engine.pairs[number].describe()})"
         carries = f"{which} carries {100 * share:.0f} % of the effect of all components"
         carries += f", summed in size over {len(effects)} examples"
-        said.append(f"{carries}: search with objective={options['objective']!r}.")
+        advice.append(f"{carries}: search with objective={options['objective']!r}.")
     elif any(each.share_of_full_effect > _MUCH for each in sets):
         options["objective"] = "faithful"
-        said.append("Sets have more effect than all together: objective='faithful' seeks circuits.")
+        advice.append(
+            "Sets have more effect than all components: objective='faithful' looks for circuits."
+        )
     if metric.upper_bound is not None:
-        said.append(f"{metric.name} is bounded, where sets look alike: try logit-difference.")
-    return options, said
+        advice.append(f"{metric.name} is bounded, where sets look alike: try logit-difference.")
+    return options, advice
 
 
-def _next(
-    question: Question, asked: Question, sets: list[TraceResult], options: dict[str, Any]
+def _suggestions(
+    question: Question, of_parts: Question, sets: list[TraceResult], options: dict[str, Any]
 ) -> Iterator[Row]:
     """Calls to try, with their cost on all of the tracer's pairs."""
     pairs: Any = {"pairs": question.pairs, "held_out_pairs": question.held_out_pairs}
-    whole = replace(asked, **pairs, sets=KnownSets(), results=[])
+    whole = replace(of_parts, **pairs, sets=KnownSets(), results=[])
     more = "".join(f", {name}={value!r}" for name, value in options.items())
     size, method, why = 1, "top-k", "the metric has no gradient"
     if sets:
@@ -232,7 +260,7 @@ def _next(
         method = "mask-ig" if is_enough else "local-search"
         why = f"scores sum to {total:.3g}, together they do {middle.effect:.3g}: "
         why += "ranking is enough" if is_enough else "search"
-    most = max(1, len(asked.registry) // 10)
+    most = max(1, len(of_parts.registry) // 10)
     calls = [(f"run({method!r}, budget={size}{more})", why)]
     costs = [estimate(whole, method, budget=size, **options)]
     if sets:

@@ -71,24 +71,24 @@ class Observed:
 
     def __enter__(self) -> Observed:
         self._start = time.perf_counter()
-        self._tell("start")
+        self._notify("start")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._tell("end", stopped=self._stopped if kind is None else kind.__name__)
+        self._notify("end", stopped=self._stopped if kind is None else kind.__name__)
 
     def step(self, **values: float) -> None:
         """Tells what a step reached."""
         self._n_steps += 1
-        self._tell("step", values=values)
+        self._notify("step", values=values)
 
     def results(self, results: Sequence[TraceResult]) -> None:
         """Tells the results."""
         for result in results:
             self._stopped = self._stopped or result.stopped
-            self._tell("result", values=_values_of(result), result=result)
+            self._notify("result", values=_values_of(result), result=result)
 
-    def _tell(self, kind: RecordKind, **fields: Any) -> None:
+    def _notify(self, kind: RecordKind, **fields: Any) -> None:
         if self._observe is None:
             return
         record = RunRecord(
@@ -183,9 +183,9 @@ class WandB:
             self._run = self._wandb.init(config=dict(record.setting), **self._options)
             self._run.define_metric("result/*", step_metric="result/size")
         elif record.kind == "step":
-            self._run.log(_under("search", record.values))
+            self._run.log(_with_prefix("search", record.values))
         elif record.kind == "result" and record.result is not None:
-            self._run.log(_under("result", record.values))
+            self._run.log(_with_prefix("result", record.values))
             size = record.result.n_selected
             self._run.summary[f"components/{size}"] = ", ".join(record.result.labels)
         elif record.kind == "end":
@@ -194,7 +194,7 @@ class WandB:
             run.finish()
 
 
-def _under(name: str, values: Mapping[str, float]) -> dict[str, float]:
+def _with_prefix(name: str, values: Mapping[str, float]) -> dict[str, float]:
     return {f"{name}/{key}": value for key, value in values.items()}
 
 

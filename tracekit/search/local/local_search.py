@@ -108,8 +108,8 @@ class LocalSearch(ValidatedFields):
         require_gradient(target.metric, self.name)
         n, context = target.n_components, nullcontext()
         if self.checkpoint is not None:
-            asked = {"budgets": goal.budgets, "target": goal.target, "seed": seed}
-            context = SearchCheckpoint(self.checkpoint, target, asked).in_use()
+            config = {"budgets": goal.budgets, "target": goal.target, "seed": seed}
+            context = SearchCheckpoint(self.checkpoint, target, config).in_use()
         with context as checkpoint:
             measurements = Measurements(
                 target,
@@ -193,20 +193,20 @@ def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
     n, passes = measurements.target.n_components, measurements.n_affordable
     takes_all = n <= SETTINGS.share_of_all_singles * passes
     is_limited = search.max_passes is not None or search.max_seconds is not None
-    asked = goal.budgets if len(goal.budgets) <= SETTINGS.most_sizes else ()
+    budgets = goal.budgets if len(goal.budgets) <= SETTINGS.most_sizes else ()
     line_weights = weights_along_line(MaskIG().steps)
-    starts = [order[:size] for size in asked for order in rankings]
+    starts = [order[:size] for size in budgets for order in rankings]
     # Of few components all are measured alone, which ranks them too and costs less than a line.
     has_line = is_limited and 2 * len(line_weights) <= SETTINGS.share_of_all_singles * passes
-    has_line = (has_line or not takes_all) and measurements.affords(len(line_weights), len(asked))
+    has_line = (has_line or not takes_all) and measurements.affords(len(line_weights), len(budgets))
     # Where passes are for one of both, prefixes by the line come first.
-    if is_limited and measurements.affords(len(line_weights), len(asked) + len(starts)):
+    if is_limited and measurements.affords(len(line_weights), len(budgets) + len(starts)):
         best_sets.measure(starts, "prefixes of rankings")
     if has_line:
         parts = [weight * measurements.soft_gradient(at) for at, weight in line_weights.items()]
         rankings.insert(0, ranking(torch.stack(parts).sum(0)))
     if is_limited:
-        starts = [rankings[0][:size] for size in asked] + starts
+        starts = [rankings[0][:size] for size in budgets] + starts
         best_sets.measure(starts, "prefixes of rankings")
     n_singles = n if takes_all else max(1, int(SETTINGS.share_of_some_singles * passes))
     best_sets.measure([[index] for index in interleave(*rankings[-2:])[:n_singles]], "singles")
@@ -218,14 +218,14 @@ def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
     best_sets.measure(prefixes, "prefixes of rankings")
     has_many, has_few = n >= SETTINGS.many, n <= SETTINGS.passes_per_size
     if has_many:
-        best_sets.measure(_remaining(measurements, sweeps.sizes), "backward elimination")
+        best_sets.measure(_backward_sets(measurements, sweeps.sizes), "backward elimination")
     if has_few and n * n <= measurements.n_affordable:
         best_sets.measure(combinations(range(n), 2), "pairs")
     sweeps.go_on(with_effort=search.max_passes is not None or has_many or has_few)
     sweeps.fill()
 
 
-def _remaining(measurements: Measurements, sizes: Sequence[int]) -> list[ComponentSet]:
+def _backward_sets(measurements: Measurements, sizes: Sequence[int]) -> list[ComponentSet]:
     """A set of each size, of all components without those that are missed least."""
     sets = [tuple(range(measurements.target.n_components))]
     for size in reversed(sizes):
