@@ -24,20 +24,25 @@ _ROUNDS = 2
 def backward_elimination(target: Target, sizes: Sequence[int]) -> dict[int, ComponentSet]:
     """A set of each size, found from all components downwards by gradients and exchanges."""
 
-    def gains(members: ComponentSet) -> Mask:
+    def predict(members: ComponentSet) -> Mask:
         return target.predict_changes(members).predicted_effects.nan_to_num()
 
     members = tuple(range(target.n_components))
     by_size = {}
     for size in sorted(set(sizes), reverse=True):
-        members = by_size[size] = _improve_by_exchanges(target, shrink(members, size, gains))
+        members = by_size[size] = _improve_by_exchanges(target, shrink(members, size, predict))
     return by_size
 
 
-def shrink(members: ComponentSet, size: int, gains: Callable[[ComponentSet], Mask]) -> ComponentSet:
-    """The `size` components of a set with the largest gains; a fifth of it leaves at a time."""
+def shrink(
+    members: ComponentSet, size: int, predict: Callable[[ComponentSet], Mask]
+) -> ComponentSet:
+    """The `size` components of a set with the largest predicted effects.
+
+    A fifth of the set leaves at a time, then the rest is predicted anew.
+    """
     while len(members) > size:
-        n_kept, values = max(size, int(_SHARE_KEPT * len(members))), gains(members)
+        n_kept, values = max(size, int(_SHARE_KEPT * len(members))), predict(members)
         members = tuple(sorted(sorted(members, key=lambda i: -values[i].item())[:n_kept]))
     return members
 
@@ -59,9 +64,9 @@ def _improve_by_exchanges(target: Target, members: ComponentSet) -> ComponentSet
         return members
     best = target.set_effects([members], "backward elimination").mean().item()
     for _ in range(_ROUNDS):
-        gains = target.predict_changes(members).predicted_effects.nan_to_num()
-        leaving = sorted(members, key=lambda index: gains[index].item())[:_CANDIDATES]
-        joining = sorted(non_members, key=lambda index: -gains[index].item())[:_CANDIDATES]
+        predicted = target.predict_changes(members).predicted_effects.nan_to_num()
+        leaving = sorted(members, key=lambda index: predicted[index].item())[:_CANDIDATES]
+        joining = sorted(non_members, key=lambda index: -predicted[index].item())[:_CANDIDATES]
         candidates = [
             tuple(sorted({*members, joins} - {leaves}))
             for leaves, joins in product(leaving, joining)

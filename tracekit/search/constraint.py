@@ -261,11 +261,11 @@ class BoundedTarget(Target):
         now = self._constrained_effect(members)
         is_member = from_indices(members, len(prediction.predicted_effects)).bool()
 
-        def penalised(gains: Mask, constrained_gains: Mask) -> Mask:
-            # A gain is the value of having a component: what joining brings, or leaving costs.
-            after = now + torch.where(is_member, -constrained_gains, constrained_gains)
+        def penalised(predicted: Mask, constrained: Mask) -> Mask:
+            # A predicted effect is what a component adds by joining, or takes away by leaving.
+            after = now + torch.where(is_member, -constrained, constrained)
             change = self._scale * (self._excess(after) - self._excess(torch.tensor(now)))
-            return gains - torch.where(is_member, -change, change)
+            return predicted - torch.where(is_member, -change, change)
 
         return FirstOrderPrediction(
             penalised(prediction.predicted_effects, constrained.predicted_effects),

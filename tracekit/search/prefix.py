@@ -29,7 +29,7 @@ _MOST_PREFIXES = 512
 def best_prefixes(
     target: Target, goal: Goal, scores: Mask, *, by_gradient: bool = False
 ) -> list[Selection]:
-    """Answers a goal with the first components of a ranking, by slopes of the target or not."""
+    """Answers a goal with the first components of a ranking, by a gradient or not."""
     order = ranking(scores)
     # How faithful a component is alone ranks, and is no effect.
     component_scores = None if target.faithful is not None and not by_gradient else scores

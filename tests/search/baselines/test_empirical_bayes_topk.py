@@ -163,7 +163,7 @@ def test_gradients_are_those_of_integrated_gradients(model, monkeypatch, entries
     """In the mean over examples, of the log-odds; in parts of examples or all at once."""
     monkeypatch.setattr(empirical_bayes_topk, "_ENTRIES", entries)
     tracer = tk.Tracer(model, tiny.pairs(12, seed=5))
-    slopes = EmpiricalBayesTopK(steps=4)._slopes(make_target(tracer.engine))
+    slopes = EmpiricalBayesTopK(steps=4)._mean_gradients(make_target(tracer.engine))
     of_log_odds = tk.Tracer(model, tiny.pairs(12, seed=5), metric=log_odds_of(tracer.engine.metric))
     scores = of_log_odds.run("mask-ig", budget=1, steps=4).component_scores
     torch.testing.assert_close(slopes.mean(1), scores, rtol=1e-3, atol=1e-5)

@@ -36,7 +36,7 @@ from tracekit.search.targets import Target
 MOST_ALONE = 384
 """Beyond this many components gradients rank them, not their single effects."""
 _ENTRIES = 2**24
-"""Slopes that are computed together; bounds memory."""
+"""Gradients that are computed together; bounds memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class EmpiricalBayesTopK(ValidatedFields):
         by_gradient = self._takes_gradients(target.n_components)
         if by_gradient:
             scores = target.ranking_sign * shrunken_effects_by_gradients(
-                target, self._slopes(target)
+                target, self._mean_gradients(target)
             )
         else:
             sets = [(i,) for i in range(target.n_components)]
@@ -74,17 +74,17 @@ class EmpiricalBayesTopK(ValidatedFields):
     def _takes_gradients(self, n_components: int) -> bool:
         return n_components > MOST_ALONE if self.by_gradients is None else self.by_gradients
 
-    def _slopes(self, target: Target) -> Float[Tensor, "component example"]:
-        """Mean slopes of every example along the line."""
+    def _mean_gradients(self, target: Target) -> Float[Tensor, "component example"]:
+        """Mean gradient of each example along the line."""
         require_gradient(target.metric, self.name)
         n_examples, n_components = target.n_examples, target.n_components
-        slopes = torch.zeros(n_examples, n_components)
+        gradients = torch.zeros(n_examples, n_components)
         for examples in torch.arange(n_examples).split(max(1, _ENTRIES // n_components)):
             for level, weight in weights_along_line(self.steps).items():
                 masks = torch.full((len(examples), n_components), level)
-                slopes[examples] += weight * expand(target.engine, masks, examples).gradients
-        require_finite_gradient(slopes, target.metric)
-        return slopes.T
+                gradients[examples] += weight * expand(target.engine, masks, examples).gradients
+        require_finite_gradient(gradients, target.metric)
+        return gradients.T
 
 
 _FEWEST = 3
@@ -111,23 +111,23 @@ def shrunken_effects(target: Target, effects: Float[Tensor, "component example"]
 
 
 def shrunken_effects_by_gradients(
-    target: Target, slopes: Float[Tensor, "component example"]
+    target: Target, gradients: Float[Tensor, "component example"]
 ) -> Mask:
     """The same by gradients, for components that are too many to be measured one by one.
 
-    The slopes are of the quantity of the metric's linearization; see
+    The gradients are of the quantity of the metric's linearization; see
     `tracekit.engine.gradients.expand`. Without one they are those of the effect, times the weight
     of the example. They are moved to their shrunken means.
     """
     weights, clusters, curves = target.pairs.weights, target.pairs.clusters, _curves(target)
     weights = torch.ones(target.n_examples).double() if weights is None else weights.double()
     if curves is None:
-        return shrunken_means(slopes / weights, weights, clusters).float()
+        return shrunken_means(gradients / weights, weights, clusters).float()
     start = curves.linearization.to_linear(curves.clean).double()
-    moved = shrunken_means(slopes, weights, clusters) - _weighted_means(slopes, weights)
+    moved = shrunken_means(gradients, weights, clusters) - _weighted_means(gradients, weights)
     effects = [
         curves.effects((start + part + by[:, None]).clamp(start - WIDEST, start + WIDEST).T).T
-        for part, by in zip(slopes.split(_TOGETHER), moved.split(_TOGETHER), strict=True)
+        for part, by in zip(gradients.split(_TOGETHER), moved.split(_TOGETHER), strict=True)
     ]
     return torch.cat([part.mean(1) for part in effects]).float()
 

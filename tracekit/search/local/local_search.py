@@ -34,7 +34,7 @@ from pydantic import PositiveFloat, PositiveInt
 from tracekit._util.options import ValidatedFields
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
-from tracekit.components.masks import from_indices, ranking
+from tracekit.components.masks import Mask, from_indices, ranking
 from tracekit.engine.cost import Cost
 from tracekit.errors import NothingFoundError, SearchStoppedWarning
 from tracekit.metrics import Effects
@@ -227,10 +227,13 @@ def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
 
 def _backward_sets(measurements: Measurements, sizes: Sequence[int]) -> list[ComponentSet]:
     """A set of each size, of all components without those that are missed least."""
+
+    def predict(members: ComponentSet) -> Mask:
+        return measurements.predict_changes(members).predicted_effects
+
     sets = [tuple(range(measurements.target.n_components))]
     for size in reversed(sizes):
-        gains = lambda members: measurements.predict_changes(members).predicted_effects  # noqa: E731
-        sets.append(shrink(sets[-1], size, gains))
+        sets.append(shrink(sets[-1], size, predict))
     return sets[1:]
 
 

@@ -67,8 +67,8 @@ class Sweeps:
             below = max((s for s in self.sizes if s < size and s in best_sets.sizes), default=0)
             if below and size <= best_sets.largest:
                 members = best_sets.best(below)
-                gains = best_sets.measurements.predict_changes(members).predicted_effects
-                joining = [index for index in ranking(gains) if index not in set(members)]
+                predicted = best_sets.measurements.predict_changes(members).predicted_effects
+                joining = [index for index in ranking(predicted) if index not in set(members)]
                 best_sets.measure([(*members, *joining[: size - below])], "sizes between")
 
     def _sweep(self, upwards: bool, effort: int) -> None:
@@ -95,17 +95,17 @@ class Sweeps:
     def _scores(self, members: tuple[int, ...]) -> list[Mask]:
         """Two scores of components at a set.
 
-        The second one is the gradient. With many components it is a running mean of the gains at
-        the sets visited before: the gains at one set hold for few changes, those that neighbours
-        have in common for many.
+        The first one is the predicted effects. The second one is the gradient; with many components
+        it is a running mean of the predicted effects at the sets visited so far. Predictions at one
+        set hold for a few changes, and what they have in common holds for many.
         """
         prediction = self._best_sets.measurements.predict_changes(members)
         if self._n_components < SETTINGS.many:
             return [prediction.predicted_effects, prediction.gradient]
         predicted = prediction.predicted_effects
-        gains = predicted / predicted.abs().sum().clamp(min=1e-30)
+        normalised = predicted / predicted.abs().sum().clamp(min=1e-30)
         before = self._running_mean
-        self._running_mean = gains if before is None else (before + gains) / 2
+        self._running_mean = normalised if before is None else (before + normalised) / 2
         return [prediction.predicted_effects, self._running_mean]
 
     def _has_gained(self, before: dict[int, float]) -> bool:
