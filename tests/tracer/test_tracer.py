@@ -344,7 +344,7 @@ def test_positions_that_are_none_are_refused(model, pairs, positions):
         ({"layers": True}, "The layers are"),
         ({"layers": [1.0]}, "The layers are"),
         ({"indices": [1.0]}, "The indices are"),
-        ({"indices": {"0": [1]}}, "The indices are for"),
+        ({"indices": {"0": [1]}}, "The keys of the indices are"),
         ({"indices": {0: ["1"]}}, "The indices are"),
         ({"components": None}, "The components are None. Name a kind, several joined by"),
         ({"components": [None]}, "The components are"),
