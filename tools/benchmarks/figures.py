@@ -1,4 +1,4 @@
-"""The figures of docs/performance.md, each a ratio with the bound it is held to."""
+"""The figures of `README.md` here, each a ratio with the bound it is held to."""
 
 from __future__ import annotations
 

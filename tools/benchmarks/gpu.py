@@ -1,4 +1,4 @@
-"""What a card gives, for docs/performance.md: `python -m tools.benchmarks.gpu [--out FILE]`.
+"""What a card gives, for `README.md` here: `python -m tools.benchmarks.gpu [--out FILE]`.
 
 On WinoBias and random weights of the sizes of GPT-2 small, Llama-3-8B (bfloat16) and SmolLM2-135M:
 an evaluation, a step of PGB-CT, top-k, local search and edges, as ratios to the plain forward or
