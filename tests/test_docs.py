@@ -28,6 +28,10 @@ from tracekit.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OTHER_PAGES = [
+    *(ROOT / name for name in ("CONTRIBUTING.md", ".github/SECURITY.md")),
+    *sorted((ROOT / "tools").rglob("README.md")),
+]
 API_PAGES = sorted((ROOT / "docs/api").glob("*.md"))
 
 _BLOCK = re.compile(
@@ -258,10 +262,31 @@ def test_the_page_of_errors_has_all_entries_and_right_links(tmp_path: Path):
     trouble_entries.write(path)
     text = path.read_text(encoding="utf-8")
     assert all(entry.help in text for section in ENTRIES.values() for entry in section)
-    for page, anchor in re.findall(r"\]\((\w+\.md)(?:#([\w-]+))?\)", text):
-        headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
-        slugs = {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings}
-        assert not anchor or anchor in slugs, (page, anchor)
+    assert not _broken_links(text, ROOT / "docs")
+
+
+@pytest.mark.parametrize(
+    "page", [*OTHER_PAGES, *PAGES], ids=lambda page: page.parent.name + page.name
+)
+def test_links_lead_to_pages_and_headings(page: Path):
+    assert not _broken_links(page.read_text(encoding="utf-8"), page.parent)
+
+
+def _broken_links(text: str, folder: Path) -> list[str]:
+    """Links to a file that is not there, or to a heading that the page does not have."""
+    broken = []
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        name, _, anchor = link.partition("#")
+        # The site makes this page.
+        target = folder / name if name else None
+        if target is not None and not target.exists() and target.name != "trouble.md":
+            broken.append(link)
+        elif anchor and target is not None and target.suffix == ".md":
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings}
+            if anchor not in slugs:
+                broken.append(link)
+    return broken
 
 
 def test_every_picture_of_the_gallery_has_the_code_that_draws_it():
