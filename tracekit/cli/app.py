@@ -140,8 +140,8 @@ def main() -> None:
         sys.exit(_BROKEN_PIPE)
     except OSError as error:
         # A full or read-only disk: what was written before is kept.
-        named = f" ({shortened(error.filename)})" if error.filename else ""
-        print_problem("Error", f"{error.strerror or error}{named}.", "bold red")
+        file_name = f" ({shortened(error.filename)})" if error.filename else ""
+        print_problem("Error", f"{error.strerror or error}{file_name}.", "bold red")
         sys.exit(1)
     except (typer.Abort, KeyboardInterrupt):
         _leave_interrupted()

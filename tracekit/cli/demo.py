@@ -12,7 +12,7 @@ from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder, save_results
-from tracekit.cli.options import OPTIONS, WHAT, Given, load, with_options
+from tracekit.cli.options import OPTIONS, WHAT, OptionValues, load, with_options
 from tracekit.cli.summaries import print_results, print_tracer
 from tracekit.cli.tables import print_table
 
@@ -122,15 +122,15 @@ _REAL_EXAMPLES = (24, 32)
     ),
     output=OPTIONS["output"]._replace(default=Path("tracekit-demo")),
 )
-def demo(given: Given) -> None:
+def demo(values: OptionValues) -> None:
     """Traces the embedded model: which attention heads act together in recalling facts?
 
     Runs four methods, the Pareto front and a pairwise map, and writes a page, `index.html`, beside
     all results. Takes less than a minute on two processor cores, and no network.
     """
-    output, seed, progress = given["output"], given["seed"], False if given["quiet"] else None
+    output, seed, progress = values["output"], values["seed"], False if values["quiet"] else None
     check_folder(output)
-    if given["real"]:
+    if values["real"]:
         page = _trace_real(output, seed, progress)
     else:
         findings = _trace(output, seed, progress)
@@ -173,9 +173,9 @@ def _trace_real(output: Path, seed: int, progress: bool | None) -> Path:
 def _trace(output: Path, seed: int, progress: bool | None) -> _Findings:
     model = load("demo")
     facts = tk.load_dataset("demo-facts", model)
-    asked = ("attention-patterns", "probability-drop")
+    question = ("attention-patterns", "probability-drop")
     tracer, fresh = (
-        tk.Tracer(model, pairs, *asked, progress=progress)
+        tk.Tracer(model, pairs, *question, progress=progress)
         for pairs in (facts[:_EXAMPLES], facts[_EXAMPLES:])
     )
     print_tracer(tracer)

@@ -17,7 +17,7 @@ from tracekit.cli.options import (
     SEVERAL,
     TRACED,
     WHAT,
-    Given,
+    OptionValues,
     build_tracer,
     with_options,
 )
@@ -45,22 +45,22 @@ _NOT_HERE = ("split", "skip_mismatched")
     ),
     output=OPTIONAL_OUTPUT.saying("CSV file for the effect on every example."),
 )
-def evaluate(given: Given) -> None:
+def evaluate(values: OptionValues) -> None:
     """Measures the effects of given masks: soft or binary, 1 takes the counterfactual value."""
     from tracekit._util.clusters import n_text
     from tracekit._util.files import write_csv
     from tracekit.components.members import mask_of
     from tracekit.results import TraceResult, effect_interval
 
-    output = given["output"]
+    output = values["output"]
     check_file(output)
-    tracer = build_tracer(given)
+    tracer = build_tracer(values)
     print_tracer(tracer)
     names = [further.name for further in tracer.extra_metrics]
-    measured, rows = [], []
+    mask_rows, example_rows = [], []
     engine = tracer.question.eval_engine
     pairs = engine.pairs
-    named_masks = [named_mask for path in given["mask"] for named_mask in read_masks(path)]
+    named_masks = [named_mask for path in values["mask"] for named_mask in read_masks(path)]
     for name, entries in named_masks:
         effects: Any = tracer.evaluate(entries, per_example=True)
         further = (
@@ -75,23 +75,23 @@ def evaluate(given: Given) -> None:
         )
         if n_searched:
             print_problem("Warning", _SEARCHED.format(name, n_searched, len(pairs)), "yellow")
-        means = with_ends("effect", effects.mean().item(), ends)
-        means |= {column: further[column].mean() for column in names}
+        effects_of_mask = with_ends("effect", effects.mean().item(), ends)
+        effects_of_mask |= {column: further[column].mean() for column in names}
         n = {"n_examples": len(pairs), "n_independent": pairs.n_distinct, "n_searched": n_searched}
-        measured.append({"mask": name, "sum": total, **means, **n})
-        rows += [
+        mask_rows.append({"mask": name, "sum": total, **effects_of_mask, **n})
+        example_rows += [
             {"mask": name, "example": number, "effect": effect, **further.loc[number].to_dict()}
             for number, effect in enumerate(effects.tolist())
         ]
     forms = dict.fromkeys(("effect", *names), ".6g")
-    searched = {row["n_searched"] > 0 for row in measured}
+    searched = {row["n_searched"] > 0 for row in mask_rows}
     brackets = " or ".join(["interval"] * (False in searched) + ["spread"] * (True in searched))
     titles = {name: name for name in names} | {"effect": f"effect (95 % {brackets})"}
-    table = Table.of_rows(measured, titles, forms, joined=True)
+    table = Table.of_rows(mask_rows, titles, forms, joined=True)
     held_out = " held-out" * (tracer.held_out is not None)
     n, metric = n_text(len(pairs), pairs.clusters), tracer.engine.metric.axis_label
     further = "".join(f"; {each.name}: {each.axis_label}" for each in tracer.extra_metrics)
-    said = f"On {n}{held_out} examples: {metric}{further}; ends: 95 % {brackets}"
-    print_table("masks", table, table.without("n examples", "n independent"), heading=said)
+    heading = f"On {n}{held_out} examples: {metric}{further}; ends: 95 % {brackets}"
+    print_table("masks", table, table.without("n examples", "n independent"), heading=heading)
     if output is not None:
-        write_csv(pd.DataFrame(rows), output)
+        write_csv(pd.DataFrame(example_rows), output)

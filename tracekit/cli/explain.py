@@ -10,7 +10,7 @@ from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.console import console
 from tracekit.cli.files import write_figures
-from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, REBUILT, Given, with_options
+from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, REBUILT, OptionValues, with_options
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild
 from tracekit.cli.summaries import print_estimates
 from tracekit.cli.tables import print_table, record_table
@@ -31,15 +31,15 @@ _TABLES = ("table", "interactions", "replacements", "backups")
     ),
     output=OPTIONAL_OUTPUT.saying("Folder for tables (CSV) and figures; made if missing."),
 )
-def explain(given: Given, run: Run) -> None:
+def explain(values: OptionValues, run: Run) -> None:
     """Says why the set of a saved run acts together, and saves that beside the run."""
-    output, max_sets = given["output"], given["max_sets"]
-    result, tracer = rebuild(run, given, run, output)
-    if given["dry_run"]:
+    output, max_sets = values["output"], values["max_sets"]
+    result, tracer = rebuild(run, values, run, output)
+    if values["dry_run"]:
         print_estimates([tracer.estimate_explain(result, max_sets=max_sets)])
         return
     why = tracer.explain(
-        result, max_sets=max_sets, tolerance=given["tolerance"], seed=given["seed"]
+        result, max_sets=max_sets, tolerance=values["tolerance"], seed=values["seed"]
     )
     why.save(run)
     _print(why, run)
@@ -66,13 +66,13 @@ def _print(why: tk.measure.Explanation, run: Path) -> None:
 
 def _tables(why: tk.measure.Explanation) -> dict[str, Table]:
     """By name; `explanation` has one row for the set as a whole."""
-    whole = {
+    explanation = {
         **{"model": why.model, "dataset": why.dataset, "metric": why.metric},
         **why.additivity.to_dict(),
         **{"members": why.labels, "redundant": list(map(str, why.redundant))},
         **{"n_orders": why.shapley.n_orders, "passes": why.cost.forward_equivalents},
     }
-    tables = {"explanation": Table.of_rows([whole])}
+    tables = {"explanation": Table.of_rows([explanation])}
     for name in _TABLES:
         frame = getattr(why, name)
         if frame is not None:
@@ -89,5 +89,5 @@ def _write(why: tk.measure.Explanation, output: Path) -> None:
     del tables["explanation"]
     for name, table in tables.items():
         write_csv(table.frame(), output / f"{name}.csv")
-    drawn = {"waterfall": why.waterfall(), "heatmap": why.heatmap(), "network": why.network()}
-    write_figures(drawn, output)
+    figures = {"waterfall": why.waterfall(), "heatmap": why.heatmap(), "network": why.network()}
+    write_figures(figures, output)

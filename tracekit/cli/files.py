@@ -20,9 +20,9 @@ def check_folder(output: Path | None) -> None:
         return
     if os.path.isfile(output):
         raise OutputError(f"The output {output} is a file. Give a folder.")
-    made: list[Path] = []
+    new_folders: list[Path] = []
     try:
-        made = [path for path in (output, *output.parents) if not os.path.exists(path)]
+        new_folders = [path for path in (output, *output.parents) if not os.path.exists(path)]
         output.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=output):
             pass
@@ -30,7 +30,7 @@ def check_folder(output: Path | None) -> None:
         raise _not_writable(output, error, "folder") from error
     finally:
         # A command that fails early leaves no empty folder behind.
-        for path in made:
+        for path in new_folders:
             with suppress(OSError):
                 path.rmdir()
 

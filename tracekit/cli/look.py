@@ -10,7 +10,7 @@ from tracekit.cli import options
 from tracekit.cli.app import app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder
-from tracekit.cli.options import LIMITS, OPTIONAL_OUTPUT, OPTIONS, TRACED, Given
+from tracekit.cli.options import LIMITS, OPTIONAL_OUTPUT, OPTIONS, TRACED, OptionValues
 from tracekit.cli.tables import record_table
 
 if TYPE_CHECKING:
@@ -27,24 +27,24 @@ _ASKED = {"model", "dataset", "components", "layers", "split_by", "layer_window"
     output=OPTIONAL_OUTPUT.saying("Folder for the look, with which `tracekit report` begins."),
 )
 def look(
-    given: Given,
+    values: OptionValues,
     model: Annotated[str, typer.Argument(help=OPTIONS["model"].shown.help)],
     data: Annotated[str, typer.Argument(help=OPTIONS["dataset"].shown.help)],
 ) -> None:
     """Takes a first look: does the model do the task, where, by which components, what next."""
-    check_folder(given["output"])
-    named = {"model": model, "dataset": data, "components": "head-outputs+mlp-blocks"}
-    given = {name: OPTIONS[name].default for name in TRACED} | given | named
-    loaded = options.load_data(given)
-    some = loaded[1][:: -(-len(loaded[1]) // given["examples"])]
-    console.print(some.check(loaded[0], progress=False).lines[0].text, soft_wrap=True)
+    check_folder(values["output"])
+    arguments = {"model": model, "dataset": data, "components": "head-outputs+mlp-blocks"}
+    values = {name: OPTIONS[name].default for name in TRACED} | values | arguments
+    loaded = options.load_data(values)
+    examples = loaded[1][:: -(-len(loaded[1]) // values["examples"])]
+    console.print(examples.check(loaded[0], progress=False).lines[0].text, soft_wrap=True)
 
     def say(part: LookPart) -> None:
         is_kept = bool(part.rows) and record_table(part.name, part.table)
         console.print("\n".join(part.lines) if is_kept else str(part), soft_wrap=True)
 
-    tracer = options.build_tracer(given, loaded=loaded)
-    seen = tracer.look(examples=given["examples"], seed=given["seed"], say=say)
-    if given["output"] is not None:
-        seen.save(given["output"])
-        console.print(f"Saved in {given['output']}/.", soft_wrap=True)
+    tracer = options.build_tracer(values, loaded=loaded)
+    first_look = tracer.look(examples=values["examples"], seed=values["seed"], say=say)
+    if values["output"] is not None:
+        first_look.save(values["output"])
+        console.print(f"Saved in {values['output']}/.", soft_wrap=True)

@@ -45,7 +45,7 @@ from tracekit.cli.summaries import print_tracer
 from tracekit.engine.setup_fields import SetupFields
 from tracekit.errors import ConfigError, DataNotFoundError, UnknownNameError
 
-Given = dict[str, Any]
+OptionValues = dict[str, Any]
 """Values of the options of a command, by name."""
 
 
@@ -100,13 +100,16 @@ WHAT, DATA, MODEL, HOW, LIMITS, WHERE, OUTPUT = map(Panel, PANELS[1:])
 
 
 def with_options(
-    *names: str, **own: Option
+    *names: str, **command_options: Option
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds options to a command, whose first parameter gets their values.
 
-    Names are of shared options, in `OPTIONS`; `own` adds further ones, or replaces shared ones.
+    Names are of shared options, in `OPTIONS`; `command_options` are added, or replace shared ones.
     """
-    options = {**own, **{name: own.get(name, OPTIONS[name]) for name in names}}
+    options = {
+        **command_options,
+        **{name: command_options.get(name, OPTIONS[name]) for name in names},
+    }
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         arguments = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
@@ -118,8 +121,8 @@ def with_options(
         ]
 
         @wraps(command)
-        def run(**values: Any) -> None:
-            command({name: values.pop(name) for name in options}, **values)
+        def run(**entries: Any) -> None:
+            command({name: entries.pop(name) for name in options}, **entries)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -312,33 +315,33 @@ def check_data(*datasets: str | None, data_dir: Path | None = None, **options: A
         raise DataNotFoundError(f"There is no folder {data_dir} with data files. Give another.")
 
 
-def build_search(given: Mapping[str, Any]) -> tuple[tk.Tracer, dict[str, Any]]:
+def build_search(values: Mapping[str, Any]) -> tuple[tk.Tracer, dict[str, Any]]:
     """The tracer of the options `TRACED`, which is printed, and what `SEARCHED` say of a search.
 
     The options are saved where a command has one for that.
     """
-    check_data(given["constraint_dataset"])
-    saved = given.get("save_config_to")
-    if saved is not None and not given["dry_run"]:
+    check_data(values["constraint_dataset"])
+    saved = values.get("save_config_to")
+    if saved is not None and not values["dry_run"]:
         check_file(saved)
-        write_options(saved, {n: v for n, v in given.items() if n not in _OF_THE_FILE})
-    tracer = build_tracer(given)
-    sought = {name: given[name] for name in ("objective", "sign")}
-    sought["constraint"] = _constraint(tracer, given)
+        write_options(saved, {n: v for n, v in values.items() if n not in _OF_THE_FILE})
+    tracer = build_tracer(values)
+    request = {name: values[name] for name in ("objective", "sign")}
+    request["constraint"] = _constraint(tracer, values)
     print_tracer(tracer)
-    return tracer, sought
+    return tracer, request
 
 
-def _constraint(tracer: tk.Tracer, given: Mapping[str, Any]) -> tk.Constraint | None:
+def _constraint(tracer: tk.Tracer, values: Mapping[str, Any]) -> tk.Constraint | None:
     """The bound that a search stays within."""
-    dataset, metric = given["constraint_dataset"], given["constraint_metric"]
-    if given["constraint_at_most"] is None:
+    dataset, metric = values["constraint_dataset"], values["constraint_metric"]
+    if values["constraint_at_most"] is None:
         for flag, value in (("--constraint-dataset", dataset), ("--constraint-metric", metric)):
             if value is not None:
                 raise ConfigError(f"{flag} needs a bound. Give --constraint-at-most, e.g. 0.05.")
         return None
     pairs = None if dataset is None else tk.load_dataset(dataset, tracer.model)
-    return tk.Constraint(pairs=pairs, metric=metric or "kl", at_most=given["constraint_at_most"])
+    return tk.Constraint(pairs=pairs, metric=metric or "kl", at_most=values["constraint_at_most"])
 
 
 def load(source: str, **options: Any) -> Any:
@@ -347,90 +350,90 @@ def load(source: str, **options: Any) -> Any:
     return models.load_model(source, **options)
 
 
-def load_data(given: Mapping[str, Any]) -> tuple[Any, tk.PromptPairs]:
+def load_data(values: Mapping[str, Any]) -> tuple[Any, tk.PromptPairs]:
     """The model and the pairs of the options of a command; prints the examples that are skipped.
 
-    Pairs of an `origin` in `given` are those of a run, and `run_chat` has the arguments that its
+    Pairs of an `origin` in `values` are those of a run, and `run_chat` has the arguments that its
     chat template had. Whatever needs no model is checked first.
     """
     from tracekit._util.ranks import launched_device
     from tracekit.data.registry import describe, load_origin
 
-    dataset, data_dir = given["dataset"], given["data_dir"]
-    data_options: dict[str, Any] = parse_options(given["data_option"] or [], [dataset])[dataset]
+    dataset, data_dir = values["dataset"], values["data_dir"]
+    data_options: dict[str, Any] = parse_options(values["data_option"] or [], [dataset])[dataset]
     describe(dataset)  # Refuses an unknown name before the model is loaded.
     check_data(dataset, data_dir=data_dir, **data_options)
     data_options |= {} if data_dir is None else {"data_dir": data_dir}
-    data_options |= {} if given.get("split") is None else {"split": given["split"]}
-    run_chat, chat = given.get("run_chat"), parse_chat(given.get("chat_option"))
-    if given.get("chat") or chat or run_chat is not None:
+    data_options |= {} if values.get("split") is None else {"split": values["split"]}
+    run_chat, chat = values.get("run_chat"), parse_chat(values.get("chat_option"))
+    if values.get("chat") or chat or run_chat is not None:
         data_options |= {"chat": {**(run_chat or {}), **chat} or True}
-    data_options |= {"on_mismatch": "skip"} if given.get("skip_mismatched") else {}
-    device = given["device"]
+    data_options |= {"on_mismatch": "skip"} if values.get("skip_mismatched") else {}
+    device = values["device"]
     if device in (None, "cuda"):
         device = launched_device() or device
-    loading = parse_loading(given["model_option"])
-    model = load(given["model"], device=device, dtype=given["dtype"], **loading)
-    origin = given.get("origin")
+    loading = parse_loading(values["model_option"])
+    model = load(values["model"], device=device, dtype=values["dtype"], **loading)
+    origin = values.get("origin")
     if origin is None:
         pairs = tk.load_dataset(dataset, model, **data_options)
     else:
         pairs = load_origin(origin, model)
     for line in pairs.skipped:
         console.print(f"Skipped {line}.")
-    return model, pairs[: given["limit"]]
+    return model, pairs[: values["limit"]]
 
 
 def build_tracer(
-    given: Mapping[str, Any], setup: tk.Setup | None = None, *, loaded: Any = None
+    values: Mapping[str, Any], setup: tk.Setup | None = None, *, loaded: Any = None
 ) -> tk.Tracer:
     """Loads model and data, if not `loaded`, and builds the tracer of the options `TRACED`.
 
     Whatever needs no model is checked before it is loaded. A `setup` replaces the one that the
-    options say. Held-out examples are those of a `held_out_origin` in `given`, if it has one.
+    options say. Held-out examples are those of a `held_out_origin` in `values`, if it has one.
     """
     if loaded is None:
-        print_step(f"Loading {given['model']} ...")
+        print_step(f"Loading {values['model']} ...")
     from tracekit.data.registry import load_origin
 
     join_ranks()
-    seed = given.get("seed", 0)
+    seed = values.get("seed", 0)
     if setup is None:
-        setup = _build_setup(given, seed)
-    model, pairs = loaded or load_data(given)
+        setup = _build_setup(values, seed)
+    model, pairs = loaded or load_data(values)
     held_out = None
-    if given.get("held_out") is not None:
+    if values.get("held_out") is not None:
         by_prompt = setup.source != "counterfactual"
-        pairs, held_out = pairs.split(1 - given["held_out"], seed=seed, by_prompt=by_prompt)
-    elif given.get("held_out_origin") is not None:
-        held_out = load_origin(given["held_out_origin"], model)
-    memory = given.get("max_memory")
+        pairs, held_out = pairs.split(1 - values["held_out"], seed=seed, by_prompt=by_prompt)
+    elif values.get("held_out_origin") is not None:
+        held_out = load_origin(values["held_out_origin"], model)
+    memory = values.get("max_memory")
     print_step(f"Checking hook points in {model.cfg.n_layers} layers ...")
     return tk.Tracer(
         model,
         pairs,
         setup,
-        max_batch_size=given["max_batch_size"],
+        max_batch_size=values["max_batch_size"],
         max_memory=None if memory is None else memory * 2**20,
-        progress=False if given.get("quiet", True) else None,
+        progress=False if values.get("quiet", True) else None,
         held_out=held_out,
-        extra_metrics=given.get("extra_metric") or (),
+        extra_metrics=values.get("extra_metric") or (),
     )
 
 
-def _build_setup(given: Mapping[str, Any], seed: int) -> tk.Setup:
+def _build_setup(values: Mapping[str, Any], seed: int) -> tk.Setup:
     """The setup of the options; what is not given is what is usual for the data set."""
     from tracekit.data.registry import describe
 
-    usual = describe(given["dataset"])
-    values = {name: given[name] for name in SETUP_OPTIONS if given.get(name) is not None}
-    values["layers"] = parse_layers(values.get("layers"))
-    if "positions" in values:
-        values["positions"] = parse_positions(values["positions"])
-    elif "split_by" not in values:
-        values["positions"] = usual.positions
+    usual = describe(values["dataset"])
+    entries = {name: values[name] for name in SETUP_OPTIONS if values.get(name) is not None}
+    entries["layers"] = parse_layers(entries.get("layers"))
+    if "positions" in entries:
+        entries["positions"] = parse_positions(entries["positions"])
+    elif "split_by" not in entries:
+        entries["positions"] = usual.positions
     usual_names = {"components": usual.components, "metric": usual.metric}
-    return tk.Setup(**{**usual_names, **values, "source_seed": seed})
+    return tk.Setup(**{**usual_names, **entries, "source_seed": seed})
 
 
 if sys.version_info >= (3, 11):

@@ -10,7 +10,14 @@ from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_file
-from tracekit.cli.options import CHOSEN, OPTIONAL_OUTPUT, OPTIONS, Given, load_data, with_options
+from tracekit.cli.options import (
+    CHOSEN,
+    OPTIONAL_OUTPUT,
+    OPTIONS,
+    OptionValues,
+    load_data,
+    with_options,
+)
 from tracekit.cli.summaries import print_checks
 from tracekit.cli.tables import record_table
 
@@ -23,7 +30,7 @@ from tracekit.cli.tables import record_table
     output=OPTIONAL_OUTPUT.saying("CSV file for the probabilities of every example."),
 )
 def pairs(
-    given: Given,
+    values: OptionValues,
     action: Annotated[Literal["check"], typer.Argument(help="The only one there is.")],
     file: Annotated[
         str, typer.Argument(help="A .csv, .json or .jsonl file of pairs, or a data set.")
@@ -35,16 +42,16 @@ def pairs(
     """
     from tracekit._util.files import write_csv
 
-    output = given["output"]
+    output = values["output"]
     check_file(output)
-    model, loaded = load_data({**given, "dataset": file})
-    share = given["held_out"]
-    parts = () if share is None else loaded.split(1 - share, seed=given["seed"])
-    checked = loaded.check(model, parts=parts, progress=False if given["quiet"] else None)
+    model, loaded = load_data({**values, "dataset": file})
+    share = values["held_out"]
+    parts = () if share is None else loaded.split(1 - share, seed=values["seed"])
+    check = loaded.check(model, parts=parts, progress=False if values["quiet"] else None)
     console.print(f"{loaded}", soft_wrap=True)
-    print_checks(checked)
-    record_table("examples", Table.of_rows(checked.table))
+    print_checks(check)
+    record_table("examples", Table.of_rows(check.table))
     if output is not None:
-        write_csv(checked.table, output)
-    if checked.color == "red":
+        write_csv(check.table, output)
+    if check.color == "red":
         raise typer.Exit(1)

@@ -14,7 +14,7 @@ from tracekit.cli.options import (
     SEARCHED,
     SEVERAL,
     TRACED,
-    Given,
+    OptionValues,
     build_search,
     with_options,
 )
@@ -37,23 +37,23 @@ from tracekit.errors import SearchStoppedWarning
     checkpoint=LIMITS.path("File to keep measurements in, and to go on from."),
     option=HOW.settings(f"Option of the local search as name=value{SEVERAL}"),
 )
-def pareto(given: Given) -> None:
+def pareto(values: OptionValues) -> None:
     """Finds the best set of every size, with held-out effects, random controls and stability."""
     from tracekit.search import LocalSearch, make
     from tracekit.tracer.estimate import estimate_front
     from tracekit.tracer.front import run_front
     from tracekit.tracer.request import Request
 
-    output = given["output"]
+    output = values["output"]
     check_folder(output)
-    limits = {name: given[name] for name in ("max_passes", "max_seconds", "checkpoint")}
-    options = parse_options(given["option"] or [], [LocalSearch.name])[LocalSearch.name]
+    limits = {name: values[name] for name in ("max_passes", "max_seconds", "checkpoint")}
+    options = parse_options(values["option"] or [], [LocalSearch.name])[LocalSearch.name]
     options |= {name: value for name, value in limits.items() if value is not None}
     search = make(LocalSearch, options)  # Refuses a bad option before the model is loaded.
-    largest = None if given["max_budget"] is None else parse_budget(given["max_budget"])
-    tracer, sought = build_search(given)
-    request = Request(search=search, budget=largest, seed=given["seed"], **sought)
-    if given["dry_run"]:
+    largest = None if values["max_budget"] is None else parse_budget(values["max_budget"])
+    tracer, request_options = build_search(values)
+    request = Request(search=search, budget=largest, seed=values["seed"], **request_options)
+    if values["dry_run"]:
         print_estimates([estimate_front(tracer.question, request)])
         return
     with warnings.catch_warnings():
@@ -72,9 +72,9 @@ def _print_front(front: tk.ParetoFront) -> None:
     from tracekit.results.tables import examples_text
 
     with_statistics = {row.size for row in front.statistics} or {*front.sizes}
-    kept = [n for n, size in enumerate(front.sizes) if size in with_statistics]
+    rows = [n for n, size in enumerate(front.sizes) if size in with_statistics]
     console.print(f"{examples_text(front[0])}; {front[0].axis_label}")
-    print_table("front", front.table(), front.shown().rows(kept))
+    print_table("front", front.table(), front.shown().rows(rows))
     console.print(
         f"{front.legend} Method: whose set it is; empirical-Bayes top-k where components ranked "
         "alone do better cross-fitted.",

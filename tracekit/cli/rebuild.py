@@ -33,7 +33,7 @@ OF_RUN = {
 
 
 def rebuild(
-    run: Path, given: dict[str, Any], *folders: Path | None
+    run: Path, values: dict[str, Any], *folders: Path | None
 ) -> tuple[tk.TraceResult, tk.Tracer]:
     """A saved run and its tracer, with the options `REBUILT` and `OF_RUN` of a command.
 
@@ -47,30 +47,30 @@ def rebuild(
     for folder in folders:
         check_folder(folder)
     facts = result.model_facts
-    is_given = any(given[name] for name in ("dataset", *CHOSEN))
-    origin = None if is_given else result.searched.origin
-    if origin is None and given["dataset"] is None and result.dataset not in tk.data.DATASETS:
+    has_other_data = any(values[name] for name in ("dataset", *CHOSEN))
+    origin = None if has_other_data else result.searched.origin
+    if origin is None and values["dataset"] is None and result.dataset not in tk.data.DATASETS:
         raise DataNotFoundError(
             f"The run is of {result.dataset!r}, which is no data set of tracekit. Give its file by "
             "--dataset."
         )
-    if given["limit"] is None and given["held_out"] is None:
-        given = {**given, "limit": result.searched.n_examples}
-    named = {
-        "model": given["model"] or facts.path or result.model,
-        "dataset": given["dataset"] or (result.dataset if origin is None else origin.dataset),
+    if values["limit"] is None and values["held_out"] is None:
+        values = {**values, "limit": result.searched.n_examples}
+    model_and_data = {
+        "model": values["model"] or facts.path or result.model,
+        "dataset": values["dataset"] or (result.dataset if origin is None else origin.dataset),
     }
-    if given["dtype"] == "auto" and facts.dtype in ("float32", "bfloat16", "float16"):
-        named["dtype"] = facts.dtype
+    if values["dtype"] == "auto" and facts.dtype in ("float32", "bfloat16", "float16"):
+        model_and_data["dtype"] = facts.dtype
     setup = result.setup.with_registry(result.registry)
-    if given["split_by"] is not None:
-        setup = replace(setup, split_by=given["split_by"])
-    given = {**given, **named, "seed": result.seed, "origin": origin}
+    if values["split_by"] is not None:
+        setup = replace(setup, split_by=values["split_by"])
+    values = {**values, **model_and_data, "seed": result.seed, "origin": origin}
     held_out = result.held_out
-    given["held_out_origin"] = None if is_given or held_out is None else held_out.origin
+    values["held_out_origin"] = None if has_other_data or held_out is None else held_out.origin
     # With the time that its chat template read.
-    given["run_chat"] = result.searched.chat if is_given else None
-    tracer = build_tracer(given, setup)
+    values["run_chat"] = result.searched.chat if has_other_data else None
+    tracer = build_tracer(values, setup)
     _check_same(tracer, result)
     return result, tracer
 
@@ -82,10 +82,14 @@ def _check_same(tracer: tk.Tracer, result: tk.TraceResult) -> None:
             f"{len(tracer.pairs)} are not the same. Give --dataset, --split, --limit, --held-out "
             f"and --data-option as for the run."
         )
-    saved, now = result.held_out, tracer.held_out
-    if saved is not None and now is not None and now.fingerprint != saved.fingerprint:
+    saved_examples, examples = result.held_out, tracer.held_out
+    if (
+        saved_examples is not None
+        and examples is not None
+        and examples.fingerprint != saved_examples.fingerprint
+    ):
         raise ComparisonError(
-            f"The {len(now)} held-out examples are not those of the run. Give "
+            f"The {len(examples)} held-out examples are not those of the run. Give "
             "--dataset, --split, --limit, --held-out and --data-option as for the run."
         )
     effect = tracer.evaluate(result, held_out=False)

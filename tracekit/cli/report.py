@@ -14,7 +14,7 @@ from tracekit._util.deferred import transformers
 from tracekit.cli.app import app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_file
-from tracekit.cli.options import OPTIONS, Given, load, with_options
+from tracekit.cli.options import OPTIONS, OptionValues, load, with_options
 from tracekit.demo import DEMO
 from tracekit.errors import TracekitError
 
@@ -24,7 +24,7 @@ from tracekit.errors import TracekitError
     output=OPTIONS["output"].saying("The HTML file that is written.", default=Path("report.html"))
 )
 def report(
-    given: Given,
+    values: OptionValues,
     runs: Annotated[
         list[Path],
         typer.Argument(
@@ -36,7 +36,7 @@ def report(
     """Writes a page on saved runs: setting, figures, sets, why they act together, how to repeat."""
     from tracekit.reports.saved import read_saved
 
-    output = given["output"]
+    output = values["output"]
     check_file(output)
     results = [result for path in runs for result in read_saved(path)]
     page = tk.report([*results, *_examples(results)], output)

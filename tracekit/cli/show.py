@@ -6,7 +6,7 @@ import tracekit as tk
 from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.console import console
-from tracekit.cli.options import OUTPUT, Given, with_options
+from tracekit.cli.options import OUTPUT, OptionValues, with_options
 from tracekit.cli.rebuild import Run
 from tracekit.cli.summaries import print_results
 from tracekit.cli.tables import print_facts
@@ -17,14 +17,14 @@ _MOST_LABELS = 40
 
 @app.command()
 @with_options(all_components=OUTPUT.flag("List every selected component, however many.", "--all"))
-def show(given: Given, run: Run) -> None:
+def show(values: OptionValues, run: Run) -> None:
     """Prints a saved run, or all runs below a folder."""
     from tracekit.results.saved import load_saved
 
     results = load_saved(run)
     print_results(results, is_full=False)
     if len(results) == 1:
-        _print_details(results[0], given["all_components"])
+        _print_details(results[0], values["all_components"])
 
 
 def _print_details(result: tk.TraceResult, all_components: bool) -> None:

@@ -15,7 +15,7 @@ from tracekit.cli.options import (
     REQUIRED,
     SEVERAL,
     WHAT,
-    Given,
+    OptionValues,
     with_options,
 )
 from tracekit.cli.parsing import parse_values
@@ -39,36 +39,36 @@ from tracekit.errors import ConfigError
     draws=HOW.count("Random sets to compare with.", default=20, min=0),
     output=OPTIONAL_OUTPUT.saying("Folder for the table and the figure."),
 )
-def side_effects(given: Given, run: Run) -> None:
+def side_effects(values: OptionValues, run: Run) -> None:
     """Says what the set of a saved run does to other data, and saves that beside the run."""
     import tracekit as tk
     from tracekit._util.files import write_csv
 
-    output, limit = given["output"], given["other_limit"]
-    named = _named("--other", given["other"])
-    metrics = _named("--other-metric", given["other_metric"] or [])
+    output, limit = values["output"], values["other_limit"]
+    named = _parse_names("--other", values["other"])
+    metrics = _parse_names("--other-metric", values["other_metric"] or [])
     unknown = [name for name in metrics if name not in named]
     if unknown:
         raise ConfigError(f"--other-metric names {unknown[0]!r}, which no --other is called.")
-    result, tracer = rebuild(run, given, run, output)
+    result, tracer = rebuild(run, values, run, output)
     others: dict[str, Any] = {}
     for name, source in named.items():
         pairs = tk.load_dataset(source, tracer.model)[:limit]
         others[name] = (pairs, metrics[name]) if name in metrics else pairs
-    if given["dry_run"]:
-        print_estimates([tracer.estimate_side_effects(result, others, draws=given["draws"])])
+    if values["dry_run"]:
+        print_estimates([tracer.estimate_side_effects(result, others, draws=values["draws"])])
         return
-    side = tracer.side_effects(result, others, draws=given["draws"], seed=given["seed"])
-    side.save(run)
-    console.print(f"{side}", soft_wrap=True)
-    record_table("side_effects", Table.of_rows(side.table))
+    effects = tracer.side_effects(result, others, draws=values["draws"], seed=values["seed"])
+    effects.save(run)
+    console.print(f"{effects}", soft_wrap=True)
+    record_table("side_effects", Table.of_rows(effects.table))
     console.print(f"Saved in {run}/.", soft_wrap=True)
     if output is not None:
-        write_csv(side.table, output / "side_effects.csv")
-        write_figures({"side_effects": side.figure()}, output)
+        write_csv(effects.table, output / "side_effects.csv")
+        write_figures({"side_effects": effects.figure()}, output)
 
 
-def _named(option: str, texts: list[str]) -> dict[str, str]:
+def _parse_names(option: str, texts: list[str]) -> dict[str, str]:
     """Names and what they stand for, from `NAME=VALUE`."""
     named: dict[str, str] = {}
     for text in texts:

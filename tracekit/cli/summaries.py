@@ -23,8 +23,8 @@ def print_tracer(tracer: tk.Tracer) -> None:
     from tracekit._util.clusters import n_text
 
     console.print(f"{tracer}", soft_wrap=True)
-    of = "" if tracer.held_out is None else " searched"
-    n = f"{n_text(tracer.engine.n_examples, tracer.engine.pairs.clusters)}{of} examples"
+    searched = "" if tracer.held_out is None else " searched"
+    n = f"{n_text(tracer.engine.n_examples, tracer.engine.pairs.clusters)}{searched} examples"
     console.print(
         f"Effect of all components together ({tracer.engine.metric.name}, {n}): "
         f"{tracer.full_effect:.4g}"
@@ -34,9 +34,9 @@ def print_tracer(tracer: tk.Tracer) -> None:
         console.print(f"The {run} model prefers x to y on {tracer.n_prefers_x} of the {n}.")
 
 
-def print_checks(checked: tk.data.PairsCheck, *, is_short: bool = False) -> None:
+def print_checks(check: tk.data.PairsCheck, *, is_short: bool = False) -> None:
     """Prints the lines of a check as a table; if `is_short`, it counts those that are green."""
-    lines = [line for line in checked.lines if not (is_short and line.color == "green")]
+    lines = [line for line in check.lines if not (is_short and line.color == "green")]
     colors = [line.color for line in lines]
     columns = [
         Column("color", "color", colors, styles=dict(enumerate(colors))),
@@ -46,7 +46,7 @@ def print_checks(checked: tk.data.PairsCheck, *, is_short: bool = False) -> None
     if lines:
         print_table("checks", Table(columns), n_names=2)
     if is_short:
-        n = len(checked.lines)
+        n = len(check.lines)
         console.print(f"{n - len(lines)} of {n} checks of the pairs are green.")
 
 
@@ -54,15 +54,15 @@ def print_estimates(estimates: Iterable[Estimate]) -> None:
     """Prints what runs will take, a line each, and all of them together."""
     from tracekit._util.progress import duration_text
 
-    listed = list(estimates)
-    record_table("estimates", Table.of_rows([asdict(each) for each in listed]))
-    for each in listed:
+    all_estimates = list(estimates)
+    record_table("estimates", Table.of_rows([asdict(each) for each in all_estimates]))
+    for each in all_estimates:
         console.print(f"{each.method}: {each.total}")
-    memory = max((each.memory for each in listed if each.memory is not None), default=None)
-    held = "" if memory is None else f"; {memory / 2**20:.0f} MiB of memory"
-    most = "" if all(each.is_exact for each in listed) else "at most "
-    seconds = duration_text(sum(each.seconds for each in listed))
-    console.print(f"In all {most}about {seconds}{held}. Nothing was run or written.")
+    memory = max((each.memory for each in all_estimates if each.memory is not None), default=None)
+    memory_text = "" if memory is None else f"; {memory / 2**20:.0f} MiB of memory"
+    bound = "" if all(each.is_exact for each in all_estimates) else "at most "
+    seconds = duration_text(sum(each.seconds for each in all_estimates))
+    console.print(f"In all {bound}about {seconds}{memory_text}. Nothing was run or written.")
 
 
 def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = True) -> None:

@@ -16,7 +16,7 @@ from tracekit._util.markup import printable
 from tracekit.cli.app import app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder
-from tracekit.cli.options import OPTIONAL_OUTPUT, WORKERS, Given, with_options
+from tracekit.cli.options import OPTIONAL_OUTPUT, WORKERS, OptionValues, with_options
 from tracekit.cli.parsing import parse_executor_options
 from tracekit.cli.tables import print_table
 
@@ -30,7 +30,7 @@ _MOST_ROWS = 40
     output=OPTIONAL_OUTPUT.saying("Folder; runs in it are not repeated. Default: the file's."),
 )
 def sweep(
-    given: Given,
+    values: OptionValues,
     file: Annotated[
         Path,
         typer.Argument(help="A TOML file with models, datasets, methods, budgets and the like."),
@@ -44,22 +44,22 @@ def sweep(
     from tracekit.cli.options import read_options
     from tracekit.engine.setup import SETUP_OPTIONS
 
-    own = inspect.signature(runs.sweep).parameters
-    keys = {*own, *(field.name for field in fields(runs.Grid)), *SETUP_OPTIONS}
+    parameters = inspect.signature(runs.sweep).parameters
+    keys = {*parameters, *(field.name for field in fields(runs.Grid)), *SETUP_OPTIONS}
     allowed = keys - {"further", "on_done", "progress", "part", "setup"}
     options = {"output": "sweep", "models": [], "datasets": [], **read_options(file, allowed)}
-    quiet, part = given.pop("quiet"), given["part"]
-    executor_option = given.pop("executor_option")
-    options |= {name: value for name, value in given.items() if value is not None}
+    quiet, part = values.pop("quiet"), values["part"]
+    executor_option = values.pop("executor_option")
+    options |= {name: value for name, value in values.items() if value is not None}
     if executor_option:
-        typed = parse_executor_options(executor_option)
-        options["executor_options"] = {**options.get("executor_options", {}), **typed}
+        new_options = parse_executor_options(executor_option)
+        options["executor_options"] = {**options.get("executor_options", {}), **new_options}
     folder = Path(options["output"])
     check_folder(folder)
     tally = _Tally(quiet)
-    swept = runs.sweep(**options, progress=False if quiet else None, on_done=tally)
-    _print(swept, folder, tally, has_table=part is None)
-    if swept.failures:
+    sweep_runs = runs.sweep(**options, progress=False if quiet else None, on_done=tally)
+    _print(sweep_runs, folder, tally, has_table=part is None)
+    if sweep_runs.failures:
         raise typer.Exit(1)
 
 
@@ -90,14 +90,14 @@ class _Tally:
         return f"{text}."
 
 
-def _print(swept: runs.Runs, folder: Path, tally: _Tally, *, has_table: bool) -> None:
+def _print(sweep_runs: runs.Runs, folder: Path, tally: _Tally, *, has_table: bool) -> None:
     from tracekit.runs.worker import reasons
 
-    for reason in reasons(swept.failures):
+    for reason in reasons(sweep_runs.failures):
         console.print(f"Failed: {reason}")
-    table = swept.table()
+    table = sweep_runs.table()
     if has_table and len(table) > 0 and (console.document is not None or len(table) <= _MOST_ROWS):
-        shown = swept.shown()
+        shown = sweep_runs.shown()
         print_table("runs", table, shown, n_names=shown.titles.index(table["effect"].title))
     written = f"The table of all runs is {folder / 'runs.csv'}." if has_table else ""
     console.print(f"{tally} Runs are in {folder / 'runs'}/. {written}".rstrip(), soft_wrap=True)

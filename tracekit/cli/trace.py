@@ -7,7 +7,15 @@ from tracekit._util.names import MethodName, choices_text
 from tracekit.cli.app import app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder, save_results, write_figures
-from tracekit.cli.options import HOW, SEARCHED, SEVERAL, TRACED, Given, build_search, with_options
+from tracekit.cli.options import (
+    HOW,
+    SEARCHED,
+    SEVERAL,
+    TRACED,
+    OptionValues,
+    build_search,
+    with_options,
+)
 from tracekit.cli.parsing import goal, parse_options
 from tracekit.cli.summaries import print_checks, print_estimates, print_results
 
@@ -22,27 +30,28 @@ from tracekit.cli.summaries import print_checks, print_estimates, print_results
         f"Option of a method as name=value, e.g. lambda1=0.001 or random:draws=200{SEVERAL}"
     ),
 )
-def trace(given: Given) -> None:
+def trace(values: OptionValues) -> None:
     """Traces any model on any data set, and writes figures and results."""
     from tracekit.tracer.estimate import estimate_run
     from tracekit.tracer.request import Request
     from tracekit.tracer.search import run_search
 
-    output, seed = given["output"], given["seed"]
+    output, seed = values["output"], values["seed"]
 
     # Before anything slow: checks of everything that needs no model.
     check_folder(output)
-    methods = given["method"] or [tk.search.DEFAULT_METHOD]
-    by_method = parse_options(given["option"] or [], methods)
+    methods = values["method"] or [tk.search.DEFAULT_METHOD]
+    by_method = parse_options(values["option"] or [], methods)
     goals = {
-        name: goal(given["budget"], given["target_effect"], by_method[name]) for name in methods
+        name: goal(values["budget"], values["target_effect"], by_method[name]) for name in methods
     }
     searches = {name: tk.search.make(name, by_method[name]) for name in methods}
-    tracer, sought = build_search(given)
+    tracer, request_options = build_search(values)
     requests = [
-        Request(search=searches[name], seed=seed, **goals[name], **sought) for name in methods
+        Request(search=searches[name], seed=seed, **goals[name], **request_options)
+        for name in methods
     ]
-    if given["dry_run"]:
+    if values["dry_run"]:
         parts = [tracer.pairs, *filter(None, [tracer.held_out])]
         print_checks(tracer.pairs.check(tracer.model, parts=parts), is_short=True)
         print_estimates(estimate_run(tracer.question, request) for request in requests)

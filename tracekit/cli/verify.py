@@ -8,7 +8,7 @@ from tracekit import models
 from tracekit._util.table import Table
 from tracekit.cli.app import app
 from tracekit.cli.console import console
-from tracekit.cli.options import REBUILT, Given, with_options
+from tracekit.cli.options import REBUILT, OptionValues, with_options
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild
 from tracekit.cli.tables import print_table
 from tracekit.errors import ComparisonError
@@ -22,14 +22,14 @@ _TOLERANCE = 1e-4
 
 @app.command()
 @with_options(*REBUILT, "quiet", **OF_RUN)
-def verify(given: Given, run: Run) -> None:
+def verify(values: OptionValues, run: Run) -> None:
     """Measures a saved run again, and says whether it agrees: model, data, every effect.
 
     Exit code 1 if anything differs: weights by their digest, data by their fingerprint, the effect
     on each example, also held-out ones, and that of all components by their numbers.
     """
     # Refuses other data, and a model with another effect.
-    result, tracer = rebuild(run, given)
+    result, tracer = rebuild(run, values)
     allowed = _TOLERANCE * max(1.0, result.per_example.abs().max().item()) + result.noise_floor
     digests = [result.model_facts.weights_digest, models.weights_digest(tracer.model)]
     full = (result.full_effect, tracer.full_effect)
@@ -45,13 +45,13 @@ def verify(given: Given, run: Run) -> None:
         now = tracer.evaluate(result, per_example=True, held_out=True)
         rows += _rows("held-out ", held_out.effects, now, allowed)
     names = ("measured", "saved", "now", "agrees")
-    measured = [dict(zip(names, row, strict=True)) for row in rows]
-    print_table("measured", Table.of_rows(measured, forms=dict.fromkeys(names, ".6g")))
-    wrong = [name for name, _, _, agrees in rows if not agrees]
-    if wrong:
+    rows_by_name = [dict(zip(names, row, strict=True)) for row in rows]
+    print_table("measured", Table.of_rows(rows_by_name, forms=dict.fromkeys(names, ".6g")))
+    differing = [name for name, _, _, agrees in rows if not agrees]
+    if differing:
         raise ComparisonError(
-            f"{run} does not agree with what is measured now: {', '.join(wrong)}. Give --model, "
-            "--dtype and --model-option as for the run; other weights give other effects."
+            f"{run} does not agree with what is measured now: {', '.join(differing)}. Give "
+            "--model, --dtype and --model-option as for the run; other weights give other effects."
         )
     if held_out is not None and tracer.held_out is None:
         console.print("Its held-out examples were not measured. Give --dataset and --held-out.")
