@@ -53,7 +53,7 @@ def run(monkeypatch, capsys, *arguments):
     monkeypatch.setattr(sys, "argv", ["tracekit", *map(str, arguments)])
     monkeypatch.setattr(console, "width", 160)
     monkeypatch.setattr(error_console, "width", 400)
-    for name in ("said", "moved"):  # A command is a process of its own: no bar ran before.
+    for name in ("last_line", "last_step"):  # A command is a process of its own: no bar ran before.
         monkeypatch.setattr(progress._Lines, name, -math.inf)
     code = 0
     try:

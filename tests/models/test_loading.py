@@ -244,8 +244,8 @@ def test_where_nobody_watches_the_log_says_what_is_loaded(
         assert re.fullmatch("".join(f"{line}\n" for line in words), said)
         return Checkpoint(MODEL_DIR)
 
-    monkeypatch.setattr(progress, "_SAID_AFTER", after)
-    monkeypatch.setattr(progress, "_SAID_EVERY", 0.3)
+    monkeypatch.setattr(progress, "_FIRST_LINE_AFTER", after)
+    monkeypatch.setattr(progress, "_LINE_EVERY", 0.3)
     monkeypatch.setattr(progress, "is_watched", lambda: is_watched)
     monkeypatch.setattr(loading, "locate", slow)
     load_model(source)

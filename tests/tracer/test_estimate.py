@@ -556,7 +556,7 @@ class TestBar:
 class TestWhereItIsShown:
     @pytest.fixture(autouse=True)
     def _nothing_was_said(self, monkeypatch):
-        for name in ("said", "moved"):
+        for name in ("last_line", "last_step"):
             monkeypatch.setattr(_progress._Lines, name, -math.inf)
 
     def test_off_elsewhere(self, model, bars):

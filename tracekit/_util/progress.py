@@ -1,9 +1,9 @@
-"""One progress bar for a whole run, with an estimate of the time that is left.
+"""One progress bar for a whole run, with an estimate of the remaining time.
 
-Where nobody watches, as in a batch system, it is a line a minute in the log. Whoever begins a run
-opens the bar (`run`); everything below only reports to it: engines what they have read (`advance`),
-searches what they have reached (`note`). What is opened while a bar is shown belongs to it, so bars
-are never nested.
+Outside of notebooks and terminals, as in a batch system, it is a line a minute in the log. The code
+that starts a run opens the bar (`run`). Everything below only reports to it: engines the examples
+they have run (`advance`), searches the results so far (`note`). A bar that is opened within another
+one becomes part of it, so bars are never nested.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _FORMAT = (
 _FORMAT_WITHOUT_END = "{desc}: {n:.0f} passes [{elapsed}{postfix}]"
 _FEWEST_STEPS = 3
 """Steps below which a loop has no bar of its own."""
-_SAID_EVERY, _PAUSE = 60.0, 10.0
-"""Seconds between two lines; after as many without a step, the minute begins anew."""
-_SAID_AFTER = 0.25
-"""Seconds of waiting before the first line: what takes less says nothing."""
+_LINE_EVERY, _PAUSE = 60.0, 10.0
+"""Seconds between two lines; seconds without a step after which the minute starts again."""
+_FIRST_LINE_AFTER = 0.25
+"""Seconds before the first line about a wait; shorter waits write nothing."""
 
 
 def is_watched() -> bool:
@@ -45,7 +45,7 @@ def _in_notebook() -> bool:
 
 
 def duration_text(seconds: float) -> str:
-    """A time as people say it, e.g. `40 s`, `4 min` or `2.5 h`."""
+    """A time for readers, e.g. `40 s`, `4 min` or `2.5 h`."""
     if seconds < 0.95:
         return f"{max(seconds, 0.1):.1f} s"
     if seconds < 90:
@@ -54,22 +54,24 @@ def duration_text(seconds: float) -> str:
 
 
 class _Lines:
-    """Stands for a bar where nobody watches: a line a minute, of all bars, on standard error."""
+    """Takes the place of a bar that nobody watches: writes a line a minute to standard error."""
 
-    said = moved = -inf  # When the last line was written, and the last step taken, by any bar.
+    last_line = last_step = -inf
+    """When any bar last wrote a line, and last took a step."""
 
     def __init__(self, label: str, total: float | None, unit: str) -> None:
         self._label, self._total, self._unit, self.n = label, total, unit, 0.0
         self._start = time.monotonic()
-        if self._start - _Lines.moved > _PAUSE:
-            _Lines.said = self._start
+        if self._start - _Lines.last_step > _PAUSE:
+            _Lines.last_line = self._start
 
     def update(self, n: float) -> None:
         self.n += n
-        _Lines.moved = now = time.monotonic()
-        if now - _Lines.said < _SAID_EVERY:
+        _Lines.last_step = now = time.monotonic()
+        if now - _Lines.last_line < _LINE_EVERY:
             return
-        _Lines.said, taken = now, now - self._start
+        _Lines.last_line = now
+        taken = now - self._start
         of_all = f" of {self._total:.0f}" if self._total else ""
         left = taken * (self._total / self.n - 1) if self._total and self.n else 0.0
         more = f", about {duration_text(left)} left" if left > 0.5 else ""
@@ -120,7 +122,7 @@ _CURRENT: ContextVar[RunProgress | None] = ContextVar("progress", default=None)
 
 
 def current() -> RunProgress:
-    """The run that is going on; one that shows nothing if there is none."""
+    """The progress of the current run; one that shows nothing if there is none."""
     return _CURRENT.get() or _NOTHING
 
 
@@ -135,8 +137,9 @@ def run(
 ) -> Iterator[RunProgress]:
     """Opens the bar of a run; within another run, that one's.
 
-    `passes` over the data are the most that it takes; unknown, no end is shown. `shown` None: as a
-    bar if that is wanted, else as lines. `on_note` is told what each step reached, shown or not.
+    `passes` is the largest number of passes over the data; if None, no end is shown. With
+    `shown=None`, the run shows a bar in notebooks and terminals, else lines. `on_note` is called
+    with the values of each `note`, shown or not.
     """
     outer = _CURRENT.get()
     if outer is not None:
@@ -155,19 +158,19 @@ def run(
 
 @contextmanager
 def waiting(label: str) -> Iterator[None]:
-    """Says what a block without steps does: at once, then every minute, in the log only."""
+    """Reports a block without steps in the log: soon after its start, then every minute."""
     done, start = Event(), time.monotonic()
 
-    def tell() -> None:
-        said = ""
-        while not done.wait(_SAID_EVERY if said else _SAID_AFTER):
-            said = f": {duration_text(time.monotonic() - start)} so far" if said else " ..."
-            sys.stderr.write(f"{label}{said}\n")
+    def write_lines() -> None:
+        text = ""
+        while not done.wait(_LINE_EVERY if text else _FIRST_LINE_AFTER):
+            text = f": {duration_text(time.monotonic() - start)} so far" if text else " ..."
+            sys.stderr.write(f"{label}{text}\n")
             sys.stderr.flush()
 
     if not is_watched():
-        # A daemon: whoever is interrupted while a model is read does not wait for it.
-        Thread(target=tell, daemon=True).start()
+        # A daemon thread does not keep an interrupted program from ending.
+        Thread(target=write_lines, daemon=True).start()
     try:
         yield
     finally:
@@ -175,17 +178,17 @@ def waiting(label: str) -> Iterator[None]:
 
 
 def track(items: Iterable[_T], label: str, *, shown: bool | None) -> Iterable[_T]:
-    """A loop with a bar, or lines as of `run`, if it is long enough and no run has one."""
+    """A loop with a bar, or lines as in `run`, unless it is short or within a run with a bar."""
     total = len(items) if hasattr(items, "__len__") else None  # type: ignore[arg-type]
     is_short = total is not None and total < _FEWEST_STEPS
     if shown is False or _CURRENT.get() is not None or is_short:
         return items
     if shown or is_watched():
         return _tqdm()(items, desc=label, leave=False)
-    return _told(items, _Lines(label, total, "steps"))
+    return _with_lines(items, _Lines(label, total, "steps"))
 
 
-def _told(items: Iterable[_T], lines: _Lines) -> Iterator[_T]:
+def _with_lines(items: Iterable[_T], lines: _Lines) -> Iterator[_T]:
     for item in items:
         yield item
         lines.update(1)

@@ -1,16 +1,17 @@
 """Checks of edges on a model, on random tokens, before its numbers are trusted.
 
 1. The empty mask leaves every logit bit-equal.
-2. Receivers that are given what they read anyway, by edges from the embedding that carry its value
-   in the run itself, give the same logits: their norms and projections are the model's.
-3. All edges out of the heads of a layer do what patching these heads does, and those out of an MLP
-   what patching it does: what senders write, and where, is the model's.
+2. If edges from the embedding carry its value in the same run, the logits do not change. So the
+   norms and projections of the receivers are those of the model.
+3. Patching all edges out of the heads of a layer, or out of an MLP, equals patching the heads or
+   the MLP. So senders write what the model writes, and where it writes it.
 4. A gradient reaches the edges into every layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -44,36 +45,33 @@ def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor)
     nodes = ComponentRegistry.build(model.cfg, "head-outputs+mlp-blocks")
     hooks, recorded = recording_hooks([*registry.hook_names, *nodes.hook_names])
     clean = _logits(model, tokens, hooks)
-    own = {name: fired[0] for name, fired in recorded.items() if fired}
-    missing = [name for name in recorded if name not in own]
+    activations = {name: fired[0] for name, fired in recorded.items() if fired}
+    missing = [name for name in recorded if name not in activations]
     if missing:
         raise unsupported_edges(model, f"its hook point {missing[0]} did not fire")
-    others = {name: value.flip(0) for name, value in own.items()}
+    others = {name: value.flip(0) for name, value in activations.items()}
     positions = torch.ones_like(tokens, dtype=torch.bool)
-    patch, same = (
-        EdgePatch(model=model, registry=registry, counterfactual=values, positions=positions)
-        for values in (others, own)
-    )
+    patch = EdgePatch(model=model, registry=registry, counterfactual=others, positions=positions)
+    same_values = replace(patch, counterfactual=activations)
     node_patch = MaskedPatch(registry=nodes, counterfactual=others, positions=positions)
     if not torch.equal(_logits(model, tokens, patch.hooks(torch.zeros(len(registry)))), clean):
         raise IdentityCheckError(f"The empty mask on edges changes logits of {model_name(model)}.")
     senders = [edge.ends.split(">")[0] for edge in registry]
     is_first = torch.tensor([sender == EMBEDDING for sender in senders]).float()
-    kept = _logits(model, tokens, same.hooks(is_first))
-    runs = [
-        ("its queries, keys, values or MLPs do not read the stream by their norms", kept, clean)
-    ]
+    unchanged = _logits(model, tokens, same_values.hooks(is_first))
+    problem = "its queries, keys, values or MLPs do not read the stream by their norms"
+    runs = [(problem, unchanged, clean)]
     for site in nodes.sites:
         part = slice(site.start, site.stop)
         is_attention = site.hook_name != out_of(site.layer, MLP)
         is_block = is_attention and registry.edges.by == "blocks"
-        named = {f"ATT{site.layer}"} if is_block else set(map(str, nodes[part]))
-        of_edges = torch.tensor([sender in named for sender in senders]).float()
+        labels = {f"ATT{site.layer}"} if is_block else set(map(str, nodes[part]))
+        of_edges = torch.tensor([sender in labels for sender in senders]).float()
         of_nodes = torch.zeros(len(nodes))
         of_nodes[part] = 1
         by_edges = _logits(model, tokens, patch.hooks(of_edges))
         by_nodes = _logits(model, tokens, node_patch.hooks(of_nodes))
-        problem = f"all edges out of {min(named)} and those beside it do not do what it does"
+        problem = f"all edges out of {min(labels)} and those beside it do not do what it does"
         runs.append((problem, by_edges, by_nodes))
     tolerance = (1e-3 if is_exact(model) else 0.1) * (clean - clean.flip(0)).abs().max()
     for problem, value, expected in runs:
@@ -83,10 +81,10 @@ def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor)
 
 
 def check_other(model: HookedModel, other: HookedModel, by: EdgesBy) -> None:
-    """Refuses another model as a source where all its edges do not make the model do what it does.
+    """Refuses another model as a source if patching all edges does not reproduce its logits.
 
     Raises:
-        SourceError: The two differ in what no edge carries.
+        SourceError: The two models differ in something that no edge carries.
     """
     registry = ComponentRegistry.of_edges(model.cfg, by)
     tokens = random_tokens(model, 3, 8).to(device_of(model))
@@ -116,10 +114,10 @@ def _check_gradient(model: HookedModel, patch: EdgePatch, tokens: Tensor) -> Non
     mask = torch.full((len(patch.registry),), 0.5, requires_grad=True)
     with torch.enable_grad():
         logits = _logits(model, tokens, patch.hooks(mask))
-        drawn = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
-        (slopes,) = torch.autograd.grad((logits * drawn.to(logits)).sum(), mask)
+        factors = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
+        (gradient,) = torch.autograd.grad((logits * factors.to(logits)).sum(), mask)
     for site in patch.registry.sites:
-        if not slopes[site.start : site.stop].any():
+        if not gradient[site.start : site.stop].any():
             raise unsupported_edges(model, f"no gradient reaches the edges into layer {site.layer}")
 
 

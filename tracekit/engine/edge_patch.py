@@ -1,17 +1,17 @@
 """Interventions on edges, as hooks: a receiver reads what some senders would have written.
 
-In the run at hand, sender s writes o_s to the residual stream and in the counterfactual run c_s. A
-receiver behind the stream x reads x + sum_s m_s (c_s - o_s), with m_s the mask of its edge from s;
-the stream itself, and what others read of it, stay as they are. So with all edges patched every
-part does what it does in the counterfactual run.
+Sender s writes o_s to the residual stream in the current run, and c_s in the counterfactual run. A
+receiver that would read the stream x reads x + sum_s m_s (c_s - o_s) instead, where m_s is the mask
+entry of its edge from s. The stream itself, and what others read of it, do not change. With all
+edges patched, every part computes what it computes in the counterfactual run.
 
-Of a block, hooks read the stream where it begins, give each query, key, value and the MLP an input
-of its own, normalise and project it by the block's own modules, and put the results in. Behind the
-attention and the MLP they read what was written. Where a norm stands behind the attention, a
-receiver reads the norm of what the heads together would have written.
+In each block, hooks read the stream at the start of the block, compute a separate input for each
+query, key, value and the MLP, normalise and project it by the block's own modules, and put in the
+results. After the attention and the MLP they read what was written. If a norm follows the
+attention, a receiver reads the norm of what all heads together would have written.
 
-Nothing is stored for pairs of a sender and a receiver but the mask: the inputs of all receivers of
-a layer are one product of the mask and the changes of the senders.
+Only the mask is stored for each pair of a sender and a receiver: the inputs of all receivers of a
+layer are one product of the mask and the changes of the senders.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tracekit.models.architectures import (
 from tracekit.models.hooked import Hook, HookedModel, device_of, dtype_of, model_name
 
 _MEMORY = 2**29
-"""Bytes that they take where no bound is given; more would be no faster."""
+"""Bytes for the changes of all senders if no bound is given; more would not be faster."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,7 +59,8 @@ class EdgePatch:
     first_position: int = 0
     """Position of the run that the first one of the counterfactual activations belongs to."""
     origin: Activations | None = None
-    """What changes of senders are counted from, whole; None: from the run at hand."""
+    """Activations, at all positions, from which changes of senders are counted; None: those of the
+    current run."""
 
     def hooks(
         self,
@@ -105,81 +106,81 @@ class EdgePatch:
 
 @dataclass(eq=False)
 class _Bank:
-    """What senders change of the stream, side by side, and the gradient of that.
+    """Changes that senders make to the stream, in one tensor, and the gradient of this tensor.
 
-    Automatic differentiation would keep and add up a tensor for each reading. Here all write into
-    one, in either direction.
+    Automatic differentiation would keep a tensor for each receiver and add them up. Here all
+    senders write into one tensor, and all receivers add to one gradient.
     """
 
     values: Float[Tensor, "row pos sender_span d"]
     own: Float[Tensor, "row pos d"] | None = None
-    """What the senders write together, where a norm stands behind them."""
+    """What all heads of the layer write together in this run, if a norm follows the attention."""
     norm: Callable[[Tensor], Tensor] | None = None
     numbers: list[int] = field(default_factory=list)
-    """Senders that are filled in."""
-    slopes: Tensor | None = None
+    """Numbers of the senders whose changes are filled in."""
+    gradient: Tensor | None = None
 
 
 class _Emission(torch.autograd.Function):
-    """Fills changes of senders in, where each span is patched."""
+    """Writes the changes of senders into a bank, at the patched positions of each span."""
 
     @staticmethod
-    def forward(ctx: Any, changes: Tensor, patched: Tensor, token: Tensor, bank: _Bank) -> Tensor:
+    def forward(ctx: Any, changes: Tensor, patched: Tensor, order: Tensor, bank: _Bank) -> Tensor:
         sizes = (changes.shape[2], patched.shape[2])
         first = len(bank.numbers) * sizes[1]
         ctx.bank, ctx.part, ctx.sizes = bank, slice(first, first + sizes[0] * sizes[1]), sizes
         ctx.save_for_backward(patched)
-        kept = bank.values[:, :, ctx.part].unflatten(2, sizes)
-        torch.mul(changes[:, :, :, None], patched[:, :, None, :, None], out=kept)
-        return token.clone()
+        target = bank.values[:, :, ctx.part].unflatten(2, sizes)
+        torch.mul(changes[:, :, :, None], patched[:, :, None, :, None], out=target)
+        return order.clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (patched,), slopes = ctx.saved_tensors, None
-        if ctx.needs_input_grad[0] and ctx.bank.slopes is not None:
-            slopes = ctx.bank.slopes[:, :, ctx.part].unflatten(2, ctx.sizes)
-            slopes = (slopes * patched[:, :, None, :, None]).sum(3)
-        return slopes, None, *grad_outputs, None
+        (patched,), gradient = ctx.saved_tensors, None
+        if ctx.needs_input_grad[0] and ctx.bank.gradient is not None:
+            gradient = ctx.bank.gradient[:, :, ctx.part].unflatten(2, ctx.sizes)
+            gradient = (gradient * patched[:, :, None, :, None]).sum(3)
+        return gradient, None, *grad_outputs, None
 
 
 class _Reading(torch.autograd.Function):
     """Changes of some senders, weighted by the mask, for each receiver."""
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, token: Tensor, bank: _Bank, first: int) -> Tensor:
+    def forward(ctx: Any, weights: Tensor, order: Tensor, bank: _Bank, first: int) -> Tensor:
         ctx.bank, ctx.part = bank, slice(first, first + weights.shape[2])
         ctx.save_for_backward(weights)
         return weights[:, None] @ bank.values[:, :, ctx.part]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (weights,), bank, (slopes,) = ctx.saved_tensors, ctx.bank, grad_outputs
-        if bank.slopes is None:
-            bank.slopes = torch.zeros_like(bank.values)
-        # In place: each sender has the sum over all that read it.
-        mixed = weights.mT[:, None].expand(-1, slopes.shape[1], -1, -1).flatten(0, 1)
-        bank.slopes[:, :, ctx.part].flatten(0, 1).baddbmm_(mixed, slopes.flatten(0, 1))
-        of_weights = (slopes @ bank.values[:, :, ctx.part].mT).sum(1)
-        return of_weights, slopes.new_zeros(1), None, None
+        (weights,), (gradient,), bank = ctx.saved_tensors, grad_outputs, ctx.bank
+        if bank.gradient is None:
+            bank.gradient = torch.zeros_like(bank.values)
+        # In place, so that each sender gets the sum over all receivers.
+        mixed = weights.mT[:, None].expand(-1, gradient.shape[1], -1, -1).flatten(0, 1)
+        bank.gradient[:, :, ctx.part].flatten(0, 1).baddbmm_(mixed, gradient.flatten(0, 1))
+        of_weights = (gradient @ bank.values[:, :, ctx.part].mT).sum(1)
+        return of_weights, gradient.new_zeros(1), None, None
 
 
 @dataclass(eq=False)
 class _Run:
-    """The state of one pass."""
+    """State of one pass, which the hooks of all blocks share."""
 
     patch: EdgePatch
     weights: dict[int, Float[Tensor, "row edge span"]]
-    """By layer of the receivers; edges that are not under study have 0."""
+    """Mask entries by layer of the receivers; 0 for edges that are not in the registry."""
     banks: list[_Bank] = field(default_factory=list)
-    """The first has all senders but those with a norm behind them, which have one a layer."""
+    """The first one holds all senders; heads followed by a norm have one bank for each layer."""
     stream: Tensor | None = None
-    """What the attention of the block at hand reads; then its MLP."""
+    """The stream that the attention of the current block reads; later the one its MLP reads."""
     normalised: Tensor | None = None
-    """What its queries, keys and values read."""
+    """What the queries, keys and values of the current block read."""
     into_mlp: Tensor | None = None
-    """What its MLP reads of earlier layers beside the stream."""
-    token: Tensor | None = None
-    """Every step hands it on, so that the way back takes them in turn."""
+    """Changes from earlier layers that the MLP of the current block reads in addition."""
+    order: Tensor | None = None
+    """A dummy that every step reads and returns, so that the backward pass runs in this order."""
 
     @cached_property
     def graph(self) -> EdgeGraph:
@@ -218,7 +219,7 @@ class _Run:
         return hooks
 
     def _begin(self, stream: Tensor, layer: int, parts: BlockParts) -> None:
-        """Where a block begins: notes the stream, and what its receivers read beside it."""
+        """At the start of a block: stores the stream and what receivers read in addition to it."""
         if layer == 0:
             last = self.graph.receivers[max(self.weights)][-1].n_senders
             room = last if parts.norm_behind is None else 1 + self.graph.n_layers
@@ -226,7 +227,7 @@ class _Run:
         self.stream = stream
         if layer in self.weights:
             *into, mlp = self.graph.receivers[layer]
-            # The MLP reads the same earlier senders, and those of its own layer besides.
+            # The MLP reads the same earlier senders here, and those of its own layer later.
             n_senders = into[0].n_senders
             every = [self._weights(layer, each)[:, :, :n_senders] for each in (*into, mlp)]
             change = self._read(torch.cat(every, 1))
@@ -261,20 +262,20 @@ class _Run:
         room: int = 0,
         *norm: Any,
     ) -> None:
-        """Keeps what senders change: in the first bank, or in a new one with room for so many."""
+        """Stores changes of senders in the first bank, or in a new one for `room` senders."""
         patched = self.patch.patched(len(changes) // len(self.patch.positions)).to(changes)
-        if self.token is None:
-            self.token = changes.new_zeros(1, requires_grad=torch.is_grad_enabled())
+        if self.order is None:
+            self.order = changes.new_zeros(1, requires_grad=torch.is_grad_enabled())
         if room:
             rows, positions, _, d_model = changes.shape
             values = changes.new_empty(rows, positions, room * patched.shape[2], d_model)
             self.banks.append(_Bank(values, *norm))
         bank = self.banks[-1 if room else 0]
-        self.token = _Emission.apply(changes, patched, self.token, bank)
+        self.order = _Emission.apply(changes, patched, self.order, bank)
         bank.numbers += numbers
 
     def _into_heads(self, activation: Tensor, layer: int, parts: BlockParts, number: int) -> Tensor:
-        """Queries, keys or values, of what each of them reads."""
+        """Queries, keys or values, computed from what each of them reads."""
         assert self.normalised is not None
         into = self.graph.receivers[layer][:-1]
         use = into[number if len(into) == len(INPUT_HOOKS) else 0]
@@ -313,7 +314,7 @@ class _Run:
     def _read(
         self, weights: Float[Tensor, "row receiver sender span"], first: int = 0
     ) -> Float[Tensor, "row pos receiver d"]:
-        """What receivers read of the senders from the first one on."""
+        """Changes that receivers read, of the senders from number `first` on."""
         n_senders, n_spans = weights.shape[2:]
         total: Any = 0
         for bank in self.banks:
@@ -322,7 +323,7 @@ class _Run:
                 numbers = [bank.numbers[each] - first for each in at]
                 picked = weights if len(at) == n_senders else weights[:, :, numbers]
                 picked = picked.flatten(2).to(bank.values.dtype)
-                part = _Reading.apply(picked, self.token, bank, at[0] * n_spans)
+                part = _Reading.apply(picked, self.order, bank, at[0] * n_spans)
                 if bank.norm is not None and bank.own is not None:
                     own = bank.own[:, :, None]
                     part = bank.norm(own + part) - bank.norm(own)
@@ -334,7 +335,7 @@ class _Run:
         return part.unflatten(1, (len(into.labels), into.n_senders))
 
     def _is_read(self, layer: int, into: Receivers) -> Bool[Tensor, "row receiver"]:
-        """Which receivers read something beside the stream."""
+        """Which receivers read something in addition to the stream."""
         return (self._weights(layer, into) != 0).flatten(2).any(-1)
 
     @cached_property
@@ -347,7 +348,7 @@ class _Run:
         return run[:, self._part]
 
     def _change(self, name: str, run: Tensor) -> Tensor:
-        """Counterfactual values less those of the run: of each mask one after the other."""
+        """Counterfactual values minus the values of the run, for one mask after the other."""
         source = self.patch.counterfactual[name].to(run.device, run.dtype)
         origin = run if self.patch.origin is None else self.patch.origin[name].to(run.device)
         now = self._covered(origin)
@@ -355,9 +356,9 @@ class _Run:
         return (source[:, : now.shape[2]] - now).flatten(0, 1)
 
     def _replaced(self, activation: Tensor, value: Tensor, is_read: Tensor) -> Tensor:
-        """An activation with other values where a receiver reads something beside the stream.
+        """An activation with other values where a receiver reads something besides the stream.
 
-        Elsewhere it keeps its value to the last bit, and the gradient that it has there.
+        Elsewhere it keeps its exact value, but has the gradient of `value`.
         """
         now = self._covered(activation)
         kept = now.detach() + (value - value.detach()) if value.requires_grad else now
@@ -371,7 +372,7 @@ class _Run:
 def rows_at_once(
     registry: ComponentRegistry, model: HookedModel, length: int, max_memory: int | None
 ) -> int:
-    """Rows of a batch whose changes of all senders, and their gradients, keep within a bound."""
+    """Number of rows for which the changes of all senders, with gradients, fit into memory."""
     assert registry.edges is not None
     columns = len(registry.edges.senders) * registry.sites[0].n_spans
     of_row = 2 * columns * length * int(model.cfg.d_model) * dtype_of(model).itemsize

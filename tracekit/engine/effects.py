@@ -6,7 +6,7 @@ Many binary sets are measured faster by `set_effects.py`, with equal results.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import nan
+from math import ceil, nan
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from tracekit.engine.prepared import Masks, PreparedData
 from tracekit.errors import MetricError
 from tracekit.metrics import ContinuationLogProbs, Effects, Metric, Reading, kl
 from tracekit.models.architectures import residual_hook
-from tracekit.models.hooked import is_exact
+from tracekit.models.hooked import Hook, is_exact
 
 
 class BatchEffects(NamedTuple):
@@ -40,8 +40,8 @@ class BatchEffects(NamedTuple):
     y: Float[Tensor, " example"] | None
 
 
-_MOST_ALONE = 64
-"""Rows that run alone for a noise floor."""
+_MAX_ALONE = 64
+"""Largest number of rows that run alone for a noise floor."""
 
 
 def mask_effects(
@@ -92,8 +92,8 @@ def metric_effects(
 def stream_effects(data: PreparedData, mask: ComponentsLike) -> Iterator[BatchEffects]:
     """Effects of one mask, a batch at a time; together they are those of `mask_effects`.
 
-    Between two batches the model is as it was and may be used otherwise, and the rest need not be
-    asked for.
+    Between two batches the model is in its usual state and may be used for something else. The
+    caller may stop early.
     """
     stack = _one(data, mask)
     for batch in data.batches_of(None, of_all_ranks=True):
@@ -107,16 +107,16 @@ def stream_effects(data: PreparedData, mask: ComponentsLike) -> Iterator[BatchEf
             log_probs.x.float().cpu(),
             None if log_probs.y is None else log_probs.y.float().cpu(),
         )
-        # By their numbers in the data set, which a message names.
+        # At their numbers in the data set, so that a message names the right examples.
         so_far = torch.zeros(data.n_examples).index_put((measured.examples,), measured.effects)
         data.check_finite(so_far)
         yield measured
 
 
 def check_metric(data: PreparedData) -> None:
-    """Refuses a metric that gives an example another effect where others stand beside it.
+    """Refuses a metric whose effect on an example depends on the other examples of a batch.
 
-    Several ranks do not look: one that raised an error would leave the others waiting.
+    Several ranks skip the check: if one raised an error, the others would wait for it.
     """
     for batch in data.batches[:1] if data.ranks.count == 1 else ():
         with data.measuring():
@@ -125,7 +125,7 @@ def check_metric(data: PreparedData) -> None:
 
 
 def _check_alone(data: PreparedData, batch: Batch, metric: Metric, *runs: Any) -> None:
-    """Compares effects beside other examples with those beside copies, which are rounded alike."""
+    """Compares effects among other examples with effects among copies, which are rounded alike."""
     few = [vars(run.map(itemgetter(slice(4)))) for run in runs]
     read = [name for name, value in few[0].items() if value is not None is not few[1][name]]
     # The others are the same examples with their runs exchanged: a batch may have a single row.
@@ -167,15 +167,17 @@ def empty_mask_effect(data: PreparedData) -> float:
 def choices_in(
     data: PreparedData, other: PreparedData | None, sets: Sequence[ComponentSet]
 ) -> Float[Tensor, "run 5"]:
-    """What is said in the clean run, the counterfactual one, and with each of some sets replaced.
+    """First choices of the model in the clean run, the counterfactual run, and with sets patched.
 
-    On how many pairs x is the first choice, on how many y, and on how many neither; the means of
-    log P(x) / P(y) and of the KL from the clean run, at the first token that differs. Every token
-    of x is the first choice or, by a metric of token sets, one that counts as x; where y begins
-    with x, both can be. NaN: there is no y, or no counterfactual run (`other` begins from it).
+    Columns: on how many pairs the first choice is x, y, or neither; the mean of log P(x) / P(y);
+    the mean KL divergence from the clean run at the first token that differs. x counts as chosen if
+    every token of x is the first choice or, for a metric of token sets, if the first choice is one
+    of the tokens that count as x. If y begins with x, both can be chosen. Values are NaN without a
+    y, and in the second row without a counterfactual run (`other`, whose clean run it is).
     """
-    reads: tuple[Reading, ...] = ("argmax", "distribution", "token-sets")
-    reads = reads if "token-sets" in data.metric.reads else reads[:2]
+    reads: list[Reading] = ["argmax", "distribution"]
+    if "token-sets" in data.metric.reads:
+        reads.append("token-sets")
     masks = torch.zeros(len(sets), data.n_components, device=data.device)
     for mask, members in zip(masks, sets, strict=True):
         mask[list(members)] = 1
@@ -184,62 +186,73 @@ def choices_in(
         for batch in data.batches:
             runs = [data.forward_pass.log_probs(batch, [], reads=reads)]
             if other is not None:
-                again = [*other.batches_of(batch.examples.cpu(), of_all_ranks=True)]
-                said = [other.forward_pass.log_probs(each, [], reads=reads) for each in again]
-                at = [(e.examples[:, None] == batch.examples).nonzero()[:, 1] for e in again]
-                runs.append(assemble([*zip(at, said, strict=True)], len(batch.examples), Ranks()))
-            runs = runs[::-1] if data.metric.direction == "denoising" else runs
-            for row, run in zip(sums, runs, strict=False):
-                row += _summed(batch, runs[0], run)[0]
-            # Without a set, `passes` would run the counterfactual prompts all the same.
+                parts = []
+                for part in other.batches_of(batch.examples.cpu(), of_all_ranks=True):
+                    order = (part.examples[:, None] == batch.examples).nonzero()[:, 1]
+                    parts.append((order, other.forward_pass.log_probs(part, [], reads=reads)))
+                runs.append(assemble(parts, len(batch.examples), Ranks()))
+            if data.metric.direction == "denoising":
+                runs.reverse()
+            for row, run in enumerate(runs):
+                sums[row] += _sum_choices(batch, runs[0], run)[0]
+            # Without a set, `passes` would still run the counterfactual prompts.
             for _, some, run in data.passes(masks, [batch] if sets else [], reads=reads):
-                sums[2:][some] += _summed(batch, runs[0], run)
+                sums[2:][some] += _sum_choices(batch, runs[0], run)
     data.account.count(len(sets) * data.n_examples)
     (sums,) = data.ranks.add(sums.cpu())
     sums[:, 3:] /= data.n_examples
-    sums[1] = nan if other is None else sums[1]
+    if other is None:
+        sums[1] = nan
     return sums
 
 
-def _summed(
+def _sum_choices(
     batch: Batch, clean: ContinuationLogProbs, run: ContinuationLogProbs
 ) -> Float[Tensor, "run 5"]:
-    """Sums over a batch, of one run or of several after each other."""
-    n, x, y = len(batch.examples), run.require("x_is_argmax"), run.y_is_argmax
+    """Sums of the columns of `choices_in` over a batch; `run` may be several runs in a row."""
+    n, is_x, is_y = len(batch.examples), run.require("x_is_argmax"), run.y_is_argmax
     if run.x_set is not None:
-        chosen = run.require("set_choice").reshape(-1, n, 1, 1)
-        x, y = (batch.token_sets == chosen).any(-1).unbind(-1)
-        y = None if run.y_set is None else y
-    far, lacking = kl(repeated(clean, len(run.x) // n), run), torch.full_like(run.x, nan)
-    neither = None if y is None else ~(x | y)
-    parts = (x, y, neither, None if run.y is None else run.x - run.y, far)
-    rows = [(lacking if each is None else each).to(run.x).reshape(-1, n).sum(1) for each in parts]
-    return torch.stack(rows, 1)
+        choices = run.require("set_choice").reshape(-1, n, 1, 1)
+        is_x, is_y = (batch.token_sets == choices).any(-1).unbind(-1)
+        if run.y_set is None:
+            is_y = None
+    is_neither = None if is_y is None else ~(is_x | is_y)
+    log_ratio = None if run.y is None else run.x - run.y
+    divergence = kl(repeated(clean, len(run.x) // n), run)
+    columns = []
+    for values in (is_x, is_y, is_neither, log_ratio, divergence):
+        values = torch.full_like(run.x, nan) if values is None else values
+        columns.append(values.to(run.x).reshape(-1, n).sum(1))
+    return torch.stack(columns, 1)
 
 
 def noise_floor(data: PreparedData) -> float:
     """Mean effect that the rounding of the model alone can have, 0 in float32 and float64.
 
-    In a lower precision, scores depend on the rows that run beside a row, and on last bits. So the
-    clean run is repeated with a row alone, with a batch twice over, and with embeddings of which
-    the last bit is drawn, for few examples again and again. Its effect against the clean run is
-    taken: the mean, or two standard errors of the mean over all examples, whichever is larger. Rows
-    run alone in passes of their own, so of those there are 64 at most. All sets share the rounding
-    of one clean run, so differences between sets are surer than this.
+    In a lower precision, the scores of a row depend on the other rows of its batch and on the last
+    bits of its inputs. So the clean run is repeated in three ways: with at most 64 rows one by one,
+    with every batch doubled, and with random last bits of the embeddings, several times if there
+    are few examples. Each way gives effects against the clean run. The result is the largest of
+    their means, or of two standard errors of the mean over all examples. Differences between sets
+    are more precise than this, because all sets share the rounding of one clean run.
     """
     if is_exact(data.model):
         return 0.0
-    drawn = [(residual_hook(0), _with_last_bit_drawn)]
+    random_bits = [(residual_hook(0), _with_random_last_bits)]
     moments, n_alone = torch.zeros(3, 3, dtype=torch.float64), 0
     with data.measuring(), torch.random.fork_rng():
         torch.manual_seed(0)
         for batch in data.batches:
-            rows = batch.examples.cpu()[: _MOST_ALONE - n_alone]
-            alone = data.layout.batches(1, device=data.device, examples=rows) if len(rows) else []
+            # Each entry: number of the way, batch, copies of it, hooks.
+            runs: list[tuple[int, Batch, int, list[Hook]]] = [(1, batch, 2, [])]
+            rows = batch.examples.cpu()[: _MAX_ALONE - n_alone]
             n_alone += len(rows)
-            runs = [(0, single, 1, []) for single in alone]
-            draws = [(2, batch, 1, drawn)] * -(-_MOST_ALONE // data.n_examples)
-            for way, some, copies, hooks in (*runs, (1, batch, 2, []), *draws):
+            if len(rows):
+                alone = data.layout.batches(1, device=data.device, examples=rows)
+                runs = [*((0, single, 1, []) for single in alone), *runs]
+            for _ in range(ceil(_MAX_ALONE / data.n_examples)):
+                runs.append((2, batch, 1, random_bits))
+            for way, some, copies, hooks in runs:
                 run = data.forward_pass.log_probs(
                     some.repeat(copies), hooks, reads=data.metric.reads
                 )
@@ -252,7 +265,7 @@ def noise_floor(data: PreparedData) -> float:
     return torch.maximum((total / n).abs(), 2 * errors).max().item()
 
 
-def _with_last_bit_drawn(activation: Tensor, hook: Any = None) -> Tensor:
+def _with_random_last_bits(activation: Tensor, hook: Any = None) -> Tensor:
     draw = torch.randn_like(activation.float()) * torch.finfo(activation.dtype).eps / 2
     return (activation.float() * (1 + draw)).to(activation.dtype)
 
