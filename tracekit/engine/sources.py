@@ -40,15 +40,13 @@ from tracekit.components import ComponentRegistry, Kind
 from tracekit.data.counterfactuals import (
     ConstantCounterfactual,
     Constants,
+    Counterfactual,
     GaussianNoise,
     Ids,
     NoiseCounterfactual,
     OtherModelCounterfactual,
     PromptCounterfactual,
     draw_key,
-)
-from tracekit.data.counterfactuals import (
-    Counterfactual as AnyCounterfactual,
 )
 from tracekit.data.pair import PromptPair, drawn_by
 from tracekit.data.prompts import PromptPairs
@@ -128,7 +126,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Counterfactual(Source):
+class PairCounterfactual(Source):
     """The counterfactual of each pair: its own prompt, or noise."""
 
     kind: ClassVar[str] = "counterfactual"
@@ -416,7 +414,7 @@ class Resample(Source):
 SOURCES: Mapping[str, Source] = {
     each.name: each
     for each in (
-        Counterfactual(),
+        PairCounterfactual(),
         Noise(),
         Zero(),
         Mean(),
@@ -526,7 +524,7 @@ def _constant(constants: Constants, length: int | None = None) -> ToPairs:
 
 
 def with_counterfactuals(
-    pairs: PromptPairs, counterfactuals: Sequence[AnyCounterfactual]
+    pairs: PromptPairs, counterfactuals: Sequence[Counterfactual]
 ) -> PromptPairs:
     """Pairs with other counterfactuals, one by one."""
     changed = [
@@ -549,7 +547,7 @@ def _resampled(pairs: PromptPairs, seed: int) -> PromptPairs:
         length: torch.tensor([draw_key(seed, prompt) for prompt in prompts])
         for length, prompts in by_length.items()
     }
-    counterfactuals: list[AnyCounterfactual] = []
+    counterfactuals: list[Counterfactual] = []
     alone = []
     for number, pair in enumerate(pairs):
         length = len(pair.prompt_ids)
