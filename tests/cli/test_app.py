@@ -99,6 +99,10 @@ def test_help_breaks_no_word_at_80_columns(help_of, name):
     assert expected <= shown
 
 
+def test_help_shows_the_range_of_a_layer_window(help_of):
+    assert re.search(r"--layer-window +N \[x>=1\]", help_of("trace"))
+
+
 def test_commands_stand_in_the_order_of_use(help_of):
     listed = re.findall(r"^│ ([a-z-]+)  ", help_of().split("Commands")[1], re.MULTILINE)
     assert listed == list(COMMANDS)

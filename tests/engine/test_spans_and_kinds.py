@@ -551,9 +551,16 @@ def test_combinations_that_are_refused(model, unchecked):
             tk.Tracer(model, pairs, "residual", split_by=name)
     with pytest.raises(ConfigError, match="Both spans and positions='last' say where"):
         tk.Tracer(model, pairs, "residual", split_by="span", positions="last")
-    for windows in (0, 4, 1.5):
-        with pytest.raises((ComponentError, ConfigError), match=f"layer_window is {windows}. "):
+    for windows, text in (
+        (0, "0. Input should be greater than 0."),
+        (1.5, "1.5. Input should be a valid integer, got a number with a fractional part."),
+    ):
+        with pytest.raises(ConfigError) as refusal:
             tk.Tracer(model, pairs, "residual", layer_window=windows)
+        assert str(refusal.value) == f"The option layer_window is {text}"
+    with pytest.raises(ComponentError) as refusal:
+        tk.Tracer(model, pairs, "residual", layer_window=4)
+    assert str(refusal.value) == "layer_window is 4. Give a number of layers, 1 to 3."
     registry = tk.Tracer(model, pairs, "residual", split_by="span").registry
     with pytest.raises(PairsError, match="has no spans. Give every example spans"):
         tk.Tracer(model, tiny.pairs(), registry, split_by="span")

@@ -257,18 +257,19 @@ class TestDevices:
         with ExitStack() as stack:
             pools = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(4)]
             taken = [
-                pool.submit(devices.own_device, "cuda", {}).result() for pool in [*pools, pools[0]]
+                pool.submit(devices.device_for_worker, "cuda", {}).result()
+                for pool in [*pools, pools[0]]
             ]
         # With more workers than devices, they are shared evenly.
         assert taken == ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]
 
     def test_what_is_named_is_kept(self, two_devices, monkeypatch):
-        assert devices.own_device("cuda:1", {}) == "cuda:1"
-        assert devices.own_device("cpu", {}) == "cpu"
-        assert devices.own_device(None, {"device_map": "auto"}) is None
-        assert devices.own_device(None, {}) == "cuda:0"
+        assert devices.device_for_worker("cuda:1", {}) == "cuda:1"
+        assert devices.device_for_worker("cpu", {}) == "cpu"
+        assert devices.device_for_worker(None, {"device_map": "auto"}) is None
+        assert devices.device_for_worker(None, {}) == "cuda:0"
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-        assert devices.own_device("cuda", {}) == "cuda"
+        assert devices.device_for_worker("cuda", {}) == "cuda"
 
     @pytest.mark.slow
     def test_processes_do_too_and_those_that_end_give_theirs_back(self, tmp_path):
@@ -277,7 +278,7 @@ class TestDevices:
             "torch.cuda.is_available = lambda: True\n"
             "torch.cuda.device_count = lambda: 4\n"
             f"devices.tempfile.gettempdir = lambda: {str(tmp_path)!r}\n"
-            "print(devices.own_device('cuda', {}), flush=True)\n"
+            "print(devices.device_for_worker('cuda', {}), flush=True)\n"
             "sys.stdin.read()"
         )
 

@@ -84,11 +84,15 @@ def evaluate(values: OptionValues) -> None:
             for number, effect in enumerate(effects.tolist())
         ]
     forms = dict.fromkeys(("effect", *names), ".6g")
-    searched = {row["n_searched"] > 0 for row in mask_rows}
-    brackets = " or ".join(["interval"] * (False in searched) + ["spread"] * (True in searched))
+    kinds_of_ends = []
+    if any(row["n_searched"] == 0 for row in mask_rows):
+        kinds_of_ends.append("interval")
+    if any(row["n_searched"] > 0 for row in mask_rows):
+        kinds_of_ends.append("spread")
+    brackets = " or ".join(kinds_of_ends)
     titles = {name: name for name in names} | {"effect": f"effect (95 % {brackets})"}
     table = Table.of_rows(mask_rows, titles, forms, joined=True)
-    held_out = " held-out" * (tracer.held_out is not None)
+    held_out = "" if tracer.held_out is None else " held-out"
     n, metric = n_text(len(pairs), pairs.clusters), tracer.engine.metric.axis_label
     further = "".join(f"; {each.name}: {each.axis_label}" for each in tracer.extra_metrics)
     heading = f"On {n}{held_out} examples: {metric}{further}; ends: 95 % {brackets}"

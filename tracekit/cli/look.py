@@ -16,13 +16,13 @@ from tracekit.cli.tables import record_table
 if TYPE_CHECKING:
     from tracekit.measure.look import LookPart
 
-_ASKED = {"model", "dataset", "components", "layers", "split_by", "layer_window", "extra_metric"}
-"""What is given as an argument, and which components are traced."""
+_FIXED = {"model", "dataset", "components", "layers", "split_by", "layer_window", "extra_metric"}
+"""Shared options that the command lacks: it has arguments, or always traces the same."""
 
 
 @app.command()
 @options.with_options(
-    *(name for name in (*TRACED, "seed", "quiet") if name not in _ASKED),
+    *(name for name in (*TRACED, "seed", "quiet") if name not in _FIXED),
     examples=LIMITS.count("Pairs that are looked at, at most.", default=16, min=1),
     output=OPTIONAL_OUTPUT.saying("Folder for the look, with which `tracekit report` begins."),
 )

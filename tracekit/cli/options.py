@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from pydantic import PositiveInt
 from typer.models import OptionInfo
 
 import tracekit as tk
@@ -29,7 +30,7 @@ from tracekit._util.names import (
     SourceName,
     choices_text,
 )
-from tracekit._util.options import field_help
+from tracekit._util.options import field_help, hints_of
 from tracekit.cli.app import PANELS
 from tracekit.cli.console import console, join_ranks, print_step
 from tracekit.cli.files import check_file
@@ -167,14 +168,17 @@ _WITHOUT_OPTION = ("indices", "source_seed")
 
 def setup_options(kind: type[SetupFields]) -> dict[str, Option]:
     """An option for each field of a `Setup`, by name; its help is that of the field."""
-    helps, options = field_help(kind), {}
+    helps, hints, options = field_help(kind), hints_of(kind), {}
     for each in fields(kind):
         if each.name in _WITHOUT_OPTION:
             continue
         text = f"{helps[each.name]} {_MORE_HELP.get(each.name, '')}".strip()
         default = None if each.name in _CHOSEN_BY_DATA else each.default
-        make = WHAT.count if isinstance(default, int) else WHAT.text
-        options[each.name] = make(text, default=default)
+        if isinstance(default, int):
+            least = 1 if hints[each.name] == PositiveInt else None
+            options[each.name] = WHAT.count(text, default=default, min=least)
+        else:
+            options[each.name] = WHAT.text(text, default=default)
     return options
 
 

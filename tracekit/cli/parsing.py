@@ -22,7 +22,9 @@ def goal(
         raise ConfigError("Both --budget and --target-effect were given. Give one of them.")
     if target_effect is not None:
         return {"target_effect": target_effect}
-    return {} if not values and "lambda1" in options else {"budgets": values or [0.1]}
+    if not values and "lambda1" in options:
+        return {}
+    return {"budgets": values or [0.1]}
 
 
 def parse_budget(text: str) -> int | float:
@@ -39,11 +41,12 @@ def parse_layers(text: str | None) -> list[int] | None:
     """Layers from text such as `0-5,8`; None stays None."""
     if text is None:
         return None
+    ranges = []
     try:
-        parts = [part.partition("-") for part in text.split(",")]
-        ends = [(first, last if dash else first) for first, dash, last in parts]
-        ranges = [range(int(first), int(last) + 1) for first, last in ends]
-        n_layers = sum(map(len, ranges))
+        for part in text.split(","):
+            first, dash, last = part.partition("-")
+            ranges.append(range(int(first), int(last if dash else first) + 1))
+        n_layers = sum(len(layers) for layers in ranges)
     except (ValueError, OverflowError):
         raise ConfigError(
             f"The layers {text!r} are not of the form 0-5,8. Write them so."
@@ -70,11 +73,12 @@ def parse_options(texts: list[str], methods: list[str]) -> dict[str, dict[str, A
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"The option {text!r} is not of the form name=value. Write it so.")
-        method, colon, rest = name.rpartition(":")
+        method, colon, option = name.rpartition(":")
         if colon and method not in by_method:
             raise ConfigError(f"The option {text!r} is for {method}, which is not run.")
-        for target in [method] if colon else methods:
-            by_method[target][rest if colon else name] = value
+        targets = [method] if colon else methods
+        for target in targets:
+            by_method[target][option] = value
     return by_method
 
 
@@ -95,23 +99,24 @@ def as_arguments(value: Any, *, is_list: bool) -> Any:
     A table stands for `name=value`, a table in it for options of one method.
     """
     if isinstance(value, dict):
-        pairs = []
-        for name, entry in value.items():
-            nested = entry.items() if isinstance(entry, dict) else [("", entry)]
-            pairs += [
-                f"{name}{':' if option else ''}{option}={_argument(each)}"
-                for option, each in nested
-            ]
-        value = pairs
+        value = [text for name, entry in value.items() for text in _settings(name, entry)]
     if not is_list:
         return _argument(value)
-    return [_argument(each) for each in (value if isinstance(value, list) else [value])]
+    entries = value if isinstance(value, list) else [value]
+    return [_argument(entry) for entry in entries]
+
+
+def _settings(name: str, entry: Any) -> list[str]:
+    if isinstance(entry, dict):
+        return [f"{name}:{option}={_argument(value)}" for option, value in entry.items()]
+    return [f"{name}={_argument(entry)}"]
 
 
 def _argument(value: Any) -> Any:
     if isinstance(value, list):
         return ",".join(map(str, value))
-    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return str(value) if is_number else value
 
 
 def parse_executor_options(texts: list[str] | None) -> dict[str, Any]:

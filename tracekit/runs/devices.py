@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-_held: dict[int, tuple[int, FileLock]] = {}
+_locks: dict[int, tuple[int, FileLock]] = {}
 """The number of each thread that is a worker, and its lock, held until the process ends."""
 
 
-def own_device(device: str | None, loading: Mapping[str, Any]) -> str | None:
+def device_for_worker(device: str | None, loading: Mapping[str, Any]) -> str | None:
     """A device for this thread that no other worker of this machine has, if there are enough.
 
     The workers are those of all sweeps of the same user. With more workers than devices, devices
@@ -27,14 +27,14 @@ def own_device(device: str | None, loading: Mapping[str, Any]) -> str | None:
     if device not in (None, "cuda") or {"device_map", "n_devices"} & set(loading):
         return device
     n_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return device if n_devices < 2 else f"cuda:{_own_number() % n_devices}"
+    return device if n_devices < 2 else f"cuda:{_worker_number() % n_devices}"
 
 
-def _own_number() -> int:
+def _worker_number() -> int:
     """The smallest number that no other worker of this user and machine holds."""
     thread = get_ident()
-    if thread in _held:
-        return _held[thread][0]
+    if thread in _locks:
+        return _locks[thread][0]
     user = os.getuid() if hasattr(os, "getuid") else 0
     folder = Path(tempfile.gettempdir()) / f"tracekit-workers-{user}"
     with suppress(OSError):
@@ -51,5 +51,5 @@ def _own_number() -> int:
         except (NotImplementedError, OSError):
             # Without locks, all workers take the first device.
             return 0
-        _held[thread] = number, lock
+        _locks[thread] = number, lock
         return number

@@ -14,7 +14,7 @@ from typing import Any
 
 from tracekit._util.files import marker, remove_abandoned, remove_abandoned_locks
 from tracekit.errors import NoResultError, WorkerError
-from tracekit.runs.devices import own_device
+from tracekit.runs.devices import device_for_worker
 from tracekit.runs.executors import Workers, workers_of
 from tracekit.runs.grid import part_of
 from tracekit.runs.jobs import Job, ModelSource, RunEnvironment, by_title
@@ -70,7 +70,7 @@ def run_jobs(
     environment = RunEnvironment(
         sources=by_title(models),
         data_dir=data_dir,
-        device=own_device(device, loading or {}) if is_one_of_many else device,
+        device=device_for_worker(device, loading or {}) if is_one_of_many else device,
         max_batch_size=max_batch_size,
         progress=progress,
         loading=loading or {},
@@ -209,7 +209,7 @@ class _Dispatch:
         try:
             futures = self.workers.submit(work, packed)
         except BrokenExecutor as error:
-            raise self._instead(error) from error
+            raise self._error_to_raise(error) from error
         self.running.update(zip(futures, tasks, strict=True))
 
     def _next(self, tasks: Sequence[Sequence[int]]) -> list[int]:
@@ -248,16 +248,16 @@ class _Dispatch:
             report = future.result()
         except Exception as error:
             if self.workers.is_lost(error):
-                self._lose(numbers, error)
+                self._redo_or_fail(numbers, error)
                 return
-            raise self._instead(error) from error
+            raise self._error_to_raise(error) from error
         if report.refused is not None:
             raise report.refused
         self.freed.append(self.jobs[numbers[0]].model)
         for number, outcome in zip(numbers, report.outcomes, strict=True):
             self._done(number, outcome)
 
-    def _lose(self, numbers: Sequence[int], error: BaseException) -> None:
+    def _redo_or_fail(self, numbers: Sequence[int], error: BaseException) -> None:
         """A worker was lost with its task: its jobs are done each for itself, once."""
         if len(numbers) > 1:
             # Those that are finished are read from the store.
@@ -271,7 +271,7 @@ class _Dispatch:
         self.outcomes[number] = outcome
         self.on_done(outcome)
 
-    def _instead(self, error: BaseException) -> BaseException:
+    def _error_to_raise(self, error: BaseException) -> BaseException:
         cause: BaseException | None = error
         while cause is not None:
             is_import = isinstance(cause, (ModuleNotFoundError, AttributeError))

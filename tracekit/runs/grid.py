@@ -154,11 +154,12 @@ class Grid:
 
     def jobs(self) -> list[Job]:
         """All jobs, those of a model together."""
-        asked = product(
+        combinations = product(
             *(self.sources(), self.datasets, self.components or (None,), self.metrics or (None,)),
             *(self.seeds, self.methods),
         )
-        return list({job.identity: job for job in [self._job(*each) for each in asked]}.values())
+        jobs = [self._job(*combination) for combination in combinations]
+        return list({job.identity: job for job in jobs}.values())
 
     def _job(
         self,

@@ -74,9 +74,12 @@ class Runs(Sequence[Run]):
         def value(job: Job, name: str) -> Any:
             return getattr(job if name in of_job else job.setup, name)
 
-        asked = fields.items()
-        fitting = [run for run in self.runs if all(value(run.job, n) == v for n, v in asked)]
-        return Runs(tuple(fitting))
+        matches = [
+            run
+            for run in self.runs
+            if all(value(run.job, name) == entry for name, entry in fields.items())
+        ]
+        return Runs(tuple(matches))
 
     @property
     def results(self) -> list[TraceResult]:
@@ -99,9 +102,10 @@ class Runs(Sequence[Run]):
         """A row for each result; see `to_frame`."""
         if not self.results:
             return Table([])
-        asked = Table.of_rows([row for run in self.runs for row in _asked(run)])
-        measured = [each for each in result_table(self.results).columns if each.key not in _ASKED]
-        return Table([*asked.without(*_STORED).columns, *measured, *asked.only(*_STORED).columns])
+        jobs = Table.of_rows([row for run in self.runs for row in _job_rows(run)])
+        columns = result_table(self.results).columns
+        measures = [column for column in columns if column.key not in _IN_JOB]
+        return Table([*jobs.without(*_STORED).columns, *measures, *jobs.only(*_STORED).columns])
 
     def shown(self) -> Table:
         """The columns of `table` that readers see: what differs between results, and effects."""
@@ -236,8 +240,8 @@ def sweep(
         raise ConfigError(f"jobs is {jobs!r}. Give the number of runs at a time, 1 or more.")
     if executor is not None or (jobs or 1) > 1:
         leave_if_in_start()
-    own, of_grid = signature(sweep).parameters, signature(Grid).parameters
-    check_known(further, {*own, *of_grid, *SETUP_OPTIONS} - {"further", "setup"})
+    parameters = {*signature(sweep).parameters, *signature(Grid).parameters}
+    check_known(further, {*parameters, *SETUP_OPTIONS} - {"further", "setup"})
     setup = {name: further.pop(name) for name in SETUP_OPTIONS if name in further}
     grid = Grid(
         models=models, datasets=datasets, methods=methods, budgets=budgets, setup=setup, **further
@@ -305,10 +309,10 @@ def _made(folder: Path) -> Iterator[None]:
 def _in_use(folder: Path, part: str | None) -> Iterator[None]:
     """Within the block, no other sweep works in a folder, but other parts may."""
     whole = folder / _LOCK
-    with ExitStack() as held:
+    with ExitStack() as locks:
         try:
             if part is None:
-                held.enter_context(locked(whole, wait=False))
+                locks.enter_context(locked(whole, wait=False))
                 for path in folder.glob(f".{_LOCK}-part-*.lock"):
                     with locked(path.with_name(path.stem[1:]), wait=False):
                         pass
@@ -316,7 +320,7 @@ def _in_use(folder: Path, part: str | None) -> Iterator[None]:
                 name = f"{_LOCK}-part-{part.replace('/', '-of-')}"
                 # Another part holds the lock of the whole while it takes its own.
                 with locked(whole, wait=_LOCK_SECONDS):
-                    held.enter_context(locked(folder / name, wait=False))
+                    locks.enter_context(locked(folder / name, wait=False))
         except BlockingIOError as error:
             at_part = "" if part is None else f", or part {part} of it"
             raise OutputError(
@@ -328,14 +332,14 @@ def _in_use(folder: Path, part: str | None) -> Iterator[None]:
 
 def _order(run: Run) -> tuple[Any, ...]:
     job = run.job
-    asked = job.setup.components, job.setup.metric
+    components_and_metric = str(job.setup.components), str(job.setup.metric)
     parts = re.split(r"(\d+)", job.model)
     name = tuple(int(part) if n % 2 else part for n, part in enumerate(parts))
-    return name, job.dataset, *map(str, asked), job.method, job.seed, run.folder.name
+    return name, job.dataset, *components_and_metric, job.method, job.seed, run.folder.name
 
 
-_ASKED = ("method", "model", "dataset", "kind", "metric", "positions", "seed")
-"""Entries of a result that the job says too, and better."""
+_IN_JOB = ("method", "model", "dataset", "kind", "metric", "positions", "seed")
+"""Columns of results whose values are taken from the job instead."""
 _STORED = ("device", "tracekit", "folder")
 _FIELDS = ("model", "dataset", "kind", "metric", "positions", "setting", "method", "options")
 _FIELDS += ("objective", "sign", "seed", "budget", "n_selected")
@@ -343,8 +347,8 @@ _FIELDS += ("objective", "sign", "seed", "budget", "n_selected")
 _EFFECTS = ("effect", "95 % spread", "held_out", "95 % interval")
 
 
-def _asked(run: Run) -> Iterator[dict[str, Any]]:
-    """What was asked for, and where it is, for each budget of a run."""
+def _job_rows(run: Run) -> Iterator[dict[str, Any]]:
+    """What the job of a run searched for and where its results are, for each budget."""
     job = run.job
     if job.work != "trace":
         return

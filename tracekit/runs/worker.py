@@ -26,7 +26,7 @@ from tracekit.models.loading import HookedModel, load_model
 from tracekit.results.curve import TraceCurve
 from tracekit.results.interactions import InteractionGrid
 from tracekit.runs import store
-from tracekit.runs.devices import own_device
+from tracekit.runs.devices import device_for_worker
 from tracekit.runs.jobs import Job, RunEnvironment
 from tracekit.runs.store import Run, RunInfo, decisive_versions
 from tracekit.search import make
@@ -296,7 +296,7 @@ def _worker_for(task: Task) -> tuple[Worker, dict[str, str]]:
     key = task.token, get_ident()
     if key not in _workers:
         environment = task.environment
-        device = own_device(environment.device, environment.loading)
+        device = device_for_worker(environment.device, environment.loading)
         environment = replace(environment, device=device)
         _workers[key] = Worker(environment, task.root, task.workers), {}
     return _workers[key]
