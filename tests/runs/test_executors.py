@@ -251,7 +251,7 @@ class TestDevices:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         monkeypatch.setattr(devices.tempfile, "gettempdir", lambda: str(tmp_path))
-        monkeypatch.setattr(devices, "_held", {})
+        monkeypatch.setattr(devices, "_locks", {})
 
     def test_each_worker_takes_one_of_its_own(self, two_devices):
         with ExitStack() as stack:
