@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 
 import pytest
+import torch
 
 import tracekit as tk
 from tests import tiny
@@ -211,3 +213,224 @@ def test_the_advice_about_signs(model):
     with pytest.warns(UnreliableResultWarning, match="Give a target_effect of the other sign"):
         tracer.run("greedy", target_effect=target)
     assert tracer.run("greedy", target_effect=-target).effect <= -target
+
+
+def equal_lengths(n=6, length=5):
+    """Pairs of prompts of one length, with x and y of one token."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(30, (2 * n, length), generator=generator).tolist()
+    parts = enumerate(zip(ids[:n], ids[n:], strict=True))
+    return tk.PromptPairs.from_ids(
+        [
+            {
+                "prompt_ids": prompt,
+                "counterfactual_ids": other,
+                "x_ids": [30 + i],
+                "y_ids": [40 + i],
+            }
+            for i, (prompt, other) in parts
+        ]
+    )
+
+
+def with_spans(**spans):
+    """These pairs with spans at the first and the second token, or others."""
+    spans = spans or {"first": [0, 1], "second": [1, 2]}
+    return tk.PromptPairs.from_ids([{**row, "spans": spans} for row in ROWS])
+
+
+EQUAL = equal_lengths()
+TENSORS = {f"blocks.{n}.attn.hook_z": torch.zeros(tiny.N_HEADS, 6) for n in range(tiny.N_LAYERS)}
+
+
+def outputs(model, source="counterfactual", kinds="head-outputs", pairs=EQUAL, **options):
+    return tk.Tracer(model, pairs, kinds, "logit-difference", source=source, **options)
+
+
+def exported(folder, *options, **keywords):
+    tracer = outputs(*options, **keywords)
+    return tracer.export(tracer.registry[:2], folder / f"{len(list(folder.iterdir()))}")
+
+
+def steered(*options, **keywords):
+    tracer = outputs(*options, **keywords)
+    with tracer.steer(tracer.registry[:2]) as model:
+        return model(torch.tensor([[1, 2]]))
+
+
+OF_SOURCES = {
+    "noise on spans": (
+        lambda m: outputs(m, tk.Noise(spans=("object",)), pairs=with_spans()),
+        "has the spans first, second, last, rest. Name one of these",
+        lambda m: [
+            outputs(m, tk.Noise(spans=(name,)), pairs=with_spans())
+            for name in ("first", "second", "last")
+        ],
+    ),
+    "an option that a source lacks": (
+        lambda m: outputs(m, "noise:std=3"),
+        "It takes spans and factor",
+        lambda m: outputs(m, "noise:spans=second,factor=5", pairs=with_spans()),
+    ),
+    "an unknown source": (
+        lambda m: outputs(m, "nought"),
+        "Use one of counterfactual, noise, zero, mean, mean-positional, resample",
+        lambda m: [
+            outputs(m, name)
+            for name in ("counterfactual", "noise", "zero", "mean", "mean-positional", "resample")
+        ],
+    ),
+    "resampling alone": (
+        lambda m: outputs(m, "resample", pairs=EQUAL[:1]),
+        "or use source='mean'",
+        lambda m: outputs(m, "mean", pairs=EQUAL[:1]),
+    ),
+    "means at positions of ragged prompts": (
+        lambda m: outputs(m, "mean-positional", pairs=tiny.pairs(8)),
+        "Use source='mean'",
+        lambda m: outputs(m, "mean", pairs=tiny.pairs(8)),
+    ),
+    "means at positions of patterns": (
+        lambda m: outputs(m, "mean-positional", "attention-patterns"),
+        "Use source='mean', or head-outputs",
+        lambda m: (outputs(m, "mean", "attention-patterns"), outputs(m, "mean-positional")),
+    ),
+    "means at positions of everything": (
+        lambda m: outputs(m, "mean-positional", positions="all"),
+        "Use positions='prompt' or source='mean'",
+        lambda m: (outputs(m, "mean-positional"), outputs(m, "mean", positions="all")),
+    ),
+    "tensors of patterns": (
+        lambda m: (
+            outputs(m, dict.fromkeys(TENSORS, torch.zeros(4, 8)), "attention-patterns")
+            and outputs(
+                m,
+                {f"blocks.{n}.attn.hook_pattern": torch.zeros(4, 8) for n in range(tiny.N_LAYERS)},
+                "attention-patterns",
+            )
+        ),
+        "It needs one for each of blocks.0.attn.hook_pattern",
+        lambda m: (
+            [outputs(m, each, "attention-patterns") for each in ("zero", "mean", "resample")],
+            outputs(m, TENSORS),
+        ),
+    ),
+    "a setting of spans twice": (
+        lambda m: outputs(m, pairs=with_spans(), split_by="span", positions="last"),
+        "Leave one out",
+        lambda m: (
+            outputs(m, pairs=with_spans(), split_by="span"),
+            outputs(m, pairs=with_spans(), positions="last"),
+        ),
+    ),
+    "no spans to split by": (
+        lambda m: outputs(m, split_by="span"),
+        "Give every example spans, e.g. spans={'subject': 'Space Needle'}, or use split_by='pos",
+        lambda m: (
+            outputs(m, pairs=with_spans(), split_by="span"),
+            outputs(m, split_by="position"),
+        ),
+    ),
+    "positions of ragged prompts": (
+        lambda m: outputs(m, pairs=with_spans(), split_by="position"),
+        "Give prompts of one length, or name spans, and use split_by='span'",
+        lambda m: outputs(m, pairs=with_spans(), split_by="span"),
+    ),
+    "a registry and layers": (
+        lambda m: outputs(m, kinds=outputs(m).registry, layers=[0]),
+        "Leave them out, or give kinds instead of a registry",
+        lambda m: (outputs(m, kinds=outputs(m).registry), outputs(m, layers=[0])),
+    ),
+    "steering by counterfactuals": (
+        lambda m: steered(m),
+        "Use source='zero', 'mean' or tensors",
+        lambda m: [steered(m, source) for source in ("zero", "mean", TENSORS)],
+    ),
+    "steering at spans": (
+        lambda m: steered(m, "zero", pairs=with_spans(), split_by="span"),
+        "Steer with a trace without split_by",
+        lambda m: steered(m, "zero", pairs=with_spans()),
+    ),
+}
+EXPORTED = {
+    "the counterfactual": ({}, "Exact would be source='zero' or 'mean'", ("zero", "mean")),
+    "positions": (
+        {"source": "zero", "positions": "last"},
+        "Exact would be positions='all', or 'prompt' with x and y of one token",
+        ("zero", {"positions": "all"}, {"positions": "prompt"}),
+    ),
+    "spans": (
+        {"source": "zero", "pairs": with_spans(), "split_by": "span", "positions": "prompt"},
+        "Exact would be a trace without split_by",
+        ("zero",),
+    ),
+    "patterns": (
+        {"source": "zero", "kinds": "attention-patterns"},
+        "Exact would be head-outputs, mlp-outputs, mlp-neurons, mlp-blocks or attention-blocks",
+        [
+            {"kinds": kinds}
+            for kinds in (
+                *("head-outputs", "mlp-outputs", "mlp-neurons", "mlp-blocks", "attention-blocks"),
+            )
+        ],
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", OF_SOURCES)
+def test_advice_about_sources_and_spans_works(model, name):
+    refused, advice, advised = OF_SOURCES[name]
+    with pytest.raises(TracekitError) as caught:
+        refused(model)
+    assert advice in str(caught.value)
+    advised(model)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", EXPORTED)
+def test_what_is_said_to_be_exact_is_exported(model, tmp_path, name):
+    options, advice, advised = EXPORTED[name]
+    with pytest.raises(TracekitError) as caught:
+        exported(tmp_path, model, **options)
+    assert advice in str(caught.value)
+    for change in advised:
+        change = {"source": change} if isinstance(change, str) else {"source": "zero", **change}
+        assert exported(tmp_path, model, **change).largest_difference < 1e-3
+
+
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if style %}{{ style }}{% endif %}<assistant>"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "advice", "change"),
+    [
+        (None, {}, "Leave chat out, or set tokenizer.chat_template", {"chat": False}),
+        (None, {}, "or set tokenizer.chat_template", {"template": CHAT}),
+        (CHAT, {"chat": "yes"}, "Give True, or a mapping of the arguments", {"chat": True}),
+        (CHAT, {"chat": {"stile": "a"}}, "Did you mean 'style'?", {"chat": {"style": "a"}}),
+        (CHAT, {"chat": {"style": {1}}}, "Give a text, a number", {"chat": {"style": 1}}),
+        (CHAT, {"prompt": [{"role": "user"}]}, "give a text, or a list", {"prompt": "Hello"}),
+        (
+            CHAT.replace("m.content", "m.content | upper"),
+            {"spans": {"who": "you"}},
+            "Give ranges of tokens [first, one past the last] as spans, or leave them out",
+            {"spans": {"who": [0, 1]}},
+        ),
+        (CHAT, {"spans": {"who": "me"}}, "Give a text that occurs once", {"spans": {"who": "you"}}),
+    ],
+)
+def test_advice_about_chats_works(gpt2_tokenizer, template, options, advice, change):
+    def load(*, template=template, chat=True, prompt="Who are you?", **spans):
+        tokenizer = deepcopy(gpt2_tokenizer)
+        tokenizer.chat_template = template
+        row = {"prompt": prompt, "x": "I", "y": "You", **spans}
+        return tk.PromptPairs.from_text([row], tokenizer, chat=chat)
+
+    with pytest.raises(TracekitError) as caught:
+        load(**options)
+    assert advice in str(caught.value)
+    assert len(load(**{**options, **change})) == 1
