@@ -13,7 +13,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.data import professions, winobias, winogender
 from tracekit.data.factual_recall import _counterfact_row, _known_fact_row
-from tracekit.data.pair import refuse_shared
+from tracekit.data.pair import check_disjoint
 from tracekit.errors import DataWarning, PairsError
 from tracekit.results import effect_interval
 from tracekit.search.auto import cross_fit
@@ -83,9 +83,9 @@ def test_a_pair_and_its_mirror_are_one_example(model):
     tracer = tk.Tracer(model, pairs[:6], "residual", source="zero", held_out=pairs[6:])
     assert tracer.question.held_out_engine.pairs.n_distinct == 6
     first, second = pairs.split(0.5)
-    refuse_shared(first, second)
+    check_disjoint(first, second)
     with pytest.raises(PairsError, match="among those that are searched on, or mirrors of them"):
-        refuse_shared(pairs[:6], pairs[8:])
+        check_disjoint(pairs[:6], pairs[8:])
 
 
 def test_rows_that_differ_in_the_foil_are_one_example(model):
@@ -99,7 +99,7 @@ def test_rows_that_differ_in_the_foil_are_one_example(model):
     own, fresh = pairs.split(0.5)
     assert not {pair.prompt_ids for pair in own} & {pair.prompt_ids for pair in fresh}
     with pytest.raises(PairsError, match="among those that are searched on"):
-        refuse_shared(pairs[:1], pairs[1:])
+        check_disjoint(pairs[:1], pairs[1:])
 
 
 def test_pairs_of_one_prompt_are_one_example_where_nothing_is_read_of_the_other(model):
@@ -131,7 +131,7 @@ def test_noise_counts_alike_in_both_directions():
     pairs = tk.PromptPairs.from_ids([*rows, *swapped])
     assert pairs.n_distinct == pairs.reversed().n_distinct == 3
     with pytest.raises(PairsError, match="among those that are searched on"):
-        refuse_shared(pairs, pairs.reversed())
+        check_disjoint(pairs, pairs.reversed())
 
 
 def test_a_split_keeps_groups_whole():
@@ -139,7 +139,7 @@ def test_a_split_keeps_groups_whole():
     for seed in range(5):
         first, second = pairs.split(0.5, seed=seed)
         assert len(first) == len(second) == 15
-        refuse_shared(first, second)
+        check_disjoint(first, second)
         assert not {p.group for p in first} & {p.group for p in second}
 
 

@@ -10,7 +10,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.data.pair import refuse_shared
+from tracekit.data.pair import check_disjoint
 from tracekit.errors import ConfigError, DataWarning, PairsError, UnreliableResultWarning
 from tracekit.search.auto import cross_fit
 
@@ -262,7 +262,7 @@ class TestRepeatedExamples:
         first, second = pairs.split(0.5, seed=seed)
         assert len(first) + len(second) == len(pairs) == 36
         assert 10 <= len(first) <= 18
-        refuse_shared(first, second)
+        check_disjoint(first, second)
         assert first.n_distinct + second.n_distinct == 8
 
     def test_weights_and_noise_make_no_other_example(self, demo_model, bias):
@@ -301,7 +301,7 @@ class TestRepeatedExamples:
         engine = tk.Tracer(demo_model, pairs, layers=[0]).engine
         fit = cross_fit(tk.search.make_target(engine), [tk.search.TopK()], [2], 0)
         first, second = (pairs.subset(half) for half in fit.halves)
-        refuse_shared(first, second)
+        check_disjoint(first, second)
         assert len(first) == len(second) == 12
 
     def test_a_search_on_halves_needs_distinct_examples(self, demo_model, bias):

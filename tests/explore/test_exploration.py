@@ -103,7 +103,7 @@ def test_the_set_is_measured_first_then_its_complement_and_its_members_alone(eng
     torch.testing.assert_close(prediction.per_example.mean(0), expected)
     # All is known: nothing is left to do.
     assert list(exploration.steps()) == []
-    assert exploration.measured_now() is measured[0]
+    assert exploration.measure() is measured[0]
 
 
 def test_work_that_is_left_measures_nothing_and_a_return_begins_anew(engine):
@@ -112,7 +112,7 @@ def test_work_that_is_left_measures_nothing_and_a_return_begins_anew(engine):
     assert isinstance(next(steps), Progress)
     exploration.select([3])
     assert exploration.measurement is None
-    assert exploration.measured_now().members == (3,)
+    assert exploration.measure().members == (3,)
     exploration.undo()
     assert exploration.measurement is None
     # Neither is the complement of a set that was left.
@@ -123,16 +123,16 @@ def test_work_that_is_left_measures_nothing_and_a_return_begins_anew(engine):
     assert set(exploration.measurements) == {(2,), (3,)}
     exploration.undo()
     expected = engine.effects(from_indices((2,), 12))
-    assert exploration.measured_now().effect == expected.mean().item()
+    assert exploration.measure().effect == expected.mean().item()
 
 
 def test_effects_of_searches_count_until_probabilities_are_asked_for(engine):
     effects = engine.effects(from_indices((2,), 12))
     exploration = Exploration(engine, [2], measured=[Measurement((2,), effects)])
-    assert exploration.measured_now().x is None
+    assert exploration.measure().x is None
     measured = next(event for event in exploration.steps() if isinstance(event, Measurement))
     assert torch.equal(measured.x, log_probs(engine, from_indices((2,), 12)).x)
-    assert exploration.measured_now(complete=True) is measured
+    assert exploration.measure(complete=True) is measured
 
 
 def test_undo_redo_complement_and_pins(engine):
@@ -220,20 +220,20 @@ def test_what_cannot_be_predicted_is_measured_all_the_same(model):
 def test_a_distance_has_only_a_rough_prediction_at_the_empty_set(model):
     engine = tiny.engine(model, tiny.pairs(4), metric="kl")
     exploration = Exploration(engine)
-    prediction = exploration.predicted_now()
+    prediction = exploration.predict()
     assert prediction.is_rough
     exploration.select([3])
-    assert not exploration.predicted_now().is_rough
+    assert not exploration.predict().is_rough
     # That of single examples is kept for the latest set only.
     exploration.select([4])
-    exploration.predicted_now()
+    exploration.predict()
     assert exploration.predictions[(3,)].per_example is None
     assert exploration.predictions[(4,)].per_example is not None
 
 
 def test_singles_are_those_of_the_engine(engine):
     exploration = Exploration(engine, [4])
-    kept = exploration.measured_now()
+    kept = exploration.measure()
     exploration.select([4])
     exploration.measure_singles()
     alone = torch.tensor([exploration.alone(i) for i in range(12)])

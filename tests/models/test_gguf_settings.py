@@ -292,8 +292,8 @@ def test_a_setting_acts_or_is_named(case, tmp_path):
     ("kind", "layers", "expected"), [("gemma2", 46, 12), ("gemma2", 26, 16), ("gemma3", 62, 12)]
 )
 def test_scalar_of_published_gemmas_is_known_by_their_layers(kind, layers, expected):
-    from tracekit.models.gguf import completed
+    from tracekit.models.gguf import complete_config
 
     config = CONFIGS[kind](**{**SIZES, "num_hidden_layers": layers, "head_dim": 16})
-    config, problems = completed(config, {}, {})
+    config, problems = complete_config(config, {}, {})
     assert (config.query_pre_attn_scalar, problems) == (expected, [])

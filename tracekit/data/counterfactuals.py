@@ -89,7 +89,7 @@ class Counterfactual(ABC):
         """
         return activation
 
-    def refusal(self, d_model: int) -> str | None:
+    def reason_unsupported(self, d_model: int) -> str | None:
         """Reason why a model of this width cannot run it (after "its"); None if it can."""
         return None
 
@@ -158,7 +158,7 @@ class NoiseCounterfactual(Counterfactual):
         """The noise."""
         return self.noise
 
-    def refusal(self, d_model: int) -> str | None:
+    def reason_unsupported(self, d_model: int) -> str | None:
         """Noise of another width than the embeddings."""
         if self.noise.shape[1] == d_model:
             return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tracekit.data.counterfactuals import GaussianNoise
-from tracekit.data.prompts import OnMismatch, PromptPairs, published
+from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 from tracekit.data.variable_binding import Desideratum, weighted
 from tracekit.demo import rows
 from tracekit.models.hooked import embedding_std
@@ -17,7 +17,7 @@ from tracekit.models.hooked import embedding_std
 
 def load(name: str, model: Any, *, on_mismatch: OnMismatch = "error") -> PromptPairs:
     """The rows of a name: `bias` or `professions`, as in WinoBias and Professions."""
-    return published(rows(name), model, f"demo-{name}", None, on_mismatch)
+    return published_pairs(rows(name), model, f"demo-{name}", None, on_mismatch)
 
 
 def load_facts(
@@ -30,7 +30,7 @@ def load_facts(
     """
     # In order: published numbers are of this noise.
     noise = GaussianNoise(std=noise_factor * embedding_std(model), seed=seed, in_order=True)
-    return published(rows("facts"), model, "demo-facts", None, on_mismatch, noise)
+    return published_pairs(rows("facts"), model, "demo-facts", None, on_mismatch, noise)
 
 
 def load_binding(
@@ -49,4 +49,4 @@ def load_binding(
     parts = [rows(name) for name in kinds[desideratum]]
     name = f"demo-binding{'' if desideratum == 'value' else f'-{desideratum}'}"
     rows_of_all = weighted(parts, weights)
-    return published(rows_of_all, model, name, None, on_mismatch)
+    return published_pairs(rows_of_all, model, name, None, on_mismatch)

@@ -24,7 +24,7 @@ from tracekit._util.options import check_whole
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.download import Files, check_count
 from tracekit.data.formats import FORMATS, subject_span
-from tracekit.data.prompts import OnMismatch, PromptPairs, published
+from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 from tracekit.errors import ConfigError, DataFormatError
 from tracekit.models.hooked import HookedModel, embedding_std
 
@@ -86,7 +86,7 @@ def load(
         _check_runs(model, use, "noise_std")
         noise_std = _FACTOR * embedding_std(model)
     noise = GaussianNoise(std=noise_std, seed=noise_seed, in_order=True)
-    pairs = published(rows, model, dataset, prepend_bos, on_mismatch, noise)
+    pairs = published_pairs(rows, model, dataset, prepend_bos, on_mismatch, noise)
     if min_probability is None:
         return pairs
     _check_runs(model, "min_probability is one that the model gives", "no min_probability")

@@ -9,15 +9,17 @@ crows-pairs        CSV of Nangia et al. 2020; x is what both sentences end with
 counterfact        JSON of Meng et al. 2022, without a counterfactual prompt: trace with noise
 
 Some files hold what pairs are made of, and no pairs. Errors name them, and the code that makes
-pairs of them (`refuse_without_pairs`).
+pairs of them (`check_holds_pairs`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from tracekit.data.pair import n_shared
 from tracekit.errors import DataFormatError
 
 Row = dict[str, Any]
@@ -37,7 +39,8 @@ def _eap_ig(record: Mapping[str, Any], decode: Decode) -> Row:
     if "label" in record:
         # Greater-than: the last two digits of a year.
         year = int(record["label"])
-        right, wrong = ([f"{n:02d}" for n in r] for r in (range(year + 1, 100), range(year + 1)))
+        numbers = [f"{number:02d}" for number in range(100)]
+        right, wrong = numbers[year + 1 :], numbers[: year + 1]
         return {**row, "x": right[0], "y": wrong[-1], "x_set": right, "y_set": wrong}
     x, y = decode(int(record["correct_idx"])), decode(int(record["incorrect_idx"]))
     if x.strip() not in record["clean"] or y.strip() not in record["clean"]:
@@ -64,27 +67,23 @@ def _blimp(record: Mapping[str, Any], decode: Decode) -> Row | None:
         x, y = (f" {record[f'one_prefix_word_{side}'].strip()}" for side in ("good", "bad"))
         return {"prompt": record["one_prefix_prefix"], "x": x, "y": y}
     good, bad = record["sentence_good"].split(), record["sentence_bad"].split()
-    shared = _n_shared(good, bad)
+    shared = n_shared(good, bad)
     if shared in (0, len(good), len(bad)):
         return None
     x, y = (" " + " ".join(words[shared:]) for words in (good, bad))
     return {"prompt": " ".join(good[:shared]), "x": x, "y": y}
 
 
-def _n_shared(first: Sequence[str], second: Sequence[str]) -> int:
-    """Words that both begin with."""
-    same = [a == b for a, b in zip(first, second, strict=False)]
-    return same.index(False) if False in same else len(same)
-
-
 def _crows_pairs(record: Mapping[str, Any], decode: Decode) -> Row | None:
     more, less = record["sent_more"].split(), record["sent_less"].split()
-    n_shared = _n_shared(more[::-1], less[::-1])
-    if n_shared in (0, len(more), len(less)):
+    n_last = n_shared(more[::-1], less[::-1])
+    if n_last in (0, len(more), len(less)):
         return None
-    prompts = (" ".join(words[:-n_shared]) for words in (more, less))
-    row = dict(zip(("prompt", "counterfactual"), prompts, strict=True))
-    return {**row, "x": " " + " ".join(more[-n_shared:])}
+    return {
+        "prompt": " ".join(more[:-n_last]),
+        "counterfactual": " ".join(less[:-n_last]),
+        "x": " " + " ".join(more[-n_last:]),
+    }
 
 
 def _counterfact(record: Mapping[str, Any], decode: Decode) -> Row:
@@ -112,88 +111,43 @@ FORMATS: Mapping[str, Callable[[Mapping[str, Any], Decode], Row | None]] = {
 """By name, a row from a record; None where the record makes none."""
 
 
-_OF_WORDS = (
-    """tk.PromptPairs.from_template({prompts}, model, x='{{{x}}}', y='{{{x}2}}', """
-    """counterfactual={{'{field}': '{field}2', '{x}': '{x}2'}}, """
-    """values={{('{field}', '{x}'): {rows}}}, n={n})"""
-)
-"""Code that puts words into sentences; the foil is the answer of the counterfactual's word."""
+class _WithoutPairs(NamedTuple):
+    """A kind of file or record that holds what pairs are made of, and no pairs."""
+
+    keys: list[list[str]]
+    """Keys that tell it from others: those of one of these lists."""
+    has_more: bool
+    """Whether it may have further keys."""
+    content: str
+    """What it holds."""
+    advice: str
+    """Code that makes pairs of it, or where that stands."""
+
+    def fits(self, document: Any) -> bool:
+        """Whether a document is of this kind."""
+        if not isinstance(document, Mapping):
+            return False
+        given = set(document)
+        return any(
+            given.issuperset(keys) if self.has_more else given == {*keys} for keys in self.keys
+        )
 
 
-def refuse_without_pairs(document: Any, path: str) -> None:
+_WITHOUT_PAIRS = [
+    _WithoutPairs(**entry)
+    for entry in json.loads(Path(__file__).with_name("without_pairs.json").read_text("utf-8"))
+]
+
+
+def check_holds_pairs(document: Any, path: str) -> None:
     """Refuses a document, or a record, that holds what pairs are made of and no pairs.
+
+    A document may also hold several of a kind by their names.
 
     Raises:
         DataFormatError: It names the code that makes pairs of it.
     """
-    for is_of, content, advice in _WITHOUT_PAIRS:
-        if isinstance(document, Mapping) and is_of(document):
-            raise DataFormatError(f"{path} holds {content}, and no pairs. {advice}")
-
-
-def _is_task(entry: Any) -> bool:
-    """Whether it is a task of causalgym."""
-    return isinstance(entry, Mapping) and {"templates", "label", "labels", "variables"} <= {*entry}
-
-
-def _has_tasks(document: Mapping[str, Any]) -> bool:
-    return _is_task(document) or (bool(document) and all(map(_is_task, document.values())))
-
-
-_WITHOUT_PAIRS: tuple[tuple[Callable[[Mapping[str, Any]], bool], str, str], ...] = (
-    (
-        lambda document: {"prompt_templates", "samples"} <= {*document},
-        "sentences and the words that fill them (as of evandez/relations)",
-        "Put them together, where document is what json.load reads: "
-        + _OF_WORDS.format(
-            prompts="[text.replace('{}', '{subject}') for text in document['prompt_templates']]",
-            field="subject",
-            x="object",
-            rows="[(each['subject'], each['object']) for each in document['samples']]",
-            n="len(document['samples'])",
-        ),
-    ),
-    (
-        lambda record: {*record} == {"subject", "object"},
-        "subjects and objects without a sentence",
-        "Put them into one, where rows are these records: "
-        + _OF_WORDS.format(
-            prompts="'{subject} belongs to'",
-            field="subject",
-            x="object",
-            rows="[(each['subject'], each['object']) for each in rows]",
-            n="len(rows)",
-        ),
-    ),
-    (
-        lambda record: {*record} == {"input", "output"},
-        "inputs and outputs without a sentence (as of ericwtodd/function_vectors)",
-        "Put them into one, better with some solved examples before, where rows are these records: "
-        + _OF_WORDS.format(
-            prompts="'Q: {input}\\nA:'",
-            field="input",
-            x="output",
-            rows="[(each['input'], each['output']) for each in rows]",
-            n="len(rows)",
-        )
-        + ". Or read inputs as whole prompts: columns={'input': 'prompt', 'output': 'x'}",
-    ),
-    (
-        _has_tasks,
-        "templates with lists of words by label (as of aryamanarora/causalgym)",
-        "Fill them, where task is one of its entries: tk.PromptPairs.from_template("
-        "task['templates'], model, x='{answer}', y='{answer2}', "
-        "counterfactual={task['label']: task['label'] + '2', 'answer': 'answer2'}, "
-        "values={(task['label'], 'answer'): [(word, task['labels'][name][0]) for name, words in "
-        "task['variables'][task['label']].items() for word in words], **{name: words for name, "
-        "words in task['variables'].items() if name != task['label']}}, n=50)",
-    ),
-    (
-        lambda document: {"items", "region_meta"} <= {*document} or "conditions" in document,
-        "a test suite of sentences in regions (as of SyntaxGym)",
-        "Its predictions say which two conditions differ in which region. Regions before that one "
-        "are the prompt (in a third condition the counterfactual), and that region is x in one and "
-        "y in the other. docs/question.md has the code.",
-    ),
-)
-"""What tells each from others, what it holds, and how pairs are made of it."""
+    parts = list(document.values()) if isinstance(document, Mapping) else []
+    for kind in _WITHOUT_PAIRS:
+        if kind.fits(document) or (parts and all(map(kind.fits, parts))):
+            raise DataFormatError(f"{path} holds {kind.content}, and no pairs. {kind.advice}")

@@ -23,7 +23,7 @@ from tracekit._util.options import as_path, shortened
 from tracekit._util.warn import warn
 from tracekit.data.chat import Chat
 from tracekit.data.counterfactuals import GaussianNoise
-from tracekit.data.formats import FORMATS, refuse_without_pairs
+from tracekit.data.formats import FORMATS, check_holds_pairs
 from tracekit.data.pair import OWN_KEYS, SET_KEYS, TEXT_KEYS, id_keys
 from tracekit.data.prompts import OnMismatch, PromptPairs
 from tracekit.data.tables import rows_of
@@ -145,7 +145,7 @@ def read_rows(
         raise ConfigError("columns and format were given. A format knows its columns: leave one.")
     path = _named(data)
     is_file = isinstance(data, (str, Path))
-    refuse_without_pairs(data, path)
+    check_holds_pairs(data, path)
     rows = _from_file(as_path("The file", data)) if is_file else rows_of(data)
     if isinstance(columns, str):
         parts = [part.partition(":") for part in columns.split(",")]
@@ -165,7 +165,7 @@ def read_rows(
     for number, row in enumerate(rows):
         unknown = sorted(map(str, set(row) - allowed))
         if unknown:
-            refuse_without_pairs(row, path)
+            check_holds_pairs(row, path)
             also = f" (also {', '.join(map(repr, unknown[1:]))})" if unknown[1:] else ""
             meant = f" {near_miss(unknown[0], allowed)}".rstrip()
             raise DataFormatError(
@@ -338,7 +338,7 @@ def _from_json(path: Path) -> list[dict[str, Any]]:
         document = json.loads(_read_text(path))
     except (ValueError, RecursionError):
         return _from_json_lines(path)
-    refuse_without_pairs(document, str(path))
+    check_holds_pairs(document, str(path))
     if isinstance(document, Mapping):
         lists = [value for value in document.values() if isinstance(value, list)]
         records = [each for each in lists if each and isinstance(each[0], Mapping)]

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tracekit._util.options import check_whole
-from tracekit.data.prompts import OnMismatch, PromptPairs, published
+from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 from tracekit.data.templates import reader
 from tracekit.data.tokenization import encoder, tokenizer_of
 from tracekit.errors import ConfigError
@@ -72,7 +72,7 @@ def load_ioi(
         spans = {span: prompt.spans[field] for span, field in zip(order, "ABC", strict=True)}
         row = {"prompt": prompt.said, "counterfactual": other.said, "spans": spans}
         rows.append({**row, "x": f" {indirect}", "y": f" {subject}"})
-    return published(rows, model, f"ioi-{counterfactual}", prepend_bos, on_mismatch)
+    return published_pairs(rows, model, f"ioi-{counterfactual}", prepend_bos, on_mismatch)
 
 
 def load_greater_than(
@@ -111,7 +111,7 @@ def load_greater_than(
             _YEARS.format(noun=noun, century=century, year=each) for each in (year, _EARLY)
         )
         rows.append({"prompt": prompt, "counterfactual": early, **_choices(year, by_digit)})
-    return published(rows, model, "greater-than", prepend_bos, on_mismatch)
+    return published_pairs(rows, model, "greater-than", prepend_bos, on_mismatch)
 
 
 def load_gendered_pronouns(
@@ -137,7 +137,7 @@ def load_gendered_pronouns(
         )
         row = {"prompt": prompt, "counterfactual": other, "x": x, "y": y}
         rows.append({**row, "spans": {"name": name}})
-    return published(rows, model, "gendered-pronouns", prepend_bos, on_mismatch)
+    return published_pairs(rows, model, "gendered-pronouns", prepend_bos, on_mismatch)
 
 
 def _of_one_token(encode: Encode, names: Sequence[str], at_least: int, dataset: str) -> list[str]:

@@ -51,9 +51,17 @@ def id_keys() -> frozenset[str]:
     return frozenset(each.row_key for each in counterfactuals.COUNTERFACTUALS).union(_OWN_IDS)
 
 
-def drawn_by(values: Mapping[str, Any]) -> tuple[Ids, ...]:
+def tokens_of_draw(values: Mapping[str, Any]) -> tuple[Ids, ...]:
     """What a draw for an example depends on: its own tokens, which have these names."""
     return tuple(tuple(values.get(name) or ()) for name in _OWN_IDS)
+
+
+def n_shared(first: Sequence[Any], other: Sequence[Any]) -> int:
+    """Number of elements that two sequences begin with alike."""
+    for number, (a, b) in enumerate(zip(first, other, strict=False)):
+        if a != b:
+            return number
+    return min(len(first), len(other))
 
 
 def brief(text: str) -> str:
@@ -147,9 +155,7 @@ class PromptPair:
     @property
     def n_shared(self) -> int:
         """Tokens that x and y begin with alike; 0 without a y."""
-        both = zip(self.x_ids, self.y_ids or (), strict=False)
-        equal = [a == b for a, b in both]
-        return (*equal, False).index(False)
+        return n_shared(self.x_ids, self.y_ids or ())
 
     @property
     def read_at(self) -> int:
@@ -370,7 +376,7 @@ def pairs_from_ids(rows: object) -> list[PromptPair]:
     return pairs
 
 
-def misaligned(pairs: Iterable[PromptPair]) -> tuple[str, ...]:
+def describe_misaligned(pairs: Iterable[PromptPair]) -> tuple[str, ...]:
     """A line for each pair whose counterfactual does not cover the prompt."""
     return tuple(
         f"example {number}: {len(pair.prompt_ids)} tokens in {pair.describe()}, "
@@ -468,7 +474,7 @@ def check_groups(pairs: Sequence[PromptPair]) -> None:
 def warn_of_groups(pairs: Sequence[PromptPair], of: str = "") -> None:
     """Warns where groups are why there can be no interval; `of` says of which pairs."""
     if len(set(independent(pairs))) < FEWEST <= len({pair.evidence for pair in pairs}):
-        text = f"{said_of_independent(pairs)}{of}: an interval needs {FEWEST}, so there is none."
+        text = f"{describe_independent(pairs)}{of}: an interval needs {FEWEST}, so there is none."
         warn(f"{text} Give pairs of more groups.", DataWarning)
 
 
@@ -511,7 +517,7 @@ def beginnings_text(pairs: Sequence[PromptPair], token_texts: Mapping[int, str])
     return texts
 
 
-def said_of_independent(pairs: Sequence[PromptPair]) -> str:
+def describe_independent(pairs: Sequence[PromptPair]) -> str:
     """How many independent examples pairs are, in words."""
     n, are_grouped = len(set(independent(pairs))), any(pair.group is not None for pair in pairs)
     noun = f"{'group' if are_grouped else 'example'}{'s' * (n != 1)}"
@@ -536,12 +542,14 @@ def independent(pairs: Iterable[Any]) -> list[int]:
     return [numbers.setdefault(first_of(own), len(numbers)) for own in owns]
 
 
-def of_own_prompts(pairs: Iterable[PromptPair]) -> list[PromptPair]:
+def identified_by_prompt(pairs: Iterable[PromptPair]) -> list[PromptPair]:
     """The pairs as a source has them that does not read their counterfactuals."""
     return [replace(pair, drawn_for=pair.prompt_ids) for pair in pairs]
 
 
-def divided(pairs: Iterable[Any], order: Sequence[int], count: int) -> tuple[list[int], list[int]]:
+def split_disjoint(
+    pairs: Iterable[Any], order: Sequence[int], count: int
+) -> tuple[list[int], list[int]]:
     """Numbers of the pairs in two parts that share no example and no group, ascending.
 
     The first `count` in `order` come into the first part, or fewer where pairs of the same prompts,
@@ -557,7 +565,7 @@ def divided(pairs: Iterable[Any], order: Sequence[int], count: int) -> tuple[lis
     return sorted(first), sorted(set(order) - set(first))
 
 
-def refuse_shared(own: Sequence[Any], held_out: Sequence[Any]) -> None:
+def check_disjoint(own: Sequence[Any], held_out: Sequence[Any]) -> None:
     """Refuses held-out pairs that are also among those searched on, or share a group with some."""
     searched = {pair.evidence for pair in own}
     both = [n for n, pair in enumerate(held_out) if pair.evidence in searched]

@@ -22,7 +22,7 @@ from tracekit._util.deferred import pd
 from tracekit._util.markup import printable
 from tracekit._util.warn import warn
 from tracekit.data.counterfactuals import Ids, PromptCounterfactual
-from tracekit.data.pair import PromptPair, beginnings_text, independent, said_of_independent
+from tracekit.data.pair import PromptPair, beginnings_text, describe_independent, independent
 from tracekit.data.pairs_report import report_on
 from tracekit.data.tokenization import encoder
 from tracekit.errors import ConfigError, DataWarning, PairsError
@@ -139,7 +139,7 @@ def _table(pairs: Sequence[PromptPair], model: HookedModel, shown: bool | None) 
     return pd.DataFrame(
         {
             "prompt": [pair.describe() for pair in pairs],
-            **dict(zip("xy", zip(*map(answers_of, pairs), strict=True), strict=True)),
+            **dict(zip("xy", zip(*map(answer_texts, pairs), strict=True), strict=True)),
             "p_x": p_x,
             "p_y": p_y,
             "prefers_x": [None if y is None else x > y for x, y in zip(p_x, p_y, strict=True)],
@@ -202,15 +202,15 @@ def known_pairs(
             f"{probability:g} it finds x more probable than y on none ({dropped[0]}). Lower "
             "probability, or trace another model."
         )
-    bias = bias_of(pairs, table["prefers_x"])
+    bias = describe_bias(pairs, table["prefers_x"])
     if bias and len({pairs[number].x_ids for number in numbers}) == 1:
         warn(f"All {len(numbers)} pairs that are known have one x. {bias}", DataWarning)
     return numbers, dropped
 
 
-def bias_of(pairs: Iterable[PromptPair], prefers_x: Iterable[bool | None]) -> str:
+def describe_bias(pairs: Iterable[PromptPair], prefers_x: Iterable[bool | None]) -> str:
     """What to say where the model prefers one answer, where it is x and where it is y."""
-    rows = [(*answers_of(p), is_x) for p, is_x in zip(pairs, prefers_x, strict=True) if p.y_ids]
+    rows = [(*answer_texts(p), is_x) for p, is_x in zip(pairs, prefers_x, strict=True) if p.y_ids]
     said = Counter(x if is_x else y for x, y, is_x in rows)
     answer, times = said.most_common(1)[0] if rows else (None, 0)
     sides = [[bool(is_x) is (k == 0) for *xy, is_x in rows if xy[k] == answer] for k in (0, 1)]
@@ -223,7 +223,7 @@ def bias_of(pairs: Iterable[PromptPair], prefers_x: Iterable[bool | None]) -> st
     )
 
 
-def answers_of(pair: PromptPair) -> tuple[str, str]:
+def answer_texts(pair: PromptPair) -> tuple[str, str]:
     """Texts of x and y, or their ids."""
     texts = pair.texts or {}
     return texts.get("x", str([*pair.x_ids])), texts.get("y", str([*(pair.y_ids or ())]))
@@ -238,7 +238,7 @@ def _task(pairs: Sequence[PromptPair], table: pd.DataFrame) -> _Line:
         return color, f"{shown}; there is no y to compare with."
     count, of = int(table["prefers_x"][compared].sum()), int(compared.sum())
     color = "green" if count >= 0.75 * of else "yellow" if count > 0.5 * of else "red"
-    bias, advice = bias_of(pairs, table["prefers_x"]), ""
+    bias, advice = describe_bias(pairs, table["prefers_x"]), ""
     if color == "green" and table["p_x"].median() < _LOW:
         color, advice = "yellow", " That is low: the model hardly says x at all."
     elif color != "green" and bias:
@@ -327,7 +327,7 @@ def _other_forms(
 
 def _groups(parts: Sequence[Sequence[PromptPair]]) -> _Line | None:
     """How many independent examples there are, where groups or few pairs leave few."""
-    shown = "; held out: ".join(map(said_of_independent, parts))
+    shown = "; held out: ".join(map(describe_independent, parts))
     counts = [len(set(independent(part))) for part in parts]
     if min(counts) >= FEWEST:
         are_grouped = any(pair.group is not None for part in parts for pair in part)
@@ -358,7 +358,7 @@ def _beginnings(pairs: Sequence[PromptPair], texts: Any) -> _Line | None:
 
 def _balance(pairs: Sequence[PromptPair], texts: Any) -> _Line:
     """Whether one x is much more frequent than the others."""
-    first, count = Counter(_first_of(pair) for pair in pairs).most_common(1)[0]
+    first, count = Counter(_distinguishing_token(pair) for pair in pairs).most_common(1)[0]
     share, begun = count / len(pairs), any(pair.n_shared for pair in pairs)
     where = ", behind what y begins with too," if begun else ""
     shown = f"The commonest x begins{where} with {texts.get(first, first)!r}: "
@@ -368,7 +368,7 @@ def _balance(pairs: Sequence[PromptPair], texts: Any) -> _Line:
     return "yellow", f"{shown} What raises it everywhere looks like the task: balance x."
 
 
-def _first_of(pair: PromptPair) -> int:
+def _distinguishing_token(pair: PromptPair) -> int:
     """The first token of x that differs from that of y."""
     return pair.x_ids[pair.read_at]
 
@@ -379,7 +379,7 @@ def _leak(pairs: Sequence[PromptPair], texts: Any) -> _Line:
     if longer and (all(n > 0 for n in longer) or all(n < 0 for n in longer)):
         word = "more" if longer[0] > 0 else "fewer"
         return "yellow", f"x has {word} tokens than y on every example, which tells them apart."
-    firsts = Counter(map(_first_of, pairs))
+    firsts = Counter(map(_distinguishing_token, pairs))
     by_token: dict[int, list[int]] = defaultdict(list)
     for pair in pairs:
         other = pair.counterfactual_ids
@@ -387,7 +387,7 @@ def _leak(pairs: Sequence[PromptPair], texts: Any) -> _Line:
         same = {a for a, b in zip(pair.prompt_ids, other, strict=False) if a == b}
         # A name that x repeats is the task, not a leak.
         for token in (same if is_prompt else set()) - {*pair.x_ids, *(pair.y_ids or ())}:
-            by_token[token].append(_first_of(pair))
+            by_token[token].append(_distinguishing_token(pair))
     leaks = [
         (token, values[0], len(values))
         for token, values in by_token.items()

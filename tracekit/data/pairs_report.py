@@ -12,7 +12,7 @@ from typing import Any
 from tracekit._util.markup import printable
 from tracekit._util.warn import warn
 from tracekit.data.counterfactuals import Ids, PromptCounterfactual
-from tracekit.data.pair import PromptPair, brief
+from tracekit.data.pair import PromptPair, brief, n_shared
 from tracekit.errors import DataWarning, PairsError
 from tracekit.models.tokenizers import adds_bos
 
@@ -181,12 +181,11 @@ def _is_shifted(pair: PromptPair, token_texts: Mapping[int, str]) -> bool:
         token_texts and _beginnings(own, token_texts) == _beginnings(other, token_texts)
     ):
         return False
-    n_first = next(n for n, (a, b) in enumerate(zip(own, other, strict=True)) if a != b)
-    n_last = next(n for n, (a, b) in enumerate(zip(own[::-1], other[::-1], strict=True)) if a != b)
+    n_first, n_last = n_shared(own, other), n_shared(own[::-1], other[::-1])
     middle = slice(n_first, len(own) - n_last)
     blocks = SequenceMatcher(None, own[middle], other[middle], autojunk=False).get_matching_blocks()
-    n_found = n_first + n_last + sum(block.size for block in blocks)
-    return n_found - n_same >= (1 if token_texts else 2) and 2 * n_found >= len(own)
+    n_matched = n_first + n_last + sum(block.size for block in blocks)
+    return n_matched - n_same >= (1 if token_texts else 2) and 2 * n_matched >= len(own)
 
 
 def _beginnings(ids: Ids, token_texts: Mapping[int, str]) -> list[bool]:

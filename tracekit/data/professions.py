@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.data.download import Files, check_count
-from tracekit.data.prompts import OnMismatch, PromptPairs, published
+from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 
 _FILES = Files.of("professions")
 _N_PUBLISHED = 2873
@@ -43,4 +43,4 @@ def load(
             for occupation in occupations
         ]
     check_count("professions", len(rows), _N_PUBLISHED, _REASON)
-    return published(rows, model, "professions", prepend_bos, on_mismatch)
+    return published_pairs(rows, model, "professions", prepend_bos, on_mismatch)

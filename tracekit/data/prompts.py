@@ -27,16 +27,16 @@ from tracekit.data.display import pairs_html
 from tracekit.data.pair import (
     PromptPair,
     check_groups,
-    divided,
-    drawn_by,
+    describe_misaligned,
     grouped,
+    identified_by_prompt,
     independent,
     kinds_and_lengths,
-    misaligned,
-    of_own_prompts,
     pairs_from_ids,
     split_by_position,
     split_by_span,
+    split_disjoint,
+    tokens_of_draw,
     warn_of_beginnings,
     warn_of_groups,
 )
@@ -93,7 +93,7 @@ class PromptPairs(Sequence[PromptPair]):
         if not self.pairs:
             dropped = f" All {len(self.skipped)} were skipped." if self.skipped else ""
             raise PairsError(f"There are no prompt pairs.{dropped} Give at least one.")
-        if problems := misaligned(self.pairs):
+        if problems := describe_misaligned(self.pairs):
             raise PairsError(
                 f"{len(problems)} of {len(self)} counterfactuals differ in length from their "
                 f"prompts ({first_few(problems, 5)}). Align them token by token, give both spans, "
@@ -186,7 +186,9 @@ class PromptPairs(Sequence[PromptPair]):
         count = round(share * len(self)) if 0 < share < 1 else 0
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self), generator=generator).tolist()
-        first, rest = divided(of_own_prompts(self) if by_prompt else self, order, count)
+        first, rest = split_disjoint(
+            identified_by_prompt(self) if by_prompt else self, order, count
+        )
         if not (first and rest):
             raise ConfigError(
                 f"A share of {shortened(share)} leaves one part of the {len(self)} pairs empty. "
@@ -341,7 +343,7 @@ class PromptPairs(Sequence[PromptPair]):
             raise ConfigError(f"on_mismatch is {on_mismatch!r}. Use 'error' or 'skip'.")
         pairs, skipped = pairs_from_ids(rows), ()
         if on_mismatch == "skip":
-            skipped = misaligned(pairs)
+            skipped = describe_misaligned(pairs)
             pairs = [pair for pair in pairs if pair.is_aligned]
         check_groups(pairs)
         return cls(pairs=tuple(pairs), name=name, skipped=skipped)
@@ -397,7 +399,9 @@ class PromptPairs(Sequence[PromptPair]):
         encoded = encoded_rows(rows, tokenizer, writer, prepend_bos=prepend_bos, warn=warn)
         if noise is not None:
             lengths = [len(entry["prompt_ids"]) for entry in encoded]
-            draws = noise.draw(lengths, width_of(model), [drawn_by(entry) for entry in encoded])
+            draws = noise.draw(
+                lengths, width_of(model), [tokens_of_draw(entry) for entry in encoded]
+            )
             for entry, drawn in zip(encoded, draws, strict=True):
                 entry["noise"] = drawn
         pairs = cls._made(encoded, name, on_mismatch)
@@ -473,7 +477,7 @@ class PromptPairs(Sequence[PromptPair]):
         return replace(pairs, skipped=tuple(dropped))
 
 
-def published(
+def published_pairs(
     rows: Sequence[Mapping[str, Any]],
     model: Any,
     name: str,

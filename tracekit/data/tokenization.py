@@ -8,7 +8,7 @@ from typing import Any
 from tracekit._util.options import first_few, shortened
 from tracekit._util.warn import warn
 from tracekit.data.chat import ChatTemplate, Region, said
-from tracekit.data.pair import SET_KEYS, TEXT_KEYS, check_keys, mappings
+from tracekit.data.pair import SET_KEYS, TEXT_KEYS, check_keys, mappings, n_shared
 from tracekit.data.spans import spans_from_text
 from tracekit.errors import DataWarning, PairsError, UnsupportedModelError
 from tracekit.models.tokenizers import adds_bos, tokenizer_in
@@ -83,10 +83,7 @@ def _boundary_problem(tokenizer: Any, row: Mapping[str, Any], part: str) -> tupl
     apart = list(tokenizer.encode(prompt, add_special_tokens=False)) + ids
     together = list(tokenizer.encode(prompt + text, add_special_tokens=False))
     if apart != together:
-        n_same = next(
-            (n for n, (a, b) in enumerate(zip(apart, together, strict=False)) if a != b), len(apart)
-        )
-        written = _tokens(tokenizer, together[max(n_same - 1, 0) :])
+        written = _tokens(tokenizer, together[max(n_shared(apart, together) - 1, 0) :])
         reason = "A continuation is encoded otherwise than it stands in the text"
         return reason, f"{shown}, in the text {written}"
     decode = getattr(tokenizer, "decode", None)

@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from tracekit._util.options import check_whole
-from tracekit.data.prompts import OnMismatch, PromptPairs, published
+from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 from tracekit.data.tokenization import encoder, tokenizer_of
 from tracekit.errors import PairsError
 
@@ -76,7 +76,7 @@ def load(
         parts.append(drawn[("train", "test").index(split) :: 2])
     rows = weighted(parts, weights)
     name = f"variable-binding{'' if desideratum == 'both' else f'-{desideratum}'}-{split}"
-    pairs = published(rows, model, name, prepend_bos, on_mismatch)
+    pairs = published_pairs(rows, model, name, prepend_bos, on_mismatch)
     # Continuations are cut to their first token.
     cut = [
         replace(pair, x_ids=pair.x_ids[:1], y_ids=None if pair.y_ids is None else pair.y_ids[:1])

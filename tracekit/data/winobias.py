@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tracekit.data.download import Files, check_count
-from tracekit.data.prompts import OnMismatch, PromptPairs, published
+from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 from tracekit.errors import DataFormatError
 
 _FILES = Files.of("winobias")
@@ -49,7 +49,7 @@ def load(
     pairs = zip(lines[::2], lines[1::2], strict=True)
     rows = [row for pair in pairs if (row := _example(*pair, keep_case=keep_case)) is not None]
     check_count(f"winobias {split}", len(rows), _N_PUBLISHED[split])
-    return published(rows, model, f"winobias-{split}", prepend_bos, on_mismatch)
+    return published_pairs(rows, model, f"winobias-{split}", prepend_bos, on_mismatch)
 
 
 def _example(first: str, second: str, *, keep_case: bool) -> dict[str, str] | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tracekit.data.download import Files, check_count
-from tracekit.data.prompts import OnMismatch, PromptPairs, published
+from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 from tracekit.errors import DataFormatError
 
 _FILES = Files.of("winogender")
@@ -56,7 +56,7 @@ def load(
     pairs = zip(lines[::2], lines[1::2], strict=True)
     rows = [_example(*pair, shares, keep_case=keep_case) for pair in pairs]
     check_count("winogender", len(rows), _N_PUBLISHED)
-    return published(rows, model, f"winogender-{statistic}", prepend_bos, on_mismatch)
+    return published_pairs(rows, model, f"winogender-{statistic}", prepend_bos, on_mismatch)
 
 
 def _example(

@@ -47,7 +47,7 @@ def check_traceable(
                 "(counterfactual, counterfactual_ids or noise), or trace with source='zero', "
                 "'mean', 'resample' or 'noise'."
             )
-        refusal = pair.counterfactual.refusal(int(model.cfg.d_model))
+        refusal = pair.counterfactual.reason_unsupported(int(model.cfg.d_model))
         if refusal is not None:
             raise PairsError(
                 f"{model_name(model)} cannot run the counterfactual of example {number}: "

@@ -48,7 +48,7 @@ from tracekit.data.counterfactuals import (
     PromptCounterfactual,
     draw_key,
 )
-from tracekit.data.pair import PromptPair, drawn_by
+from tracekit.data.pair import PromptPair, tokens_of_draw
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset
 from tracekit.data.spans import with_implied
@@ -303,7 +303,7 @@ class Noise(Source):
 
         def apply(pairs: PromptPairs) -> PromptPairs:
             lengths = [len(pair.prompt_ids) for pair in pairs]
-            draws = noise.draw(lengths, width, [drawn_by(vars(pair)) for pair in pairs])
+            draws = noise.draw(lengths, width, [tokens_of_draw(vars(pair)) for pair in pairs])
             drawn = [
                 self._in_spans(n, *each) for n, each in enumerate(zip(pairs, draws, strict=True))
             ]
@@ -551,7 +551,7 @@ def _resampled(pairs: PromptPairs, seed: int) -> PromptPairs:
     alone = []
     for number, pair in enumerate(pairs):
         length = len(pair.prompt_ids)
-        ranks = _mixed(keys[length], draw_key(seed, drawn_by(vars(pair))))
+        ranks = _mixed(keys[length], draw_key(seed, tokens_of_draw(vars(pair))))
         # The prompt itself comes last.
         ranks[by_length[length].index(pair.prompt_ids)] = torch.iinfo(torch.int64).max
         if len(ranks) == 1:

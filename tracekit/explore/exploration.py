@@ -227,7 +227,7 @@ class Exploration:
         single = self.measurements.get((index,))
         return None if single is None else single.effect
 
-    def measured_now(self, *, complete: bool = False) -> Measurement:
+    def measure(self, *, complete: bool = False) -> Measurement:
         """Measurement of the set, which is made if there is none yet.
 
         With `complete`, also where only the probabilities of continuations are missing, as they are
@@ -239,7 +239,7 @@ class Exploration:
             list(self._measure(members))
         return self.measurements[members]
 
-    def predicted_now(self) -> Prediction | None:
+    def predict(self) -> Prediction | None:
         """The prediction at the set, made if need be; None if the metric has none."""
         members = self.members
         if members not in self.predictions:
@@ -298,7 +298,7 @@ class Exploration:
         self.circuits[members] = Circuit(members, scores)
         yield self.circuits[members]
 
-    def know_circuits(self) -> None:
+    def compute_circuits(self) -> None:
         """Works out the faithfulness of all sets whose complements were measured too."""
         for members in list(self.measurements):
             if complement_of(members, self.n_components) in self.measurements:

@@ -91,7 +91,7 @@ class Explorer(_Widget):
     ) -> None:
         """Measures the first set; made by `Tracer.explore`."""
         setup = setup_of(exploration, source, front_name, arrows)
-        exploration.measured_now(complete=True)
+        exploration.measure(complete=True)
         self.exploration = exploration
         """The set, its history, and everything measured, without a widget."""
         self._registry = exploration.engine.registry
@@ -201,17 +201,17 @@ class Explorer(_Widget):
         It opens without a network and without a kernel; sets that were not measured say so.
         """
         path = as_path("path", path)
-        self.exploration.measured_now(complete=True)
+        self.exploration.measure(complete=True)
         self.faithfulness()
-        self.exploration.know_circuits()
-        self.exploration.predicted_now()
+        self.exploration.compute_circuits()
+        self.exploration.predict()
         write_beside(path, page(self.exploration, self.setup))
         self._tell_all()
         return path
 
     def _measured(self) -> Measurement:
         was_known = self.exploration.measurement is not None
-        measured = self.exploration.measured_now()
+        measured = self.exploration.measure()
         if not was_known:
             self._tell(measured)
         return measured

@@ -26,7 +26,7 @@ from tracekit._util.options import check_whole
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
 from tracekit.components.members import ComponentsLike, members_of, ordered_in
-from tracekit.data.pair import divided
+from tracekit.data.pair import split_disjoint
 from tracekit.engine.engine import Engine
 from tracekit.measure.pair_effects import added_effects, check_size, chosen_for_pairs
 from tracekit.measure.question import Question
@@ -100,7 +100,7 @@ def strongest_pairs(
     # Whoever chooses pairs by some examples cannot test them by the same ones.
     proposing, testing, fresh, examples = None, None, question.held_out_engine, "held-out examples"
     if fresh is None and engine.pairs.n_distinct >= _LEAST_SPLIT:
-        proposing, testing = map(torch.tensor, divided(engine.pairs, order, len(order) // 2))
+        proposing, testing = map(torch.tensor, split_disjoint(engine.pairs, order, len(order) // 2))
         examples = "the half of the examples that proposed nothing"
     elif fresh is None:
         examples = "the examples that proposed them"

@@ -65,7 +65,7 @@ class GGUFModel:
         try:
             config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
             reader = GGUFReader(path)
-            config, problems = completed(config, *_settings(reader))
+            config, problems = complete_config(config, *_settings(reader))
             with torch.device("meta"):
                 empty = transformers.AutoModelForCausalLM.from_config(config)
             problems += _unplaced(reader, empty)
@@ -146,7 +146,9 @@ def _unplaced(reader: Any, model: Any) -> list[str]:
     return [f"the tensors {join_labels(left, most=5)}"] if left else []
 
 
-def completed(config: Any, settings: Settings, tensors: Mapping[str, Any]) -> tuple[Any, list[str]]:
+def complete_config(
+    config: Any, settings: Settings, tensors: Mapping[str, Any]
+) -> tuple[Any, list[str]]:
     """The configuration with settings of a file, and those that it cannot have, with values.
 
     `settings` are without the architecture's prefix; `tensors` are those that say how to compute.

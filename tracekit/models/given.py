@@ -31,7 +31,7 @@ _MERGED = 3e-5
 """Share of the largest logit by which merging weights in float32 may change one."""
 
 
-def hugging_face_of(given: Any) -> tuple[Any, Any]:
+def hugging_face_model_in(given: Any) -> tuple[Any, Any]:
     """A model or the one compiled twice, and the Hugging Face or hooked model inside of it.
 
     Raises:
@@ -60,7 +60,7 @@ def _inside(model: Any) -> Any:
     return model.model if inside is None and hasattr(model, "merge_and_unload") else inside
 
 
-def unwrapped(given: Any, reference: Reference | None, name: object) -> Any:
+def unwrap(given: Any, reference: Reference | None, name: object) -> Any:
     """A Hugging Face model that computes what one does that is compiled or has adapters.
 
     Raises:
@@ -70,11 +70,11 @@ def unwrapped(given: Any, reference: Reference | None, name: object) -> Any:
     while not isinstance(model, transformers.PreTrainedModel):
         is_compiled = compiled_from(model) is not None
         copies = repeat(model) if is_compiled else map(deepcopy, repeat(model))
-        model = without_wrapper(copies, reference, name)
+        model = unwrap_first(copies, reference, name)
     return model
 
 
-def without_wrapper(copies: Iterator[Any], reference: Reference | None, name: object) -> Any:
+def unwrap_first(copies: Iterator[Any], reference: Reference | None, name: object) -> Any:
     """The model inside of the first copy of a wrapped one that has the logits as they were given.
 
     With adapters merged, or taken out where they are off; else with them as they are. Where weights

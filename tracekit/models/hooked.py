@@ -254,7 +254,7 @@ def scored_hook(model: HookedModel) -> str:
     )
 
 
-def refuse_settings() -> None:
+def check_torch_settings() -> None:
     """Refuses global settings of torch under which passes give other numbers or no gradient."""
     if torch.is_inference_mode_enabled():
         raise ConfigError(
@@ -268,7 +268,7 @@ def refuse_settings() -> None:
         )
 
 
-def refuse_without_weights(model: Any) -> None:
+def check_has_weights(model: Any) -> None:
     """Refuses a model on the meta device, unless its weights are fetched from elsewhere."""
     is_meta = all(parameter.is_meta for parameter in model.parameters())
     if is_meta and not hasattr(getattr(model, "original_model", model), "hf_device_map"):
@@ -289,8 +289,8 @@ def frozen(model: HookedModel) -> Iterator[None]:
     Raises:
         ConfigError: A setting of torch that no trace can have, or a pass in another thread.
     """
-    refuse_settings()
-    refuse_without_weights(model)
+    check_torch_settings()
+    check_has_weights(model)
     device = device_of(model).type
     width = int(model.cfg.d_model) if device == "cpu" else None
     with (

@@ -37,14 +37,14 @@ from tracekit.models.gguf import GGUFModel
 from tracekit.models.given import (
     computes_weights,
     copy_around_weights,
-    hugging_face_of,
-    unwrapped,
-    without_wrapper,
+    hugging_face_model_in,
+    unwrap,
+    unwrap_first,
 )
 from tracekit.models.hooked import (
     HookedModel,
-    refuse_settings,
-    refuse_without_weights,
+    check_has_weights,
+    check_torch_settings,
     use_of,
 )
 from tracekit.models.tokenizers import give_tokenizer
@@ -52,12 +52,12 @@ from tracekit.models.verification import (
     Loader,
     cannot_wrap,
     changes_of,
+    check_needs_no_package,
     check_same_numbers,
     first_line,
     float32_reference_of,
     reference_of,
-    refusal,
-    refuse_installation,
+    unsafe_code_error,
     warn_of_poor_text,
 )
 
@@ -120,7 +120,7 @@ def load_model(
             for the device, is computed differently by TransformerLens, or would run code or install
             something.
     """
-    refuse_settings()
+    check_torch_settings()
     if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
         raise ConfigError(f"The name of a model is a text of one line, not {name!r}. Give one.")
     check_known(options, signature(_bridge().boot_transformers).parameters if options else {})
@@ -159,20 +159,20 @@ def _from_files(
         if files.gguf is not None:
             file = GGUFModel.read(files)
             dtype = dtype or torch.float32
-            _refuse_too_large(name, file.n_parameters * dtype.itemsize, device)
+            _check_fits_memory(name, file.n_parameters * dtype.itemsize, device)
             tokenizer = tokenizer or file.tokenizer()
             model = _wrap(name, file.load(loader, dtype), tokenizer, options, loader)
         elif is_adapter:
             given, base = _adapted(files, dtype, device)
             loader.reference = reference_of(given, name)
             again = (_adapted(files, dtype, device)[0] for _ in repeat(None))
-            loader.model = without_wrapper(chain([given], again), loader.reference, name)
+            loader.model = unwrap_first(chain([given], again), loader.reference, name)
             home = folder if _has_tokenizer(folder) else base
             tokenizer = tokenizer or _tokenizer(home, options)
             model = _wrap(name, loader.model, tokenizer, options, loader)
         else:
             options["dtype"] = dtype or _chosen_dtype(folder, device)
-            _refuse_too_large(name, _size_of(folder, options["dtype"]), device)
+            _check_fits_memory(name, _size_of(folder, options["dtype"]), device)
             tokenizer = tokenizer or _tokenizer(folder, options)
             model = _bridged(name, str(folder), tokenizer, options, loader)
     model.cfg.tracekit_revision = files.commit
@@ -187,7 +187,7 @@ def _loading_errors(name: object) -> Iterator[None]:
     except (TracekitError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        refused = refusal(name, error)
+        refused = unsafe_code_error(name, error)
         if refused is not None:
             raise refused from error
         if "determine supported architecture" in str(error):
@@ -256,7 +256,7 @@ def _size_of(directory: Path, dtype: torch.dtype) -> int:
     return stored * dtype.itemsize // checkpoint_dtype(directory).itemsize
 
 
-def _refuse_too_large(name: object, n_bytes: int, device: torch.device | None) -> None:
+def _check_fits_memory(name: object, n_bytes: int, device: torch.device | None) -> None:
     """Refuses weights that the free memory of a device cannot hold, before they are read."""
     free = sys.maxsize if device is None else _free_bytes(device)
     if n_bytes > free:
@@ -278,19 +278,19 @@ def _free_bytes(device: torch.device) -> int:
 
 def _in_memory(given: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:
     """A model in memory, of which a copy is wrapped if it is not hooked."""
-    given, bare = hugging_face_of(given)
+    given, bare = hugging_face_model_in(given)
     if isinstance(bare, HookedModel):
         return bare
     if bare.base_model is bare and bare.get_output_embeddings() is None:
         raise UnsupportedModelError(
             f"A {type(bare).__name__} gives no logits. Load it by AutoModelForCausalLM."
         )
-    refuse_without_weights(bare)
+    check_has_weights(bare)
     name = bare.config._name_or_path or type(bare).__name__
     with _loading_errors(name):
         loader = Loader(name)
         loader.reference = reference_of(given, name)
-        loader.model = unwrapped(given, loader.reference, name)
+        loader.model = unwrap(given, loader.reference, name)
         loader.changes = changes_of(loader.model)
         if loader.changes:
             # A small change is less than what 16 bits round.
@@ -337,7 +337,7 @@ def _wrap(
     given = {"hf_model": model, "device": parameter.device, "dtype": parameter.dtype}
     # The bridge looks for a processor in a path even when it is handed the model.
     with tempfile.TemporaryDirectory() as empty:
-        refuse_installation(model, empty, name)
+        check_needs_no_package(model, empty, name)
         return _bridged(name, empty, tokenizer, {**options, **given}, loader)
 
 

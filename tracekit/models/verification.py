@@ -98,7 +98,7 @@ class Loader:
         model, info = self._class_for(kwargs.get("config")).from_pretrained(path, **kwargs)
         _check_complete(model, info, self.name)
         self.model = model
-        refuse_installation(model, path, self.name)
+        check_needs_no_package(model, path, self.name)
         # Weights of a GGUF file are no longer quantized, though the model says so.
         stays = getattr(model, "is_quantized", False) and "gguf_file" not in kwargs
         if self._device is not None and not stays:
@@ -415,7 +415,7 @@ def _letters(text: str) -> str:
     return "".join(filter(str.isalpha, text)).casefold()
 
 
-def refuse_installation(model: Any, path: object, name: object) -> None:
+def check_needs_no_package(model: Any, path: object, name: object) -> None:
     """Refuses a model whose bridge would install torchvision, to read its processor."""
     from transformer_lens.utilities import architectures
 
@@ -431,7 +431,7 @@ def refuse_installation(model: Any, path: object, name: object) -> None:
     )
 
 
-def refusal(name: object, error: BaseException) -> UnsupportedModelError | None:
+def unsafe_code_error(name: object, error: BaseException) -> UnsupportedModelError | None:
     """The error for a model that would run code when it is loaded; None for other failures."""
     cause: BaseException | None = error
     while cause is not None:

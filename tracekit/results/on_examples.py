@@ -14,7 +14,7 @@ from torch import Tensor
 from tracekit._util.clusters import Over, count_independent, n_text
 from tracekit._util.markup import with_ends
 from tracekit._util.table import value_text
-from tracekit.data.pair import of_own_prompts
+from tracekit.data.pair import identified_by_prompt
 from tracekit.data.prompts import DataOrigin, PromptPairs
 from tracekit.errors import NoResultError
 from tracekit.metrics import Effects, bounds_of
@@ -118,7 +118,7 @@ class OnExamples(OverExamples):
         """How many of some pairs, as they were given, are of the prompts of these examples."""
         own = {*self.prompts}
         # Under zeros, say, all pairs of one prompt are one example.
-        alone = of_own_prompts(pairs)
+        alone = identified_by_prompt(pairs)
         both = zip(pairs, alone, strict=True)
         return sum(not own.isdisjoint(each.prompts_digest for each in forms) for forms in both)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from tracekit._util.clusters import by_cluster, ratio_and_error
 from tracekit.components import ComponentSet
 from tracekit.components.masks import members_of_mask
-from tracekit.data.pair import divided
+from tracekit.data.pair import split_disjoint
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.search.base import (
@@ -261,7 +261,7 @@ def cross_fit(
     """
     n = target.n_examples
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
-    first, rest = divided(target.pairs, order, n // 2)
+    first, rest = split_disjoint(target.pairs, order, n // 2)
     halves = (tuple(first), tuple(rest))
     goal = Goal(budgets=tuple(sizes))
     effects, cost, before = torch.empty(len(searches), len(sizes), n), Cost(), target.cost

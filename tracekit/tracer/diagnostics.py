@@ -8,7 +8,7 @@ from math import copysign
 from weakref import WeakSet
 
 from tracekit._util.warn import warn
-from tracekit.data.pairs_check import bias_of
+from tracekit.data.pairs_check import describe_bias
 from tracekit.data.pairs_report import report_on
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
@@ -87,7 +87,7 @@ def warn_of_effects(engine: Engine) -> None:
         many = f"all {n}" if n_y == n else f"{n_y} of {n}"
         todo = "exchange x and y, or the prompts, unless that is meant"
         todo = todo if n_y == n else "keep the pairs that the model knows, by pairs.known(model)"
-        if bias := bias_of(engine.pairs, (clean.x > clean.y).tolist()):
+        if bias := describe_bias(engine.pairs, (clean.x > clean.y).tolist()):
             _warn_unreliable(bias)
         elif n_y > n / 2:
             _warn_unreliable(

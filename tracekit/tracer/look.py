@@ -15,7 +15,7 @@ import torch
 
 from tracekit._util.options import check_seed, check_whole
 from tracekit.components.members import members_of
-from tracekit.data.pair import independent, of_own_prompts
+from tracekit.data.pair import independent, identified_by_prompt
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import checks
 from tracekit.engine.engine import Engine
@@ -131,7 +131,7 @@ def _split(
     if held_out is not None:
         return pairs, pairs, held_out[:: -(-len(held_out) // examples)]
     by_prompt = question.source != "counterfactual"
-    n_distinct = len({*independent(of_own_prompts(pairs) if by_prompt else pairs)})
+    n_distinct = len({*independent(identified_by_prompt(pairs) if by_prompt else pairs)})
     if n_distinct < _FEWEST_TO_SPLIT:
         return pairs, pairs, None
     return pairs, *pairs.split(0.5, seed=seed, by_prompt=by_prompt)

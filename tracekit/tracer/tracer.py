@@ -18,7 +18,7 @@ from tracekit._util.options import check_keywords, check_known
 from tracekit._util.ranks import Ranks
 from tracekit.components import ComponentRegistry
 from tracekit.components.registry import Components
-from tracekit.data.pair import refuse_shared
+from tracekit.data.pair import check_disjoint
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import describe, load_dataset
 from tracekit.engine import checks
@@ -176,7 +176,7 @@ class Tracer:
             check_continuations(self.pairs, each)
         checks.check_engine(self.engine)
         if self.question.held_out_engine is not None:
-            refuse_shared(self.engine.pairs, self.question.held_out_engine.pairs)
+            check_disjoint(self.engine.pairs, self.question.held_out_engine.pairs)
         diagnostics.warn_of_pairs(self.question)
         self._last: Sequence[TraceResult] = ()
 
