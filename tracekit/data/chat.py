@@ -1,7 +1,7 @@
 """Prompts of chat models: a question or messages, as the model's chat template writes them.
 
-What a turn says is found in the written text by writing it again with a mark in its place: a
-template may hold the same words as its turns. Time stands still while pairs are made.
+To find what a turn says in the written text, the text is written again with a mark in its place,
+since a template may hold the same words as its turns. The clock stands still while pairs are made.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Region = tuple[int, int]
 CLOCK = "strftime_now"
 """What templates call to read the clock; as an argument it is the time that they read."""
 _MARK, _END = "\ue000", "\ue001"
-"""Characters of no script: in place of a turn, and after the beginning of an answer."""
+"""Characters of no script: one stands in place of a turn, one behind the beginning of an answer."""
 _DRAWS = re.compile(r"\|\s*random\b|\blipsum\s*\(")
-"""What a template draws by."""
+"""How a template draws at random."""
 _OURS = ("messages", "add_generation_prompt")
 _clock_in_use = Lock()
 
 
 class _Clock:
-    """Stands in for the `datetime` of transformers: it does not move, and knows if it was read."""
+    """A `datetime` for transformers that does not move, and records whether it was read."""
 
     def __init__(self, at: datetime) -> None:
         self.at = at
@@ -116,8 +116,8 @@ class ChatTemplate:
                 raise ValueError("it writes another text each time")
             self._wrote = True
             for located, message in enumerate(messages):
-                is_said = message["content"].strip() in text or message["role"] == "assistant"
-                if not is_said and _MARK not in self._rendered(_marked(messages, located)):
+                is_written = message["content"].strip() in text or message["role"] == "assistant"
+                if not is_written and _MARK not in self._rendered(_marked(messages, located)):
                     raise ValueError(f"it leaves out what the {message['role']} says")
         except Exception as error:
             raise PairsError(
@@ -153,11 +153,13 @@ class ChatTemplate:
             before, *rest = self._rendered(_marked(messages, located)).split(_MARK)
         except Exception:  # A template may refuse a turn that says something else.
             return None
-        after, said = rest[0] if rest else "", messages[located]["content"]
-        region = len(before), len(text) - len(after)
-        within = text[slice(*region)]
-        is_said = within in said and within.strip() == said.strip()
-        return region if len(rest) == 1 and text == before + within + after and is_said else None
+        if len(rest) != 1:
+            return None
+        after, content = rest[0], messages[located]["content"]
+        first, stop = len(before), len(text) - len(after)
+        within = text[first:stop]
+        is_content = within in content and within.strip() == content.strip()
+        return (first, stop) if text == before + within + after and is_content else None
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The text up to where the answer begins, or up to the end of its beginning."""
@@ -165,10 +167,8 @@ class ChatTemplate:
             return self._apply(messages, add_generation_prompt=True)
         begun = messages[-1]["content"]
         # White space at an end that a template trims stays before a mark.
-        (before, *_), (text, *others) = (
-            self._apply(_marked(messages, -1, said + _END)).split(_END) for said in (_MARK, begun)
-        )
-        before = before.removesuffix(_MARK)
+        before = self._apply(_marked(messages, -1, _MARK + _END)).split(_END)[0].removesuffix(_MARK)
+        text, *others = self._apply(_marked(messages, -1, begun + _END)).split(_END)
         if len(others) == 1 and text.removeprefix(before) in (begun, begun.lstrip()):
             return before + begun
         if len(others) == 1 and text.endswith(begun) and not begun[:1].isspace():
@@ -202,8 +202,8 @@ def chat_template(tokenizer: Any, chat: Any) -> ChatTemplate | None:
     return ChatTemplate(tokenizer, chat)
 
 
-def said(given: Any) -> str:
-    """What was said last: the text of a prompt, as tables and messages show it."""
+def last_message_text(given: Any) -> str:
+    """The text of a prompt as tables and messages show it: that of the last message of a chat."""
     return given if isinstance(given, str) else str(given[-1]["content"])
 
 

@@ -110,13 +110,16 @@ def load_pairs(
         rows, skipped = _in_format(rows, format, source, model)
     options = {"prepend_bos": prepend_bos, "noise_std": noise_std, "seed": seed or None}
     options |= {"chat": None if chat is False else chat}
-    # A seed draws noise; nothing else.
-    for option in options if has_ids else ["seed"] if noise_std is None else []:
+    unread, reason = list[str](), ""
+    if has_ids:
+        unread, reason = list(options), "holds token ids"
+    elif noise_std is None:
+        unread, reason = ["seed"], "is read without noise_std"
+    for option in unread:
         if options[option] is not None:
-            of = "holds token ids" if has_ids else "is read without noise_std"
             raise ConfigError(
-                f"{option}={shortened(options[option])} was given, and {source} {of}, so nothing "
-                "reads it. Leave it out."
+                f"{option}={shortened(options[option])} was given, and {source} {reason}, so "
+                "nothing reads it. Leave it out."
             )
     name = name or (Path(data).stem if isinstance(data, (str, Path)) else "pairs")
     if has_ids:

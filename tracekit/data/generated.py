@@ -158,9 +158,11 @@ def _of_one_token(encode: Encode, names: Sequence[str], at_least: int, dataset: 
 def _choices(year: int, by_digit: bool) -> dict[str, Any]:
     """Numbers that are right after a year, and that are wrong: its two digits, or its tens."""
     if by_digit:
-        right, wrong = (list(map(str, r)) for r in (range(year // 10 + 1, 10), range(year // 10)))
+        digits, tens = list(map(str, range(10))), year // 10
+        right, wrong = digits[tens + 1 :], digits[:tens]
         return {"x": right[0], "y": wrong[-1], "x_set": right, "y_set": wrong}
-    right, wrong = ([f"{n:02d}" for n in r] for r in (range(year + 1, 100), range(year + 1)))
+    numbers = [f"{number:02d}" for number in range(100)]
+    right, wrong = numbers[year + 1 :], numbers[: year + 1]
     return {"x": right[0], "y": wrong[-2], "x_set": right, "y_set": wrong}
 
 

@@ -131,10 +131,19 @@ class PromptPair:
         """Equal for equal examples: tokens and spans. Weights, and draws of noise, do not count."""
         other = self.counterfactual
         return (
-            *(self.prompt_ids, other.ids if isinstance(other, PromptCounterfactual) else None),
-            *(self.x_ids, self.y_ids, self.x_set_ids, self.y_set_ids),
-            *(tuple(sorted((s or {}).items())) for s in (self.spans, self.counterfactual_spans)),
+            self.prompt_ids,
+            other.ids if isinstance(other, PromptCounterfactual) else None,
+            self.x_ids,
+            self.y_ids,
+            self.x_set_ids,
+            self.y_set_ids,
+            *map(tuple, self._sorted_spans),
         )
+
+    @property
+    def _sorted_spans(self) -> list[list[tuple[str, tuple[int, ...]]]]:
+        """Spans of the prompt and of the counterfactual, by name; empty where there are none."""
+        return [sorted((each or {}).items()) for each in (self.spans, self.counterfactual_spans)]
 
     @property
     def evidence(self) -> Hashable:
@@ -179,9 +188,15 @@ class PromptPair:
         """Bytes that are equal for equal pairs, apart from weights; part of the fingerprint."""
         noise = self.prompt_noise
         values = (
-            *(self.prompt_ids, self.x_ids, self.y_ids, self.x_set_ids, self.y_set_ids, self.group),
-            *(sorted((s or {}).items()) for s in (self.spans, self.counterfactual_spans)),
-            *(type(self.counterfactual).__name__, self.counterfactual.content()),
+            self.prompt_ids,
+            self.x_ids,
+            self.y_ids,
+            self.x_set_ids,
+            self.y_set_ids,
+            self.group,
+            *self._sorted_spans,
+            type(self.counterfactual).__name__,
+            self.counterfactual.content(),
             None if noise is None else noise.contiguous().numpy().tobytes(),
         )
         # A digest, so that where one pair ends and the next begins is plain.
@@ -344,11 +359,13 @@ def _with_spans(pair: PromptPair, row: Mapping[str, Any], number: int) -> Prompt
         return replace(pair, spans=spans)
     others = row["counterfactual_spans"]
     others = checked_spans(others, len(pair.counterfactual_ids), number, "counterfactual")
-    own, other = ({name: len(at) for name, at in each.items()} for each in (spans, others))
-    if own != other:
+    lengths, other_lengths = (
+        {name: len(positions) for name, positions in each.items()} for each in (spans, others)
+    )
+    if lengths != other_lengths:
         raise PairsError(
-            f"The spans of example {number} have {own} tokens, and {other} in the counterfactual. "
-            "Give both the same ones: spans of equal length are exchanged."
+            f"The spans of example {number} have {lengths} tokens, and {other_lengths} in the "
+            "counterfactual. Give both the same ones: spans of equal length are exchanged."
         )
     return replace(pair, spans=spans, counterfactual_spans=others)
 
@@ -435,14 +452,16 @@ def group_from_row(group: object, number: int) -> str | None:
     """The group of an example, as text; a number is as good as its text."""
     if group is None or isinstance(group, str) or is_whole(group):
         return None if group in (None, "") else str(group)
-    hint = (
-        " pandas makes 1.0 of every 1 in a column with an empty cell: read it with dtype=str, "
-        "keep_default_na=False."
-    )
-    raise PairsError(
+    text = (
         f"The group of example {number} is {shortened(group)}. Give a text or a whole number, "
-        f"the same for examples that share a template, say.{hint * isinstance(group, float)}"
+        "the same for examples that share a template, say."
     )
+    if isinstance(group, float):
+        text += (
+            " pandas makes 1.0 of every 1 in a column with an empty cell: read it with dtype=str, "
+            "keep_default_na=False."
+        )
+    raise PairsError(text)
 
 
 def grouped(
@@ -455,9 +474,9 @@ def grouped(
             "pair, in their order."
         )
     labels = [group_from_row(group, number) for number, group in enumerate(groups)]
-    made = tuple(replace(pair, group=label) for pair, label in zip(pairs, labels, strict=True))
-    check_groups(made)
-    return made
+    regrouped = tuple(replace(pair, group=label) for pair, label in zip(pairs, labels, strict=True))
+    check_groups(regrouped)
+    return regrouped
 
 
 def check_groups(pairs: Sequence[PromptPair]) -> None:
@@ -486,18 +505,22 @@ def warn_of_beginnings(pairs: Sequence[PromptPair], token_texts: Mapping[int, st
 
 def beginnings_text(pairs: Sequence[PromptPair], token_texts: Mapping[int, str]) -> list[str]:
     """What to say of pairs whose x and y begin alike, and of those whose x is a part of y."""
-    texts, n = list[str](), len(pairs)
-    begun = Counter(pair.x_ids[: pair.n_shared] for pair in pairs if pair.is_told_by_a_token)
-    if n_begun := n - sum(not pair.is_told_by_a_token for pair in pairs) - begun.pop((), 0):
+    texts: list[str] = []
+    n = len(pairs)
+    beginnings = Counter(
+        pair.x_ids[: pair.n_shared] for pair in pairs if pair.is_told_by_a_token and pair.n_shared
+    )
+    if beginnings:
         shown = [
             " ".join(repr(token_texts.get(token, token)) for token in ids)
-            for ids, _ in begun.most_common(3)
+            for ids, _ in beginnings.most_common(3)
         ]
-        more = ", ..." if len(begun) > 3 else ""
-        token = "token" if all(len(ids) == 1 for ids in begun) else "tokens"
+        more = ", ..." if len(beginnings) > 3 else ""
+        is_one = all(len(ids) == 1 for ids in beginnings)
+        token, pronoun = ("token", "it") if is_one else ("tokens", "them")
         texts.append(
-            f"x and y begin with the same {token} {', '.join(shown)}{more} in {n_begun} of {n} "
-            f"pairs: move {'it' if token == 'token' else 'them'} into the prompt. Means over "
+            f"x and y begin with the same {token} {', '.join(shown)}{more} in "
+            f"{sum(beginnings.values())} of {n} pairs: move {pronoun} into the prompt. Means over "
             "tokens count what is shared too; what is read of a single token (kl, ranks, "
             "contributions of heads) is read at the first token that differs."
         )
@@ -520,12 +543,16 @@ def beginnings_text(pairs: Sequence[PromptPair], token_texts: Mapping[int, str])
 def describe_independent(pairs: Sequence[PromptPair]) -> str:
     """How many independent examples pairs are, in words."""
     n, are_grouped = len(set(independent(pairs))), any(pair.group is not None for pair in pairs)
-    noun = f"{'group' if are_grouped else 'example'}{'s' * (n != 1)}"
-    return f"{n} independent {noun} in {len(pairs)} examples"
+    noun = "group" if are_grouped else "example"
+    plural = "" if n == 1 else "s"
+    return f"{n} independent {noun}{plural} in {len(pairs)} examples"
 
 
-def independent(pairs: Iterable[Any]) -> list[int]:
-    """Number of the independent example that each pair is part of, in order of first pairs."""
+def independent(pairs: Sequence[Any]) -> list[int]:
+    """Number of the independent example that each pair is part of, in order of first pairs.
+
+    Pairs of equal evidence or of one group are one example (union-find over both).
+    """
     parents: dict[Any, Any] = {}
 
     def first_of(key: Any) -> Any:
@@ -533,22 +560,22 @@ def independent(pairs: Iterable[Any]) -> list[int]:
             parents[key] = key = parents[parents[key]]
         return key
 
-    owns = []
-    for pair in pairs:
-        owns.append(pair.evidence)
-        # One example of two groups makes these one.
-        parents[first_of(owns[-1])] = first_of(owns[-1] if pair.group is None else pair.group)
+    keys = [pair.evidence for pair in pairs]
+    for pair, key in zip(pairs, keys, strict=True):
+        if pair.group is not None:
+            # Two groups that share an example become one.
+            parents[first_of(key)] = first_of(pair.group)
     numbers: dict[Any, int] = {}
-    return [numbers.setdefault(first_of(own), len(numbers)) for own in owns]
+    return [numbers.setdefault(first_of(key), len(numbers)) for key in keys]
 
 
 def identified_by_prompt(pairs: Iterable[PromptPair]) -> list[PromptPair]:
-    """The pairs as a source has them that does not read their counterfactuals."""
+    """The pairs as examples of one prompt each, for sources that read no counterfactuals."""
     return [replace(pair, drawn_for=pair.prompt_ids) for pair in pairs]
 
 
 def split_disjoint(
-    pairs: Iterable[Any], order: Sequence[int], count: int
+    pairs: Sequence[Any], order: Sequence[int], count: int
 ) -> tuple[list[int], list[int]]:
     """Numbers of the pairs in two parts that share no example and no group, ascending.
 
@@ -565,10 +592,10 @@ def split_disjoint(
     return sorted(first), sorted(set(order) - set(first))
 
 
-def check_disjoint(own: Sequence[Any], held_out: Sequence[Any]) -> None:
+def check_disjoint(searched: Sequence[Any], held_out: Sequence[Any]) -> None:
     """Refuses held-out pairs that are also among those searched on, or share a group with some."""
-    searched = {pair.evidence for pair in own}
-    both = [n for n, pair in enumerate(held_out) if pair.evidence in searched]
+    evidence = {pair.evidence for pair in searched}
+    both = [n for n, pair in enumerate(held_out) if pair.evidence in evidence]
     if both:
         named = first_few([f"example {n}: {held_out[n].describe()}" for n in both])
         raise PairsError(
@@ -577,7 +604,7 @@ def check_disjoint(own: Sequence[Any], held_out: Sequence[Any]) -> None:
             "pairs.split(...) makes parts that share none, and keeps groups whole; give it "
             "by_prompt=True where the source is not the counterfactuals of the pairs."
         )
-    groups = {pair.group for pair in held_out} & {pair.group for pair in own} - {None}
+    groups = {pair.group for pair in held_out} & {pair.group for pair in searched} - {None}
     if groups:
         named = ", ".join(map(repr, sorted(map(str, groups))[:3]))
         raise PairsError(

@@ -1,7 +1,7 @@
 """Checks of pairs on a model, before they are traced: does it do the task, do the pairs show it?
 
-A low probability of x is mostly one of its form: a leading space that is missing or one too many,
-or an answer that a chat model begins otherwise. The likelier form is looked for on a few examples.
+Where x has a low probability, its form is the usual reason: a leading space is missing or stands
+twice, or a chat model begins its answer otherwise. Other forms are tried on a few examples.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Literal
 
 import numpy as np
@@ -39,7 +40,7 @@ _MOST = 0.6
 _CHANCE = 0.01
 """Chance, over all tokens, beyond which a token that stands with one x only is no accident."""
 _LOW = 0.01
-"""Median probability of x below which effects are of little."""
+"""Median probability of x below which effects concern an answer that is hardly ever given."""
 _ALWAYS = 0.9
 """Share of the examples on which one answer is preferred, beyond which that is a bias."""
 _TRIED = 16
@@ -82,7 +83,9 @@ class PairsCheck:
     def color(self) -> Color:
         """The worst of the lines."""
         colors = {line.color for line in self.lines}
-        return "red" if "red" in colors else "yellow" if "yellow" in colors else "green"
+        if "red" in colors:
+            return "red"
+        return "yellow" if "yellow" in colors else "green"
 
     def __str__(self) -> str:
         return "\n".join(printable(f"{each.color:<6} {each.text}") for each in self.lines)
@@ -177,8 +180,8 @@ def _mean_probabilities(
                 scores = logits[row, -longest:].float().log_softmax(-1).cpu()
                 for number in readers[read]:
                     ids = torch.tensor(sequences[number][1])
-                    own = scores[-len(ids) :].gather(1, ids[:, None])
-                    values[number] = own.mean().exp().item()
+                    of_tokens = scores[-len(ids) :].gather(1, ids[:, None])
+                    values[number] = of_tokens.mean().exp().item()
     return values
 
 
@@ -211,10 +214,14 @@ def known_pairs(
 def describe_bias(pairs: Iterable[PromptPair], prefers_x: Iterable[bool | None]) -> str:
     """What to say where the model prefers one answer, where it is x and where it is y."""
     rows = [(*answer_texts(p), is_x) for p, is_x in zip(pairs, prefers_x, strict=True) if p.y_ids]
-    said = Counter(x if is_x else y for x, y, is_x in rows)
-    answer, times = said.most_common(1)[0] if rows else (None, 0)
-    sides = [[bool(is_x) is (k == 0) for *xy, is_x in rows if xy[k] == answer] for k in (0, 1)]
-    if times < _ALWAYS * len(rows) or not all(2 * sum(s) > len(s) for s in sides):
+    if not rows:
+        return ""
+    answers = Counter(x if is_x else y for x, y, is_x in rows)
+    answer, times = answers.most_common(1)[0]
+    where_x = [bool(is_x) for x, _, is_x in rows if x == answer]
+    where_y = [not is_x for _, y, is_x in rows if y == answer]
+    is_everywhere = 2 * sum(where_x) > len(where_x) and 2 * sum(where_y) > len(where_y)
+    if times < _ALWAYS * len(rows) or not is_everywhere:
         return ""
     return (
         f"The model prefers {answer!r} on {times} of {len(rows)}, whatever the prompt: this is a "
@@ -229,54 +236,70 @@ def answer_texts(pair: PromptPair) -> tuple[str, str]:
     return texts.get("x", str([*pair.x_ids])), texts.get("y", str([*(pair.y_ids or ())]))
 
 
+def _color_of(*, is_good: bool, is_fair: bool) -> Color:
+    if is_good:
+        return "green"
+    return "yellow" if is_fair else "red"
+
+
 def _task(pairs: Sequence[PromptPair], table: pd.DataFrame) -> _Line:
     n, compared = len(table), table["p_y"].notna()
     shown = f"Median probability of x {table['p_x'].median():.3g}"
     if not compared.any():
-        share = table["p_x"].median()
-        color = "green" if share >= 0.1 else "yellow" if share >= 0.01 else "red"
+        median = table["p_x"].median()
+        color = _color_of(is_good=median >= 0.1, is_fair=median >= 0.01)
         return color, f"{shown}; there is no y to compare with."
     count, of = int(table["prefers_x"][compared].sum()), int(compared.sum())
-    color = "green" if count >= 0.75 * of else "yellow" if count > 0.5 * of else "red"
+    color = _color_of(is_good=count >= 0.75 * of, is_fair=count > 0.5 * of)
     bias, advice = describe_bias(pairs, table["prefers_x"]), ""
     if color == "green" and table["p_x"].median() < _LOW:
         color, advice = "yellow", " That is low: the model hardly says x at all."
     elif color != "green" and bias:
         color, advice = "yellow", f" {bias}"
     elif color != "green":
-        is_some = " pairs.known(model) keeps those that it knows."
-        advice = is_some if count else " Exchange x and y, or the prompts, unless that is meant."
+        advice = " Exchange x and y, or the prompts, unless that is meant."
+        if count:
+            advice = " pairs.known(model) keeps those that it knows."
     without = "" if of == n else f" ({n - of} have no y)"
     return color, f"The model prefers x to y on {count} of {of}{without}. {shown}.{advice}"
 
 
 def _forms(pairs: Sequence[PromptPair], model: HookedModel, in_chat: bool) -> dict[str, _Line]:
-    """Whether x, y or a token set is likelier in another form; what is not is said of x only.
+    """Whether x, y or a token set is likelier in another form; a green line is given for x only.
 
-    Compared is the probability of the whole text, as forms are of several numbers of tokens, and
-    of a set the sum over its texts.
+    Forms have different numbers of tokens, so the probabilities of whole texts are compared; for a
+    token set, their sum over its texts.
     """
     tokenizer = getattr(model, "tokenizer", None)
     if not callable(getattr(tokenizer, "decode", None)):
         return {}
-    tried = pairs[:: -(-len(pairs) // _TRIED)]
+    tried = pairs[:: ceil(len(pairs) / _TRIED)]
     forms = [each for pair in tried for each in _other_forms(pair, tokenizer, in_chat)]
-    asked = [each for *_, own, other in forms for each in (*own, *other)]
-    values = _mean_probabilities(asked, model, False) if asked else ()
-    wholes = iter([v ** len(ids) for v, (_, ids) in zip(values, asked, strict=True)])
+    sequences = [sequence for *_, given, other in forms for sequence in (*given, *other)]
+    if not sequences:
+        return {}
+    means = _mean_probabilities(sequences, model, False)
+    lengths = [len(ids) for _, ids in sequences]
+    probabilities = iter(means ** np.array(lengths))
     by_part: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for part, form, own, other in forms:
-        p_own, p_other = (sum(next(wholes) for _ in each) for each in (own, other))
-        by_part.setdefault(part, defaultdict(list))[form].append((p_own, p_other))
-    lines = {part: _likelier(part, by_form, tokenizer) for part, by_form in by_part.items()}
-    of_x = {"form": lines.pop("x")} if "x" in lines else {}
-    return of_x | {f"form-of-{part}": line for part, line in lines.items() if line[0] != "green"}
+    for part, form, given, other in forms:
+        p_given = sum(next(probabilities) for _ in given)
+        p_other = sum(next(probabilities) for _ in other)
+        by_part.setdefault(part, defaultdict(list))[form].append((p_given, p_other))
+    lines: dict[str, _Line] = {}
+    for part, by_form in by_part.items():
+        line = _likelier(part, by_form, tokenizer)
+        if part == "x":
+            lines["form"] = line
+        elif line[0] != "green":
+            lines[f"form-of-{part}"] = line
+    return lines
 
 
 def _likelier(
     part: str, by_form: Mapping[str, Sequence[tuple[float, float]]], tokenizer: Any
 ) -> _Line:
-    """Which form of a part is likelier, if one is, from the probabilities as it is and in each."""
+    """Whether a form of a part is likelier, from its probabilities as given and in that form."""
     likelier = {
         form: [(a, b) for a, b in each if b > _SURE * a or b > max(_LIKELIER * a, _LOW)]
         for form, each in by_form.items()
@@ -299,7 +322,7 @@ def _likelier(
 def _other_forms(
     pair: PromptPair, tokenizer: Any, in_chat: bool
 ) -> Iterator[tuple[str, str, list[_Sequence], list[_Sequence]]]:
-    """Forms that x, y and token sets may be meant in: of which, what each is, as given, and so."""
+    """Other forms of x, y and token sets: the part, the form, and sequences as given and in it."""
     ids, encode = pair.prompt_ids, encoder(tokenizer)
     prompt = tokenizer.decode(list(ids))
     if in_chat and "</think>" in str(tokenizer.chat_template) and "</think>" not in prompt[-20:]:
@@ -317,12 +340,12 @@ def _other_forms(
         texts = {tokenizer.decode(list(each)): each for each in given}
         with suppress(PairsError):
             texts = {t: i for t, i in texts.items() if t.strip() and tuple(encode(prompt, t)) == i}
-            own = [(ids, each) for each in texts.values()]
+            as_given = [(ids, each) for each in texts.values()]
             for form, read, space in forms:
                 before, words = tokenizer.decode(list(read)), [text.lstrip(" ") for text in texts]
                 other = [(read, tuple(encode(before, f"{space}{word}"))) for word in words]
-                if other != own and all(each for _, each in other):
-                    yield part, form, own, other
+                if other != as_given and all(each for _, each in other):
+                    yield part, form, as_given, other
 
 
 def _groups(parts: Sequence[Sequence[PromptPair]]) -> _Line | None:

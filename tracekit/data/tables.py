@@ -104,6 +104,8 @@ def _named(value: Any, feature: Any) -> Any:
         within = getattr(feature, "feature", feature)
         within = within[0] if isinstance(within, list) else within
         return [_named(each, within) for each in value]
-    # A label of -1 is a missing one.
     names = getattr(feature, "names", None)
-    return value if names is None else names[value] if value >= 0 else None
+    if names is None:
+        return value
+    # A label of -1 is a missing one.
+    return names[value] if value >= 0 else None

@@ -7,7 +7,7 @@ from typing import Any
 
 from tracekit._util.options import first_few, shortened
 from tracekit._util.warn import warn
-from tracekit.data.chat import ChatTemplate, Region, said
+from tracekit.data.chat import ChatTemplate, Region, last_message_text
 from tracekit.data.pair import SET_KEYS, TEXT_KEYS, check_keys, mappings, n_shared
 from tracekit.data.spans import spans_from_text
 from tracekit.errors import DataWarning, PairsError, UnsupportedModelError
@@ -58,10 +58,10 @@ def encoder(tokenizer: Any) -> Callable[[str, str], list[int]]:
 
 
 def warn_of_boundaries(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Warns where a continuation is scored as other tokens than it has in the text.
+    """Warns where a continuation alone is encoded as other tokens than behind its prompt.
 
-    The prompt and the continuation are encoded apart. The model never saw such tokens after such a
-    prompt, and their probability says little. `rows` hold texts (`prompt`, `x`, `y`) and their ids.
+    Prompt and continuation are encoded apart. The model never saw such tokens after such a prompt,
+    so their probability says little. `rows` hold texts (`prompt`, `x`, `y`) and their ids.
     """
     problems: dict[str, list[str]] = {}
     for number, row in enumerate(rows):
@@ -154,7 +154,7 @@ def encoded_rows(
                 spans = row.get(key)
                 if isinstance(spans, Mapping) and any(isinstance(s, str) for s in spans.values()):
                     regions[part] = writer.regions(given, text, number)
-                texts[-1][part] = said(given)
+                texts[-1][part] = last_message_text(given)
                 row = {**row, part: text}
         encoded.append(_encoded(row, number, tokenizer, encode, bos, regions))
     if warn:
@@ -203,7 +203,8 @@ def _require_text(entry: Mapping[str, Any], number: int) -> None:
             is_readable = False
         if not is_readable:
             problem = "holds half a character" if is_text else "is no text"
-            hint = " Read columns of numbers with dtype=str." * isinstance(text, (int, float))
+            is_number = isinstance(text, (int, float))
+            hint = " Read columns of numbers with dtype=str." if is_number else ""
             raise PairsError(
                 f"The {key} of example {number} {problem}: {shortened(text)}. "
                 f"Give a text, or token ids (prompt_ids, x_ids, ...).{hint}"

@@ -47,7 +47,8 @@ def load(
     if len(lines) % 2:
         raise DataFormatError(f"{name} has {len(lines)} rows. Rows come in pairs; get it again.")
     pairs = zip(lines[::2], lines[1::2], strict=True)
-    rows = [row for pair in pairs if (row := _example(*pair, keep_case=keep_case)) is not None]
+    examples = [_example(*pair, keep_case=keep_case) for pair in pairs]
+    rows = [example for example in examples if example is not None]
     check_count(f"winobias {split}", len(rows), _N_PUBLISHED[split])
     return published_pairs(rows, model, f"winobias-{split}", prepend_bos, on_mismatch)
 

@@ -49,10 +49,10 @@ SCRIPT = "\n".join(
 """The module that draws: one, as a saved page holds it whole."""
 MOST_COMPONENTS = 2048
 """Components that a view can show as cells."""
-_MARK = "\n// ---- this page\n"
-"""End of the module in a page; the call of it follows."""
+_PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+"""A page, with `{title}`, and `{part}` where the data and the module stand."""
 _PAUSE = 0.001
-"""Seconds between two batches, in which the kernel takes in what was clicked."""
+"""Seconds between two batches, in which the kernel receives clicks."""
 
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Explorer(_Widget):
         self._registry = exploration.engine.registry
         self._to_members, self._to_result, self._generate = to_members, to_result, generate
         self._version = 0
-        self._asked: dict[str, Any] | None = None
+        self._request: dict[str, Any] | None = None
         self._task: asyncio.Task[None] | None = None
         super().__init__(
             setup=setup,
@@ -165,7 +165,7 @@ class Explorer(_Widget):
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Spread of it when the examples are resampled, as in `Measurement`; no interval."""
+        """Spread of the mean effect over resampled examples; see `Measurement.spread`."""
         return self._measured().spread
 
     def faithfulness(self) -> Faithfulness | None:
@@ -176,14 +176,14 @@ class Explorer(_Widget):
         """
         members = self.exploration.members
         for event in self.exploration.circuit_steps(members):
-            self._tell(event)
+            self._send_event(event)
         circuit = self.exploration.circuits.get(members)
         return None if circuit is None else circuit.scores
 
     def measure_singles(self) -> None:
         """Measures every component alone: for colours, hover texts and saved pages."""
         self.exploration.measure_singles()
-        self._tell_all()
+        self._send_table()
 
     def result(self) -> TraceResult:
         """The set on screen as a result, to save, draw and compare like those of `Tracer.run`."""
@@ -206,14 +206,14 @@ class Explorer(_Widget):
         self.exploration.compute_circuits()
         self.exploration.predict()
         write_beside(path, page(self.exploration, self.setup))
-        self._tell_all()
+        self._send_table()
         return path
 
     def _measured(self) -> Measurement:
         was_known = self.exploration.measurement is not None
         measured = self.exploration.measure()
         if not was_known:
-            self._tell(measured)
+            self._send_event(measured)
         return measured
 
     def __repr__(self) -> str:
@@ -234,40 +234,40 @@ class Explorer(_Widget):
 
     def _change(self, action: Callable[[], None]) -> None:
         action()
-        # Without a stamp: the browser counts its own changes.
+        # No stamp: the browser numbers only its own changes.
         self.view_state = {**self.exploration.state(), "stamp": None}
 
     def _on_state(self, change: Any) -> None:
-        """Takes over what was clicked; a change from Python comes by here too, and is the same."""
+        """Takes over the state of the view; after a change from Python it is the same already."""
         try:
             self.exploration.restore(change["new"])
         except ComponentError as error:
-            self._tell_problem(self.exploration.members, error)
+            self._send_problem(self.exploration.members, error)
             return
         stamp = change["new"].get("stamp")
         if stamp is not None:
             self.send({"kind": "seen", "stamp": stamp, "key": set_key(self.exploration.members)})
         prediction = self.exploration.prediction
         if self.exploration.example is not None and prediction is not None:
-            self._tell_prediction(prediction)
+            self._send_prediction(prediction)
         self._start()
 
     def _on_message(self, _: Any, content: Any, __: Any) -> None:
         kind = content.get("kind") if isinstance(content, dict) else None
         if kind == "hello":
-            self._tell_all()
+            self._send_table()
             self._start()
         elif kind == "prompt":
-            # What is being measured goes on after the answer.
-            self._asked = content
-            self._go_on()
+            # A measurement that runs is continued after the answer.
+            self._request = content
+            self._ensure_task()
 
     def _start(self) -> None:
-        """Sets work on the set going; without an event loop, whoever asks for an effect waits."""
+        """Begins to work on the set; without an event loop, it is measured when it is asked for."""
         self._version += 1
-        self._go_on()
+        self._ensure_task()
 
-    def _go_on(self) -> None:
+    def _ensure_task(self) -> None:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -280,36 +280,37 @@ class Explorer(_Widget):
         version = None
         while version != self._version:
             version, members = self._version, self.exploration.members
-            self._answer()
+            self._answer_prompt()
             try:
                 for event in self.exploration.steps():
-                    self._tell(event)
-                    # Here the kernel takes in further clicks.
+                    self._send_event(event)
+                    # Meanwhile the kernel receives further clicks.
                     await asyncio.sleep(_PAUSE)
-                    self._answer()
+                    self._answer_prompt()
                     if self._version != version:
                         break
             except Exception as error:
-                # Whatever it is, the view says it, and goes on with the next set.
-                self._tell_problem(members, error)
+                # The view shows any error, and goes on with the next set.
+                self._send_problem(members, error)
 
-    def _answer(self) -> None:
-        """Says what the model writes after the prompt that was asked for last.
+    def _answer_prompt(self) -> None:
+        """Sends what the model writes after the latest prompt that the view asked about.
 
-        In this thread: hooks of another one would act on what cells run meanwhile.
+        This runs in the kernel's thread: hooks of another thread would act on what cells run
+        meanwhile.
         """
-        asked, self._asked = self._asked, None
-        if asked is None:
+        request, self._request = self._request, None
+        if request is None:
             return
-        said = {**asked, "kind": "written", "key": set_key(self.exploration.members)}
+        answer = {**request, "kind": "written", "key": set_key(self.exploration.members)}
         try:
-            texts = self._generate(self.components, said["prompt"], said["other"]).table
-            said |= {name: printable(texts[name][0]) for name in ("clean", "intervened")}
+            texts = self._generate(self.components, request["prompt"], request["other"]).table
+            answer |= {name: printable(texts[name][0]) for name in ("clean", "intervened")}
         except Exception as error:
-            said["problem"] = printable(f"{type(error).__name__}: {error}")
-        self.send(said)
+            answer["problem"] = printable(f"{type(error).__name__}: {error}")
+        self.send(answer)
 
-    def _tell(self, event: Event) -> None:
+    def _send_event(self, event: Event) -> None:
         key = set_key(event.members)
         if isinstance(event, Measurement):
             message = {"kind": "measured", "key": key, "entry": entry_of(event)}
@@ -317,26 +318,27 @@ class Explorer(_Widget):
         elif isinstance(event, Circuit):
             self.send({"kind": "circuit", **circuit_of(event)})
         elif isinstance(event, Prediction):
-            self._tell_prediction(event)
+            self._send_prediction(event)
         elif isinstance(event, Unpredicted):
             self.send({"kind": "unpredicted", "key": key, "reason": printable(event.reason)})
         elif event.n_batches:
             counts = {"done": event.n_done, "total": event.n_batches, "effect": event.effect}
             self.send({"kind": "progress", "key": key, **counts})
 
-    def _tell_prediction(self, prediction: Prediction) -> None:
+    def _send_prediction(self, prediction: Prediction) -> None:
         example, per_example = self.exploration.example, prediction.per_example
         buffers = [as_bytes([prediction.gains])]
         if example is not None and per_example is not None:
             buffers.append(as_bytes([per_example[example]]))
-        said = {"key": set_key(prediction.members), "rough": prediction.is_rough}
-        self.send({"kind": "predicted", **said, "example": example}, buffers)
+        key = set_key(prediction.members)
+        message = {"kind": "predicted", "key": key, "rough": prediction.is_rough}
+        self.send({**message, "example": example}, buffers)
 
-    def _tell_problem(self, members: ComponentSet, error: BaseException) -> None:
+    def _send_problem(self, members: ComponentSet, error: BaseException) -> None:
         text = printable(f"{type(error).__name__}: {error}")
         self.send({"kind": "problem", "key": set_key(members), "text": text})
 
-    def _tell_all(self) -> None:
+    def _send_table(self) -> None:
         table = table_of(self.exploration)
         self.send({"kind": "table", "table": table}, [table.pop("effects"), table.pop("gains")])
 
@@ -471,19 +473,8 @@ def table_of(exploration: Exploration) -> dict[str, Any]:
 
 def page_parts(title: str) -> list[str]:
     """Texts of a page before the data, between data and module, and after the module."""
-    return [
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html_text(title)}</title>"
-        "<style>:root { color-scheme: light dark; } body { background: Canvas; margin: 16px; }"
-        " main { max-width: 1100px; margin: 0 auto; }</style></head>\n"
-        '<body><main id="view"></main>\n<script type="application/json" id="data">',
-        '</script>\n<script type="module" id="source">',
-        f"{_MARK}const own = document.getElementById('source').textContent;\n"
-        "showPage(document.getElementById('view'), "
-        "JSON.parse(document.getElementById('data').textContent), "
-        "own.slice(0, own.indexOf('\\n' + '// ---- this page')));\n</script></body></html>\n",
-    ]
+    before, *others = _PAGE.split("{part}")
+    return [before.replace("{title}", html_text(title)), *others]
 
 
 def page(exploration: Exploration, setup: dict[str, Any]) -> str:

@@ -6,11 +6,12 @@ as it is. What stands around it is taken off only where the logits stay those of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from itertools import repeat
+from operator import methodcaller
 from types import FunctionType
 from typing import Any
 
@@ -85,7 +86,9 @@ def unwrap_first(copies: Iterator[Any], reference: Reference | None, name: objec
     if reference is None:
         return _inside(copy)
     has_adapters = hasattr(copy, "merge_and_unload") and compiled_from(copy) is None
-    ways = (_merge, _take_out, _inside) if has_adapters and is_exact(copy) else (_inside,)
+    ways: list[Callable[[Any], Any]] = [_inside]
+    if has_adapters and is_exact(copy):
+        ways = [methodcaller("merge_and_unload"), methodcaller("unload"), _inside]
     for take in ways:
         with suppress(AttributeError, NotImplementedError, TypeError, ValueError):
             model = take(copy)
@@ -99,14 +102,6 @@ def unwrap_first(copies: Iterator[Any], reference: Reference | None, name: objec
         "own, such as virtual tokens or a hook. TransformerLens would leave that out. Give the "
         "model inside, or put the change into its layers."
     )
-
-
-def _merge(model: Any) -> Any:
-    return model.merge_and_unload()
-
-
-def _take_out(model: Any) -> Any:
-    return model.unload()
 
 
 def copy_around_weights(model: Any) -> Any:

@@ -163,8 +163,9 @@ def _hooks_of(owner: Any) -> list[Any]:
     """Hooks of a module, of a parameter, or of torch's module about modules: those of all."""
     # Not getattr of a module: a bridge would ask the one that it wraps.
     is_module = not isinstance(owner, Tensor)
-    held = vars(owner) if is_module else {name: getattr(owner, name, None) for name in _HOOKS}
-    return [hook for name in _HOOKS if (left := held.get(name)) for hook in left.values()]
+    get = vars(owner).get if is_module else partial(getattr, owner)
+    by_attribute = [get(name, None) or {} for name in _HOOKS]
+    return [hook for hooks in by_attribute for hook in hooks.values()]
 
 
 def is_foreign(hook: Any) -> bool:

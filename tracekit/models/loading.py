@@ -212,8 +212,9 @@ def _device(device: str | torch.device | None, options: Mapping[str, Any]) -> An
     if device is None:
         if {"device_map", "n_devices"} & set(options):
             return None
-        has_mps = torch.backends.mps.is_available()
-        return torch.device("cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         resolved = torch.device(device)
         torch.empty(0, device=resolved)
