@@ -15,7 +15,7 @@ import torch
 
 from tracekit._util.options import check_seed, check_whole
 from tracekit.components.members import members_of
-from tracekit.data.pair import independent, identified_by_prompt
+from tracekit.data.pair import identified_by_prompt, independent
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import checks
 from tracekit.engine.engine import Engine
