@@ -127,10 +127,8 @@ class PromptPairs(Sequence[PromptPair]):
             return self.pairs[item]
         numbers = whole_numbers(item)
         if numbers is None:
-            raise PairsError(
-                f"Pairs were asked for by {shortened(item)}. Give a number, a slice or a list of "
-                "numbers."
-            )
+            text = f"{shortened(item)} selects no pairs."
+            raise PairsError(f"{text} Give a number, a slice or a list of numbers.")
         return self.subset(numbers)
 
     def __iter__(self) -> Iterator[PromptPair]:
@@ -146,9 +144,8 @@ class PromptPairs(Sequence[PromptPair]):
     def grouped(self, groups: Sequence[str | int | None]) -> PromptPairs:
         """The pairs with other groups.
 
-        Pairs of one group, say of one template, are no independent evidence. Intervals resample
-        groups, sign flips flip them, and a split, halves of a search and held-out pairs keep them
-        whole.
+        Pairs of one group, say of one template, do not count as independent. Intervals resample
+        groups, sign flips flip them, and splits and halves of a search keep them whole.
 
         Args:
             groups: A label for each pair; None for one that stands for itself.
@@ -186,9 +183,8 @@ class PromptPairs(Sequence[PromptPair]):
         count = round(share * len(self)) if 0 < share < 1 else 0
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self), generator=generator).tolist()
-        first, rest = split_disjoint(
-            identified_by_prompt(self) if by_prompt else self, order, count
-        )
+        pairs = identified_by_prompt(self) if by_prompt else self.pairs
+        first, rest = split_disjoint(pairs, order, count)
         if not (first and rest):
             raise ConfigError(
                 f"A share of {shortened(share)} leaves one part of the {len(self)} pairs empty. "
@@ -298,10 +294,11 @@ class PromptPairs(Sequence[PromptPair]):
     def weights(self) -> Float[Tensor, " example"] | None:
         """Weights with a mean of 1; None if all are equal."""
         weights = torch.tensor([pair.weight for pair in self.pairs], dtype=torch.float64)
-        is_equal = (weights == weights[0]).all()
+        if (weights == weights[0]).all():
+            return None
         # Divided first: the sum of large weights may be infinite.
         weights = weights / weights.max()
-        return None if is_equal else (weights / weights.mean()).float()
+        return (weights / weights.mean()).float()
 
     @classmethod
     def from_ids(
@@ -330,9 +327,9 @@ class PromptPairs(Sequence[PromptPair]):
             ConfigError: Another value of `on_mismatch`.
             PairsError: There is no example, or one that cannot be traced; the message names it.
         """
-        made = cls._made(rows, name, on_mismatch)
-        warn_of_beginnings(made.pairs, {})
-        return made
+        pairs = cls._made(rows, name, on_mismatch)
+        warn_of_beginnings(pairs.pairs, {})
+        return pairs
 
     @classmethod
     def _made(
@@ -363,9 +360,9 @@ class PromptPairs(Sequence[PromptPair]):
     ) -> PromptPairs:
         """Pairs from text.
 
-        Prompt and continuations are encoded one by one: a continuation that starts a new word
-        needs its leading space. Tokenizers of the first Llamas put a space
-        before every text; with them a continuation is the tokens that it adds to the prompt's.
+        Prompt and continuations are encoded one by one, so a continuation that starts a new word
+        needs its leading space. Tokenizers of the first Llamas put a space before every text; there
+        a continuation is the tokens that it adds to those of the prompt.
 
         Args:
             rows: Mappings with `prompt`, `x`, optionally `y`, `weight`, `group` (see `grouped`),
@@ -399,9 +396,8 @@ class PromptPairs(Sequence[PromptPair]):
         encoded = encoded_rows(rows, tokenizer, writer, prepend_bos=prepend_bos, warn=warn)
         if noise is not None:
             lengths = [len(entry["prompt_ids"]) for entry in encoded]
-            draws = noise.draw(
-                lengths, width_of(model), [tokens_of_draw(entry) for entry in encoded]
-            )
+            examples = [tokens_of_draw(entry) for entry in encoded]
+            draws = noise.draw(lengths, width_of(model), examples)
             for entry, drawn in zip(encoded, draws, strict=True):
                 entry["noise"] = drawn
         pairs = cls._made(encoded, name, on_mismatch)
@@ -465,14 +461,14 @@ class PromptPairs(Sequence[PromptPair]):
             ConfigError: About `n` or the seed.
             UnsupportedModelError: As in `from_text`.
         """
-        drawn = Template(
+        filled = Template(
             prompts=[template] if isinstance(template, str) else list(template),
             counterfactual=counterfactual,
             answers={"x": [x], "y": [] if y is None else [y], "x_set": x_set, "y_set": y_set},
             values=values,
             one_token=one_token,
         )
-        rows, chat, dropped = drawn.rows(n, model, prepend_bos, chat, seed=seed)
+        rows, chat, dropped = filled.rows(n, model, prepend_bos, chat, seed=seed)
         pairs = cls.from_text(rows, model, name=name, prepend_bos=prepend_bos, chat=chat)
         return replace(pairs, skipped=tuple(dropped))
 
