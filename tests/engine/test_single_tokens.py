@@ -14,7 +14,7 @@ from tests import tiny
 from tests.engine.test_head_reads import parts_of, plain_reads
 from tests.plain import Plain
 from tracekit.errors import PairsError
-from tracekit.results.on_examples import rows_of
+from tracekit.results.on_examples import choice_rows
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::tracekit.errors.{name}")
@@ -184,7 +184,7 @@ def test_first_choices_are_counted_of_whole_answers(name, shape, is_chosen):
         rows.append({"prompt_ids": pair.prompt_ids, "counterfactual_ids": [5, 9, 17], **sides})
     pairs = tk.PromptPairs.from_ids(rows)
     tracer = tk.Tracer(model_of(name), pairs, "mlp-blocks", "probability-drop")
-    row = rows_of(tracer.question.choices(), len(pairs))[0]
+    row = choice_rows(tracer.question.choices(), len(pairs))[0]
     firsts = []
     for pair in pairs:
         of_pair = []

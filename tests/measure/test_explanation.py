@@ -23,8 +23,9 @@ from tracekit.errors import (
     NonFiniteMetricError,
     NotDifferentiableError,
 )
-from tracekit.measure.explanation import explain, pair_interactions
+from tracekit.measure.explanation import explain
 from tracekit.measure.known_sets import KnownSets
+from tracekit.measure.pair_interactions import pair_interactions
 from tracekit.measure.question import Question
 from tracekit.measure.replacements import redundant_members
 from tracekit.measure.set_game import SetGame
@@ -87,10 +88,8 @@ def shapley_by_orders(value, members):
     """By definition: what a member brings when it joins, over all orders."""
     totals = dict.fromkeys(members, 0.0)
     for order in permutations(members):
-        for player, member in enumerate(order):
-            totals[member] += value(frozenset(order[: player + 1])) - value(
-                frozenset(order[:player])
-            )
+        for rank, member in enumerate(order):
+            totals[member] += value(frozenset(order[: rank + 1])) - value(frozenset(order[:rank]))
     return [totals[member] / factorial(len(members)) for member in members]
 
 
@@ -150,7 +149,7 @@ def test_drawn_orders_come_near_the_exact_values():
     assert (errors[:2].abs() < 4 * drawn.sampling_error[:2] + 1e-5).all()
     # The values of any orders sum to the effect of the set.
     assert drawn.per_example.sum(0).tolist() == pytest.approx(
-        game.effects([game.everybody])[0].tolist(), rel=1e-5
+        game.effects([game.all_members])[0].tolist(), rel=1e-5
     )
     assert game.n_measured <= 600
     again = sampled_values(SetGame(Wide(value), range(14)), max_sets=600, seed=3)
@@ -238,10 +237,10 @@ def test_curves_are_inverted_and_weighted(metric, direction):
 def test_members_that_do_the_same_can_be_left_out_one_at_a_time():
     redundancy = redundant_members(SetGame(Planted(GAMES["or"]), (1, 2, 3)), tolerance=0.02)
     # 3 does nothing; of 1 and 2 one must stay.
-    assert len(redundancy.players) == 2
-    assert 2 in redundancy.players
+    assert len(redundancy.members) == 2
+    assert 2 in redundancy.members
     assert redundancy.effects.mean() == pytest.approx(1)
-    assert redundant_members(SetGame(Planted(GAMES["and"]), (1, 2)), tolerance=0.02).players == ()
+    assert redundant_members(SetGame(Planted(GAMES["and"]), (1, 2)), tolerance=0.02).members == ()
 
 
 def test_every_number_is_measured(tracer, plain_effects):
@@ -285,7 +284,7 @@ def test_every_number_is_measured(tracer, plain_effects):
         assert row["averaged"] == pytest.approx(averaged, abs=1e-6)
 
 
-def test_outsiders_are_measured(tracer, plain_effects):
+def test_non_members_are_measured(tracer, plain_effects):
     members = (1, 4, 6)
 
     def value(subset):
@@ -301,14 +300,14 @@ def test_outsiders_are_measured(tracer, plain_effects):
         assert row["lost"] == pytest.approx(value(members) - value(rest), abs=1e-6)
         assert row["recovered"] == pytest.approx(value(rest | {j}) - value(rest), abs=1e-6)
         # The best of those that were measured.
-        measured = [each for each in why.outsiders if members[each.player] == i]
+        measured = [each for each in why.non_members if members[each.member] == i]
         assert row["recovered"] == pytest.approx(max(e.recovered.mean().item() for e in measured))
-    for each in why.outsiders:
-        rest = set(members) - {members[each.player]}
-        before = value(rest | {each.outsider}) - value(rest)
-        after = value({*members, each.outsider}) - value(members)
+    for each in why.non_members:
+        rest = set(members) - {members[each.member]}
+        before = value(rest | {each.non_member}) - value(rest)
+        after = value({*members, each.non_member}) - value(members)
         assert each.rise.mean().item() == pytest.approx(after - before, abs=1e-6)
-    rising = [e for e in why.outsiders if tk.results.effect_interval(e.rise)[0] > 0]
+    rising = [e for e in why.non_members if tk.results.effect_interval(e.rise)[0] > 0]
     assert len(why.backups) == len(rising)
 
 
@@ -343,7 +342,7 @@ def test_coalitions_as_libraries_for_games_ask(tracer, plain_effects):
     values = game(torch.tensor([[0, 0, 0], [1, 0, 0], [1, 0, 1], [1, 1, 1]]).bool().numpy())
     expected = [0, plain_effects[2,], plain_effects[2, 9], plain_effects[2, 5, 9]]
     assert values.tolist() == pytest.approx(expected, abs=1e-6)
-    assert game.n_players == 3
+    assert game.n_members == 3
     with pytest.raises(MaskError, match=r"Coalitions of shape \(2,\) were given. Give a row"):
         game([True, False])
 
@@ -387,7 +386,7 @@ def test_a_metric_that_is_not_finite_on_a_subset_is_named(model):
         tracer.explain([tracer.registry[i] for i in (1, 2)], look_outside=False)
 
 
-def test_without_a_gradient_nobody_proposes_outsiders(model):
+def test_without_a_gradient_nobody_proposes_non_members(model):
     tracer = tk.Tracer(model, tiny.pairs(6), metric="accuracy")
     members = [tracer.registry[i] for i in (1, 4)]
     why = tracer.explain(members)

@@ -45,33 +45,33 @@ def test_everything_is_read_back(why, result, tmp_path):
         tk.measure.Explanation.load(tmp_path / "none")
 
 
-def test_without_outsiders_and_with_many_members(model, tmp_path):
+def test_without_non_members_and_with_many_members(model, tmp_path):
     from tests import tiny
 
     tracer = tk.Tracer(model, tiny.pairs(4), "mlp-outputs", "accuracy", layers=[0])
     why = tracer.explain([tracer.registry[i] for i in range(13)], max_sets=60)
     assert why.pairs.averaged is None
-    assert why.outsiders is None
+    assert why.non_members is None
     assert_same(tk.measure.Explanation.load(why.save(tmp_path)), why)
 
 
-def outsider(value):
-    return lambda document, tensors: document["outsiders"][0].update(outsider=value)
+def non_member(value):
+    return lambda document, tensors: document["non_members"][0].update(non_member=value)
 
 
 def flat(name):
     return lambda document, tensors: tensors.update({name: tensors[name].flatten()})
 
 
-def player(number):
-    return lambda document, tensors: document["redundancy"].update(players=[number])
+def member(number):
+    return lambda document, tensors: document["redundancy"].update(members=[number])
 
 
 CHANGES = {
     "shape": (flat("alone"), "alone is torch.float32 of shape (48,), not"),
     "missing": (lambda d, t: t.pop("alone"), "the tensor alone is missing"),
-    "player's type": (player(None), "redundancy.players.0: Input should be a valid integer"),
-    "fraction": (outsider(5.5), "outsiders.0.outsider: Input should be a valid integer"),
+    "member's type": (member(None), "redundancy.members.0: Input should be a valid integer"),
+    "fraction": (non_member(5.5), "non_members.0.non_member: Input should be a valid integer"),
     "field": (lambda d, t: d.pop("tolerance"), "tolerance: Field required"),
 }
 

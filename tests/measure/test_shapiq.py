@@ -19,7 +19,7 @@ def shapiq():
 def exact(tracer, shapiq):
     """What shapiq computes of the game that a tracer gives, from all coalitions."""
     game = tracer.as_game([tracer.registry[i] for i in MEMBERS])
-    return shapiq.ExactComputer(game, game.n_players)
+    return shapiq.ExactComputer(game, game.n_members)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_interactions_of_pairs_with_nothing_else(exact, why):
 
 def test_an_approximation_takes_the_game(tracer, why, shapiq):
     game = tracer.as_game(why.components)
-    approximator = shapiq.KernelSHAPIQ(n=game.n_players, max_order=2, random_state=0)
+    approximator = shapiq.KernelSHAPIQ(n=game.n_members, max_order=2, random_state=0)
     theirs = approximator.approximate(budget=32, game=game).dict_values
     ranks = rank_of(why)
     for row in why.interactions.to_dict("records"):

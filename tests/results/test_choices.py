@@ -10,7 +10,7 @@ import torch
 import tests.files as files
 import tests.tiny as tiny
 import tracekit as tk
-from tracekit.results.on_examples import OnExamples, rows_of
+from tracekit.results.on_examples import OnExamples, choice_rows
 
 
 @pytest.mark.parametrize("direction", ["noising", "denoising"])
@@ -20,7 +20,7 @@ def test_runs_say_what_a_plain_model_says(demo_model, direction):
     tracer = tk.Tracer(demo_model, bias[:6], "mlp-blocks", "logit-difference", **options)
     result = tracer.run("top-k", budget=2)
     for on, pairs in ((result.searched, bias[:6]), (result.held_out, bias[6:])):
-        runs = {each["run"]: each for each in rows_of(on.choices, len(pairs))}
+        runs = {each["run"]: each for each in choice_rows(on.choices, len(pairs))}
         x, y = (
             [ids[0] for ids in side]
             for side in zip(*((p.x_ids, p.y_ids) for p in pairs), strict=True)

@@ -20,10 +20,10 @@ from tracekit.results import effect_interval, interactions
 from tracekit.results.interactions import kinds_of_pairs
 from tracekit.results.intervals import row_intervals
 from tracekit.results.significance import (
+    few_examples_note,
     least_p,
     n_testable,
     p_values,
-    said_of_few,
     sign_flip_p_values,
     without_rounding,
 )
@@ -334,11 +334,13 @@ def test_a_strong_row_leaves_the_others_their_p_values():
 def test_the_least_p_value_of_few_examples_is_said():
     assert [least_p(n) for n in (1, 4, 6)] == [1.0, 1 / 8, 1 / 32]
     assert least_p(10**6) == 2 / 2001
-    assert said_of_few(6) == ""
-    assert re.search(r"5 independent examples .*below 0\.062.*none can reach \.05", said_of_few(5))
-    assert said_of_few(8, 6) == ""
+    assert few_examples_note(6) == ""
     assert re.search(
-        r"8 independent examples .*below 0\.0078.*5 of the 28 rows", said_of_few(8, 28)
+        r"5 independent examples .*below 0\.062.*none can reach \.05", few_examples_note(5)
+    )
+    assert few_examples_note(8, 6) == ""
+    assert re.search(
+        r"8 independent examples .*below 0\.0078.*5 of the 28 rows", few_examples_note(8, 28)
     )
     assert [n_testable(n) for n in (4, 6, 8, 16, 99)] == [1, 1, 6, 500, 500]
 

@@ -40,8 +40,8 @@ def test_none_is_beaten_in_both(is_denoising):
     kept = trade_offs(measured, [2], full=2.0, is_denoising=is_denoising)
 
     def place(means):
-        faithful = means.own / 2 if is_denoising else 1 - means.others / 2
-        return means.own, -abs(1 - faithful)
+        faithful = means.effect / 2 if is_denoising else 1 - means.complement / 2
+        return means.effect, -abs(1 - faithful)
 
     places = [place(means) for members, means in measured.items() if len(members) == 2]
     best = {p for p in places if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in places)}

@@ -168,12 +168,12 @@ class TestPassesOfExplanations:
         assert estimate.example_passes == estimate.passes * len(tracer.pairs)
 
     @pytest.mark.parametrize("size", [2, 4, pytest.param(11, marks=pytest.mark.slow)])
-    def test_are_a_bound_with_outsiders(self, tracer, size):
+    def test_are_a_bound_with_non_members(self, tracer, size):
         members = list(tracer.registry)[:size]
         estimate = tracer.estimate_explain(members)
         passes = tracer.explain(members).cost.forward_equivalents
         assert not estimate.is_exact
-        # Outsiders that both predictions propose are measured once.
+        # Non-members that both predictions propose are measured once.
         assert passes <= estimate.passes <= 2 * passes
 
     def test_are_the_end_of_its_bar(self, tracer, monkeypatch):

@@ -72,7 +72,7 @@ def test_an_explanation_is_of_held_out_examples(fresh, model):
     assert both["effect"][tracer.direction] == pytest.approx(fresh, abs=1e-6)
     assert why.interactions["p"].notna().all()
     assert f", {OTHER}." in str(why)
-    # Others propose the outsiders than those that test them.
+    # Others propose the non-members than those that test them.
     assert why.proposed_on == tracer.pairs.fingerprint != why.dataset_fingerprint
     elsewhere = test.explain(result)
     assert elsewhere.interactions["p"].tolist() == why.interactions["p"].tolist()

@@ -69,11 +69,11 @@ def pareto(values: OptionValues) -> None:
 
 def _print_front(front: tk.ParetoFront) -> None:
     """Prints the sizes with statistics, or all sizes if there are none, and the cost."""
-    from tracekit.results.tables import examples_text
+    from tracekit.results.tables import result_examples_text
 
     with_statistics = {row.size for row in front.statistics} or {*front.sizes}
     rows = [n for n, size in enumerate(front.sizes) if size in with_statistics]
-    console.print(f"{examples_text(front[0])}; {front[0].axis_label}")
+    console.print(f"{result_examples_text(front[0])}; {front[0].axis_label}")
     print_table("front", front.table(), front.shown().rows(rows))
     console.print(
         f"{front.legend} Method: whose set it is; empirical-Bayes top-k where components ranked "

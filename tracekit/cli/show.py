@@ -28,12 +28,12 @@ def show(values: OptionValues, run: Run) -> None:
 
 
 def _print_details(result: tk.TraceResult, all_components: bool) -> None:
-    from tracekit.results.tables import examples_text, facts_of_model
+    from tracekit.results.tables import facts_of_model, result_examples_text
 
     options = {name: value for name, value in result.config.items() if value is not None}
     facts = {
         "model": facts_of_model(result),
-        "data": examples_text(result),
+        "data": result_examples_text(result),
         "metric": f"{result.setup.metric}, {result.setup.continuation_mean} mean",
         "positions": str(result.setup.positions),
         "source": f"{result.setup.source}, {result.setup.direction}",

@@ -93,12 +93,12 @@ def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = True) ->
 
 def _setting_text(result: tk.TraceResult) -> str:
     """Model, data, components and metric of a result, and what of its setup is not the default."""
-    from tracekit.results.tables import examples_text
+    from tracekit.results.tables import result_examples_text
 
     setup = result.setup
     parts = [
         result.model,
-        examples_text(result),
+        result_examples_text(result),
         result.registry.describe(),
         str(setup.positions),
         f"{setup.metric}: {result.axis_label}",
@@ -116,14 +116,14 @@ def _setting_text(result: tk.TraceResult) -> str:
 
 def _print_choices(results: Sequence[tk.TraceResult]) -> None:
     """Prints the first choices of the model before and after, where a metric counts them."""
-    from tracekit.results.on_examples import rows_of
+    from tracekit.results.on_examples import choice_rows
 
     for result in results:
         for examples, name in ((result.searched, "searched"), (result.held_out, "held out")):
             if examples is None:
                 continue
             row = {"method": result.series, "n_selected": result.n_selected, "examples": name}
-            rows = [row | each for each in rows_of(examples.choices, examples.n_examples)]
+            rows = [row | each for each in choice_rows(examples.choices, examples.n_examples)]
             if rows and not record_table("choices", Table.of_rows(rows)):
                 console.print(
                     f"{result.series}, {result.n_selected} selected, {name}: "

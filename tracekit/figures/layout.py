@@ -40,7 +40,7 @@ _MOST_SHRUNK = 0.7
 """Share of their size to which ticks may shrink before some are left out."""
 
 
-def width_of(text: str, size: float) -> float:
+def text_width(text: str, size: float) -> float:
     """Pixels that a text is wide, its longest line, in Arial or a narrower font."""
     lines = [unescape(re.sub("<[^>]*>", "", line)) for line in str(text).split("<br>")]
     return size * max(sum(map(_letter, line)) for line in lines)
@@ -102,7 +102,7 @@ def _place(figure: go.Figure, width: float | None, page: float) -> tuple[float, 
         gaps = sum(_height_of(note) + 2 * note.yshift for note in notes[1:])
         height += gaps
     titles = (layout.title, layout.title.subtitle)
-    title = 16 + 1.05 * max(width_of(" ".join(_words(each)), each.font.size) for each in titles)
+    title = 16 + 1.05 * max(text_width(" ".join(_words(each)), each.font.size) for each in titles)
     whole = width or ceil(max(left + plot + right, min(_WIDEST_TITLE, title)))
     top, below = ceil(_top(figure, whole, texts)), _below(figure)
     bottom = ceil(below + _legend(figure, plot, below, texts))
@@ -205,7 +205,7 @@ def _words(text: Any) -> list[str]:
 
 
 def _longest_word(text: Any) -> float:
-    return max(width_of(word, text.font.size) for word in _words(text))
+    return max(text_width(word, text.font.size) for word in _words(text))
 
 
 def _break(text: Any, room: float) -> None:
@@ -215,7 +215,7 @@ def _break(text: Any, room: float) -> None:
         lines: list[str] = []
         for word in _words(text):
             longer = f"{lines[-1]} {word}" if lines else word
-            fits = width_of(longer, text.font.size) <= room
+            fits = text_width(longer, text.font.size) <= room
             lines = [*lines[:-1], longer] if fits else [*lines, word]
         text.text = "<br>".join(lines)
 
@@ -246,7 +246,7 @@ def _left(figure: go.Figure) -> float:
     axis: Any = figure.layout.yaxis  # type: ignore[attr-defined]
     axes: list[Any] = list(figure.select_yaxes())
     shown = [(text, each.tickfont.size) for each in axes for text in _shown(each)]
-    ticks = max((width_of(*each) for each in shown), default=0.0)
+    ticks = max((text_width(*each) for each in shown), default=0.0)
     notes = _beside(figure, xref="x domain", x=0, xanchor="right")
     groups = max((_height_of(note) - note.xshift for note in notes), default=0.0)
     return 8.0 + max(groups, ticks + 6.0 + (_height_of(axis.title) + 10 if axis.title.text else 0))
@@ -254,15 +254,17 @@ def _left(figure: go.Figure) -> float:
 
 def _right(figure: go.Figure, texts: float) -> float:
     notes = _beside(figure, xref="x domain", x=1, xanchor="left")
-    beside = max((width_of(note.text, note.font.size) + note.xshift for note in notes), default=0.0)
+    beside = max(
+        (text_width(note.text, note.font.size) + note.xshift for note in notes), default=0.0
+    )
     needs = [beside + 8.0, 14.0]
     for trace in _maps(figure):
         bar, size = trace.colorbar, trace.colorbar.tickfont.size
         values = bar.tickvals if bar.tickvals is not None else (trace.zmax, "\u22120.00")
         ticks = bar.ticktext if bar.ticktext is not None else [str(value)[:5] for value in values]
         bar.update(x=1, xanchor="left", xpad=beside + 8 * texts)
-        widest = bar.thickness + 8 + max(width_of(text, size) for text in ticks)
-        title = width_of(bar.title.text, bar.title.font.size)
+        widest = bar.thickness + 8 + max(text_width(text, size) for text in ticks)
+        title = text_width(bar.title.text, bar.title.font.size)
         needs.append(bar.xpad + max(widest, title) + 6)
     return max(needs)
 
@@ -272,7 +274,7 @@ def _top(figure: go.Figure, width: float, texts: float) -> float:
     above = 8.0 * texts
     for each in (title, title.subtitle):
         if each.text:
-            least = width_of(each.text, each.font.size) / (0.96 * width - 4)
+            least = text_width(each.text, each.font.size) / (0.96 * width - 4)
             # Rather somewhat smaller than in two lines.
             each.font.size /= max(1.0, least) if least < 1.15 else 1.0
             _break(each, 0.96 * width - 4)
@@ -294,7 +296,7 @@ def _below(figure: go.Figure) -> float:
             continue
         texts, size = _shown(axis), axis.tickfont.size
         of_lines = _LINE * size * max(map(_lines, texts), default=0)
-        of_words = max((width_of(text, size) for text in texts), default=0.0)
+        of_words = max((text_width(text, size) for text in texts), default=0.0)
         title = _height_of(axis.title) + axis.title.standoff if axis.title.text else 0.0
         needs.append((of_words if axis.tickangle else of_lines) + title + 10)
     for note in _beside(figure, y=0, yanchor="top"):
@@ -313,7 +315,7 @@ def _legend(figure: go.Figure, plot: float, below: float, texts: float) -> float
     if layout.showlegend is False or (len(names) < 2 and not layout.showlegend):
         return 0.0
     size = layout.legend.font.size
-    widest = 48 + max((width_of(name, size) for name in names), default=0.0)
+    widest = 48 + max((text_width(name, size) for name in names), default=0.0)
     at = {"x": 0, "xanchor": "left", "y": -below, "yanchor": "top", "orientation": "h"}
     layout.legend.update(**at, entrywidth=widest - 44, entrywidthmode="pixels")
     return 10 + max(1.6 * size, 17) * (-(-len(names) // max(1, int(plot / widest))))
@@ -342,7 +344,7 @@ def _thin_ticks(figure: go.Figure, width: float, height: float) -> None:
             low, high = axis.domain or (0, 1)
             room = size * (high - low) / abs(axis.range[1] - axis.range[0])
             font = axis.tickfont.size
-            flat = max(width_of(text, font) for text in texts) + 0.4 * font
+            flat = max(text_width(text, font) for text in texts) + 0.4 * font
             tall = 1.15 * font * max(map(_lines, texts))
             need = flat if letter == "x" and not axis.tickangle else tall
             least = room * min(b - a for a, b in pairwise(sorted(ticks)))

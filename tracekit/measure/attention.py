@@ -73,7 +73,7 @@ class Attention(OfMembers, Tabular):
         return [f"L{each.layer}H{each.index}" for each in self.components]
 
     @property
-    def said_at(self) -> str:
+    def query_text(self) -> str:
         """Which token attends, in words."""
         return "from the last token" + (f" of {self.at}" if self.at != LAST else "")
 
@@ -121,10 +121,10 @@ class Attention(OfMembers, Tabular):
         change = "" if self.counterfactual is None else ", \u2192 in the counterfactual run"
         lines = [
             f"Attention of {len(self.labels)} heads of {self.model} on {self.dataset}, "
-            f"{self.said_at}, {self.examples}: in the clean run{change}. Contributions are to the "
-            "logit of x less that of y (their first tokens that differ), before a final soft cap, "
-            "with the scale of every norm frozen at the clean run; brackets: the 95 % interval in "
-            "the clean run."
+            f"{self.query_text}, {self.examples}: in the clean run{change}. Contributions are to "
+            "the logit of x less that of y (their first tokens that differ), before a final soft "
+            "cap, with the scale of every norm frozen at the clean run; brackets: the 95 % "
+            "interval in the clean run."
         ]
         for row in self.contributions.to_dict("records"):
             of_head: Any = self.table[self.table["component"] == row["component"]]

@@ -161,7 +161,7 @@ def controls(
     shares = torch.stack([faithful.mean(1), complete.mean(1)]) / full.mean()
     drawn = torch.cat([effects.mean(1)[None], shares])[:, 1:].split(counts[1:], dim=1)
     said: dict[str, Any] = {"metric": engine.metric.name, "direction": question.direction}
-    which = "searched" if question.found_on(members) else "all"
+    which = "searched" if question.selection_fingerprint(members) else "all"
     which = "held-out" if question.held_out_engine else which
     return Controls(
         labels=tuple(engine.registry.label(member) for member in chosen),

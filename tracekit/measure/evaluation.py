@@ -114,7 +114,7 @@ def evaluate(
     if not resolved:
         raise ConfigError("metrics is empty. Name at least one, or leave it out.")
     frame = _by_metric(engine, entries, resolved, per_example=per_example)
-    return frame if per_example else frame.rename_axis(index=_said(question, mask, engine))
+    return frame if per_example else frame.rename_axis(index=_index_name(question, mask, engine))
 
 
 def noising_and_denoising(question: Question, members: ComponentsLike) -> pd.DataFrame:
@@ -142,7 +142,7 @@ def noising_and_denoising(question: Question, members: ComponentsLike) -> pd.Dat
         for name in get_args(Direction)
     }
     frame = pd.DataFrame.from_dict(rows, orient="index")
-    return frame.rename_axis(index=_said(question, members, question.eval_engine))
+    return frame.rename_axis(index=_index_name(question, members, question.eval_engine))
 
 
 def from_mib(question: Question, path: str | Path) -> Tensor:
@@ -156,10 +156,12 @@ def from_mib(question: Question, path: str | Path) -> Tensor:
     return read_mib(as_path("path", path), question.registry, model_sizes(question.model.cfg))
 
 
-def _said(question: Question, given: ComponentsLike, engine: Engine) -> str:
+def _index_name(question: Question, given: ComponentsLike, engine: Engine) -> str:
     """Whether a set was selected on the examples of an engine, and how many these are."""
     entries = mask_of(given, question.registry)
-    return question.said_of(given if ((entries == 0) | (entries == 1)).all() else "all", engine)
+    return question.examples_text(
+        given if ((entries == 0) | (entries == 1)).all() else "all", engine
+    )
 
 
 def _by_metric(
@@ -202,7 +204,7 @@ def faithfulness(
         MaskError, ComponentError: About the set, or soft masks.
     """
     first = members[0] if isinstance(members, (ParetoFront, TraceCurve)) else members
-    found_on = question.selected_on(first) if isinstance(first, TraceResult) else None
+    selected_on = question.selected_on(first) if isinstance(first, TraceResult) else None
     fresh, n = question.eval_engine, len(question.registry)
     ((engine, sets),) = planned_faithfulness(question, members, ranking=ranking)
     is_mib = [*map(len, sets[: len(sets) // 2])] == [int(share * n) for share in MIB_SHARES]
@@ -214,8 +216,8 @@ def faithfulness(
         how=ranking or "sets",
         method=getattr(first if ranking is None else members, "method", ""),
     )
-    n_said = n_text(fresh.n_examples, fresh.pairs.clusters)
-    examples = examples_text(found_on, fresh.fingerprint, n_said)
+    n = n_text(fresh.n_examples, fresh.pairs.clusters)
+    examples = examples_text(selected_on, fresh.fingerprint, n)
     counts_like_mib = follows_mib or sum(n_in_mib(question.registry)) == n
     return replace(measured, examples=examples, counts_like_mib=counts_like_mib)
 

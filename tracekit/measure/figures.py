@@ -174,7 +174,7 @@ def attention_figure(attention: Any) -> go.Figure:
         attention.places,
         beside="logits",
         title=data_and_model(attention.dataset, attention.model),
-        subtitle=f"attention {attention.said_at}; {attention.examples}"
+        subtitle=f"attention {attention.query_text}; {attention.examples}"
         + ("; cf.: counterfactual" if len(runs) > 1 else "")
         + "; logits: direct contribution, scales of norms frozen at the clean run",
     )

@@ -12,7 +12,7 @@ from tracekit.results.of_set import InFolder
 from tracekit.results.result import TraceResult
 from tracekit.results.single_effects import SingleEffects
 
-Row = dict[str, str | int | float | list[str] | None]
+LookRow = dict[str, str | int | float | list[str] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class LookPart:
     name: str
     """`pairs`, `task`, `where`, `who`, `sets` or `next`."""
     lines: tuple[str, ...]
-    rows: tuple[Row, ...] = ()
+    rows: tuple[LookRow, ...] = ()
 
     @property
     def table(self) -> Table:

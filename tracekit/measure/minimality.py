@@ -160,7 +160,7 @@ def _laid_out(
     """Examples that decide and that are measured; the set, and the set without each member."""
     chosen, is_selected = (
         members_of(members, question.registry),
-        question.found_on(members) is not None,
+        question.selection_fingerprint(members) is not None,
     )
     if not chosen:
         raise ComponentError("An empty set has no idle members. Give at least one component.")

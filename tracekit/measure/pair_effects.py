@@ -98,7 +98,7 @@ def interactions(
         PairsError: The source is no run of the model that denoising could start from.
     """
     registry, context = question.registry, members_of(given, question.registry, or_none=True)
-    found_on = None if components is None else question.selected_on(components)
+    selected_on = None if components is None else question.selected_on(components)
     asked = [question, question.opposite] if both_directions else [question]
     if components is not None:
         components = ordered_in(components, registry)
@@ -107,14 +107,14 @@ def interactions(
         layers = [layer + n_layers if layer < 0 else layer for layer in layers]
     paired = chosen_for_pairs(registry, components, given=context, layers=layers, most=MOST_IN_GRID)
     engines = [each.search_engine if components is None else each.eval_engine for each in asked]
-    is_own = found_on in {engine.fingerprint for engine in engines}
+    is_own = selected_on in {engine.fingerprint for engine in engines}
     grids = [
         measure_pairs(
             engine,
             paired,
             title=question.title,
             given=context,
-            selected_on=engine.fingerprint if is_own else found_on,
+            selected_on=engine.fingerprint if is_own else selected_on,
         )
         for engine in engines
     ]

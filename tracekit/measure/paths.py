@@ -149,7 +149,7 @@ class Paths(OfMembers, Tabular):
             )
         cautions = dict.fromkeys(values.caution for _, values in self._tests)
         lines += filter(None, cautions if table["significant"].any() else ())
-        return printable("\n".join([*lines, *self.said_of_p]))
+        return printable("\n".join([*lines, *self.notes_on_p]))
 
     def __repr__(self) -> str:
         return printable(

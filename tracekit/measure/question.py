@@ -239,33 +239,38 @@ class Question:
             "cost": engine.cost - before,
         }
 
-    def found_on(self, given: ComponentsLike) -> str | None:
-        """Fingerprint of the examples that a set was selected on; None for one of somebody's own.
+    def selection_fingerprint(self, members: ComponentsLike) -> str | None:
+        """Returns the fingerprint of the examples that a set was selected on.
 
-        A set that was selected here is known as a list or a mask, too.
+        None where no search selected it. A set that was selected here is recognised as a list or a
+        mask, too.
         """
-        if isinstance(given, TraceResult):
-            if not given.config.get("selected", True):
+        if isinstance(members, TraceResult):
+            if not members.config.get("selected", True):
                 return None
-            # Some of the searched examples are as good as all.
-            is_among = given.searched.n_among(self.eval_engine.pairs_given) > 0
-            return self.eval_engine.fingerprint if is_among else given.searched.fingerprint
-        members = members_of(given, self.registry, or_none=True)
-        if len(members) == len(self.registry):
-            return None  # Nobody chose among them.
-        return self.search_engine.fingerprint if members in self.sets.selected else None
+            # A set that was selected on some of the searched examples counts as selected on all.
+            is_among = members.searched.n_among(self.eval_engine.pairs_given) > 0
+            return self.eval_engine.fingerprint if is_among else members.searched.fingerprint
+        indices = members_of(members, self.registry, or_none=True)
+        if len(indices) == len(self.registry):
+            return None  # Nothing was selected: these are all components.
+        return self.search_engine.fingerprint if indices in self.sets.selected else None
 
-    def selected_on(self, given: ComponentsLike) -> str | None:
-        """The same; with held-out examples no set was selected on others than the searched ones."""
-        found_on = self.found_on(given)
-        is_fresh = found_on is None and self.held_out_engine is not None
-        return self.search_engine.fingerprint if is_fresh else found_on
+    def selected_on(self, members: ComponentsLike) -> str | None:
+        """Returns the same, as results record it.
 
-    def said_of(self, given: ComponentsLike, engine: Engine | None = None) -> str:
-        """On which examples a set is measured, by default the `fresh` ones, in words."""
-        measured = engine or self.eval_engine
-        n = n_text(measured.n_examples, measured.pairs.clusters)
-        return examples_text(self.selected_on(given), measured.fingerprint, n)
+        With held-out examples, a set that no search selected counts as selected on the searched
+        examples: it was not selected on the held-out ones.
+        """
+        fingerprint = self.selection_fingerprint(members)
+        if fingerprint is None and self.held_out_engine is not None:
+            return self.search_engine.fingerprint
+        return fingerprint
+
+    def examples_text(self, members: ComponentsLike, engine: Engine) -> str:
+        """Returns on which examples an engine measures a set, in words."""
+        n = n_text(engine.n_examples, engine.pairs.clusters)
+        return examples_text(self.selected_on(members), engine.fingerprint, n)
 
 
 def bind(

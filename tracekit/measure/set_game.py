@@ -1,4 +1,4 @@
-"""Subsets of a set as a cooperative game: the members are its players, the effect is its value.
+"""Subsets of a set as a cooperative game: its members join, and the value is their effect.
 
 Every subset is measured once, on every example, and kept.
 """
@@ -20,7 +20,7 @@ from tracekit.measure.question import Question
 from tracekit.metrics import Effects
 
 Coalition = tuple[int, ...]
-"""Some members, by their numbers as players, ascending."""
+"""Some members, by their numbers in the set, ascending."""
 
 
 def as_game(question: Question, members: ComponentsLike) -> SetGame:
@@ -28,7 +28,7 @@ def as_game(question: Question, members: ComponentsLike) -> SetGame:
 
     ```python
     game = tracer.as_game(result)
-    shapiq.KernelSHAPIQ(n=game.n_players, max_order=2).approximate(budget=200, game=game)
+    shapiq.KernelSHAPIQ(n=game.n_members, max_order=2).approximate(budget=200, game=game)
     ```
     """
     return SetGame(question.search_engine, members_of(members, question.registry))
@@ -48,12 +48,12 @@ class SetGame:
 
         Args:
             engine: The data set.
-            members: Flat indices of the players, in their order.
+            members: Flat indices of the members, in their order.
             given: Flat indices of components that are patched in every coalition.
         """
         self.engine = engine
         self.members: ComponentSet = tuple(members)
-        """Flat indices of the players."""
+        """Flat indices of the members."""
         self.given: ComponentSet = tuple(given)
         """Flat indices of what is patched besides."""
         self._effects: dict[Coalition, Effects] = {}
@@ -61,7 +61,7 @@ class SetGame:
             self._effects[()] = torch.zeros(engine.n_examples)
 
     @property
-    def n_players(self) -> int:
+    def n_members(self) -> int:
         """Number of members."""
         return len(self.members)
 
@@ -71,9 +71,9 @@ class SetGame:
         return len(self._effects)
 
     @property
-    def everybody(self) -> Coalition:
+    def all_members(self) -> Coalition:
         """The coalition of all members."""
-        return tuple(range(self.n_players))
+        return tuple(range(self.n_members))
 
     def effects(
         self, coalitions: Iterable[Coalition], label: str = "subsets"
@@ -81,7 +81,7 @@ class SetGame:
         """Effects of coalitions on every example; those that are new are measured together.
 
         Args:
-            coalitions: Numbers of their members as players.
+            coalitions: Of each, the numbers of its members in the set.
             label: Names the progress bar.
 
         Raises:
@@ -90,7 +90,7 @@ class SetGame:
         asked = [tuple(sorted(coalition)) for coalition in coalitions]
         new = [each for each in dict.fromkeys(asked) if each not in self._effects]
         if new:
-            sets = [(*self.given, *(self.members[player] for player in each)) for each in new]
+            sets = [(*self.given, *(self.members[number] for number in each)) for each in new]
             self._effects.update(zip(new, self._measured(sets, label), strict=True))
         return torch.stack([self._effects[each] for each in asked])
 
@@ -109,8 +109,12 @@ class SetGame:
 
     def every_effect(self) -> Float[Tensor, "coalition example"]:
         """Effects of all coalitions; the number of a coalition has a bit for each member."""
-        n, players = self.n_players, range(self.n_players)
-        return self.effects([tuple(p for p in players if k >> p & 1) for k in range(2**n)])
+        numbers = range(self.n_members)
+        coalitions = [
+            tuple(number for number in numbers if code >> number & 1)
+            for code in range(2**self.n_members)
+        ]
+        return self.effects(coalitions)
 
     def __call__(self, coalitions: Any) -> Any:
         """Mean effects of coalitions, as a NumPy array.
@@ -122,10 +126,10 @@ class SetGame:
             MaskError: Of another shape.
         """
         rows = torch.as_tensor(coalitions).bool()
-        if rows.ndim != 2 or rows.shape[1] != self.n_players:
+        if rows.ndim != 2 or rows.shape[1] != self.n_members:
             raise MaskError(
                 f"Coalitions of shape {tuple(rows.shape)} were given. Give a row for each, with a "
-                f"boolean for each of the {self.n_players} members."
+                f"boolean for each of the {self.n_members} members."
             )
         chosen = [tuple(row.nonzero()[:, 0].tolist()) for row in rows]
         return self.effects(chosen).mean(1).double().numpy()

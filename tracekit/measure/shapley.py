@@ -44,7 +44,7 @@ class ShapleyValues:
 
 def shapley_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
     """Values of all members: exact for up to 12, else from at most `max_sets` drawn subsets."""
-    if game.n_players <= MOST_EXACT:
+    if game.n_members <= MOST_EXACT:
         return exact_values(game)
     return sampled_values(game, max_sets=max_sets, seed=seed)
 
@@ -58,16 +58,16 @@ def n_subsets_of_values(n_members: int, max_sets: int) -> int:
 
 def exact_values(game: SetGame) -> ShapleyValues:
     """Values from all subsets."""
-    n = game.n_players
+    n = game.n_members
     effects = game.every_effect().double()
     numbers = torch.arange(2**n)
-    sizes = torch.stack([numbers >> player & 1 for player in range(n)]).sum(0)
+    sizes = torch.stack([numbers >> member & 1 for member in range(n)]).sum(0)
     # How often a member joins a coalition of each size, among all orders.
     weights = torch.tensor([1 / (n * comb(n - 1, size)) for size in range(n)], dtype=effects.dtype)
     rows = []
-    for player in range(n):
-        without = numbers[(numbers >> player & 1) == 0]
-        gains = effects[without | 1 << player] - effects[without]
+    for member in range(n):
+        without = numbers[(numbers >> member & 1) == 0]
+        gains = effects[without | 1 << member] - effects[without]
         rows.append(weights[sizes[without]] @ gains)
     return ShapleyValues(
         per_example=torch.stack(rows).to(torch.float32),
@@ -85,7 +85,7 @@ def sampled_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
     bring beyond what it expects. It is fitted to other orders than those that correct it, so that
     the values are right on average however bad it is, and is left out where it does not help.
     """
-    n = game.n_players
+    n = game.n_members
     n_pairs = _pairs_of_orders(n, max_sets)
     generator = torch.Generator().manual_seed(seed)
     orders = _with_reverses(n, n_pairs, generator)

@@ -35,9 +35,9 @@ from tracekit.results.saved import all_results, is_several
 from tracekit.results.tables import (
     check_comparable,
     effect_columns,
-    examples_text,
     facts_of_model,
     legend,
+    result_examples_text,
 )
 from tracekit.search import METHODS, LocalSearch
 from tracekit.search.base import config_of
@@ -191,7 +191,7 @@ def _setting(result: TraceResult) -> Table:
     setup = result.setup
     rows = [
         ("model", facts_of_model(result)),
-        ("data", examples_text(result)),
+        ("data", result_examples_text(result)),
         ("fingerprint of the data", result.dataset_fingerprint),
         ("components", result.registry.describe()),
         ("metric", f"{setup.metric}: {result.axis_label}"),

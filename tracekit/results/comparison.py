@@ -25,7 +25,7 @@ from tracekit.metrics import bounds_of
 from tracekit.results.curve_figures import effect_curve
 from tracekit.results.display import card, line, table_html
 from tracekit.results.intervals import row_intervals
-from tracekit.results.panels import Color
+from tracekit.results.panels import CellColor
 from tracekit.results.pareto_statistics import jaccard
 from tracekit.results.result import Results, TraceResult
 from tracekit.results.saved import HasCurve, all_results
@@ -36,8 +36,8 @@ from tracekit.results.tables import (
     competing,
     data_and_models,
     effect_columns,
-    examples_text,
     legend,
+    result_examples_text,
     result_table,
 )
 
@@ -54,7 +54,7 @@ class Comparison(Results):
     """Whether one model may be loaded in several types."""
 
     @check_keywords
-    def heatmap(self, *, color: Color = "selected") -> go.Figure:
+    def heatmap(self, *, color: CellColor = "selected") -> go.Figure:
         """Components of each result, layer by layer; `color` as in `TraceResult.heatmap`."""
         return comparison_heatmap(self.results, self.labels, color=color)
 
@@ -178,7 +178,7 @@ class Comparison(Results):
 
     def to_markdown(self) -> str:
         """The same columns as a Markdown table, and below it what they are."""
-        return f"{self._printed.markdown()}\n{self._said}. {legend(self.results)}\n"
+        return f"{self._printed.markdown()}\n{self._summary}. {legend(self.results)}\n"
 
     @property
     def _printed(self) -> Table:
@@ -200,9 +200,10 @@ class Comparison(Results):
                 f" Of {len(pairs)} differences between sets of one size there, {significant.sum()} "
                 "are significant (p < .05, corrected)."
             )
+        quantity = first.axis_label[:1].upper() + first.axis_label[1:]
         return latex_text(
-            f"{first.axis_label[:1].upper()}{first.axis_label[1:]} on {examples_text(first)}, "
-            f"{first.model}: {first.registry.describe()}. {legend(self.results)}{tested}"
+            f"{quantity} on {result_examples_text(first)}, {first.model}: "
+            f"{first.registry.describe()}. {legend(self.results)}{tested}"
         )
 
     def _repr_html_(self) -> str:
@@ -217,10 +218,10 @@ class Comparison(Results):
             f"{label} {result.effect:.4g}"
             for label, result in zip(self.labels, self.results, strict=True)
         )
-        return printable(f"Comparison({self._said}: {named})")
+        return printable(f"Comparison({self._summary}: {named})")
 
     @property
-    def _said(self) -> str:
+    def _summary(self) -> str:
         n = " and ".join(dict.fromkeys(result.searched.n_text for result in self.results))
         return f"{self[0].axis_label} on {n} searched examples"
 

@@ -18,7 +18,7 @@ from tracekit.errors import BudgetError, TracekitError
 from tracekit.results.curve_figures import effect_curve
 from tracekit.results.display import card, line, table_html
 from tracekit.results.result import Results, TraceResult
-from tracekit.results.storage import load, save
+from tracekit.results.storage import load_dataclass, save_dataclass
 from tracekit.results.tables import effect_columns, legend, result_table
 
 CURVE = "curve.json"
@@ -68,13 +68,13 @@ class TraceCurve(Results):
 
     def save(self, folder: str | Path) -> Path:
         """Writes one run folder per budget; returns the folder that holds them."""
-        save_runs(self.results, Path(folder))
+        save_run_folders(self.results, Path(folder))
         return Path(folder)
 
     @classmethod
     def load(cls, folder: str | Path) -> TraceCurve:
         """Reads what `save` wrote; errors as of `TraceResult.load`."""
-        return cls(load_runs(Path(folder)))
+        return cls(load_run_folders(Path(folder)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,28 +91,30 @@ class CurveRuns:
             raise ValueError(f"the runs are {shortened(list(self.runs))}, and not folders of runs")
 
 
-def save_runs(results: Sequence[TraceResult], folder: Path) -> str:
+def save_run_folders(results: Sequence[TraceResult], folder: Path) -> str:
     """Writes a run folder for each result and a list of them, whose digest is returned.
 
     Runs that an earlier list in the folder names, and this one does not, are removed.
     """
     earlier: set[str] = set()
     with suppress(TracekitError):
-        earlier |= {*load(CurveRuns, folder / CURVE).runs}
+        earlier |= {*load_dataclass(CurveRuns, folder / CURVE).runs}
     digests: dict[str, str] = {}
     for result in results:
         name = f"{_RUN}{result.n_selected if result.budget is None else result.budget}"
         while name in digests:
             name += "b"
-        digests[name] = save(result, folder / name / result.FILE)
-    digest = save(CurveRuns(runs=digests), folder / CURVE)
+        digests[name] = save_dataclass(result, folder / name / result.FILE)
+    digest = save_dataclass(CurveRuns(runs=digests), folder / CURVE)
     for name in earlier - set(digests):
         shutil.rmtree(folder / name, ignore_errors=True)
     return digest
 
 
-def load_runs(folder: Path, digest: str | None = None) -> tuple[TraceResult, ...]:
-    """Reads what `save_runs` wrote; `digest` is what it returned, where that is known."""
-    runs = load(CurveRuns, folder / CURVE, digest).runs
+def load_run_folders(folder: Path, digest: str | None = None) -> tuple[TraceResult, ...]:
+    """Reads what `save_run_folders` wrote; `digest` is what it returned, where that is known."""
+    runs = load_dataclass(CurveRuns, folder / CURVE, digest).runs
     file = TraceResult.FILE
-    return tuple(load(TraceResult, folder / name / file, run) for name, run in runs.items())
+    return tuple(
+        load_dataclass(TraceResult, folder / name / file, run) for name, run in runs.items()
+    )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tracekit._util.markup import MOST_ROWS, card, html_text
-from tracekit._util.table import Column, Table, latex_text
+from tracekit._util.markup import MOST_ROWS, card, html_text, interval_text
+from tracekit._util.table import Column, Table, join_labels, latex_text, value_text
+from tracekit.components.masks import members_of_mask
+from tracekit.results.picture import selection_svg
 
 
 class Tabular:
@@ -38,6 +40,46 @@ def text_html(self: Any) -> str:
     """A card for notebooks that shows what `print` does."""
     first, *rest = str(self).splitlines()
     return card(first, *map(line, rest))
+
+
+def effects_text(result: Any) -> str:
+    """Effect of a `TraceResult` beside that of all components, searched and held out."""
+    text = (
+        f"{result.axis_label} {result.effect:.4g} (all: {result.full_effect:.4g}) "
+        f"on {result.searched.n_text} searched"
+    )
+    if result.held_out is not None:
+        text += f", {result.held_out.mean:.4g} (all: {result.held_out.full_mean:.4g})"
+        text += f" on {result.held_out.n_text} held-out"
+    return f"{text} examples"
+
+
+def result_html(result: Any) -> str:
+    """A card for notebooks that shows a `TraceResult`: its numbers, its components, a picture."""
+    setup, members = result.setup, members_of_mask(result.binary_mask)
+    facts = [effects_text(result), f"spread {interval_text(*result.spread)}"]
+    if result.held_out_interval is not None:
+        facts.append(f"95 % interval held out {interval_text(*result.held_out_interval)}")
+    where = "searched" if result.held_out is None else "held out"
+    for name, score in zip(("faithfulness", "completeness"), result.circuit_scores, strict=True):
+        facts.append(f"{name}, {where}, {value_text(score, '.2f')}")
+    facts += [f"{name} {effect:.4g}" for name, effect in result.extra_effects.items()]
+    choices = (result.held_out or result.searched).choices_text
+    if choices:
+        facts.append(f"{where}: {choices}")
+    facts.append(f"{result.cost.forward_equivalents:.0f} passes, {result.run.seconds:.1f} s")
+    if result.noise_floor:
+        facts.append(f"noise floor {result.noise_floor:.2g}")
+    if result.stopped:
+        facts.append(f"stopped by {result.stopped}")
+    traced = f"{result.dataset} data, {result.model_text} model, {setup.metric}, {setup.direction}"
+    return card(
+        f"{result.title}: {result.n_selected} of {result.n_components} components",
+        line(traced),
+        line(" \u00b7 ".join(facts)),
+        line(join_labels(result.labels)),
+        selection_svg(result.registry, members),
+    )
 
 
 def table_html(table: Table) -> str:

@@ -29,7 +29,7 @@ from tracekit.components import Component, kind_of
 from tracekit.errors import ConfigError
 from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
 from tracekit.figures.style import plain
-from tracekit.results.significance import Mark, PValues, said_of_few
+from tracekit.results.significance import Mark, PValues, few_examples_note
 from tracekit.results.storage import SavedTable
 
 INTERACTION_ENDS = ("interaction_low", "interaction_high")
@@ -107,7 +107,7 @@ class InteractionGrid(SavedTable):
             if any(self.significant):
                 few = self.tests.caution if self.tests is not None else ""
             elif n:
-                few = said_of_few(n, len(self.index_pairs))
+                few = few_examples_note(n, len(self.index_pairs))
         return "".join(f"; {note}" for note in (share, self.examples, few) if note)
 
     @cached_property

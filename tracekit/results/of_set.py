@@ -8,7 +8,7 @@ from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.results.display import text_html
 from tracekit.results.on_examples import OverExamples, examples_text
-from tracekit.results.significance import said_of_few
+from tracekit.results.significance import few_examples_note
 from tracekit.results.storage import InFolder
 
 
@@ -72,10 +72,10 @@ class OfMembers(PatchedSet, OverExamples):
         return self.selected_on != self.dataset_fingerprint
 
     @property
-    def said_of_p(self) -> list[str]:
+    def notes_on_p(self) -> list[str]:
         """Why there are no p values, or none below .05: a sentence, or none."""
         if self.is_tested:
-            return [*filter(None, [said_of_few(self.n_independent)])]
+            return [*filter(None, [few_examples_note(self.n_independent)])]
         said = "There is no p on the examples that the set was selected on"
         return [f"{said}: give the tracer held_out examples."]
 

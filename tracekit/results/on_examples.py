@@ -37,7 +37,7 @@ def largest_share(effects: Effects) -> tuple[int, float]:
     return largest, effects[largest].abs().item() / effects.abs().sum().clamp(min=1e-12).item()
 
 
-def rows_of(choices: Float[Tensor, "run 5"] | None, n: int) -> list[dict[str, Any]]:
+def choice_rows(choices: Float[Tensor, "run 5"] | None, n: int) -> list[dict[str, Any]]:
     """A row for each run of n pairs, the set last; None for what there is not."""
     rows, measured = [], [] if choices is None else choices.tolist()
     for run, sums in zip(("clean", "counterfactual", "set"), measured, strict=False):
@@ -149,7 +149,7 @@ class OnExamples(OverExamples):
     @property
     def choices_text(self) -> str:
         """Whether the set flips the behaviour, in words; empty where that was not measured."""
-        if not (rows := rows_of(self.choices, self.n_examples)):
+        if not (rows := choice_rows(self.choices, self.n_examples)):
             return ""
 
         def compared(name: str, unit: str = "", first: int = 0) -> str:

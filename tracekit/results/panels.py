@@ -16,7 +16,7 @@ from tracekit.errors import ConfigError
 from tracekit.figures.cells import BLUES, ColorScale, SelectionPanel
 from tracekit.figures.style import plain
 
-Color = Literal["selected", "soft", "score", "rank", "none"]
+CellColor = Literal["selected", "soft", "score", "rank", "none"]
 """Meaning of a cell's colour: whether the component is selected, its entry of the soft mask,
 its score (what the method ranked it by; its single effect for top-k), its rank by that, nothing."""
 
@@ -26,7 +26,7 @@ def has_cells(registry: ComponentRegistry) -> bool:
     return any(len(grid.indices) <= MOST_COLUMNS for grid in registry.grids)
 
 
-def values_of(
+def color_values(
     color: str, selected: BinaryMask, soft: Mask, scores: Float[Tensor, " component"] | None
 ) -> list[float]:
     """A number for the colour of each component; without scores the soft mask ranks.
@@ -34,8 +34,8 @@ def values_of(
     Raises:
         ConfigError: An unknown `color`.
     """
-    if color not in get_args(Color):
-        raise ConfigError(f"Unknown color {color!r}. Use one of {', '.join(get_args(Color))}.")
+    if color not in get_args(CellColor):
+        raise ConfigError(f"Unknown color {color!r}. Use one of {', '.join(get_args(CellColor))}.")
     scores = soft if scores is None else scores
     ranks = torch.empty(len(scores))
     ranks[ranking(scores)] = torch.arange(1.0, len(scores) + 1)

@@ -12,19 +12,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import pd
 from tracekit._util.markup import printable
 from tracekit._util.table import Table
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, ConfigError, NoResultError, TargetNotReachedError
-from tracekit.results.curve import load_runs, save_runs
+from tracekit.results.curve import load_run_folders, save_run_folders
 from tracekit.results.curve_figures import pareto_curve
 from tracekit.results.display import card, line, table_html
 from tracekit.results.pareto_statistics import STATISTICS, SizeStatistics
 from tracekit.results.result import Results, TraceResult
 from tracekit.results.selection_figures import front_heatmap
-from tracekit.results.storage import NOT_SAVED, load, save
+from tracekit.results.storage import NOT_SAVED, load_dataclass, save_dataclass
 from tracekit.results.tables import effect_columns, legend, result_table
 from tracekit.search.base import as_count, target_not_reached
 from tracekit.search.targets import EffectAndComplement
@@ -32,6 +33,7 @@ from tracekit.search.targets import EffectAndComplement
 _FRONT = "pareto.json"
 
 
+@check_arguments
 @dataclass(frozen=True, eq=False)
 class ParetoFront(Results):
     """The best set found for every budget.
@@ -304,15 +306,17 @@ class ParetoFront(Results):
     def save(self, folder: str | Path) -> Path:
         """Writes one run folder per size, and what belongs to the front; returns the folder."""
         folder = Path(folder)
-        save(replace(self, curve_sha256=save_runs(self.results, folder)), folder / _FRONT)
+        save_dataclass(
+            replace(self, curve_sha256=save_run_folders(self.results, folder)), folder / _FRONT
+        )
         return folder
 
     @classmethod
     def load(cls, folder: str | Path) -> ParetoFront:
         """Reads what `save` wrote; errors as of `TraceResult.load`."""
         folder = Path(folder)
-        front = load(cls, folder / _FRONT)
-        return replace(front, results=load_runs(folder, front.curve_sha256))
+        front = load_dataclass(cls, folder / _FRONT)
+        return replace(front, results=load_run_folders(folder, front.curve_sha256))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,11 +343,11 @@ def trade_offs(
     by_size: dict[int, list[TradeOff]] = {size: [] for size in sizes}
     for members, means in measured.items():
         if len(members) in by_size:
-            shares = means.own / full, means.others / full
+            shares = means.effect / full, means.complement / full
             faithful = shares[0] if is_denoising else 1 - shares[1]
             complete = shares[1] if is_denoising else 1 - shares[0]
             each = TradeOff(
-                members=members, effect=means.own, faithfulness=faithful, completeness=complete
+                members=members, effect=means.effect, faithfulness=faithful, completeness=complete
             )
             by_size[len(members)].append(each)
     kept = []

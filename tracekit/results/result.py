@@ -20,9 +20,8 @@ from torch import Tensor
 
 from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import pd
-from tracekit._util.markup import interval_text, printable
+from tracekit._util.markup import printable
 from tracekit._util.options import as_path, check_keywords, shortened
-from tracekit._util.table import join_labels, value_text
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask, members_of_mask
 from tracekit.engine.cost import Cost
@@ -32,12 +31,18 @@ from tracekit.figures.cells import SelectionPanel, draw_panels
 from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.metrics import Effects
 from tracekit.results.circuit import circuit_figure, graph_of, nodes_of
-from tracekit.results.display import card, line, model_text
+from tracekit.results.display import effects_text, model_text, result_html
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.mib import check_registry, write_mib
 from tracekit.results.on_examples import OnExamples, examples_text
-from tracekit.results.panels import Color, has_cells, panels_of, scale_of, texts_of, values_of
-from tracekit.results.picture import selection_svg
+from tracekit.results.panels import (
+    CellColor,
+    color_values,
+    has_cells,
+    panels_of,
+    scale_of,
+    texts_of,
+)
 from tracekit.results.published_circuits import Against, against, outlined
 from tracekit.results.storage import InFolder
 from tracekit.search.base import Record, Stop
@@ -193,12 +198,12 @@ class TraceResult(InFolder):
     @property
     def components(self) -> list[Component]:
         """The selected components, in flat order."""
-        return [self.registry[i] for i in self.binary_mask.nonzero()[:, 0].tolist()]
+        return [self.registry[i] for i in members_of_mask(self.binary_mask)]
 
     @property
     def labels(self) -> list[str]:
         """Their printed names."""
-        return [self.registry.label(i) for i in self.binary_mask.nonzero()[:, 0].tolist()]
+        return [self.registry.label(i) for i in members_of_mask(self.binary_mask)]
 
     @property
     def dataset(self) -> str:
@@ -263,10 +268,13 @@ class TraceResult(InFolder):
             ConfigError: There is neither, but only the selection.
         """
         if self.component_scores is None and torch.equal(self.soft_mask, self.binary_mask.float()):
-            asked = "" if self.run.objective == "mean" else f", searched by {self.run.objective},"
-            asked = asked if self.constraint is None else ", searched within bounds,"
+            search = self.method
+            if self.constraint is not None:
+                search += ", searched within bounds,"
+            elif self.run.objective != "mean":
+                search += f", searched by {self.run.objective},"
             raise ConfigError(
-                f"This result of {self.method}{asked} has no scores of components, only a "
+                f"This result of {search} has no scores of components, only a "
                 "selection, which ranks nothing. Use a result of top-k, attribution, mask-ig or "
                 "pgb-ct, without constraint and objective."
             )
@@ -317,43 +325,10 @@ class TraceResult(InFolder):
         names = ", ".join(self.labels[:12]) + (", ..." if self.n_selected > 12 else "")
         return printable(
             f"TraceResult({self.method} on {self.dataset}, {self.model_text}: "
-            f"{self.n_selected} of {self.n_components} components, {self._effects_text()}; {names})"
+            f"{self.n_selected} of {self.n_components} components, {effects_text(self)}; {names})"
         )
 
-    def _effects_text(self) -> str:
-        """Its effect beside that of all components, on the searched and the held-out examples."""
-        text = (
-            f"{self.axis_label} {self.effect:.4g} (all: {self.full_effect:.4g}) "
-            f"on {self.searched.n_text} searched"
-        )
-        if self.held_out is not None:
-            text += f", {self.held_out.mean:.4g} (all: {self.held_out.full_mean:.4g})"
-            text += f" on {self.held_out.n_text} held-out"
-        return f"{text} examples"
-
-    def _repr_html_(self) -> str:
-        setup = self.setup
-        facts = [self._effects_text(), f"spread {interval_text(*self.spread)}"]
-        if self.held_out_interval is not None:
-            facts.append(f"95 % interval held out {interval_text(*self.held_out_interval)}")
-        where = "searched" if self.held_out is None else "held out"
-        for name, score in zip(("faithfulness", "completeness"), self.circuit_scores, strict=True):
-            facts.append(f"{name}, {where}, {value_text(score, '.2f')}")
-        facts += [f"{name} {effect:.4g}" for name, effect in self.extra_effects.items()]
-        if choices := (self.held_out or self.searched).choices_text:
-            facts.append(f"{where}: {choices}")
-        facts.append(f"{self.cost.forward_equivalents:.0f} passes, {self.run.seconds:.1f} s")
-        facts += [f"noise floor {self.noise_floor:.2g}"] if self.noise_floor else []
-        facts += [f"stopped by {self.stopped}"] if self.stopped else []
-        return card(
-            f"{self.title}: {self.n_selected} of {self.n_components} components",
-            line(
-                f"{self.dataset} data, {self.model_text} model, {setup.metric}, {setup.direction}"
-            ),
-            line(" \u00b7 ".join(facts)),
-            line(join_labels(self.labels)),
-            selection_svg(self.registry, self.binary_mask.nonzero()[:, 0].tolist()),
-        )
+    _repr_html_ = result_html
 
     @property
     def circuit_scores(self) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
@@ -416,7 +391,7 @@ class TraceResult(InFolder):
 
     @check_keywords
     def heatmap(
-        self, *, color: Color | None = None, outline: str | Sequence[str] | None = None
+        self, *, color: CellColor | None = None, outline: str | Sequence[str] | None = None
     ) -> go.Figure:
         """Which components are selected, layer by layer.
 
@@ -442,7 +417,7 @@ class TraceResult(InFolder):
             outlines=color != "selected" or framed is not None,
             title=f"{plain(self.title)}: {data_and_model(self.dataset, self.model)}",
             subtitle=f"{self.n_selected} of {self.n_components} selected, "
-            f"{plain(self._effects_text())}{'; frame: known circuit' if outline else ''}",
+            f"{plain(effects_text(self))}{'; frame: known circuit' if outline else ''}",
         )
 
     @property
@@ -489,7 +464,7 @@ class TraceResult(InFolder):
         return self.soft_mask if self.component_scores is None else self.component_scores
 
     def panels(
-        self, color: Color = "selected", *, title: str = "", framed: BinaryMask | None = None
+        self, color: CellColor = "selected", *, title: str = "", framed: BinaryMask | None = None
     ) -> list[SelectionPanel]:
         """The data behind `heatmap`: one panel per kind, a row per layer; `title` is above them.
 
@@ -501,7 +476,7 @@ class TraceResult(InFolder):
                 "or a result of top-k."
             )
         masks = self.binary_mask, self.soft_mask, self.component_scores
-        values, texts = values_of(color, *masks), texts_of(*masks)
+        values, texts = color_values(color, *masks), texts_of(*masks)
         framed = masks[0] if framed is None else framed
         return panels_of(self.registry, framed, values=values, texts=texts, title=title)
 

@@ -9,7 +9,7 @@ import torch
 
 from tracekit.figures.cells import BLUES, ColorScale, draw_panels
 from tracekit.figures.style import WIDE, WIDTH, data_and_model, plain
-from tracekit.results.panels import Color, panels_of, scale_of
+from tracekit.results.panels import CellColor, panels_of, scale_of
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import data_and_models
 
@@ -18,7 +18,7 @@ _TICKS_OF_SIZES = 3
 
 
 def comparison_heatmap(
-    results: Sequence[TraceResult], labels: Sequence[str], *, color: Color
+    results: Sequence[TraceResult], labels: Sequence[str], *, color: CellColor
 ) -> go.Figure:
     """Which components each of several results selects: panels side by side."""
     panels = [

@@ -168,7 +168,7 @@ def n_testable(n_examples: int) -> int:
     return max(1, int(LEVEL / least_p(n_examples, _MOST_DRAWS)))
 
 
-def said_of_few(n_examples: int, n_rows: int = 1) -> str:
+def few_examples_note(n_examples: int, n_rows: int = 1) -> str:
     """A sentence where the least p value of so many independent examples decides; else empty.
 
     `n_rows` is how many rows a table has, of which a q counts.

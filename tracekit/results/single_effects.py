@@ -18,7 +18,7 @@ from tracekit.figures.cells import LayersOn, draw_panels
 from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.results.of_set import OfMembers
 from tracekit.results.panels import has_cells, panels_of, signed_scale
-from tracekit.results.significance import Mark, PValues, said_of_few
+from tracekit.results.significance import Mark, PValues, few_examples_note
 from tracekit.results.storage import SavedTable
 
 
@@ -131,7 +131,7 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
 
     def __repr__(self) -> str:
         n_significant, n = sum(self.tests.significant()), len(self.members)
-        few = self.tests.caution if n_significant else said_of_few(self.n_independent, n)
+        few = self.tests.caution if n_significant else few_examples_note(self.n_independent, n)
         lines = [
             f"Single effects of {n} components of {self.model} on {self.dataset}, {self.axis_label}"
             f", {self.direction}, n = {self.n_text} searched: {n_significant} with q < .05."

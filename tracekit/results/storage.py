@@ -57,7 +57,7 @@ def versions() -> dict[str, str]:
     return by_package
 
 
-def save(value: Any, path: Path, *, inline: bool = False) -> str:
+def save_dataclass(value: Any, path: Path, *, inline: bool = False) -> str:
     """Writes a dataclass to a `.json` document, whose digest it returns.
 
     The annotations of the class say what it holds. Its tensors go to a file beside the document or,
@@ -71,7 +71,7 @@ def save(value: Any, path: Path, *, inline: bool = False) -> str:
     try:
         document_model(type(value), inline).model_validate_json(json.dumps(entries))
     except ValidationError as error:
-        raise ResultFormatError(f"{path} cannot be written: {_first(error)}.") from error
+        raise ResultFormatError(f"{path} cannot be written: {_first_problem(error)}.") from error
     as_path("path", path).parent.mkdir(parents=True, exist_ok=True)
     labels = getattr(value, "labels", None)
     if labels is not None and "labels" not in entries:
@@ -86,8 +86,10 @@ def save(value: Any, path: Path, *, inline: bool = False) -> str:
     return write_document(path, entries)
 
 
-def load(cls: type[_T], path: Path, digest: str | None = None, *, inline: bool = False) -> _T:
-    """Reads what `save` wrote; `digest` is what it returned, where that is known.
+def load_dataclass(
+    cls: type[_T], path: Path, digest: str | None = None, *, inline: bool = False
+) -> _T:
+    """Reads what `save_dataclass` wrote; `digest` is what it returned, where that is known.
 
     Raises:
         ResultNotFoundError: There is no such file.
@@ -104,9 +106,9 @@ def load(cls: type[_T], path: Path, digest: str | None = None, *, inline: bool =
         if tensors:
             raise ValueError(f"the tensors {', '.join(sorted(tensors))} are of no field")
     except ValidationError as error:
-        raise _unreadable(path, _first(error)) from error
+        raise _unreadable_error(path, _first_problem(error)) from error
     except (ValueError, TypeError, KeyError, TracekitError) as error:
-        raise _unreadable(path, str(error)) from error
+        raise _unreadable_error(path, str(error)) from error
     return value
 
 
@@ -119,7 +121,7 @@ class InFolder:
 
     def save(self, folder: str | Path) -> Path:
         """Writes it to a folder, which is made if need be; returns the folder."""
-        save(self, Path(folder) / self.FILE)
+        save_dataclass(self, Path(folder) / self.FILE)
         return Path(folder)
 
     @classmethod
@@ -131,7 +133,7 @@ class InFolder:
             ResultFormatError: A file is damaged, was changed, is of another run or format version,
                 or holds an entry of another type.
         """
-        return load(cls, Path(folder) / cls.FILE)  # type: ignore[attr-defined]
+        return load_dataclass(cls, Path(folder) / cls.FILE)  # type: ignore[attr-defined]
 
 
 class SavedTable(Tabular):
@@ -141,7 +143,7 @@ class SavedTable(Tabular):
         """Writes all numbers to `.json`, which `load` reads, or `.csv`, a line per row."""
         path = as_path("path", path)
         if path.suffix == ".json":
-            save(self, path, inline=True)
+            save_dataclass(self, path, inline=True)
         else:
             write_csv(self.to_frame(), path)
         return path
@@ -149,7 +151,7 @@ class SavedTable(Tabular):
     @classmethod
     def load(cls: type[_T], path: str | Path) -> _T:
         """Reads the `.json` file that `save` wrote; errors as of `TraceResult.load`."""
-        return load(cls, Path(path), inline=True)
+        return load_dataclass(cls, Path(path), inline=True)
 
 
 def write_document(path: Path, entries: Mapping[str, Any]) -> str:
@@ -179,11 +181,11 @@ def read_document(path: Path, digest: str | None = None) -> dict[str, Any]:
             f"The folder {path.parent} holds no {path.name}. Give a folder that a run was saved to."
         )
     try:
-        document = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_once_each)
+        document = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_check_keys)
     except (OSError, ValueError, RecursionError) as error:
-        raise damaged(path) from error
+        raise _damaged_error(path) from error
     if not isinstance(document, dict):
-        raise damaged(path)
+        raise _damaged_error(path)
     format_version = document.pop("format_version", None)
     if format_version != FORMAT_VERSION:
         raise ResultFormatError(
@@ -192,11 +194,11 @@ def read_document(path: Path, digest: str | None = None) -> dict[str, Any]:
         )
     written = document.pop(_DIGEST, None)
     if written != digest_of(document) or digest not in (None, written):
-        raise damaged(path)
+        raise _damaged_error(path)
     return document
 
 
-def damaged(path: Path) -> ResultFormatError:
+def _damaged_error(path: Path) -> ResultFormatError:
     """The error for a file that is not as it was written."""
     return ResultFormatError(
         f"{path} is damaged, was changed, or belongs to another run than the files beside it. "
@@ -204,19 +206,19 @@ def damaged(path: Path) -> ResultFormatError:
     )
 
 
-def _unreadable(path: Path, problem: str) -> ResultFormatError:
+def _unreadable_error(path: Path, problem: str) -> ResultFormatError:
     return ResultFormatError(
         f"{path} cannot be read: {problem.rstrip('.')}. Run it again, or restore the file that "
         "tracekit wrote."
     )
 
 
-def _first(error: ValidationError) -> str:
+def _first_problem(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-def _once_each(entries: list[tuple[str, Any]]) -> dict[str, Any]:
+def _check_keys(entries: list[tuple[str, Any]]) -> dict[str, Any]:
     named = dict(entries)
     if len(named) < len(entries):
         raise ValueError("A key stands twice in an object.")
@@ -228,10 +230,10 @@ def _read_tensors(path: Path, digest: str) -> dict[str, Tensor]:
     try:
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != digest:
-            raise damaged(path)
+            raise _damaged_error(path)
         return deserialised(content)
     except (OSError, SafetensorError) as error:
-        raise damaged(path) from error
+        raise _damaged_error(path) from error
 
 
 @cache

@@ -50,7 +50,7 @@ def effect_columns(results: Sequence[TraceResult]) -> tuple[str, ...]:
     return (*columns, "faithfulness", "completeness", *mixed)
 
 
-def examples_text(result: TraceResult) -> str:
+def result_examples_text(result: TraceResult) -> str:
     """How many examples a result was searched and measured on, e.g. for a heading."""
     own, fresh = result.searched, result.held_out
     held_out = "" if fresh is None else f" and {fresh.n_text} held-out"

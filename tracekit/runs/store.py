@@ -27,7 +27,7 @@ from tracekit.results import storage
 from tracekit.results.curve import CURVE, CurveRuns, TraceCurve
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.result import TraceResult
-from tracekit.results.storage import load, versions
+from tracekit.results.storage import load_dataclass, versions
 from tracekit.runs.jobs import Job
 
 RUN_FOLDERS = "runs"
@@ -73,7 +73,7 @@ class Run:
     @cached_property
     def info(self) -> RunInfo:
         """Configuration, hashes, versions, and the device and processes that ran it."""
-        return load(RunInfo, self.folder / _INFO)
+        return load_dataclass(RunInfo, self.folder / _INFO)
 
     @cached_property
     def curve(self) -> TraceCurve:
@@ -92,7 +92,7 @@ class Run:
     @cached_property
     def curve_folders(self) -> list[str]:
         """Names of the folders of these results; `TraceResult.load` reads each."""
-        return list(load(CurveRuns, self.folder / CURVE).runs)
+        return list(load_dataclass(CurveRuns, self.folder / CURVE).runs)
 
     @cached_property
     def grid(self) -> InteractionGrid:
@@ -139,7 +139,7 @@ def save(folder: Path, info: RunInfo, results: TraceCurve | InteractionGrid | Pa
     """Writes a run, all or nothing."""
     with draft_folder(folder) as partial:
         results.save(partial / _GRID if isinstance(results, InteractionGrid) else partial)
-        storage.save(info, partial / _INFO)
+        storage.save_dataclass(info, partial / _INFO)
         while True:
             try:
                 partial.rename(folder)
@@ -159,7 +159,7 @@ def is_run_folder(path: Path) -> bool:
 
 def read_run_folder(folder: Path) -> Run:
     """Reads a finished run, and all of its results."""
-    run = Run(load(RunInfo, folder / _INFO).job, folder)
+    run = Run(load_dataclass(RunInfo, folder / _INFO).job, folder)
     run.read()
     return run
 

@@ -74,10 +74,10 @@ class ConstraintEffect:
 
 
 class EffectAndComplement(NamedTuple):
-    """Mean effects of a set and of all other components."""
+    """Mean effects of a set and of its complement, all other components."""
 
-    own: float
-    others: float
+    effect: float
+    complement: float
 
 
 class Target:
@@ -430,7 +430,9 @@ class FaithfulTarget(Target):
         own = effects[[row_of[each] for each in both]]
         others = effects[[row_of[complement_of(each, self.n_components)] for each in both]]
         for members, effect, complement in zip(both, own.mean(1), others.mean(1), strict=True):
-            self.measured[members] = EffectAndComplement(effect.item(), complement.item())
+            self.measured[members] = EffectAndComplement(
+                effect=effect.item(), complement=complement.item()
+            )
         if self._record is not None:
             self._record(both, self._scores([own, others]))
 

@@ -48,7 +48,7 @@ def as_result(question: Question, members: ComponentsLike) -> TraceResult:
     Raises:
         MaskError, ComponentError: About the set.
     """
-    is_selected = question.found_on(members) is not None
+    is_selected = question.selection_fingerprint(members) is not None
     return result_by_hand(question, members_of(members, question.registry), selected=is_selected)
 
 

@@ -21,11 +21,11 @@ from tracekit.engine import checks
 from tracekit.engine.engine import Engine
 from tracekit.errors import NotDifferentiableError, TracekitError
 from tracekit.measure.known_sets import KnownSets
-from tracekit.measure.look import Look, LookPart, Row
+from tracekit.measure.look import Look, LookPart, LookRow
 from tracekit.measure.question import Question, bind
 from tracekit.measure.random_sets import control_sets
 from tracekit.measure.single_effects import single_effects
-from tracekit.results.on_examples import rows_of
+from tracekit.results.on_examples import choice_rows
 from tracekit.results.result import TraceResult
 from tracekit.results.single_effects import SingleEffects
 from tracekit.results.tables import result_table
@@ -94,7 +94,7 @@ def look(
         "task",
         "Task: where every token of x, or of y, is the first choice; mean log-odds of x against y; "
         "KL from clean at the first token that differs",
-        rows=rows_of(replace(of_parts, pairs=pairs).choices(), len(pairs)),
+        rows=choice_rows(replace(of_parts, pairs=pairs).choices(), len(pairs)),
     )
     where, sets = None, list[TraceResult]()
     try:
@@ -196,9 +196,9 @@ def _with_last_spans(pairs: PromptPairs, count: int) -> PromptPairs:
     return replace(pairs, pairs=tuple(with_spans))
 
 
-def _residual_rows(where: SingleEffects) -> list[Row]:
+def _residual_rows(where: SingleEffects) -> list[LookRow]:
     """A row for each layer, a column for each span."""
-    rows: dict[int, Row] = {}
+    rows: dict[int, LookRow] = {}
     shares = (where.effects / (where.full_effect or nan)).tolist()
     for each, share in zip(where.components, shares, strict=True):
         # Adding 0 makes 0 of -0.
@@ -206,7 +206,7 @@ def _residual_rows(where: SingleEffects) -> list[Row]:
     return list(rows.values())
 
 
-def _rows_of_sets(question: Question, sets: list[TraceResult], seed: int) -> Iterator[Row]:
+def _rows_of_sets(question: Question, sets: list[TraceResult], seed: int) -> Iterator[LookRow]:
     """Sets beside random sets of the same kinds: a layer has but one MLP block."""
     generator = torch.Generator().manual_seed(seed)
     share = "share, searched" if question.held_out_engine is None else "share, held out"
@@ -247,7 +247,7 @@ def _advice(engine: Engine, sets: list[TraceResult]) -> tuple[dict[str, Any], li
 
 def _suggestions(
     question: Question, of_parts: Question, sets: list[TraceResult], options: dict[str, Any]
-) -> Iterator[Row]:
+) -> Iterator[LookRow]:
     """Calls to try, with their cost on all of the tracer's pairs."""
     pairs: Any = {"pairs": question.pairs, "held_out_pairs": question.held_out_pairs}
     whole = replace(of_parts, **pairs, sets=KnownSets(), results=[])

@@ -46,7 +46,7 @@ from tracekit.metrics import Direction, Metric, MetricFunction
 from tracekit.models import HookedModel, load_model
 from tracekit.results.curve import TraceCurve
 from tracekit.results.curve_figures import effect_curve
-from tracekit.results.panels import Color
+from tracekit.results.panels import CellColor
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.search import DEFAULT_METHOD, LocalSearch, Search, make
@@ -440,7 +440,7 @@ class Tracer:
         self,
         result: TraceResult | Sequence[TraceResult] | None = None,
         *,
-        color: Color | None = None,
+        color: CellColor | None = None,
     ) -> go.Figure:
         """Per-layer heatmap of a result, or of the last of several; `color` as in `TraceResult`.
 
