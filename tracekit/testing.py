@@ -119,11 +119,7 @@ class SearchCase:
 
     @pytest.mark.parametrize("share", [0.25, 0.75])
     def test_ctrl_c(
-        self,
-        search: Search,
-        tracer: tk.Tracer,
-        monkeypatch: pytest.MonkeyPatch,
-        share: float,
+        self, search: Search, tracer: tk.Tracer, monkeypatch: pytest.MonkeyPatch, share: float
     ) -> None:
         """Ctrl-C ends the search with the best set so far, marked as interrupted.
 
@@ -165,10 +161,7 @@ class SearchCase:
         _check_effects(tracer, result)
 
     def test_constraint(self, search: Search, tracer: tk.Tracer) -> None:
-        """The selected set stays within a constraint that the unconstrained one breaks.
-
-        A search may try no set within the constraint. Then the scores of what it selects say so.
-        """
+        """The selected set stays within a constraint, if the search tries a set that does."""
         (free,) = _run(tracer, search, budget=3)
         by_kl = _copy(tracer, replace(tracer.setup, metric="kl"))
         constraint = tk.Constraint(metric="kl", at_most=0.8 * abs(by_kl.evaluate(free)))
@@ -188,15 +181,11 @@ class SearchCase:
             pytest.skip("This search does not say how many passes it takes.")
         estimate = tracer.estimate(search, **options)
         passes = _run(tracer, search, **options)[0].cost.forward_equivalents
-        assert passes <= estimate.passes + _TOLERANCE, (
-            f"The search took {passes:.1f} passes, and `planned` said at most "
-            f"{estimate.passes:.1f}."
-        )
+        text = f"The search took {passes:.1f} passes, and `planned` said"
+        assert passes <= estimate.passes + _TOLERANCE, f"{text} at most {estimate.passes:.1f}."
         if estimate.is_exact:
-            assert passes == pytest.approx(estimate.passes), (
-                f"The search took {passes:.1f} passes, and `planned` said exactly "
-                f"{estimate.passes:.1f}."
-            )
+            is_same = passes == pytest.approx(estimate.passes)
+            assert is_same, f"{text} exactly {estimate.passes:.1f}."
 
     def test_max_passes(self, search: Search, tracer: tk.Tracer) -> None:
         """A search with an option `max_passes` takes no more passes than that."""
@@ -241,13 +230,11 @@ class _Passes:
             self._is_searching = False
 
     def interrupt_after(self, n_passes: int) -> None:
-        """Counts anew, and raises `KeyboardInterrupt` in the pass after so many."""
         self.count = 0
         self._interrupted = n_passes + 1
 
 
 def _run(tracer: tk.Tracer, search: Search, **options: Any) -> list[tk.TraceResult]:
-    """The results of a run, without warnings about weak effects and interrupted searches."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnreliableResultWarning)
         warnings.simplefilter("ignore", SearchStoppedWarning)
@@ -272,7 +259,6 @@ def _copy(tracer: tk.Tracer, setup: Setup | None = None, **options: Any) -> tk.T
 
 
 def _check_effects(tracer: tk.Tracer, result: tk.TraceResult) -> None:
-    """Checks that a result has the effects of its set, by measuring the set again."""
     measured = tracer.engine.effects(result.binary_mask)
     assert torch.allclose(result.per_example, measured, rtol=_TOLERANCE, atol=_TOLERANCE), (
         f"The effects of {', '.join(result.labels)} are not those of the returned selection. "
@@ -281,7 +267,6 @@ def _check_effects(tracer: tk.Tracer, result: tk.TraceResult) -> None:
 
 
 def _check_scores(search: Search, target: Target) -> None:
-    """Checks that selections have the scores of their sets by the target."""
     for selection in search.search(target, Goal(budgets=(3,)), 0):
         members = members_of_mask(selection.mask)
         (scores,) = target.set_effects([members])

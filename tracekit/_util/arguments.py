@@ -1,8 +1,7 @@
 """Checks the arguments of public functions against their annotations.
 
-`check_arguments` turns arguments of a wrong type into a `ConfigError`. Most functions check their
-own arguments, with messages that say more. So annotations are only consulted after a function
-failed with an error of Python, and beforehand for switches, because any value is true or false.
+Most functions check their own arguments, with messages that say more. So annotations are only
+consulted after a function failed with an error of Python, and beforehand for switches.
 """
 
 from __future__ import annotations
@@ -86,7 +85,6 @@ def _hints(function: Any) -> dict[str, Any]:
 
 @cache
 def _switches(function: Any) -> frozenset[str]:
-    """Parameters that are True or False, or None."""
     hints = _hints(function).items()
     return frozenset(name for name, hint in hints if all(map(_is_switch, get_args(hint) or [hint])))
 

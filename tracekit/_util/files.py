@@ -1,8 +1,4 @@
-"""Files: written beside their place and moved there, and digests of their content.
-
-A file that a reader finds is a whole one: the old one, or the new one. Drafts that a killed process
-left are removed when another one is written beside them.
-"""
+"""Files: written beside their place and moved there, and digests of their content."""
 
 from __future__ import annotations
 
@@ -33,8 +29,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def write_beside(path: Path, content: bytes | str) -> None:
     """Writes a file beside its place and moves it there, so that it is never half written.
 
-    Its folder is made if it is missing. A text is written in UTF-8, a question mark for each
-    character that has no place there.
+    Its folder is made if it is missing. Of texts, a question mark replaces what UTF-8 lacks.
     """
     if isinstance(content, str):
         content = content.encode("utf-8", "replace")
@@ -86,10 +81,7 @@ def marker(folder: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Removes drafts in a folder whose process was killed, if that was one of this machine.
-
-    A folder may be shared between machines, whose processes have numbers of their own.
-    """
+    """Removes drafts in a folder whose process was killed, if that was one of this machine."""
     for draft in folder.glob(f".*-{glob.escape(_machine())}-*"):
         process = draft.name.rpartition("-")[2]
         if not process.isdecimal() or _is_running(int(process)):
@@ -123,8 +115,7 @@ def locked(path: Path, *, wait: bool | float = True) -> Iterator[None]:
     """Within the block, no other process and no other thread holds the lock of a path.
 
     The lock is a hidden file beside the path and ends with its process; some file systems have
-    none. `wait` is whether to wait for a lock that is held, or for how many seconds; then
-    `BlockingIOError` is raised.
+    none. After `wait` seconds, or at once if that is false, `BlockingIOError` is raised.
     """
     lock = FileLock(path.with_name(f".{path.name}{_LOCK}"))
     try:
@@ -150,10 +141,8 @@ def locked(path: Path, *, wait: bool | float = True) -> Iterator[None]:
 def remove_abandoned_locks(folder: Path) -> None:
     """Removes locks in a folder whose process was killed, all of which are to be waited for."""
     for path in folder.glob(f".*{_LOCK}"):
-        with (
-            suppress(BlockingIOError),
-            locked(path.with_name(path.name[1 : -len(_LOCK)]), wait=False),
-        ):
+        locked_path = path.with_name(path.name[1 : -len(_LOCK)])
+        with suppress(BlockingIOError), locked(locked_path, wait=False):
             pass
 
 

@@ -1,8 +1,4 @@
-"""Texts from outside, made safe for a terminal and for HTML.
-
-Names of models, data sets and components come from files and may hold anything: markup, quotes,
-codes that steer a terminal. Whatever is shown goes through here.
-"""
+"""Texts from outside, such as names in files, made safe for a terminal and for HTML."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Names that users write, as types and for pages of help; no library is loaded for them.
-
-Tests hold them against the tables of what they name.
-"""
+"""Names that users write, as types and for pages of help; tests compare them with the tables."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ KindName = Literal[
     "edges-by-head",
     "edges-by-block",
 ]
-"""Names of the built-in kinds, for completion; a test holds them against `KINDS`."""
 MetricName = Literal[
     "odds-ratio",
     "probability-drop",
@@ -39,7 +35,6 @@ MetricName = Literal[
     "rank-change",
     "first-choice-change",
 ]
-"""Names of metrics, for completion; a test holds them against `METRICS`."""
 MethodName = Literal[
     "pgb-ct+local",
     "pgb-ct",
@@ -54,7 +49,6 @@ MethodName = Literal[
     "eap-ig",
     "attribution",
 ]
-"""Names of search methods, for completion; a test holds them against `METHODS`."""
 ObjectiveName = Literal[
     "mean", "log-odds", "trimmed-mean", "lower-bound", "median", "faithful", "auto"
 ]

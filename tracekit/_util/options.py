@@ -1,7 +1,4 @@
-"""Options and numbers as users give them, from Python or typed on a command line.
-
-Each check raises a `ConfigError` that names the option.
-"""
+"""Options and numbers from Python or a command line; a `ConfigError` names the wrong one."""
 
 from __future__ import annotations
 
@@ -110,10 +107,7 @@ def check_loss(name: str, value: object) -> None:
 
 
 def check_numbers(options: object) -> None:
-    """Refuses options that no search can compute with: NaN, infinity, numbers beyond 1e12.
-
-    `options` is a dataclass instance; anything else is passed over.
-    """
+    """Refuses fields of a dataclass instance that are NaN, infinite or beyond 1e12."""
     if not is_dataclass(options) or isinstance(options, type):
         return
     for field in fields(options):
@@ -144,8 +138,7 @@ def as_path(name: str, value: Any) -> Path:
 class ValidatedFields:
     """Base of dataclasses whose values are held to the annotations of their fields.
 
-    Bounds stand in the annotations, e.g. `steps: PositiveInt`. A text is no number here: what is
-    typed on a command line goes through `convert` first.
+    Bounds stand in the annotations, e.g. `steps: PositiveInt`. Texts are not converted to numbers.
     """
 
     def __post_init__(self) -> None:

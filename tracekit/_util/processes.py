@@ -1,7 +1,4 @@
-"""Worker processes that end with the process that started them, however that ends.
-
-Imports nothing heavy: a worker is ready to end before it has loaded a library.
-"""
+"""Worker processes that end with the process that started them; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from threading import Thread
 from typing import Any, TypeVar
 
 _R = TypeVar("_R")
-
 _STOPPING = ("SIGINT", "SIGTERM", "SIGHUP")
 """Signals that a terminal or a batch system may send to a command and all of its workers."""
 
@@ -64,10 +60,7 @@ class WorkerProcesses(Executor):
 
 @contextmanager
 def _held_back(names: Iterable[str]) -> Iterator[None]:
-    """Signals that come within the block wait for its end; processes started in it never see them.
-
-    A new process inherits which signals its parent holds back.
-    """
+    """Signals within the block wait for its end; processes started in it inherit that."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

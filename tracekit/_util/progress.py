@@ -203,7 +203,6 @@ def _tqdm() -> Any:
 
 
 def _bar(label: str, passes: float | None, shown: bool | None) -> Any:
-    """What shows a run: a bar, lines, or None."""
     if shown is False:
         return None
     if not (shown or is_watched()):

@@ -2,9 +2,8 @@
 
 `torchrun`, `accelerate launch` and Slurm start the same program once for each device; the processes
 (*ranks*) do the same things in the same order, and in every pass each runs the model on its part of
-the examples. `Ranks.add` puts the parts together, so that all of them know the same numbers and
-take the same decisions. What only one process can know (the clock, Ctrl-C, a file) is decided by
-rank 0 for all. Nothing else in the library knows of other processes.
+the examples. `Ranks.add` puts the parts together. What only one process can know (the clock,
+Ctrl-C, a file) is decided by rank 0 for all.
 """
 
 from __future__ import annotations
@@ -60,7 +59,6 @@ class Ranks:
 
     @property
     def _group(self) -> Any:
-        """The group that collectives of `torch.distributed` take."""
         return None if self._own is None else self._own.group
 
     def share(self, items: Int[Tensor, " item"]) -> Int[Tensor, " own"]:
@@ -123,9 +121,8 @@ class Ranks:
 class _OwnGroup:
     """A process group on the CPU, let go before Python ends.
 
-    A thread of the group that still holds a tensor while Python ends aborts the process: exit code
-    -6 after everything went well (pytorch/pytorch#179291). The threads end when nothing holds the
-    group, so nothing else keeps it.
+    A thread of the group that still holds a tensor then aborts the process: exit code -6 after
+    everything went well (pytorch/pytorch#179291). So nothing else keeps the group.
     """
 
     def __init__(self) -> None:

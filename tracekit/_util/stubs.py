@@ -15,8 +15,7 @@ def lazy_exports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package, by the `__init__.pyi` beside its file.
 
-    `more` are modules that are attributes too. No name may be that of a module in the package,
-    which would take its place.
+    `more` are modules that are attributes too. No name may be that of a module in the package.
     """
     homes = {
         alias.name: str(node.module)

@@ -50,8 +50,7 @@ class Column:
     title: str
     """For readers."""
     values: Sequence[Any]
-    """Numbers, texts, lists of labels; `(low, high)` of an interval, or `(value, low, high)`; None
-    where there is none."""
+    """Numbers, texts, lists of labels, `(low, high)`, `(value, low, high)` or None."""
     form: str | Callable[[Any], str] = ".4g"
     """Of floats as for `format`, or what makes the text of any value."""
     styles: Mapping[int, str] = field(default_factory=dict)
@@ -110,9 +109,8 @@ class Table:
     ) -> Table:
         """A column for each key of the rows, with its title and form where these are given.
 
-        The rows are mappings, or a pandas DataFrame. By default a title is the key, with spaces
-        between its words. If `joined`, a column with the ends of its interval is one of
-        `(value, low, high)`.
+        The rows are mappings, or a pandas DataFrame. By default a title is the key, with spaces.
+        If `joined`, a column with the ends of its interval is one of `(value, low, high)`.
         """
         names = list(dict.fromkeys(map(str, chain(*rows)))) if isinstance(rows, list) else [*rows]
         rows = rows if isinstance(rows, list) else rows.to_dict("records")
@@ -192,8 +190,7 @@ class Table:
     ) -> Table:
         """The largest value of a column is bold, and the second underlined if `second`.
 
-        That is among rows that agree in the columns `within`; what is shown alike is marked alike.
-        Only the rows `among` which a best is sought compete; None: all.
+        Rows `among` these (None: all) compete with those that agree in the columns `within`.
         """
         column, styles = self[title], dict[int, str]()
         groups: dict[tuple[Any, ...], list[int]] = {}

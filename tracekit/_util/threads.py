@@ -1,9 +1,8 @@
 """Threads of torch, as many as the work needs and the process may use.
 
-The threads of one operation wait for each other. By itself torch takes the cores of the whole
-machine, and whoever waits spins: beside one busy program that made small models ten times slower.
-So a small model runs on one thread, a larger one on the cores that the process may use. Nothing is
-changed for who set OMP_NUM_THREADS, MKL_NUM_THREADS or `torch.set_num_threads`.
+The threads of one operation wait for each other: beside one busy program that makes small models
+ten times slower. So a small model runs on one thread, a larger one on the usable cores, unless
+OMP_NUM_THREADS, MKL_NUM_THREADS or `torch.set_num_threads` was set.
 """
 
 from __future__ import annotations

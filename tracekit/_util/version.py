@@ -1,6 +1,3 @@
-"""The version of this source; a build takes it from here.
-
-Metadata of installed distributions do not tell it: a checkout on the path has none, or another's.
-"""
+"""The version of this source, also in a checkout; a build takes it from here."""
 
 __version__ = "0.1.0"

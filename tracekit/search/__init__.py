@@ -2,8 +2,7 @@
 
 `learned/` holds the searches that train a soft mask (PGB-CT, DCM), `local/` the local search for
 the best set of every size, `baselines/` the rest. Each search is an immutable value with its
-options as fields and one method, `search(target, goal, seed)`. `make` builds one from a name and
-options.
+options as fields and one method, `search(target, goal, seed)`.
 """
 
 from __future__ import annotations
@@ -77,7 +76,6 @@ __all__ = [
     "title_of",
 ]
 
-
 for _kind in METHODS.values():
     check_keywords(_kind)
 
@@ -92,9 +90,8 @@ def make(
 ) -> Search:
     """A search by name or class with options, or one that is ready-made.
 
-    Values are converted to the types of the options where nothing is lost, so that what was typed
-    on a command line can be passed on: `"0.001"`, `"12"`, `"false"`. An error names `also`, further
-    options of the caller.
+    Values such as `"0.001"` are converted to the types of the options where nothing is lost. An
+    error also names `also`, further options of the caller.
 
     Raises:
         UnknownNameError: No search of that name, or it has no such option.

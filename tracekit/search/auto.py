@@ -1,13 +1,12 @@
 """Auto: a choice between two searches by what their sets do on other examples.
 
-A set that was selected for its effect on some examples has less on others, and a search that tries
-more sets loses more. Where components truly act together, sets of a joint search hold on fresh
-examples; where they only seem to, the components with the largest single effects hold better.
+Where components truly act together, sets of a joint search hold on fresh examples; where they only
+seem to, the components with the largest single effects hold better.
 
 Two things say which it is. One is how far the joint search is ahead on the examples that it was
 given: a lead that few examples make up is chance, as it had the choice among many sets. The other
 is a cross-fit: both searches select on each half of the examples, and their sets are measured on
-the other half, so that every example is measured with sets that it had no part in selecting.
+the other half.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ SINGLE_EFFECTS: Search = EmpiricalBayesTopK()
 _SIZES_OF_MANY = 64
 """Sizes at which a front measures many components ranked alone, at most."""
 _AHEAD = 1.25
-"""Standard errors that a joint search has to be ahead on the examples that it was given. A lead
-that one example makes up is one standard error, however large it is."""
+"""Standard errors that a joint search has to be ahead on the examples that it was given."""
 _BEHIND = 0.5
 """Standard errors that it may be behind on others: what halves select is worse than what all do."""
 
@@ -59,10 +57,7 @@ def sizes_ranked_alone(n_components: int, first: int, last: int) -> Sequence[int
 
 @dataclass(frozen=True, kw_only=True)
 class Auto:
-    """A joint search, or the components with the largest single effects where these hold better.
-
-    As a search it gives selections that say which search they are from (`Selection.by`).
-    """
+    """A joint search, or the components with the largest single effects where these hold better."""
 
     first: Search
     """The joint search."""
@@ -88,10 +83,7 @@ class Auto:
         return PlannedPasses(cost=sum((each.cost * 2 for each in both if each), on_halves))
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
-        """For each budget the set of the search that holds better.
-
-        After Ctrl-C, once the joint search has ended, its sets.
-        """
+        """For each budget the set of the search that holds better; after Ctrl-C the joint sets."""
         if not goal.budgets:
             raise BudgetError(
                 "objective='auto' compares sets of one size. Give budget or budgets, or use 'mean'."
@@ -128,10 +120,9 @@ class Auto:
     ) -> tuple[dict[int, Selection], CrossFit]:
         """The sets of a front, by size: of the joint search, or ranked alone if these hold better.
 
-        There the front has sets of sizes, too, at which the joint search found none with a larger
-        mean: for fresh examples, a component that does something alone is worth having. The
-        searches are compared at `sizes`, ascending; the front ends at `largest`; the seed draws the
-        halves.
+        The latter also have sizes at which the joint search found no larger mean: a component that
+        does something alone is worth having on fresh examples. The searches are compared at
+        `sizes`, ascending; the front ends at `largest`; the seed draws the halves.
         """
         between = sizes_ranked_alone(target.n_components, min(joint), largest)
         goal = Goal(budgets=tuple(sorted({*sizes, *between})))
@@ -153,17 +144,14 @@ class Auto:
 def _effects_on_all(
     joint: Sequence[Selection], alone: Sequence[Selection]
 ) -> Float[Tensor, "search size example"]:
-    """Effects on every example of what either search selected on all of them, by size."""
     return torch.stack([torch.stack([each.effects for each in sets]) for sets in (joint, alone)])
 
 
 def _replaces_joint(alone: Selection, joint: Selection | None) -> bool:
-    """Whether a front has a set of components ranked alone, where these hold better.
-
-    Where the joint search has no set of its size, all its components have to do something alone.
-    """
+    """Whether a front has a set of components ranked alone, where these hold better."""
     if joint is not None:
         return not only_first_raises(joint.effects.mean(), alone.effects.mean())
+    # Without a joint set of this size, every component has to do something alone.
     scores = alone.component_scores
     does_something = scores is not None and bool((scores[alone.mask.bool()] > 0).all())
     return does_something and bool(alone.effects.mean() > 0)
@@ -202,12 +190,9 @@ class CrossFit:
 
         The joint one is taken where its sets do more on the examples that selected them, by 1.25
         standard errors of the difference, and those that either half selects do not do less on the
-        other half, by more than half a standard error. Of equals it is the joint one.
-
-        Near sizes have their say: means of few examples are uncertain, and searches differ by size
-        only slowly. A size of half or twice as many components counts half.
-
-        It is the joint one, too, where only its set raises the effect at hand.
+        other half, by more than half a standard error; or where only its set raises the effect.
+        Sizes nearby count too, as means of few examples are uncertain: half or twice the size
+        counts half.
         """
         if len(self.effects) == 1:
             return [0] * len(self.sizes)
@@ -256,8 +241,8 @@ def cross_fit(
     """Selects on each half of the examples and measures on the other.
 
     There are at least `FEWEST_EXAMPLES` examples; `sizes` ascend, and the seed draws the halves.
-    `searched` is the target of the searches, where that is another one (see `targets.py`). `on_all`
-    are the effects of the sets that the searches select on all examples, needed to choose.
+    `searched` is the target of the searches, if that is another one. `on_all` are the effects of
+    the sets that the searches select on all examples, needed to choose.
     """
     n = target.n_examples
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()

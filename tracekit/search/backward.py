@@ -1,8 +1,4 @@
-"""Backward elimination: of all components, those leave that are missed least.
-
-Local search grows small sets. Backward elimination goes down from all components, knows nothing of
-the other, and takes few passes.
-"""
+"""Backward elimination: of all components, those leave that are missed least; in few passes."""
 
 from __future__ import annotations
 
@@ -37,10 +33,7 @@ def backward_elimination(target: Target, sizes: Sequence[int]) -> dict[int, Comp
 def shrink(
     members: ComponentSet, size: int, predict: Callable[[ComponentSet], Mask]
 ) -> ComponentSet:
-    """The `size` components of a set with the largest predicted effects.
-
-    A fifth of the set leaves at a time, then the rest is predicted anew.
-    """
+    """`size` members of a set: a fifth leaves at a time, then effects are predicted anew."""
     while len(members) > size:
         n_kept, values = max(size, int(_SHARE_KEPT * len(members))), predict(members)
         members = tuple(sorted(sorted(members, key=lambda i: -values[i].item())[:n_kept]))
@@ -58,7 +51,6 @@ def most_backward_passes(n_components: int, sizes: Sequence[int]) -> float:
 
 
 def _improve_by_exchanges(target: Target, members: ComponentSet) -> ComponentSet:
-    """A set after the best of some exchanges of one member, as long as they are improvements."""
     non_members = [index for index in range(target.n_components) if index not in set(members)]
     if not non_members:
         return members

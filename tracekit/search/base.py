@@ -106,14 +106,12 @@ class Selection:
     """Measured with the binary mask, one per example of the data set."""
     history: tuple[Record, ...] = ()
     soft_mask: Mask | None = None
-    """The relaxed mask that the set was cut from, or that refinement started from, where there is
-    one."""
+    """The relaxed mask that the set was cut from, or that refinement started from, if any."""
     component_scores: Mask | None = None
     """Scores that the components were ranked by, where the search ranks them."""
     budget: int | None = None
     saved: Cost = field(default_factory=Cost)
-    """Work that the account of what was searched lacks: what a checkpoint saved, or was done on
-    parts of the examples."""
+    """Work that a checkpoint saved, or that was done on parts of the examples."""
     stopped: Stop | None = None
     """Why the search ended early: `max_passes`, `max_seconds` or `interrupted`."""
     by: Search | None = None
@@ -154,21 +152,17 @@ class PlannedPasses:
 class Search(Protocol):
     """A search method: an immutable value that holds its options.
 
-    Besides, a search may have the class variables `title`, what figures and tables call it
-    (default: its name), and `records_every_size`, whether its history holds an effect (`effect`)
-    for each of several sizes (`n_selected`; default: no). With a method
-    `planned_passes(n_components, goal)`, which returns `PlannedPasses`, it can be estimated and has
-    a progress bar with an end.
+    It may also have the class variables `title`, for figures and tables (default: its name), and
+    `records_every_size`, whether its history holds an effect (`effect`) for each of several sizes
+    (`n_selected`; default: no). With a method `planned_passes(n_components, goal)`, which returns
+    `PlannedPasses`, it can be estimated and has a progress bar with an end.
     """
 
     name: ClassVar[str]
     """Name of the method, e.g. `top-k`."""
 
     def search(self, target: Target, goal: Goal, seed: int, /) -> list[Selection]:
-        """Answers the goal: one set per budget, ascending, or one for a target.
-
-        The arguments are given by position.
-        """
+        """Answers the goal: one set per budget, ascending, or one for a target."""
         ...
 
 
@@ -229,7 +223,6 @@ def log_spaced_sizes(first: int, last: int, count: int) -> tuple[int, ...]:
 
 
 def _sizes_by_factor(first: int, last: int, factor: float) -> tuple[int, ...]:
-    """Whole numbers from the first to the last, each about a factor above the one before."""
     sizes = [first]
     while sizes[-1] < last:
         sizes.append(min(last, max(sizes[-1] + 1, round(sizes[-1] * factor))))
@@ -241,9 +234,9 @@ def smallest_size(
 ) -> tuple[_T | None, dict[int, _T]]:
     """Looks for the smallest size that reaches a target, in about 2 log2(N) tries.
 
-    Sizes are doubled until one reaches the target, then halved in between. Effects need not grow
-    with the size, so a smaller size than the returned one may reach it too. Returns the measurement
-    at that size, None if no doubled size reaches the target; and all measurements, by size.
+    Sizes are doubled until one reaches the target, then halved in between. A smaller size than the
+    returned one may reach it too. Returns the measurement at that size, None if no doubled size
+    reaches the target; and all measurements, by size.
     """
     tried: dict[int, _T] = {}
     below, size = 0, 0

@@ -50,10 +50,7 @@ class SearchCheckpoint:
     """A file that holds the measurements of one search on one data set and model."""
 
     def __init__(self, path: Path, target: Target, config: Mapping[str, Any]) -> None:
-        """Tries whether the file can be written; reads nothing yet.
-
-        Model, data and `config` must be the same for the file to be of use.
-        """
+        """Tries whether the file can be written; it is for this target and `config` only."""
         self._path = as_path("checkpoint", path)
         self._target = target
         self._key = _search_key(target, config)
@@ -139,18 +136,14 @@ class SearchCheckpoint:
 
     def changed_effects_error(self) -> ResultFormatError:
         """The error for effects that are not those of the model."""
-        return ResultFormatError(
-            f"The checkpoint {self._path} holds other effects than the model has. Delete it to "
-            "start afresh."
-        )
+        text = f"The checkpoint {self._path} holds other effects than the model has."
+        return ResultFormatError(f"{text} Delete it to start afresh.")
 
     def _data_of(self, tensors: Mapping[str, Tensor]) -> MeasurementData:
         """The measurements in the tensors of a file; any error where they are of another form."""
         n, n_examples = self._target.n_components, self._target.n_examples
-        measured, predicted = (
-            _unflatten_sets("measured", tensors, n),
-            _unflatten_sets("predicted", tensors, n),
-        )
+        measured = _unflatten_sets("measured", tensors, n)
+        predicted = _unflatten_sets("predicted", tensors, n)
         shares = tensors["soft_shares"].tolist()
         effects = _checked_rows(tensors["effects"], len(measured), n_examples)
         gains, gradients = (
@@ -167,7 +160,6 @@ class SearchCheckpoint:
         )
 
     def _check_writable(self) -> None:
-        """Refuses a file that cannot be written, before hours are spent."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._path.is_dir():
@@ -188,7 +180,6 @@ def _identifying_values(target: Target) -> Tensor:
 
 
 def _search_key(target: Target, config: Mapping[str, Any]) -> str:
-    """Names a search on a data set."""
     return digest_of(
         {
             # With the values of the source: what was measured with others is of no use.

@@ -94,8 +94,7 @@ class BoundedTarget(Target):
             target: What is maximised within the bound; it has no `record` of its own.
             constraint: The bound.
             measures: Measures the effects on the constrained metric, for the same components.
-            record: Is called with every set within the bound that was measured on all examples,
-                and its scores.
+            record: Is called with the scores of every set within the bound, on all examples.
         """
         self._inner, self._constraint, self._measures = target, constraint, measures
         self._within = record
@@ -174,10 +173,7 @@ class BoundedTarget(Target):
     def scores_of(
         self, effects: Mapping[ComponentSet, Effects], better_than: Callable[[int], float]
     ) -> dict[ComponentSet, Effects]:
-        """Scores of sets whose effects are known, where these stay within the bound.
-
-        Measures the constraint on the sets that the inner target scores.
-        """
+        """Scores of sets whose effects are known and that stay within the bound."""
         scores = self._inner.scores_of(effects, better_than)
         if not scores:
             return {}
@@ -289,8 +285,7 @@ def make_target(
         objective: What is maximised over the examples; None: the mean effect.
         constraint: A bound, and the engine that measures it for the same components.
         sign: 1, or -1 to look for sets with effects below 0.
-        record: Is called with every set that was measured on all examples and is within the
-            bound, and with its scores.
+        record: Is called with the scores of every set within the bound, on all examples.
         record_effects: Is called with all measured sets and their effects, within it or not.
     """
     kind: type[Target] = EffectTarget
@@ -307,10 +302,7 @@ def make_target(
 
 
 def nothing_within_error(constraint: Constraint, effect: float | None = None) -> NothingFoundError:
-    """The error for a search that found no set within the bounds.
-
-    `effect` is that of the least bad set on the constrained metric, if that was measured.
-    """
+    """The error for a search without a set within the bound; `effect` is that of the nearest."""
     best = "" if effect is None else f" The least bad one changes it by {effect:.3g}."
     return NothingFoundError(
         f"No set that was tried keeps {resolve_metric(constraint.metric).name} within "
@@ -320,6 +312,5 @@ def nothing_within_error(constraint: Constraint, effect: float | None = None) ->
 
 def history_within_bounds(history: tuple[Record, ...]) -> tuple[Record, ...]:
     """Records of a search, without sets outside the bounds: these have no effects."""
-    return tuple(
-        record for record in history if float(record.get("effect", 0.0)) > _SCORE_OUTSIDE / 2
-    )
+    lowest = _SCORE_OUTSIDE / 2
+    return tuple(record for record in history if float(record.get("effect", 0.0)) > lowest)

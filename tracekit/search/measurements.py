@@ -1,8 +1,7 @@
 """The measurements of a search, within limits of passes and time, kept in a checkpoint if asked.
 
-Nothing is measured twice. A search that is run again with the checkpoint of one that was cut short
-takes the same decisions and reads the checkpoint instead of measuring, so it goes on where the
-first one stopped. What it reads counts towards the limit of passes as if it were measured.
+A search that is run again with the checkpoint of one that was cut short takes the same decisions
+and goes on where that stopped. What it reads counts towards the limit of passes all the same.
 """
 
 from __future__ import annotations
@@ -52,11 +51,10 @@ class Measurements:
         is_for_mean: bool = False,
         checkpoint: SearchCheckpoint | None = None,
     ) -> None:
-        """Starts empty, or with what the checkpoint holds.
+        """Starts empty, or with what the checkpoint holds, which is written every minute.
 
         `passes` counts passes over the data, forward and backward alike. If `is_for_mean`, it is a
-        number for the mean effect: where an objective or a constraint makes gradients dearer, there
-        are more passes in proportion. The checkpoint is written every minute, and by `save`.
+        number for the mean effect: there are more where an objective makes gradients dearer.
         """
         self.target = target
         self.spent: Cost = Cost()
@@ -81,9 +79,8 @@ class Measurements:
         if self._checkpoint is None or not self._from_file:
             return
         saved_sets = [members for members in sets if members in self._from_file]
-        for members, row in zip(
-            saved_sets, self.target.set_effects(saved_sets, "checkpoint"), strict=True
-        ):
+        effects = self.target.set_effects(saved_sets, "checkpoint")
+        for members, row in zip(saved_sets, effects, strict=True):
             if not torch.allclose(row, self._data.effects[members], rtol=1e-3, atol=1e-4):
                 raise self._checkpoint.changed_effects_error()
         price = self._data.prices[SET]
@@ -189,7 +186,6 @@ class Measurements:
         return count
 
     def _measure_with_price(self, kind: str, compute: Callable[[], _T], count: int = 1) -> _T:
-        """The result of some measurements; the price of one is noted."""
         before = self.target.cost
         result = compute()
         work, prices = self.target.cost - before, self._data.prices

@@ -4,15 +4,14 @@ The mean of an unbounded effect may be that of a few examples, and a set that wa
 does little on fresh ones. Hence the objectives:
 
     mean            the effects themselves (the paper)
-    log-odds        the change of the quantity that changes about linearly with the mask, such as
-                    the log-odds of y against x for `odds-ratio` (see `metrics.Linearization`)
+    log-odds        the change of a quantity about linear in the mask (`metrics.Linearization`)
     trimmed-mean    the mean without the least and the greatest effects
     lower-bound     the mean less standard errors of the mean
     median          half of the examples have at least this effect; `Quantile` for other shares
     faithful        how close the set comes to the effect of all components, and its complement to
                     none (see `Faithful`)
     auto            the mean, by the search or by single effects alone: whichever holds better on
-                    examples that had no part in the selection (see `search/auto.py`)
+                    other examples (see `search/auto.py`)
 
 Results report effects of the metric, whatever was maximised.
 """
@@ -21,13 +20,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import isfinite, isinf
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.names import ObjectiveName
+from tracekit._util.names import ObjectiveName, choices_text
 from tracekit._util.options import shortened
 from tracekit.errors import ConfigError
 from tracekit.metrics import ContinuationLogProbs, Effects, Metric
@@ -46,7 +45,6 @@ class TrimmedMean:
     """The mean without the least and the greatest effects."""
 
     title: ClassVar[str] = "trimmed-mean"
-
     share: float = 0.1
     """Share of the examples that is left out at either end; below 0.5."""
 
@@ -67,7 +65,6 @@ class LowerBound:
     """The mean less standard errors of the mean."""
 
     title: ClassVar[str] = "lower-bound"
-
     errors: float = 1.0
     """How many standard errors."""
 
@@ -88,7 +85,6 @@ class Quantile:
     """The effect that a share of the examples does not exceed."""
 
     title: ClassVar[str] = "quantile"
-
     level: float = 0.5
     """This share, in (0, 1); 0.5 is the median."""
 
@@ -122,7 +118,6 @@ class Faithful:
     """
 
     title: ClassVar[str] = "faithful"
-
     complement: float = 0.5
     """Weight w of the complement, in [0, 1]."""
 
@@ -163,9 +158,8 @@ def resolve_objective(objective: object) -> Objective | None:
         return objective
     if not isinstance(objective, str) or objective not in _BY_NAME:
         raise ConfigError(
-            f"Unknown objective {shortened(objective)}. Use one of "
-            f"{', '.join(get_args(ObjectiveName))}, or a TrimmedMean, LowerBound, "
-            "Quantile or Faithful."
+            f"Unknown objective {shortened(objective)}. Use one of {choices_text(ObjectiveName)}, "
+            "or a TrimmedMean, LowerBound, Quantile or Faithful."
         )
     return _BY_NAME[objective]
 

@@ -52,9 +52,8 @@ def _balanced_prefix(target: Target, order: Sequence[int], scores: Mask, size: i
     """The first components of a ranking; of faithful ones perhaps some of the last too.
 
     The last push back. Some of them are in the set of the largest scores by size, which is measured
-    too. Where the first alone overshoot and it does not, or the other way round, halving finds how
-    many of the last bring the set near all components; where both do, more of them. The set with
-    the best score is taken.
+    too. If only one of both sets overshoots, halving finds how many of the last bring the set near
+    all components; if both do, more of them. The set with the best score is taken.
     """
 
     def measured(n_last: int) -> Selection:
@@ -108,9 +107,7 @@ def smallest_prefix(
     def measure(size: int) -> Selection:
         return Selection.measured(target, order[:size])
 
-    prefix, tried = smallest_size(
-        len(order), measure, lambda prefix: prefix.effect >= target_effect
-    )
+    prefix, tried = smallest_size(len(order), measure, lambda each: each.effect >= target_effect)
     if prefix is not None:
         return prefix
     best = max(largest_seen, *(prefix.effect for prefix in tried.values()))

@@ -1,7 +1,7 @@
 """Targets: what a search maximises.
 
-A search measures sets and takes gradients through a target, and knows nothing else of the request.
-Each class of targets turns measured effects into a score for every example:
+A search measures sets and takes gradients through a target, which turns the measured effects into a
+score for every example:
 
     EffectTarget     the effects themselves (the paper), or changes of the metric's log-odds
     ExampleTarget    scores that an objective makes of the effects of all examples together
@@ -11,12 +11,8 @@ Each class of targets turns measured effects into a score for every example:
                      (`constraint.py`)
 
 The gradient of scores is, by the chain rule, that of effects weighted by the derivative of the
-scores. Where a score depends on its own example only, one pass gives both; where it depends on all
-examples, a first pass measures the effects. A set with its complement takes two passes instead of
-one; the complements of sets that differ little differ little too, so they share blocks as sets do
-(`engine/prefix_tree.py`).
-
-Searches propose sets by predictions, and choose by what was measured.
+scores. Where a score depends on all examples, a first pass measures the effects. A set with its
+complement takes two passes instead of one.
 """
 
 from __future__ import annotations
@@ -81,10 +77,7 @@ class EffectAndComplement(NamedTuple):
 
 
 class Target:
-    """Scores of sets and masks on the examples of an engine, and their gradients.
-
-    The base class of all targets; `tracekit.search.make_target` makes one.
-    """
+    """Scores of sets and masks, and their gradients; `tracekit.search.make_target` makes one."""
 
     is_plain: bool = True
     """Whether scores are effects, each of its own example."""
@@ -105,10 +98,8 @@ class Target:
         Args:
             engine: Measures the effects; it is left as it is.
             objective: What is maximised over the examples; None: the mean effect.
-            sign: Factor of the effects in the scores: -1 where sets with effects below 0 are
-                sought.
-            record: Is called with every set that was measured on all examples, and its scores;
-                after Ctrl-C too.
+            sign: Factor of the effects in the scores: -1 to look for sets with effects below 0.
+            record: Is called with every set that was measured on all examples, and its scores.
             record_effects: Is called with these sets and their effects.
         """
         self.sign, self._objective = sign, objective
@@ -190,8 +181,7 @@ class Target:
     ) -> dict[ComponentSet, Effects]:
         """Scores of sets whose effects are known, where they beat the best score of their size.
 
-        This takes no pass, except that a constraint is measured. Sets whose score needs more than
-        their effects, such as the effects of the complement, are left out.
+        Sets whose score needs more than their effects are left out. Only a constraint takes passes.
         """
         scores = {members: self._score_of_effects(row) for members, row in effects.items()}
         return {
@@ -312,8 +302,7 @@ class ExampleTarget(Target):
     ) -> tuple[Effects, Mask]:
         """Scores, and the gradient of their weighted sum, on some examples or on all."""
         numbers = torch.arange(self.n_examples) if examples is None else examples
-        # The score of an example depends on all others, and these come a few at a time: so one
-        # pass for the scores, and one for the gradient.
+        # Scores depend on all examples: one pass is for the scores, and one for the gradient.
         scores, derivatives = self._derivatives(mask, example_weights, numbers)
         derivatives = to_device(derivatives, self.engine.device)
         _, gradient = gradients.gradient(
@@ -339,23 +328,16 @@ class ExampleTarget(Target):
     def _derivatives(
         self, mask: Mask, example_weights: GradientWeight, numbers: Int[Tensor, " some"]
     ) -> tuple[Float[Tensor, " some"], Effects]:
-        """Scores of some examples, and the derivative of their weighted sum by each effect.
-
-        The derivatives are of all examples, 0 for the others.
-        """
+        """Scores of some examples, and derivatives of their weighted sum by the effects of all."""
         effects = self.engine.effects(mask, numbers)
         scores, (derivatives,) = differentiate(self._objective.scores, [effects], example_weights)
         return scores, torch.zeros(self.n_examples).index_put((numbers,), derivatives)
 
 
 class FaithfulTarget(Target):
-    """Scores of sets that do what all components do, while their complements do nothing.
-
-    How faithful a set is does not depend on the sign of the effects that are sought.
-    """
+    """Scores of sets that do what all components do, while their complements do nothing."""
 
     is_plain = False
-
     _objective: Faithful
 
     def __init__(
@@ -531,11 +513,7 @@ def _score_metric(engine: Engine, objective: Objective | None, sign: int = 1) ->
 
 
 def require_full_effect(engine: Engine, sign: int = 1) -> None:
-    """Refuses data on which there is nothing of a sign that a set could be faithful to.
-
-    Raises:
-        MetricError: All components have no effect together, or one of the wrong sign.
-    """
+    """Raises a `MetricError` if all components together have no effect of the sign."""
     mean = engine.full_effects.mean().item()
     if abs(mean) < 1e-9:
         raise MetricError(

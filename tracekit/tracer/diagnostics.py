@@ -38,14 +38,10 @@ _SIMILAR = 1 / 3
 
 _WARNED: WeakSet[Engine] = WeakSet()
 _warn_unreliable = partial(warn, category=UnreliableResultWarning)
-"""Says why effects say little."""
 
 
 def warn_of_pairs(question: Question) -> None:
-    """Warns of examples that show nothing, or something else than was meant: once for each kind.
-
-    Counterfactuals of the pairs count for the source `counterfactual` only.
-    """
+    """Warns, once for each kind, of pairs that show nothing, or something else than was meant."""
     metric, tokenizer = question.search_engine.metric, getattr(question.model, "tokenizer", None)
     for pairs, title in ((question.pairs, ""), (question.held_out_pairs, "Held-out pairs: ")):
         if pairs is None:
@@ -104,10 +100,10 @@ def warn_of_effects(engine: Engine) -> None:
     largest, share = largest_share(effects)
     if n >= FEWEST_TO_SHARE and share > 0.5:
         _warn_unreliable(
-            f"Example {largest} ({engine.pairs[largest].describe()}) carries "
-            f"{100 * share:.0f} % of the effect of all components, summed in size over all {n} "
-            "examples. What is found holds for this "
-            "one; use a metric in nats such as logit-difference, or leave the example out."
+            f"Example {largest} ({engine.pairs[largest].describe()}) carries {100 * share:.0f} % "
+            f"of the effect of all components, summed in size over all {n} examples. What is found "
+            "holds for this one; use a metric in nats such as logit-difference, or leave the "
+            "example out."
         )
 
 
@@ -140,11 +136,7 @@ def warn_of_sign(
 def warn_of_results(
     results: Sequence[TraceResult], pairs: PromptPairs, noise_floor: float = 0.0
 ) -> None:
-    """Warns of the set of which one example carries most, and of the one that holds least.
-
-    And of effects, of the sets or of most single components, below the noise floor, and of a
-    search that was interrupted.
-    """
+    """Warns of sets that one example carries, or that hold least; of noise and interruptions."""
     _warn_of_noise(results, noise_floor)
     _warn_of_other_sign(results)
     shares = [largest_share(result.per_example)[1] for result in results]
@@ -167,10 +159,8 @@ def warn_of_results(
 def warn_of_circuits(results: Sequence[TraceResult]) -> None:
     """Warns of the set that overshoots most, and of the one whose complement does most.
 
-    And of the largest of the sets that were sought to be faithful, if it does not do half of the
-    task. On the held-out examples, if there are some; only of what their intervals say too. A set
-    whose complement does the task is worth a word where it does most of the task itself: else it is
-    just small.
+    It also warns of the largest set that was sought to be faithful, if that does not do half of the
+    task. The intervals decide, of the held-out examples if there are some.
     """
     measured = [
         (result, result.faithfulness())
@@ -223,7 +213,6 @@ def _robust_search_options(result: TraceResult, *, is_front: bool = False) -> st
 
 
 def _faithful_instead(result: TraceResult) -> str:
-    """What to search with for a faithful set; nothing where that is what was sought."""
     if result.run.objective.startswith("faithful"):
         return ""
     budget = "a budget and " if result.budget is None else ""
@@ -231,7 +220,6 @@ def _faithful_instead(result: TraceResult) -> str:
 
 
 def _warn_of_other_sign(results: Sequence[TraceResult]) -> None:
-    """Warns of the set whose effect has most clearly another sign than was sought."""
     sought = -1 if results[0].run.sign == "negative" else 1
     least = min(results, key=lambda result: sought * result.effect)
     if sought * least.effect < 0 and not least.run.objective.startswith("faithful"):
@@ -256,10 +244,7 @@ def _warn_of_noise(results: Sequence[TraceResult], floor: float) -> None:
 
 
 def warn_of_front(front: ParetoFront) -> None:
-    """Warns of the size whose held-out effect falls shortest of the effect.
-
-    And of the size at which another set that is as good shares least.
-    """
+    """Warns of the size that holds least, and of the one where an equal set shares least."""
     sets = {each.n_selected: each for each in front}
     rows = [(row.size, sets[row.size].effect, row.cross_fitted) for row in front.statistics]
     _warn_of_held_out(rows, _robust_search_options(front[0], is_front=True))
@@ -284,11 +269,7 @@ def warn_of_front(front: ParetoFront) -> None:
 
 
 def _warn_of_held_out(rows: Sequence[tuple[int, float, float | None]], options: str) -> None:
-    """Warns of the least held-out effect, as a share of the effect, if that is below half.
-
-    A row is the size of a set, its effect and its held-out effect; `options` are those to search
-    with instead.
-    """
+    """Warns of the least held-out effect; rows are size, effect and held-out effect of sets."""
     rows_held_out = [
         (size, effect, held_out) for size, effect, held_out in rows if held_out is not None
     ]

@@ -13,41 +13,32 @@ def tracer_text(question: Question) -> str:
     """What a tracer traces, in a line."""
     source = "" if question.source == "counterfactual" else f", source {question.source}"
     unusual = source + (", denoising" if question.direction == "denoising" else "")
-    metric, model = (
-        question.search_engine.metric.name,
-        model_text(question.model_name, question.dtype),
-    )
+    model = model_text(question.model_name, question.dtype)
     return printable(
         f"Tracer({question.registry.describe()} of {model}, {_examples(question)}, "
-        f"{metric}{unusual}{_preferred(question)}{_explained(question)})"
+        f"{question.search_engine.metric.name}{unusual}{_preferred(question)}{_explained(question)})"
     )
 
 
 def _examples(question: Question) -> str:
-    """How many examples are searched and held out."""
-    own, fresh = (
-        question.search_engine.pairs,
-        question.held_out_engine and question.held_out_engine.pairs,
-    )
-    said = n_text(len(own), own.clusters)
-    if fresh is not None:
-        said += f" searched and {n_text(len(fresh), fresh.clusters)} held-out"
-    return f"{said} examples of {own.name}"
+    searched = question.search_engine.pairs
+    text = n_text(len(searched), searched.clusters)
+    if question.held_out_engine is not None:
+        held_out = question.held_out_engine.pairs
+        text += f" searched and {n_text(len(held_out), held_out.clusters)} held-out"
+    return f"{text} examples of {searched.name}"
 
 
 def _preferred(question: Question) -> str:
     """On how many examples the model prefers x, if it was run before: looking runs nothing."""
-    count = question.n_prefers_x if question.search_engine.known_full_effects is not None else None
+    if question.search_engine.known_full_effects is None or question.n_prefers_x is None:
+        return ""
     run = " counterfactual runs" if question.direction == "denoising" else ""
-    return (
-        ""
-        if count is None
-        else f", x preferred on {count} of {len(question.search_engine.pairs)}{run}"
-    )
+    n_examples = len(question.search_engine.pairs)
+    return f", x preferred on {question.n_prefers_x} of {n_examples}{run}"
 
 
 def _explained(question: Question) -> str:
-    """How well features describe the activations, where components are features."""
     shares = [f"{name}: {share:.2f}" for name, share in question.explained_variance.items()]
     return f", explained variance of {'; '.join(shares)}" if shares else ""
 

@@ -1,8 +1,4 @@
-"""Passes, time and memory of a run, before it begins.
-
-Searches say how many passes they take at most. What one pass takes is measured, once, on the
-loaded model and a few of the tracer's own examples.
-"""
+"""Passes, time and memory of a run before it begins, by a timed probe of a few examples."""
 
 from __future__ import annotations
 
@@ -44,7 +40,7 @@ _PROBED_PLACES, _NEIGHBOURS, _PROBED = 2, 4, 8
 _PROBED_EXAMPLES = 8
 """Examples that they are measured on; on an accelerator a batch, as it idles on fewer."""
 _LEAST_SECONDS = 0.3
-"""A probe that takes less says more of what a call costs than of a pass: a larger one follows."""
+"""A shorter probe times calls rather than passes: a larger one follows."""
 _PACES: WeakKeyDictionary[PreparedData, dict[tuple[Any, ...], Pace]] = WeakKeyDictionary()
 """By data; by whether a gradient was taken, and the sets that were measured."""
 
@@ -64,23 +60,19 @@ class Estimate:
     method: str
     """Name of the search."""
     passes: float
-    """Passes over the data, forward and backward alike: what the result's `cost` will say, or at
-    most that."""
+    """Passes over the data, forward and backward alike: the result's `cost`, or at most that."""
     further: float = 0.0
-    """Passes besides, at most: complements, held-out examples and further metrics of results, and
-    the statistics of a front."""
+    """Further passes at most: complements, held-out examples, further metrics and statistics."""
     is_exact: bool
     """Whether the run takes exactly these passes."""
     example_passes: float
-    """Examples that are run in all, each way counted; further metrics, held-out examples and
-    statistics included."""
+    """Examples that are run in all, each way and the further passes counted."""
     rows: int
     """Examples that go through the model at once at most, each under one mask."""
     seconds: float
     """Wall time, from a timed probe; at most about that where `is_exact` is false."""
     memory: int | None
-    """Bytes at the peak: of the accelerator during the probe, or of this process so far; None
-    where the system does not say."""
+    """Bytes at the peak: of the accelerator in the probe, or of this process; None if unknown."""
 
     @property
     def total(self) -> str:
@@ -111,7 +103,6 @@ def _pace_of(
         count = min(n, _PROBED_EXAMPLES if device.type == "cpu" else engine.rows)
         places = _PROBED_PLACES
         while True:
-            # Spread over the data set.
             few = engine.with_pairs(engine.pairs.subset([i * n // count for i in range(count)]))
             few.prepare_full_effects()  # Clean and counterfactual runs are done before.
             if is_cuda:
@@ -175,8 +166,7 @@ def estimate(
 ) -> Estimate:
     """The passes, time and memory that `run` with these arguments will take.
 
-    Runs nothing but one timed probe on a few examples, of a few sets and, for methods that
-    learn, a gradient. What it takes is kept for the next estimate.
+    Runs nothing but a timed probe on a few examples, whose result is kept for the next estimate.
 
     Raises:
         ConfigError: The search does not say how many passes it takes, as one of your own.
@@ -214,8 +204,7 @@ def estimate_pareto(
 ) -> Estimate:
     """As `estimate`, of `pareto` with these arguments.
 
-    `passes` are those of the front; `further` are those of the statistics, too. Errors about the
-    arguments are those of `pareto`.
+    `passes` are those of the front; `further` includes the statistics. Errors are as in `pareto`.
     """
     request = Request(
         search=make(LocalSearch, options, signature(estimate_pareto).parameters),
@@ -254,7 +243,7 @@ def estimate_of(
 ) -> Callable[Concatenate[Question, _P], Estimate]:
     """Estimates a call that measures the planned sets, or at most these; some of them are probed.
 
-    What plans a call names it. The effect of all components, which calls share, is not counted.
+    The effect of all components, which calls share, is not counted.
     """
     name = planned.__name__.removeprefix("planned_")
 
@@ -279,7 +268,6 @@ def estimate_of(
 
 
 def _of_plan(question: Question, request: Request, planned: Plan | None) -> Estimate:
-    """Estimates a plan; a few examples are probed, which is in no account of passes."""
     if planned is None:
         raise ConfigError(
             f"The search {request.search.name!r} does not say how many passes it takes. Give it a "
@@ -305,11 +293,6 @@ def _of_passes(
     limited: Sequence[Cost] = (),
     max_seconds: float | None = None,
 ) -> Estimate:
-    """Estimates work whose passes are known, but for `further` ones.
-
-    Parts of it are `limited`: each stops at `max_seconds`. A few of its examples are probed, which
-    is in no account of passes.
-    """
     cost, passes = planned.cost, planned.cost.forward_equivalents
     forward, gradient, memory = _pace_of(engine, sets=sets, with_gradient=cost.backward > 0)
 

@@ -122,8 +122,8 @@ def explore(
 ) -> Explorer:
     """A view in which components are clicked on and off, and the measured effect follows.
 
-    It needs Jupyter, and the extra `explore`. The set is measured a batch at a time, and the
-    latest click wins. Everything that this tracer measured before is at hand at once.
+    It needs Jupyter, and the extra `explore`. Everything that this tracer measured before is at
+    hand at once.
 
     ```python
     view = tracer.explore(tracer.run(budget=6))

@@ -1,8 +1,8 @@
 """A set folded into weights: a plain Hugging Face checkpoint that behaves as the intervention.
 
 What a component is replaced by must be the same at every token, so that it can be a part of the
-bias: zeros, means, tensors. A head or neuron is then a few columns of the projection behind it, a
-coordinate of the MLP output a row. The model that was written is read again and measured.
+bias. A head or neuron is then a few columns of the projection behind it, a coordinate of the MLP
+output a row.
 """
 
 from __future__ import annotations
@@ -90,9 +90,8 @@ def export(
     """Writes a plain Hugging Face model in which a set is replaced for good.
 
     Zeros, means and tensors of one's own are folded into weights and biases, of heads, MLP
-    outputs, neurons and blocks. The model is read again from disk and measured on every
-    example, held-out ones too; nothing stays if it has another effect. A README says the
-    question, the set, both effects and the versions; of a result, the folder `trace` holds it.
+    outputs, neurons and blocks. The model is read again from disk and measured on all examples. A
+    README says the question, the set, both effects and the versions; `trace` holds a result.
 
     Args:
         question: The question.
@@ -136,11 +135,11 @@ def export(
                 f"{export.largest_difference:.3g} on an example. This architecture puts something "
                 "between the component and its projection. Nothing was written."
             )
-        chosen = members_of(members, question.registry)
         measured, effects = engine, export.effects
         if held_out is not None and export.held_out_effects is not None:
             measured, effects = held_out, export.held_out_effects
-        choices = question.choices([chosen], is_held_out=measured is held_out)
+        indices = members_of(members, question.registry)
+        choices = question.choices([indices], is_held_out=measured is held_out)
         text = on_examples(measured, effects, choices=choices).choices_text
         card = _readme(engine, setup, mask, export, result, side_effects, text)
         write_beside(Path(draft) / "README.md", card)
@@ -240,10 +239,6 @@ def _fold_into_weights(engine: Engine, constants: Constants, mask: Mask) -> Any:
 def _weights_of(
     modules: Mapping[str, torch.nn.Module], expected: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The weights that modules compute with, under the names and in the shapes of a plain model.
-
-    Those of pruned and parametrised modules are computed from others.
-    """
     weights = {}
     for name, plain in expected.items():
         owner, _, attribute = name.rpartition(".")
@@ -254,7 +249,7 @@ def _weights_of(
 
 
 def _check_plain(model: HookedModel, plain: Any) -> None:
-    """Refuses a model whose logits a plain one with its weights lacks; None: it has no such."""
+    """Refuses a model whose logits differ from those of a plain one; None: there is no such."""
     tokens = random_tokens(model, 1, min(8, int(model.cfg.n_ctx or 8)))
     with torch.no_grad():
         logits = model.run_with_hooks(tokens.to(device_of(model)), fwd_hooks=[])[0]
@@ -279,7 +274,6 @@ def _rebuild(
     changed: Mapping[str, Tensor],
     settings: Iterable[str],
 ) -> Any:
-    """A new model of the same class with changed weights, and with biases where they are needed."""
     rebuilt = _without_weights(original, settings)
     expected = rebuilt.state_dict()
     new = [name for name in expected if name not in state]
@@ -380,7 +374,6 @@ def _readme(
     side_effects: SideEffects | None,
     choices_text: str,
 ) -> str:
-    """The README of the written model."""
     name = model_name(engine.model)
     labels = [engine.registry.label(number) for number in mask.nonzero()[:, 0].tolist()]
     held_out_effects = export.held_out_effects
@@ -407,9 +400,7 @@ def _readme(
     ]
     if result is not None:
         lines.append(f"- Found by {result.title}, seed {result.seed}; `trace/`")
-    lines += [
-        f"- Versions: {', '.join(f'{package} {v}' for package, v in versions().items())}",
-    ]
+    lines.append(f"- Versions: {', '.join(f'{package} {v}' for package, v in versions().items())}")
     if side_effects is not None:
         lines += ["\n## Side effects\n", f"```\n{side_effects}\n```"]
     return "\n".join(lines) + "\n"

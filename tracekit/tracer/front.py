@@ -78,14 +78,8 @@ def front(
 ) -> ParetoFront:
     """The best set of every size.
 
-    Ctrl-C, or a limit, after the local search ends the front with what was found until then.
-
-    Args:
-        question: The question.
-        request: What is asked for; its search is local search, or an `Auto` of it.
-        planned: Its passes, for the progress bar.
-        on_note: Is called with every step of the search.
-        statistics: Whether to measure cross-fitted effects, random controls and stability.
+    The search of the request is local search, or an `Auto` of it. Ctrl-C, or a limit, after it ends
+    the front with what was found until then. `on_note` is called with every step of the search.
     """
     with progress_bar(question, request, planned, on_note):
         target = request.target(question)
@@ -117,7 +111,6 @@ def _unless_stopped(step: Callable[[], _T], before: _T) -> tuple[_T, str | None]
 
 
 def _best_of_every_size(question: Question, request: ResolvedRequest, target: Target) -> _Sets:
-    """The best sets of a local search, and of all that the question measured before."""
     local = cast(LocalSearch, request.searches[0])
 
     def search() -> SearchState:
@@ -145,7 +138,6 @@ def _known_effects(question: Question, sign: int) -> dict[ComponentSet, Effects]
 
 
 def _improving(state: SearchState) -> dict[int, Selection]:
-    """Sets by size, of the sizes whose best set does better than that of every smaller one."""
     return {size: state.selection(size, size) for size in state.best_sets.improving_sizes}
 
 
@@ -169,9 +161,7 @@ def _choose(question: Question, request: ResolvedRequest, target: Target, sets: 
     auto, largest = cast(Auto, request.search), request.goal.budgets[-1]
     sizes = sizes_of_statistics(sorted(sets.by_size))
     (chosen, fit), work = measure_work(
-        question,
-        target,
-        lambda: auto.front(target, sets.by_size, sizes, largest, request.seed),
+        question, target, lambda: auto.front(target, sets.by_size, sizes, largest, request.seed)
     )
     spent = sets.work + replace(work, cost=work.cost - fit.on_all_examples)
     return replace(sets, by_size=chosen, fit=fit, work=spent)
@@ -180,7 +170,6 @@ def _choose(question: Question, request: ResolvedRequest, target: Target, sets: 
 def _measured_front(
     question: Question, request: ResolvedRequest, target: Target, sets: _Sets
 ) -> ParetoFront:
-    """The results of the sets that stay within the bounds."""
     bounds = {n: target.report(members_of_mask(each.mask)) for n, each in sets.by_size.items()}
     within = [size for size, bound in bounds.items() if bound is None or bound.is_within]
     if not within and request.constraint is not None:
@@ -226,7 +215,6 @@ def _with_statistics(
     sets: _Sets,
     pareto_front: ParetoFront,
 ) -> ParetoFront:
-    """The front with cross-fitted effects, random controls and stability."""
     engine, fit, cost = question.search_engine, sets.fit, pareto_front.statistics_cost
     # Scores of an objective have an account of their own.
     is_shared = target.engine.account is engine.account

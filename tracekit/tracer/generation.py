@@ -101,8 +101,7 @@ def generate(
         strength: As in `steer`.
         chat: As in `PromptPairs.from_text`.
         seed: Draws the sampled tokens: the same for both.
-        checkpoint_settings: Whether the settings that the checkpoint brings along, such as a
-            repetition penalty or beams, act on both.
+        checkpoint_settings: Whether settings of the checkpoint, such as beams, act on both.
 
     Raises:
         ConfigError: About the options, or counterfactuals that are lacking or of no use.
@@ -199,12 +198,13 @@ def _generate_text(
     seed: int,
     checkpoint_settings: bool,
 ) -> str:
-    """The text that a model goes on with, from the cache of keys and values."""
     original: Any = getattr(model, "original_model", None)
     if original is None:
         raise UnsupportedModelError("Only models of Hugging Face generate. Use tk.load_model.")
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": bool(temperature)}
-    options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+    options["pad_token_id"] = tokenizer.eos_token_id
+    if temperature:
+        options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
     with hooked(model, hooks), torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(seed)
         settings = original.generation_config
@@ -212,12 +212,7 @@ def _generate_text(
             # Of the checkpoint's, which transformers would add, only what ends a text.
             original.generation_config = type(settings)(eos_token_id=settings.eos_token_id)
         try:
-            whole = original.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                pad_token_id=tokenizer.eos_token_id,
-                **options,
-            )
+            whole = original.generate(ids, attention_mask=torch.ones_like(ids), **options)
         finally:
             original.generation_config = settings
     return str(tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True))

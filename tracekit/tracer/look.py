@@ -1,8 +1,4 @@
-"""A first look: does the model do the task, where does it happen, who does it, what to try next.
-
-A look measures what `pairs.check`, `single_effects`, `mask-ig` and `estimate` measure: of a few
-pairs, of the residual stream and of heads and MLP blocks, whatever the tracer's components are.
-"""
+"""A first look: does the model do the task, where does it happen, who does it, what to try next."""
 
 from __future__ import annotations
 
@@ -58,9 +54,8 @@ def look(
 ) -> Look:
     """A first look: does the model do the task, where, by which heads and MLP blocks, what next.
 
-    A look uses a few examples: half of them select sets, the others are held out. It takes about 50
-    passes over a half, which is a minute for 16 pairs of a model of 30 layers on two cores. Metric,
-    source, direction and positions are the tracer's; the components are all heads and MLP blocks.
+    Half of the examples select sets, the others are held out. It takes about 50 passes over a half:
+    a minute for 16 pairs of a model of 30 layers on two cores. Components are all heads and MLPs.
 
     Args:
         question: The question.
@@ -172,10 +167,8 @@ def _residual_question(question: Question, searched: PromptPairs) -> Question:
             split = "position"
         else:
             n_shared = min(*lengths, _POSITIONS // 2)
-            pairs, searched = (
-                _with_last_spans(pairs, n_shared),
-                _with_last_spans(searched, n_shared),
-            )
+            pairs = _with_last_spans(pairs, n_shared)
+            searched = _with_last_spans(searched, n_shared)
     steps = max(1, min(_LAYERS, n) - 1)
     layers = sorted({round(step * (n - 1) / steps) for step in range(steps + 1)})
     options = {"layers": layers, "split_by": split, "positions": "prompt"}
@@ -197,7 +190,6 @@ def _with_last_spans(pairs: PromptPairs, count: int) -> PromptPairs:
 
 
 def _residual_rows(where: SingleEffects) -> list[LookRow]:
-    """A row for each layer, a column for each span."""
     rows: dict[int, LookRow] = {}
     shares = (where.effects / (where.full_effect or nan)).tolist()
     for each, share in zip(where.components, shares, strict=True):
@@ -222,7 +214,6 @@ def _rows_of_sets(question: Question, sets: list[TraceResult], seed: int) -> Ite
 
 
 def _advice(engine: Engine, sets: list[TraceResult]) -> tuple[dict[str, Any], list[str]]:
-    """Options of a search that suit, and why."""
     metric, effects = engine.metric, engine.full_effects
     mean, options, advice = effects.mean().item(), dict[str, Any](), []
     if mean < 0:

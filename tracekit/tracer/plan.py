@@ -79,11 +79,8 @@ def plan(question: Question, request: ResolvedRequest) -> Plan | None:
 
 def plan_front(question: Question, request: ResolvedRequest, *, statistics: bool) -> Plan | None:
     """The passes of a front, with its statistics or without; None if its search does not say."""
-    target, n, last = (
-        request.target(question),
-        question.search_engine.n_components,
-        request.goal.budgets[-1],
-    )
+    target, n = request.target(question), question.search_engine.n_components
+    last = request.goal.budgets[-1]
     joint, is_choice = request.searches[0], isinstance(request.search, Auto)
     planned = planned_passes_of(joint, n, request.goal_of_search)
     cost = _search_cost(question, request, target, joint, request.goal_of_search)
@@ -141,7 +138,6 @@ def _is_exact(request: ResolvedRequest, target: Target, planned: PlannedPasses) 
 def _search_cost(
     question: Question, request: ResolvedRequest, target: Target, search: Search, goal: Goal
 ) -> Cost | None:
-    """Passes of a search through the target; None if it does not say."""
     planned = planned_passes_of(search, question.search_engine.n_components, goal)
     if planned is None:
         return None

@@ -1,9 +1,4 @@
-"""A request: what a search is asked for, as one value.
-
-`run`, `pareto`, `estimate`, the command line and the jobs of a sweep each make a `Request`, and
-call a function of a question and a request. `resolve_request` is the only place that decides what a
-request leaves open.
-"""
+"""A request: what a search is asked for. `resolve_request` decides what a request leaves open."""
 
 from __future__ import annotations
 
@@ -31,8 +26,6 @@ from tracekit.search.objectives import (
 )
 from tracekit.search.targets import Target, require_full_effect
 
-AnyObjective = ObjectiveName | Objective | None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -46,7 +39,7 @@ class Request:
     """Several budgets."""
     target_effect: float | None = None
     """Instead of a budget, the mean effect to reach by the fewest components."""
-    objective: AnyObjective = None
+    objective: ObjectiveName | Objective | None = None
     """What is maximised over the examples; None: decided by `resolve_request`."""
     sign: SignName | None = None
     """Sign of the effects that are sought; None: decided by `resolve_request`."""
@@ -72,10 +65,7 @@ class Request:
     def goal(self, n_components: int) -> Goal:
         """Budgets as counts, or the target."""
         return Goal.make(
-            n_components,
-            budget=self.budget,
-            budgets=self.budgets,
-            target_effect=self.target_effect,
+            n_components, budget=self.budget, budgets=self.budgets, target_effect=self.target_effect
         )
 
 
@@ -139,9 +129,9 @@ def resolve_request(
 ) -> ResolvedRequest:
     """Decides what a request leaves open.
 
-    The objective is by default the `usual` one; of edges, and where the source is another model,
-    sets are sought that do what all components do. The sign is by default that of the target
-    effect, or of all components where such sets are sought.
+    The objective is by default the `usual` one, or faithfulness for edges and where the source is
+    another model. The sign is by default that of the target effect, or of all components where sets
+    are to be faithful.
 
     Raises:
         BudgetError: About the budget, or a target effect of another sign, or by an objective.
@@ -175,10 +165,7 @@ def resolve_request(
 
 
 def resolve_front(question: Question, request: Request, *, statistics: bool) -> ResolvedRequest:
-    """As `resolve_request`, of a front.
-
-    By default it goes up to all components, and takes `auto` where statistics search halves anyway.
-    """
+    """As `resolve_request`, of a front: by default of all sizes, and by `auto` with statistics."""
     if request.budget is None:
         request = replace(request, budget=1.0)
     has_halves = statistics and question.search_engine.pairs.n_distinct >= FEWEST_EXAMPLES
@@ -221,7 +208,6 @@ def _sign_of(question: Question, sign: SignName | None, target: float | None) ->
 
 
 def _constrained_engine(question: Question, constraint: Constraint) -> Engine:
-    """The engine that measures a constraint."""
     pairs = question.pairs if constraint.pairs is None else constraint.pairs
     engine = question.engine_of(pairs, metric=constraint.metric)
     check_metric(engine)

@@ -46,11 +46,8 @@ class Work:
 
 
 def measure_work(question: Question, target: Target, search: Callable[[], _T]) -> tuple[_T, Work]:
-    """Searches a target on an unchanged model, and measures what that takes.
-
-    The clean run and the effect of all components, which all searches of a question share, are run
-    before, so that no search pays for them.
-    """
+    """Searches a target on an unchanged model, and measures what that takes."""
+    # All searches share these runs, so no search pays for them.
     question.search_engine.prepare_full_effects()
     checks.check_unchanged(question.search_engine)
     cost, start = target.cost, time.perf_counter()
@@ -80,13 +77,7 @@ def search(
     planned: Plan | None,
     on_note: Callable[..., None] | None = None,
 ) -> list[TraceResult]:
-    """A result per budget, ascending, or one for a target.
-
-    Args:
-        question: The question.
-        request: What is asked for.
-        planned: Its passes, for the progress bar.
-        on_note: Is called with every step of the search.
+    """A result per budget, ascending, or one for a target; steps are reported to `on_note`.
 
     Raises:
         TargetNotReachedError: No set that was tried reaches the target.
@@ -126,12 +117,8 @@ def _best_so_far(
     question: Question, request: ResolvedRequest, recorded: KnownSets
 ) -> list[Selection]:
     """The best sets that an interrupted search has measured; Ctrl-C again if there are none."""
-    by_size, goal, n = (
-        recorded.by_size(),
-        request.goal_of_search,
-        question.search_engine.n_components,
-    )
-    budgets = request.goal.budgets
+    by_size, n = recorded.by_size(), question.search_engine.n_components
+    goal, budgets = request.goal_of_search, request.goal.budgets
     fitting = [[size for size in by_size if size <= budget] for budget in budgets]
     if goal.target is not None:
         reaching = [size for size in by_size if by_size[size].mean >= goal.target]
@@ -173,14 +160,11 @@ def results_of(
     rows = zip(selections, by_example, bounds, histories, strict=True)
     results = []
     for selection, (own, held_out), bound, history in rows:
-        by, mask, soft_mask = (
-            selection.by or request.searches[0],
-            selection.mask,
-            selection.soft_mask,
-        )
-        extra = (
-            metric_effects(question.search_engine, mask, extra_metrics) if extra_metrics else None
-        )
+        by, mask = selection.by or request.searches[0], selection.mask
+        soft_mask = mask.float() if selection.soft_mask is None else selection.soft_mask
+        extra = None
+        if extra_metrics:
+            extra = metric_effects(question.search_engine, mask, extra_metrics)
         results.append(
             TraceResult(
                 setup=question.named_setup,
@@ -201,7 +185,7 @@ def results_of(
                 ),
                 registry=question.registry,
                 binary_mask=mask,
-                soft_mask=mask.float() if soft_mask is None else soft_mask,
+                soft_mask=soft_mask,
                 component_scores=_component_scores(question, request, selection, bound),
                 searched=own,
                 held_out=held_out,

@@ -95,9 +95,8 @@ class Tracer:
     tracer.heatmap()
     ```
 
-    Building one checks every hook point on the loaded model (see `tracekit.engine.checks`), so a
-    run never rests on a hook that does nothing. Methods raise `IdentityCheckError` where the
-    model's weights or hooks changed since.
+    Building one checks every hook point on the loaded model (see `tracekit.engine.checks`). Methods
+    raise `IdentityCheckError` where the model's weights or hooks changed since.
     """
 
     def __init__(
@@ -122,13 +121,11 @@ class Tracer:
             pairs: The data set, or its name for `load_dataset`.
             components: As in `Setup`: kinds of component, `default`: `attention-patterns`; or a
                 `Setup`, which says the metric and the options too.
-            metric: As in `Setup`; by default `odds-ratio`. Of data given by name, components,
-                metric and positions are by default those of the command line: what the data set is
-                usually traced with.
+            metric: As in `Setup`; by default `odds-ratio`. For data given by name, components,
+                metric and positions are by default those that it is usually traced with.
             held_out: Examples that no search sees; every result says what its selection does on
                 them (`TraceResult.held_out_effect`). `pairs.split` makes some.
-            extra_metrics: Further metrics; every result says what its selection does by each of
-                them. They guide no search.
+            extra_metrics: Further metrics of every result; they guide no search.
             max_batch_size: Examples per pass; bounds memory, changes no result. None: 64, or as
                 many as fit on a card.
             max_memory: Bytes of counterfactual activations on the device, as in `EngineConfig`.
@@ -304,10 +301,8 @@ class Tracer:
             constraint: A metric to leave within bounds: the front holds the sets within them.
             statistics: Whether to measure held-out effects, random controls and stability, at up
                 to 12 sizes. That takes two searches on half the examples each, about as long as
-                the front itself; their passes are in `statistics_cost`, and limits bound each
-                of the three searches: a warning says how many passes there are in all, as
-                `estimate_pareto` does. The same halves serve `auto`. `max_memory` bounds what each
-                holds; while a half is searched, two are held.
+                the front itself. Their passes are in `statistics_cost`; limits bound each of the
+                three searches. `max_memory` bounds each half, of which two are in memory.
             observe: As in `run`.
             seed: Seed of the search, of the halves and of the controls.
             **options: Fields of `LocalSearch`, e.g. `max_passes=300`.
@@ -465,7 +460,6 @@ class Tracer:
 
 
 def _drawn(results: Any) -> Any:
-    """Results to draw; refuses none."""
     if not results:
         raise NoResultError("There is no result to draw yet. Call run() first.")
     return results

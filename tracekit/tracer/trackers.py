@@ -1,7 +1,6 @@
 """Watching runs: records for any callable, and a ready tracker for Weights & Biases.
 
-`observe=` of `Tracer.run` and `Tracer.pareto` takes a callable of a `RunRecord`. It is called when
-the run starts, at every step of the search, with every result, and at the end. A tracker that
+`observe=` of `Tracer.run` and `Tracer.pareto` takes a callable of a `RunRecord`. A tracker that
 raises costs a warning and its further records, never the search.
 """
 
@@ -32,15 +31,14 @@ class RunRecord:
     kind: RecordKind
     """`start`, `step` (an epoch, a size, an expanded set), `result` or `end`."""
     setting: Mapping[str, Any]
-    """Method and its options, model, data set, components, metric, seed of the run; the same in
-    every record of a run."""
+    """Method, its options, model, data set, components, metric, seed; the same in all records."""
     seconds: float
     """Since the run started."""
     step: int = 0
     """Number of the step, from 1; 0 before the first one."""
     values: Mapping[str, float] = field(default_factory=dict)
-    """Of a step: `size`, the number of components, and `effect`. Of a result, besides:
-    `full_effect`, `passes`, and where there are any `held_out_effect` and further metrics."""
+    """Of a step: `size` (number of components) and `effect`. Of a result also `full_effect`,
+    `passes`, and where there are any `held_out_effect` and further metrics."""
     result: TraceResult | None = None
     """Of a record of a result, the result."""
     stopped: str | None = None
@@ -65,8 +63,7 @@ class Observed:
             )
         self._observe = observe if question.search_engine.ranks.is_first else None
         self._setting = _settings_of(question, request)
-        self._start = time.perf_counter()
-        self._n_steps = 0
+        self._start, self._n_steps = time.perf_counter(), 0
         self._stopped: str | None = None
 
     def __enter__(self) -> Observed:
@@ -113,7 +110,6 @@ class Observed:
 
 
 def _settings_of(question: Question, request: ResolvedRequest) -> dict[str, Any]:
-    """The question of a search and its settings, in its records."""
     goal, engine = request.goal, question.search_engine
     config = config_of(request.searches[0])
     return {

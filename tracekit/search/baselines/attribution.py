@@ -2,10 +2,9 @@
 
 *Attribution patching* takes the gradient of the mean effect at the empty mask. By the chain rule
 its entry for a component is (counterfactual - clean activation) . d effect / d activation, summed
-over positions and averaged over examples: first-order attribution patching, for every kind of
-component at once. *Integrated gradients* over masks take the mean gradient along the line from
-the empty to the full mask instead, which sees some of what components do together. *EAP-IG* moves
-the input of the model along the line, for edges alone.
+over positions and averaged over examples. *Integrated gradients* over masks take the mean gradient
+along the line from the empty to the full mask instead. *EAP-IG* moves the input of the model along
+the line, for edges alone.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from tracekit.search.prefix import best_prefixes, planned_prefixes
 from tracekit.search.targets import Target
 
 _LARGEST_GAP = 0.02
-"""How far scores along a line may be from adding up, as a share of the mean size of the effect of
-all components on an example."""
+"""How far scores may be from adding up, as a share of the mean size of the full effect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +65,8 @@ class MaskIG(ValidatedFields):
     title: ClassVar[str] = "mask IG"
     records_every_size: ClassVar[bool] = True
     steps: PositiveInt = 10
-    """Intervals of the line; the trapezoid rule takes steps + 1 gradients. The scores sum to the
-    effect of all components but for what the rule misses. A difference beyond 2 % of the mean size
-    of that effect on an example is a warning."""
+    """Intervals of the line; the trapezoid rule takes steps + 1 gradients. Scores whose sum differs
+    from the effect of all by more than 2 % of its mean size on an example are a warning."""
 
     def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """Two passes for each point of the line, and one for each budget."""
@@ -89,8 +86,8 @@ class MaskIG(ValidatedFields):
                 f"The scores of {self.name} sum to {total:.3g}, and all components together have "
                 f"an effect of {full.mean():.3g}. The difference is {100 * gap:.0f} % of the mean "
                 f"size of their effect on an example, {size:.3g}: {self.steps} steps are too few. "
-                f"Give steps={2 * self.steps}, or "
-                "more, where components of near scores are to be told apart."
+                f"Give steps={2 * self.steps}, or more, where components of near scores are to be "
+                "told apart."
             )
             if gap > _LARGEST_GAP:
                 warn(text, UnreliableResultWarning)
@@ -126,10 +123,7 @@ class EAPIG(ValidatedFields):
 
 
 def weights_along_line(steps: int) -> dict[float, float]:
-    """Weights of the trapezoid rule from the empty (0) to the full mask (1), by place.
-
-    The line has `steps` intervals; 0 is its first end alone.
-    """
+    """Trapezoid weights by place from the empty mask (0) to the full one (1), in equal steps."""
     if steps == 0:
         return {0.0: 1.0}
     ends = (0, steps)

@@ -63,9 +63,8 @@ class EmpiricalBayesTopK(ValidatedFields):
         goal.require(self.name)
         by_gradient = self._takes_gradients(target.n_components)
         if by_gradient:
-            scores = target.ranking_sign * shrunken_effects_by_gradients(
-                target, self._mean_gradients(target)
-            )
+            gradients = self._mean_gradients(target)
+            scores = target.ranking_sign * shrunken_effects_by_gradients(target, gradients)
         else:
             sets = [(i,) for i in range(target.n_components)]
             scores = shrunken_effects(target, target.set_effects(sets, self.title))
@@ -115,9 +114,8 @@ def shrunken_effects_by_gradients(
 ) -> Mask:
     """The same by gradients, for components that are too many to be measured one by one.
 
-    The gradients are of the quantity of the metric's linearization; see
-    `tracekit.engine.gradients.expand`. Without one they are those of the effect, times the weight
-    of the example. They are moved to their shrunken means.
+    They are of the quantity of the metric's linearization (`tracekit.engine.gradients.expand`), or
+    without one of the effect, times the weight of the example.
     """
     weights, clusters, curves = target.pairs.weights, target.pairs.clusters, _curves(target)
     weights = torch.ones(target.n_examples).double() if weights is None else weights.double()

@@ -43,13 +43,8 @@ class Greedy:
             members.append(candidates[best])
             effect = means[best].item()
             _progress.current().note(size=len(members), effect=effect)
-            history.append(
-                {
-                    "n_selected": len(members),
-                    "effect": effect,
-                    "component": target.registry.label(candidates[best]),
-                }
-            )
+            label = target.registry.label(candidates[best])
+            history.append({"n_selected": len(members), "effect": effect, "component": label})
             reached = goal.target is not None and effect >= goal.target
             if reached or len(members) in goal.budgets:
                 budget = len(members) if goal.target is None else None
@@ -59,7 +54,6 @@ class Greedy:
             if reached:
                 return selections
         if goal.target is not None:
-            raise target_not_reached(
-                goal.target, max(float(record["effect"]) for record in history)
-            )
+            best_effect = max(float(record["effect"]) for record in history)
+            raise target_not_reached(goal.target, best_effect)
         return selections

@@ -39,10 +39,7 @@ class Random(ValidatedFields):
         return PlannedPasses(cost=Cost(draws + len(goal.budgets)), is_exact=True)
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
-        """Draws and measures; for a target, looks for the smallest size at which a draw reaches it.
-
-        The draws of a size depend on the seed and that size alone.
-        """
+        """The best draw of each budget, or for a target of the smallest size that reaches it."""
         goal.require(self.name)
         if goal.target is None:
             return [self._best(target, budget, seed, budget) for budget in goal.budgets]

@@ -1,7 +1,4 @@
-"""Top-k: the components with the largest effects on their own.
-
-N forward passes rank them; interactions are invisible to it.
-"""
+"""Top-k: the components with the largest effects on their own, whatever they do together."""
 
 from __future__ import annotations
 

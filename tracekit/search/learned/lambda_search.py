@@ -2,8 +2,7 @@
 
 The size of the selection falls as lambda1 grows. So every budget is bracketed between a lambda1
 that penalises too weakly and one that penalises too strongly, and the bracket is halved on a
-logarithmic scale. Every selection reported was measured with its binary mask; a soft mask only
-proposes.
+logarithmic scale.
 """
 
 from __future__ import annotations
@@ -81,9 +80,7 @@ class LambdaBracket:
 
     def __init__(self, start: float) -> None:
         """Begins at `start`."""
-        self._start = start
-        self._low = 0.0
-        self._high = float("inf")
+        self._start, self._low, self._high = start, 0.0, float("inf")
 
     def record(self, value: float, too_weak: bool) -> None:
         """Records whether `value` penalised too weakly."""
@@ -136,11 +133,8 @@ def runs_for_budgets(
 
 def measured_sets(runs: Sequence[TrainingRun]) -> dict[ComponentSet, Effects]:
     """The selections that the training runs measured."""
-    return {
-        members_of_mask(snapshot.mask): snapshot.effects
-        for run in runs
-        for snapshot in run.snapshots
-    }
+    snapshots = [snapshot for run in runs for snapshot in run.snapshots]
+    return {members_of_mask(snapshot.mask): snapshot.effects for snapshot in snapshots}
 
 
 def best_within_budgets(
@@ -152,9 +146,7 @@ def best_within_budgets(
     """The best set for each budget that the training runs propose.
 
     Candidates are, for every epoch of every run, its truncated mask if that is small enough, and
-    the `budget` largest entries of its soft mask. The latter may pass through a better set than
-    the run ends with, since rewards of strongly interacting components vary by orders of magnitude
-    while lambda1 does not. What gets measured is added to `measured`.
+    the `budget` largest entries of its soft mask. What gets measured is added to `measured`.
     """
     snapshots = [(run, snapshot) for run in runs for snapshot in run.snapshots]
     selections = []
@@ -176,10 +168,7 @@ def best_within_budgets(
 
 
 def smallest_set_reaching(runs: Sequence[TrainingRun], target: Target, wanted: float) -> Selection:
-    """The smallest set that reaches a mean effect, among all that the training runs propose.
-
-    These include prefixes of the ranking by the run that ends with the largest effect.
-    """
+    """The smallest set that reaches a mean effect, among those of the runs and their rankings."""
     reaching = [
         (snapshot.size, -snapshot.effect, number, snapshot, run)
         for number, run in enumerate(runs)

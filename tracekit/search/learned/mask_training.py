@@ -1,11 +1,9 @@
 """Training a soft mask by gradient descent with a penalty, for one lambda1 or a searched one.
 
-Every step follows the gradient of an objective (see `reward.py`) and of a penalty with Adam and
-clamps the mask to [0, 1]. With a fixed lambda1 there is one training run, as in the papers.
-Without, lambda1 is searched (see `lambda_search.py`): every run serves all budgets. Every truncated
-mask of every epoch, and the largest entries of its soft mask, are measured exactly, and the best
-set within each budget is returned.
-
+Every step follows the gradient of an objective (`reward.py`) and of a penalty with Adam and clamps
+the mask to [0, 1]. With a fixed lambda1 there is one training run, as in the papers; without,
+lambda1 is searched (`lambda_search.py`). Every truncated mask of every epoch, and the largest
+entries of its soft mask, are measured exactly, and the best set within each budget is returned.
 Methods differ in objective, penalty and truncation: `pgbct.py`, `dcm.py`.
 """
 
@@ -14,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -84,8 +82,7 @@ class MaskTraining(ValidatedFields, ABC):
     example_order: Sequence[Sequence[int]] | None = None
     """Order of the examples in each epoch, to repeat a run exactly. None: shuffled by the seed."""
     trials: PositiveInt | None = None
-    """Training runs at most per budget when lambda1 is searched. None: 8, or 1 if local search
-    improves the sets."""
+    """Training runs at most per budget to search lambda1. None: 8, or 1 before local search."""
 
     @property
     @abstractmethod
@@ -122,7 +119,6 @@ class MaskTraining(ValidatedFields, ABC):
         return PlannedPasses(cost=Cost(gradients + measured + n_answers, gradients))
 
     def _most_runs(self, goal: Goal) -> int:
-        """Training runs at most."""
         if self.lambda1 is not None:
             return 1
         if goal.target is not None:
@@ -142,7 +138,6 @@ class MaskTraining(ValidatedFields, ABC):
         return [runs[0].selection(runs[0].last, None)]
 
     def _runs(self, target: Target, goal: Goal, seed: int) -> list[TrainingRun]:
-        """One training run with a fixed lambda1, or several; see `lambda_search.py`."""
         smallest = min(goal.budgets, default=0)
 
         def train(lambda1: float) -> TrainingRun:
@@ -187,11 +182,11 @@ class MaskTraining(ValidatedFields, ABC):
             # Here, once an epoch, an accelerator is waited for.
             reward.check()
             soft_mask = mask.cpu()
-            snapshot = run.add(
-                target, soft_mask, reward_gradient_sum.cpu(), self.selected(soft_mask)
-            )
-            record: dict[str, Any] = {"epoch": epoch, **penalty.terms(soft_mask, epoch)}
-            record |= {
+            selected = self.selected(soft_mask)
+            snapshot = run.add(target, soft_mask, reward_gradient_sum.cpu(), selected)
+            record: dict[str, float] = {
+                "epoch": epoch,
+                **penalty.terms(soft_mask, epoch),
                 "reward": reward.value(),
                 "binary_violation": masks.binary_violation(soft_mask).item(),
                 "n_selected": snapshot.size,

@@ -7,9 +7,6 @@ One soft mask m over all components, started at 0.5. Every step follows the grad
 with Adam and clamps m to [0, 1]. The penalties grow with the epoch, so that entries leave for 0
 one after the other while the rest is driven to 1; {i : m_i > 0.5} is the selection.
 
-`mask_training.py` holds the descent, `lambda_search.py` the search for lambda where it is not
-given, and `pgbct_local.py` the method with refinement by local search.
-
 Where the paper and its published code differ, both are available: `reward` and `inclusive` here,
 the mean over continuation tokens in the target.
 """
@@ -83,11 +80,7 @@ class PGBCTPenalty:
 
 @dataclass(frozen=True, kw_only=True)
 class PGBCT(MaskTraining):
-    """Penalised gradient-based causal tracing.
-
-    Objective, penalties and optimiser are the paper's by default. The search for lambda is an
-    addition: with `lambda1`, and neither a budget nor a target, it is one run of the paper's.
-    """
+    """Penalised gradient-based causal tracing (the paper); lambda1 is searched if not given."""
 
     name: ClassVar[str] = "pgb-ct"
     title: ClassVar[str] = "PGB-CT"

@@ -1,8 +1,4 @@
-"""PGB-CT with refinement: local search improves the sets that training has measured.
-
-One training run is enough then, as its sets are only where local search starts from. The paper's
-method alone is `pgbct.py`.
-"""
+"""PGB-CT with refinement: local search improves the sets that training has measured."""
 
 from __future__ import annotations
 
@@ -33,7 +29,6 @@ class PGBCTLocal(PGBCT):
 
     name: ClassVar[str] = "pgb-ct+local"
     title: ClassVar[str] = "PGB-CT + local"
-
     default_trials: ClassVar[int] = 1
 
     def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
@@ -56,12 +51,10 @@ class PGBCTLocal(PGBCT):
 
 
 def _passes(budgets: Sequence[int]) -> int:
-    """Passes at most, of training and refinement together."""
     return _PASSES + _PASSES_MORE * (len(budgets) - 1) if budgets else 0
 
 
 def _improved(selection: Selection, refined: BestSets) -> Selection:
-    """The selection, or a better set within its budget."""
     assert selection.budget is not None
     best = refined.best_within(selection.budget)
     effects = refined.effects(best)

@@ -2,14 +2,11 @@
 
 `dataset`, 1/(1 + mean l), is the paper's equation. Its gradient is that of the mean effect times
 -1/(1 + L)^2 with L the mean over the whole data set; in minibatches L is estimated from the latest
-effect seen of every example. `per-example`, the mean of 1/(1 + l_i), is the published code. The
-mean of a ratio is carried by few examples with large effects, and on exactly those the per-example
-reward is flat, so it reaches clearly smaller effects where components interact. `effect`, the mean
-effect with its sign turned, is DCM's.
+effect seen of every example. `per-example`, the mean of 1/(1 + l_i), is the published code; it is
+flat on examples with large effects. `effect`, the mean effect with its sign turned, is DCM's.
 
-1/(1 + l) has a pole at l = -1. Metrics that never go below -1 use it as it is, held one millionth
-away from the pole (in float32 an odds ratio can underflow to exactly -1); for others it goes on
-along its tangent below l = -1/2.
+1/(1 + l) has a pole at l = -1. Metrics that never go below -1 use it as it is, one millionth away
+from the pole at least; for others it goes on along its tangent below l = -1/2.
 """
 
 from __future__ import annotations
@@ -51,7 +48,6 @@ def make_loss(name: LossName, target: Target) -> TrainingLoss:
     if name == "effect":
         return TrainingLoss(torch.ones_like, lambda mean: -torch.ones_like(mean), torch.nanmean)
     lowest, is_weighted = target.metric.lower_bound, target.pairs.weights is not None
-    # The reward has a pole at -1.
     has_pole = lowest is None or lowest < -1
     if name == "per-example":
         if is_weighted:
@@ -75,18 +71,14 @@ def make_loss(name: LossName, target: Target) -> TrainingLoss:
 
 
 class LossGradient:
-    """Gradient of an objective, minibatch by minibatch.
-
-    Nothing is read back from the device in a step. `check` is for the end of an epoch.
-    """
+    """Gradient of an objective, minibatch by minibatch; only `check` waits for the device."""
 
     def __init__(self, target: Target, loss: TrainingLoss) -> None:
         """Starts without any effect seen."""
-        self._target = target
-        self._loss = loss
-        self._latest = torch.full((target.n_examples,), torch.nan, device=target.engine.device)
-        self._failed = torch.zeros((), dtype=torch.bool, device=target.engine.device)
-        self._suspect = torch.zeros(target.n_components, device=target.engine.device)
+        self._target, self._loss, device = target, loss, target.engine.device
+        self._latest = torch.full((target.n_examples,), torch.nan, device=device)
+        self._failed = torch.zeros((), dtype=torch.bool, device=device)
+        self._suspect = torch.zeros(target.n_components, device=device)
 
     def step(self, mask: Mask, examples: Int[Tensor, " example"]) -> Mask:
         """Gradient of the objective on some examples with respect to the mask."""
@@ -108,7 +100,7 @@ class LossGradient:
         self._target.effects(self._suspect)
         raise NonFiniteMetricError(
             f"The gradient of the metric {self._target.metric.name!r} is not finite although its "
-            f"effects are. Use a bounded metric such as probability-drop."
+            "effects are. Use a bounded metric such as probability-drop."
         )
 
     def value(self) -> float:
@@ -119,10 +111,7 @@ class LossGradient:
 def reward_derivative(
     effect: Float[Tensor, "*example"], has_pole: bool
 ) -> Float[Tensor, "*example"]:
-    """Derivative of the reward by the effect.
-
-    If `has_pole`, effects may lie at or below -1; the slope there is that of the tangent.
-    """
+    """Derivative of the reward by the effect; that of the tangent if effects reach the pole."""
     return -1 / (1 + effect.clamp(min=_TANGENT_AT if has_pole else _NEAREST)) ** 2
 
 

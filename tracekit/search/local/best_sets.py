@@ -14,8 +14,7 @@ class BestSets:
 
     def __init__(self, measurements: Measurements, largest: int) -> None:
         """Starts with none. Sets of more than `largest` components are not measured."""
-        self.measurements = measurements
-        self.largest = largest
+        self.measurements, self.largest = measurements, largest
         self._best: dict[int, tuple[float, ComponentSet]] = {}
         self._single_effects: dict[int, float] = {}
 

@@ -1,15 +1,12 @@
 """Local search: the best set of every size from one run, within a number of passes.
 
-1. Components are ranked: by two predictions from the gradient at the empty set and, where these
-   are many or the user set a limit that has room for it, by integrated gradients (as mask-ig).
-   Where these fit into the limit, prefixes of both are measured first, at the sizes asked for: so
-   no set is below what mask-ig and attribution find in as many passes.
+1. Components are ranked: by two predictions from the gradient at the empty set and, where there
+   are many or a limit has room for it, by integrated gradients (as mask-ig). Prefixes of both are
+   measured first, if they fit: no set is below what mask-ig and attribution find in as many passes.
 2. Single components are measured: all of them where that is cheap, which ranks them too, else those
    that the gradient at the empty set ranks first. Prefixes of all rankings are measured at the
-   sizes that are visited. From 384 components on, so
-   is what remains at these sizes when components leave the set of all: that finds components that
-   no gradient at the empty set points to. Up to 20 components, all pairs
-   are, if they take half of the passes at most.
+   sizes that are visited. From 384 components on, backward elimination from all components finds
+   some that no gradient at the empty set points to. Up to 20 components, all pairs are measured.
 3. Sweeps go up and down through these sizes (`sweeps.py`). At each of them the gradient at the best
    set proposes a few components to add, to remove and to exchange; measured effects decide.
 4. Once there was a sweep each way, the search ends with a sweep that gains nothing, or when its
@@ -69,16 +66,15 @@ class LocalSearch(ValidatedFields):
     records_every_size: ClassVar[bool] = True
 
     max_passes: PositiveInt | None = None
-    """Passes at most, forward and backward alike; what results are measured by is no part of the
-    search. None: as many as there are components, but at
-    least 300 and at most 512; below 384 components such a search ends where nothing is gained."""
+    """Passes of the search at most, forward and backward alike. None: as many as there are
+    components, but 300 to 512; below 384 components such a search ends where nothing is gained."""
     max_seconds: PositiveFloat | None = None
     """Wall time after which the best so far is returned."""
     checkpoint: Path | None = None
     """File that holds all measurements; a search that finds it goes on where the last stopped."""
 
     def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
-        """Passes at most. Gradients are half of them forward and half backward, as at most."""
+        """Passes at most, half of them forward and half backward."""
         half = (self.max_passes or default_passes(n_components)) / 2
         return PlannedPasses(cost=Cost(half, half))
 
@@ -132,10 +128,8 @@ class LocalSearch(ValidatedFields):
         if not state.best_sets.sizes:
             if state.stopped == "interrupted":
                 raise KeyboardInterrupt
-            raise NothingFoundError(
-                f"The search was stopped ({state.stopped}) before it measured anything. "
-                "Allow it more."
-            )
+            reason = f"The search was stopped ({state.stopped}) before it measured anything."
+            raise NothingFoundError(f"{reason} Allow it more.")
         if state.stopped == "max_passes" and self.max_passes is None:
             state.stopped = None  # The method's own number of passes, not the user's limit.
         points = weights_along_line(MaskIG().steps)
@@ -187,7 +181,6 @@ def refine(
 
 
 def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
-    """Measures prefixes of rankings, single components, and neighbours; see the module."""
     measurements = best_sets.measurements
     rankings = _rankings_at_empty(measurements)
     n, passes = measurements.target.n_components, measurements.n_affordable
@@ -226,7 +219,6 @@ def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
 
 
 def _backward_sets(measurements: Measurements, sizes: Sequence[int]) -> list[ComponentSet]:
-    """A set of each size, of all components without those that are missed least."""
 
     def predict(members: ComponentSet) -> Mask:
         return measurements.predict_changes(members).predicted_effects
@@ -238,6 +230,5 @@ def _backward_sets(measurements: Measurements, sizes: Sequence[int]) -> list[Com
 
 
 def _rankings_at_empty(measurements: Measurements) -> list[list[int]]:
-    """All components as the predictions at the empty set rank them."""
     prediction = measurements.predict_changes(())
     return [ranking(prediction.predicted_effects), ranking(prediction.gradient)]

@@ -93,11 +93,10 @@ class Sweeps:
             _progress.current().note(size=size, effect=best_sets.effect(size))
 
     def _scores(self, members: tuple[int, ...]) -> list[Mask]:
-        """Two scores of components at a set.
+        """Predicted effects at a set, and the gradient.
 
-        The first one is the predicted effects. The second one is the gradient; with many components
-        it is a running mean of the predicted effects at the sets visited so far. Predictions at one
-        set hold for a few changes, and what they have in common holds for many.
+        With many components a running mean of the predicted effects at the sets visited so far
+        takes the place of the gradient, since it holds for larger changes.
         """
         prediction = self._best_sets.measurements.predict_changes(members)
         if self._n_components < SETTINGS.many:
@@ -126,9 +125,9 @@ def promising_neighbours(
 ) -> list[Iterable[int]]:
     """Sets with components added, removed and exchanged, as each of the scores proposes.
 
-    `up` is the next larger size of interest. If that is one more, several components are tried;
-    else each score fills the set up to it, and there are no additions up to its own size. `down` is
-    likewise. `effort` multiplies the numbers of neighbours with one change.
+    `up` and `down` are the next sizes of interest. If these are one more or one less, several
+    components are tried; else each score fills or empties the set up to them. `effort` multiplies
+    the numbers of neighbours with one change.
     """
     inside, size = set(members), len(members)
     orders = [ranking(score) for score in scores]
@@ -181,30 +180,24 @@ class SweepSettings:
     passes: int = 300
     """Passes over the data by default: heads of the demo tasks need 110 to 210 of them."""
     most_passes: int = 512
-    """Passes by default are as many as there are components, up to this many: less than top-k
-    takes on large models."""
+    """Passes by default are as many as there are components, up to this many."""
     many: int = 384
-    """Components from which on single ones are too many to be measured, sizes far apart, and sets
-    from all components downwards worth their passes."""
+    """Components from which on sizes are far apart and backward elimination is worth its passes."""
     passes_per_size: int = 20
-    """Passes for each size that is visited: two gradients and their neighbours. Of so few
-    components all neighbours are measured, and all pairs: no gradient points to two of which either
-    is enough."""
+    """Passes for each size that is visited. Of so few components all neighbours are measured, and
+    all pairs: no gradient points to two of which either is enough."""
     most_sizes: int = 16
     """Sizes that are visited at most, so that there are passes for several sweeps."""
     share_of_all_singles: float = 1 / 3
-    """Share of the passes that measuring every single component may take. Where it would take
-    more, gradients choose the ones that are measured."""
+    """Share of the passes that measuring every single component may take."""
     share_of_some_singles: float = 1 / 8
-    """Share of the passes that measuring these takes."""
+    """Share of the passes for the single components that gradients choose otherwise."""
     additions: int = 5
-    """Sets with one component more that are measured beside a set. Fewer miss heads that only act
-    together."""
+    """Sets with one component more that are measured beside a set; fewer miss joint effects."""
     exchanges: int = 2
     """Sets with one component exchanged, and as many with one fewer."""
     shares_exchanged: tuple[float, float] = (1 / 32, 1 / 8)
-    """Shares of a set that are exchanged at once where sizes are far apart. In sets of a hundred
-    components one exchange changes little, and a quarter at once overshoots."""
+    """Shares of a set that are exchanged at once where sizes are far apart."""
     least_gain: float = 1e-3
     """Relative gain of a sweep, averaged over sizes, below which the search ends."""
 
