@@ -1,7 +1,6 @@
 """Prompts of chat models: a question or messages, as the model's chat template writes them.
 
-To find what a turn says in the written text, the text is written again with a mark in its place,
-since a template may hold the same words as its turns. The clock stands still while pairs are made.
+To find what a turn says in the written text, the text is written again with a mark in its place.
 """
 
 from __future__ import annotations
@@ -148,7 +147,6 @@ class ChatTemplate:
     def _region(
         self, messages: Sequence[Mapping[str, Any]], located: int, text: str
     ) -> Region | None:
-        """Characters of what one turn says; None if the text has not just that in its place."""
         try:
             before, *rest = self._rendered(_marked(messages, located)).split(_MARK)
         except Exception:  # A template may refuse a turn that says something else.
@@ -162,7 +160,6 @@ class ChatTemplate:
         return (first, stop) if text == before + within + after and is_content else None
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The text up to where the answer begins, or up to the end of its beginning."""
         if messages[-1]["role"] != "assistant":
             return self._apply(messages, add_generation_prompt=True)
         begun = messages[-1]["content"]
@@ -236,7 +233,6 @@ def _time(given: Any) -> datetime:
 
 
 def _messages(given: Any) -> Sequence[Mapping[str, Any]] | None:
-    """Messages with a text each; None if it is no chat."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     are_messages = (
@@ -251,7 +247,6 @@ def _messages(given: Any) -> Sequence[Mapping[str, Any]] | None:
 def _marked(
     messages: Sequence[Mapping[str, Any]], located: int, mark: str = _MARK
 ) -> list[Mapping[str, Any]]:
-    """The messages with a mark in place of what one of them says."""
     changed = list(messages)
     changed[located] = {**changed[located], "content": mark}
     return changed

@@ -1,11 +1,9 @@
 """Counterfactuals: the values that an intervention (an ablation) patches in, example by example.
 
-Every example has one `Counterfactual`. It says which tokens the counterfactual run reads, the
-noise on their embeddings, and, if need be, how values follow from the activations of that run. The
-layout of rows, the cache of activations, the checks and the file loader ask it; none of them knows
-which kinds of counterfactual there are. A new kind is a class in this file, and an entry in
-`COUNTERFACTUALS` if rows of data can describe it. The sources of a `Tracer` (`source="mean"`) are
-in `tracekit/engine/sources.py`: a constant needs no class here.
+A `Counterfactual` says which tokens the counterfactual run reads, the noise on their embeddings,
+and how values follow from the activations of that run. A new kind is a class in this file, and an
+entry in `COUNTERFACTUALS` if rows of data can describe it. The sources of a `Tracer`
+(`source="mean"`) are in `tracekit/engine/sources.py`: a constant needs no class here.
 """
 
 from __future__ import annotations
@@ -68,10 +66,7 @@ class Counterfactual(ABC):
 
     @property
     def sharing_key(self) -> Hashable:
-        """Counterfactuals with equal keys, over equal tokens, are run once and share activations.
-
-        By default each object is run on its own.
-        """
+        """Counterfactuals with equal keys, over equal tokens, share one run and its activations."""
         return id(self)
 
     def added_to_embeddings(self) -> Float[Tensor, "pos d_model"] | None:
@@ -83,10 +78,7 @@ class Counterfactual(ABC):
         return None
 
     def values_from(self, activation: Tensor) -> Tensor:
-        """Counterfactual values, from one example's activation of the counterfactual run.
-
-        The activation has no batch axis; by default it is returned itself.
-        """
+        """Values from an activation of the counterfactual run, which has no batch axis."""
         return activation
 
     def reason_unsupported(self, d_model: int) -> str | None:
@@ -305,10 +297,7 @@ COUNTERFACTUALS: tuple[type[Counterfactual], ...] = (PromptCounterfactual, Noise
 
 
 def counterfactual_from_row(row: Mapping[str, Any], example: int) -> Counterfactual:
-    """The counterfactual that a row of token ids describes.
-
-    A row without any key of `COUNTERFACTUALS` gives a `NoCounterfactual`.
-    """
+    """The counterfactual that a row of token ids describes; a `NoCounterfactual` if it has none."""
     described = [kind for kind in COUNTERFACTUALS if row.get(kind.row_key) is not None]
     if len(described) > 1:
         keys = [kind.row_key for kind in COUNTERFACTUALS]

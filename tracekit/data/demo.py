@@ -1,7 +1,6 @@
 """The four data sets that come with the embedded model.
 
-Their sentences are of the grammar that also made the model's training text. Every fact that the
-model was taught is therefore known. Each example has a target continuation x and a foil y.
+Their sentences are of the grammar that made its training text, so it knows every fact.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ def load_facts(
 ) -> PromptPairs:
     """Planted facts; the counterfactual is the prompt with noise on its embeddings.
 
-    `noise_factor` is the standard deviation of the noise, in units of that of the first block's
-    input; `seed` draws the noise.
+    `noise_factor` is its standard deviation in units of that of the first block's input.
     """
     # In order: published numbers are of this noise.
     noise = GaussianNoise(std=noise_factor * embedding_std(model), seed=seed, in_order=True)
@@ -40,11 +38,7 @@ def load_binding(
     weights: tuple[float, float] = (5.0, 1.0),
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
-    """Arithmetic on two variables.
-
-    `desideratum` and `weights` are as in `variable_binding.load`: one operand or the operation
-    changes, or both are summed.
-    """
+    """Arithmetic on two variables; arguments are as in `variable_binding.load`."""
     kinds = {"value": ("binding",), "operation": ("operations",), "both": ("binding", "operations")}
     parts = [rows(name) for name in kinds[desideratum]]
     name = f"demo-binding{'' if desideratum == 'value' else f'-{desideratum}'}"

@@ -1,7 +1,6 @@
 """Data files: read from a given folder, else downloaded once, checked and kept in the cache.
 
-Every download is pinned to a commit of a public repository and to the SHA-256 of its bytes. Two
-people who load a data set by name get the same one.
+Every download is pinned to a commit of a public repository and to the SHA-256 of its bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ class Files:
         return list(filter(None, map(str.strip, self.read(data_dir, name).splitlines())))
 
     def _cached(self, name: str) -> Path:
-        """Path of a file in the user's cache folder, where it is downloaded if it is missing."""
         if name not in self.remotes:
             raise self._missing(name, "no data_dir was given")
         import pooch

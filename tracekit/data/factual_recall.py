@@ -1,14 +1,10 @@
 """Facts: a prompt that a model completes with an attribute, against noise on its embeddings.
 
-There are two data sets: CounterFact, of which the paper uses 200 records, and the 1209 facts of
-Meng et al. 2022 (ROME) that GPT-2 xl knows. The counterfactual run reads the same prompt with
-Gaussian noise on token and position embeddings, drawn once per example: three times as large as
-those of the model. For GPT-2 the paper has 3 x 0.2015 (`NOISE_STD`), and its code for every model.
-The target continuation x is the true attribute. Only CounterFact has a foil y, a false attribute.
-
-The paper's text writes the attribute as a word of its own, with its leading space. The published
-code encodes it without (`leading_space=False`), and takes the first 200 records instead of drawing
-them (`seed=None`).
+Data sets are CounterFact, of which the paper uses 200 records, and the 1209 facts of Meng et al.
+2022 (ROME) that GPT-2 xl knows. The target x is the true attribute; CounterFact has a foil y, a
+false one. The paper's text writes the attribute as a word of its own, with its leading space. The
+published code encodes it without (`leading_space=False`), takes the first 200 (`seed=None`), and
+has noise of `NOISE_STD` for every model.
 """
 
 from __future__ import annotations
@@ -53,13 +49,11 @@ def load(
 ) -> PromptPairs:
     """Loads `n` facts that `seed` draws, or the first ones without a seed; by default all.
 
-    The file has a JSON list of records, of which `to_row` makes rows with `prompt`, `x` and perhaps
-    `y`.
-
+    `to_row` makes rows with `prompt`, `x` and perhaps `y` of the records in the JSON file.
     `noise_std` is in the units of the embeddings, by default three times that of the input of the
-    model's first block; the noise seed of the published code is 42. With `leading_space` attributes
-    begin with a space. Facts whose attribute has less than `min_probability` are left
-    out, as in `PromptPairs.known`. The published Llama scripts prepend BOS.
+    model's first block; the noise seed of the published code is 42. Facts whose attribute has less
+    than `min_probability` are left out, as in `PromptPairs.known`. The published Llama scripts
+    prepend BOS.
     """
     if n is not None:
         check_whole("n", n)
@@ -94,7 +88,6 @@ def load(
 
 
 def _check_runs(model: Any, use: str, instead: str) -> None:
-    """Refuses a tokenizer where a model has to be run."""
     if not isinstance(model, HookedModel):
         raise ConfigError(
             f"{use}, and a {type(model).__name__} cannot be run. Give the model, or {instead}."

@@ -7,9 +7,6 @@ feature-circuits   JSON Lines of Marks et al. 2024, subject-verb agreement: `cle
 blimp              JSON Lines of Warstadt et al. 2020
 crows-pairs        CSV of Nangia et al. 2020; x is what both sentences end with
 counterfact        JSON of Meng et al. 2022, without a counterfactual prompt: trace with noise
-
-Some files hold what pairs are made of, and no pairs. Errors name them, and the code that makes
-pairs of them (`check_holds_pairs`).
 """
 
 from __future__ import annotations
@@ -140,9 +137,7 @@ _WITHOUT_PAIRS = [
 
 
 def check_holds_pairs(document: Any, path: str) -> None:
-    """Refuses a document, or a record, that holds what pairs are made of and no pairs.
-
-    A document may also hold several of a kind by their names.
+    """Refuses a document or a record that holds what pairs are made of and no pairs.
 
     Raises:
         DataFormatError: It names the code that makes pairs of it.

@@ -1,8 +1,4 @@
-"""Prompt pairs from files and tables as people have them.
-
-The columns are the keys of rows of `PromptPairs.from_text`, or of `from_ids`. Columns of other
-names are mapped to these; published formats are known by their names (`formats.py`).
-"""
+"""Prompt pairs from files and tables as people have them."""
 
 from __future__ import annotations
 
@@ -140,7 +136,7 @@ def read_rows(
 ) -> tuple[list[dict[str, Any]], bool]:
     """Rows of a file or table, or of its format, and whether they are of token ids.
 
-    `typed` says that they were asked for on the command line, as whose options errors are written.
+    `typed` says that the options come from the command line, and errors name them so.
     """
     if format is not None and format not in FORMATS:
         raise UnknownNameError("format", format, FORMATS)
@@ -182,10 +178,7 @@ def read_rows(
 def _option(
     unknown: Sequence[str], given: Mapping[str, str | None], row: Mapping[str, Any], typed: bool
 ) -> str:
-    """The option that maps unknown columns to fields that the row lacks, or to none.
-
-    There must be a prompt and x: without a column of such a name, the first texts are taken.
-    """
+    """The option that maps unknown columns to fields that the row lacks, or to none."""
     columns, left = dict(given), [field for field in _FIELDS if field not in row]
     in_file = {field: name for name, field in given.items()}
     for name in unknown:
@@ -204,13 +197,11 @@ def _option(
 
 
 def _meaning(column: object) -> str | None:
-    """What a column mostly is here; case, spaces and underscores do not matter."""
     name = re.sub(r"[\W_]+", "", str(column)).lower()
     return _MEANINGS.get(re.sub(r"(?<=.)(answer|prompt)$", "", name))
 
 
 def _named(data: Any) -> str:
-    """What messages call the data."""
     return str(data) if isinstance(data, (str, Path)) else f"the {type(data).__name__}"
 
 
@@ -229,12 +220,10 @@ def _from_file(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether it is an empty cell: None, what pandas takes for one, or no text."""
     return value is None or (isinstance(value, str) and not value) or _is_nan(value)
 
 
 def _is_nan(value: Any) -> bool:
-    """Whether it is what pandas takes for an empty cell; NaN is not equal to itself."""
     is_nan = isinstance(value, float) and value != value
     return is_nan or type(value).__name__ in ("NAType", "NaTType")
 
@@ -255,7 +244,6 @@ def _check_lost(rows: Sequence[Mapping[str, Any]], path: str) -> None:
 def _renamed(
     rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str | None], path: str
 ) -> list[dict[str, Any]]:
-    """Rows with the names of columns that are used here, without row numbers."""
     given = {key: None for row in rows for key in row}
     for name, field in columns.items():
         if name not in given:
@@ -281,7 +269,6 @@ def _renamed(
 def _in_format(
     records: Sequence[Mapping[str, Any]], format: str, source: str, model: Any
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows from the records of a format, and a line for each that makes none."""
     decode = getattr(tokenizer_of(model), "decode", str)
     rows, skipped = [], []
     for number, record in enumerate(records):
@@ -336,7 +323,6 @@ def _from_csv(path: Path) -> list[dict[str, Any]]:
 
 
 def _from_json(path: Path) -> list[dict[str, Any]]:
-    """The list of a JSON file, or the one that it has by a name."""
     try:
         document = json.loads(_read_text(path))
     except (ValueError, RecursionError):

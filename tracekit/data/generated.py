@@ -1,17 +1,15 @@
 """Data sets that are made up from a seed, of templates of our own.
 
-- *Indirect object identification* (the task of Wang et al. 2023): in "When Mary and John went to
-  the office, John gave a letter to", the model should name the indirect object, Mary (the target
-  continuation x), and not the subject, John (the foil y). The counterfactual is, as in the
-  literature, the sentence with three other names (`abc`), or with the indirect object at the second
-  mention of the subject (`flip`), so that y is right.
+- *Indirect object identification* (the task of Wang et al. 2023): after "When Mary and John went to
+  the office, John gave a letter to", x is the indirect object, Mary, and y the subject, John. The
+  counterfactual has three other names (`abc`), or the indirect object at the second mention of the
+  subject (`flip`), so that y is right.
 - *Greater-than* (Hanna et al. 2023): after "The siege lasted from the year 1732 to the year 17"
-  every number above 32 is right. The token set x holds the years that are right, y those that are
-  wrong; the continuations x and y are the two next to the first year. The counterfactual begins in
-  a year of 01, after which almost any is right. Where a tokenizer writes digits one by one, the
-  tens are asked for: after 1732 the digits above 3 are right, and those below it wrong.
-- *Gendered pronouns* (Mathwin et al. 2023): after "Laura is a wonderful teacher, isn't" the model
-  should say "she" (x), and not "he" (y). The counterfactual has a name of the other gender.
+  the token set x holds the years above 32, y the others; the continuations x and y are the two next
+  to the first year. The counterfactual begins in a year of 01, after which almost any is right.
+  Where a tokenizer writes digits one by one, the tens are asked for.
+- *Gendered pronouns* (Mathwin et al. 2023): after "Laura is a wonderful teacher, isn't" x is "she"
+  and y "he". The counterfactual has a name of the other gender.
 """
 
 from __future__ import annotations
@@ -51,8 +49,7 @@ def load_ioi(
 ) -> PromptPairs:
     """Makes `n` pairs, drawn by `seed`; every other one names the subject first.
 
-    They have the spans `IO`, `S1` and `S2`: the indirect object, and both mentions of the subject.
-    `counterfactual` is `abc` or `flip`.
+    The spans `IO`, `S1` and `S2` are the indirect object and both mentions of the subject.
     """
     check_whole("n", n)
     tokenizer = tokenizer_of(model)
@@ -141,7 +138,6 @@ def load_gendered_pronouns(
 
 
 def _of_one_token(encode: Encode, names: Sequence[str], at_least: int, dataset: str) -> list[str]:
-    """The names that are one token after a space."""
     ids = {name: tuple(encode("and", f" {name}")) for name in names}
     counts = Counter(ids.values())
     # Names that a vocabulary lacks may all be one and the same unknown token.
@@ -167,12 +163,10 @@ def _choices(year: int, by_digit: bool) -> dict[str, Any]:
 
 
 def _are_tokens(encode: Encode, numbers: Iterable[str]) -> bool:
-    """Whether each number is one token after a century."""
     return all(len(encode("17", number)) == 1 for number in numbers)
 
 
 def _is_split(encode: Encode, century: int, year: int, by_digit: bool) -> bool:
-    """Whether a year is the tokens of its century and of two digits, or one for each digit."""
     whole, begins = encode("year", f" {century}{year:02d}"), encode("year", f" {century}")
     if by_digit:
         return whole[: len(begins)] == begins and len(whole) == len(begins) + 2

@@ -131,26 +131,20 @@ class PromptPair:
         """Equal for equal examples: tokens and spans. Weights, and draws of noise, do not count."""
         other = self.counterfactual
         return (
-            self.prompt_ids,
+            *(getattr(self, name) for name in _OWN_IDS),
             other.ids if isinstance(other, PromptCounterfactual) else None,
-            self.x_ids,
-            self.y_ids,
-            self.x_set_ids,
-            self.y_set_ids,
             *map(tuple, self._sorted_spans),
         )
 
     @property
     def _sorted_spans(self) -> list[list[tuple[str, tuple[int, ...]]]]:
-        """Spans of the prompt and of the counterfactual, by name; empty where there are none."""
         return [sorted((each or {}).items()) for each in (self.spans, self.counterfactual_spans)]
 
     @property
     def evidence(self) -> Hashable:
-        """Equal for pairs that are one example: of the same two prompts in any order.
+        """Equal for pairs of the same two prompts, in any order and whatever x, y and spans are.
 
-        Whatever x, y and spans are, and in either direction. Where values come from elsewhere, such
-        as zeros, all pairs of one prompt are one example.
+        Where values come from elsewhere, such as zeros, all pairs of one prompt are one example.
         """
         is_run = isinstance(self.counterfactual, PromptCounterfactual) and self.prompt_noise is None
         both = frozenset((self.prompt_ids, is_run and self.counterfactual_ids))
@@ -168,10 +162,7 @@ class PromptPair:
 
     @property
     def read_at(self) -> int:
-        """Which token of x readouts of a single token read: the first that differs from that of y.
-
-        Where y begins with all of x, no token of x differs, and this is the last one of x.
-        """
+        """Place of the first token of x that differs from y's, or of its last one if none does."""
         return min(self.n_shared, len(self.x_ids) - 1)
 
     @property
@@ -188,11 +179,7 @@ class PromptPair:
         """Bytes that are equal for equal pairs, apart from weights; part of the fingerprint."""
         noise = self.prompt_noise
         values = (
-            self.prompt_ids,
-            self.x_ids,
-            self.y_ids,
-            self.x_set_ids,
-            self.y_set_ids,
+            *(getattr(self, name) for name in _OWN_IDS),
             self.group,
             *self._sorted_spans,
             type(self.counterfactual).__name__,
@@ -210,9 +197,7 @@ class PromptPair:
         return hashlib.sha256(repr(prompts).encode()).hexdigest()[:16]
 
     def reversed(self) -> PromptPair:
-        """The pair with prompt and counterfactual exchanged.
-
-        With noise, the prompt has it and the counterfactual is the prompt without.
+        """The pair with prompt and counterfactual exchanged; noise moves to the prompt.
 
         Raises:
             PairsError: The counterfactual is no run of the model that could be started from.
@@ -290,7 +275,6 @@ def check_keys(
 
 
 def _check_sets(ids: Mapping[str, Any], number: int) -> None:
-    """Refuses token sets that are empty or share a token."""
     sets = {key: ids[key] for key in ("x_set_ids", "y_set_ids") if key in ids}
     for key, tokens in sets.items():
         if len(set(tokens)) < len(tokens):
@@ -549,10 +533,7 @@ def describe_independent(pairs: Sequence[PromptPair]) -> str:
 
 
 def independent(pairs: Sequence[Any]) -> list[int]:
-    """Number of the independent example that each pair is part of, in order of first pairs.
-
-    Pairs of equal evidence or of one group are one example (union-find over both).
-    """
+    """Number of the independent example that each pair is part of, in order of first pairs."""
     parents: dict[Any, Any] = {}
 
     def first_of(key: Any) -> Any:
@@ -579,8 +560,7 @@ def split_disjoint(
 ) -> tuple[list[int], list[int]]:
     """Numbers of the pairs in two parts that share no example and no group, ascending.
 
-    The first `count` in `order` come into the first part, or fewer where pairs of the same prompts,
-    or groups, do not fit.
+    The first part has the first `count` in `order`, or fewer where groups do not fit.
     """
     examples = independent(pairs)
     by_example: dict[int, list[int]] = {}

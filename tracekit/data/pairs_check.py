@@ -1,8 +1,4 @@
-"""Checks of pairs on a model, before they are traced: does it do the task, do the pairs show it?
-
-Where x has a low probability, its form is the usual reason: a leading space is missing or stands
-twice, or a chat model begins its answer otherwise. Other forms are tried on a few examples.
-"""
+"""Checks of pairs on a model, before they are traced: does it do the task, do the pairs show it?"""
 
 from __future__ import annotations
 
@@ -102,15 +98,10 @@ def check_pairs(
     in_chat: bool,
     shown: bool | None,
 ) -> PairsCheck:
-    """Checks pairs on a model.
+    """Checks pairs on a model; arguments as in `PromptPairs.check`.
 
-    Args:
-        pairs: The pairs.
-        model: The model.
-        parts: Searched and held-out pairs, if they are split: groups are counted in each.
-        texts: Text of each token, where it is known.
-        in_chat: Whether the prompts were written by a chat template.
-        shown: Whether to show a progress bar. None: in notebooks and terminals.
+    `texts` has the text of each token, where it is known; `in_chat` says whether a chat template
+    wrote the prompts.
     """
     table = _table(pairs, model, shown)
     checks: dict[str, _Line | None] = {
@@ -133,7 +124,6 @@ def check_pairs(
 
 
 def _table(pairs: Sequence[PromptPair], model: HookedModel, shown: bool | None) -> pd.DataFrame:
-    """The table of a `PairsCheck`."""
     both = [(pair.prompt_ids, pair.x_ids) for pair in pairs]
     both += [(pair.prompt_ids, pair.y_ids) for pair in pairs if pair.y_ids]
     values = iter(_mean_probabilities(both, model, shown).tolist())
@@ -156,7 +146,6 @@ def _table(pairs: Sequence[PromptPair], model: HookedModel, shown: bool | None) 
 def _mean_probabilities(
     sequences: Sequence[_Sequence], model: HookedModel, shown: bool | None
 ) -> Float[np.ndarray, " sequence"]:
-    """Geometric mean probability of the tokens of each continuation after its prompt."""
     # Continuations of one token are read out of one run of their prompt.
     readers: dict[Ids, list[int]] = defaultdict(list)
     for number, (prompt, continuation) in enumerate(sequences):
@@ -265,11 +254,7 @@ def _task(pairs: Sequence[PromptPair], table: pd.DataFrame) -> _Line:
 
 
 def _forms(pairs: Sequence[PromptPair], model: HookedModel, in_chat: bool) -> dict[str, _Line]:
-    """Whether x, y or a token set is likelier in another form; a green line is given for x only.
-
-    Forms have different numbers of tokens, so the probabilities of whole texts are compared; for a
-    token set, their sum over its texts.
-    """
+    """Whether x, y or a token set is likelier in another form: whole texts, or sums over a set."""
     tokenizer = getattr(model, "tokenizer", None)
     if not callable(getattr(tokenizer, "decode", None)):
         return {}
@@ -299,7 +284,6 @@ def _forms(pairs: Sequence[PromptPair], model: HookedModel, in_chat: bool) -> di
 def _likelier(
     part: str, by_form: Mapping[str, Sequence[tuple[float, float]]], tokenizer: Any
 ) -> _Line:
-    """Whether a form of a part is likelier, from its probabilities as given and in that form."""
     likelier = {
         form: [(a, b) for a, b in each if b > _SURE * a or b > max(_LIKELIER * a, _LOW)]
         for form, each in by_form.items()
@@ -349,7 +333,6 @@ def _other_forms(
 
 
 def _groups(parts: Sequence[Sequence[PromptPair]]) -> _Line | None:
-    """How many independent examples there are, where groups or few pairs leave few."""
     shown = "; held out: ".join(map(describe_independent, parts))
     counts = [len(set(independent(part))) for part in parts]
     if min(counts) >= FEWEST:
@@ -363,7 +346,6 @@ def _groups(parts: Sequence[Sequence[PromptPair]]) -> _Line | None:
 
 
 def _tokens(table: pd.DataFrame) -> _Line:
-    """Whether x and y are one token each; whether prompts are of one length."""
     longer = ((table["x_tokens"] > 1) | (table["y_tokens"] > 1)).sum()
     low, high = table["prompt_tokens"].min(), table["prompt_tokens"].max()
     of = f"Prompts have {low} tokens" if low == high else f"Prompts have {low} to {high} tokens"
@@ -374,13 +356,11 @@ def _tokens(table: pd.DataFrame) -> _Line:
 
 
 def _beginnings(pairs: Sequence[PromptPair], texts: Any) -> _Line | None:
-    """Whether x and y begin alike."""
     lines = beginnings_text(pairs, texts)
     return ("yellow", " ".join(lines)) if lines else None
 
 
 def _balance(pairs: Sequence[PromptPair], texts: Any) -> _Line:
-    """Whether one x is much more frequent than the others."""
     first, count = Counter(_distinguishing_token(pair) for pair in pairs).most_common(1)[0]
     share, begun = count / len(pairs), any(pair.n_shared for pair in pairs)
     where = ", behind what y begins with too," if begun else ""
@@ -392,12 +372,10 @@ def _balance(pairs: Sequence[PromptPair], texts: Any) -> _Line:
 
 
 def _distinguishing_token(pair: PromptPair) -> int:
-    """The first token of x that differs from that of y."""
     return pair.x_ids[pair.read_at]
 
 
 def _leak(pairs: Sequence[PromptPair], texts: Any) -> _Line:
-    """Whether a length, or a token that the counterfactual leaves as it is, gives x away."""
     longer = [len(pair.x_ids) - len(pair.y_ids) for pair in pairs if pair.y_ids]
     if longer and (all(n > 0 for n in longer) or all(n < 0 for n in longer)):
         word = "more" if longer[0] > 0 else "fewer"

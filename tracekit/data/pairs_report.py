@@ -40,7 +40,6 @@ class Finding:
     """Pairs in all."""
 
     def __str__(self) -> str:
-        """One sentence with the count and the first three examples, and what to do."""
         phrase, advice = _TEXTS[self.kind]
         cases = [
             f"example {n}: {shown}" for n, shown in zip(self.examples, self.shown, strict=False)
@@ -60,7 +59,6 @@ class PairsReport:
     findings: tuple[Finding, ...]
 
     def __str__(self) -> str:
-        """A line for each finding."""
         return "\n".join(map(str, self.findings)) or "Nothing to remark on."
 
     def without(self, *kinds: str) -> PairsReport:
@@ -84,8 +82,7 @@ def report_on(
 ) -> PairsReport:
     """The report on pairs.
 
-    Without `token_texts`, the text of each token, fewer shifted examples are found; without the
-    tokenizer of the model, special tokens are not looked for.
+    Shifted examples need `token_texts`, the text of each token; special tokens the tokenizer.
     """
     seen: set[Any] = set()
 
@@ -117,11 +114,7 @@ def report_on(
 
 
 def check_padding(pairs: Iterable[PromptPair], tokenizer: Any) -> None:
-    """Refuses rows of token ids that end in padding, or have two tokens that pad at an end.
-
-    One end-of-sequence token at the end, or one token that pads at the beginning, may be meant and
-    is left to the report.
-    """
+    """Refuses rows of token ids that end in padding, or have two tokens that pad at an end."""
     pad = _pad_of(tokenizer)
     if pad is None:
         return
@@ -146,7 +139,6 @@ def _pad_of(tokenizer: Any) -> int | None:
 
 
 def _run(ids: Sequence[int], token: int) -> int:
-    """How often a token stands at the beginning, one after another."""
     return next((n for n, each in enumerate(ids) if each != token), len(ids))
 
 
@@ -189,7 +181,6 @@ def _is_shifted(pair: PromptPair, token_texts: Mapping[int, str]) -> bool:
 
 
 def _beginnings(ids: Ids, token_texts: Mapping[int, str]) -> list[bool]:
-    """Which tokens begin a word."""
     return [not token_texts.get(token, "")[:1].isalnum() for token in ids]
 
 
@@ -221,7 +212,6 @@ def _special_tests(tokenizer: Any) -> dict[str, Callable[[PromptPair], bool]]:
 
 
 def _shown(pair: PromptPair, kind: str) -> str:
-    """An example as its finding shows it."""
     texts = pair.texts or {}
     if kind == "shifted":
         other = texts.get("counterfactual")

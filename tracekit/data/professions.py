@@ -1,9 +1,8 @@
 """Professions (Vig et al. 2020): does an occupation predict "he" or "she"?
 
 Every template is filled with every occupation. The counterfactual of a stereotypically male
-occupation is `woman`, of a female one `man`. The target continuation x is the stereotyped pronoun,
-the foil y the other one. Examples with male occupations come first, template by template, then
-those with female ones.
+occupation is `woman`, of a female one `man`. The target x is the stereotyped pronoun, the foil y
+the other one. Examples with male occupations come first, template by template.
 """
 
 from __future__ import annotations

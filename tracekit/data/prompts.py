@@ -1,8 +1,4 @@
-"""Prompt pairs: token ids of prompts, continuations and counterfactuals.
-
-A pair is a clean prompt, a counterfactual (see `counterfactuals.py`), the *target* continuation x
-and, for metrics that compare two, the *foil* y.
-"""
+"""Prompt pairs: token ids of prompts, continuations and counterfactuals."""
 
 from __future__ import annotations
 
@@ -142,13 +138,10 @@ class PromptPairs(Sequence[PromptPair]):
         return replace(self, pairs=tuple(self.pairs[i] for i in indices), origin=origin)
 
     def grouped(self, groups: Sequence[str | int | None]) -> PromptPairs:
-        """The pairs with other groups.
+        """The pairs with other groups: a label for each pair, None for one that stands for itself.
 
         Pairs of one group, say of one template, do not count as independent. Intervals resample
         groups, sign flips flip them, and splits and halves of a search keep them whole.
-
-        Args:
-            groups: A label for each pair; None for one that stands for itself.
 
         Raises:
             PairsError: Not as many labels as pairs, or one label for all of them.
@@ -201,10 +194,7 @@ class PromptPairs(Sequence[PromptPair]):
         return replace(self, pairs=split_by_span(self.pairs, only), is_split=True)
 
     def by_position(self, names: Sequence[str] | None = None) -> PromptPairs:
-        """The pairs with a span for every position.
-
-        Args:
-            names: What the spans are called, in order. None: by their numbers.
+        """The pairs with a span for every position, called by `names` in order or by their numbers.
 
         Raises:
             PairsError: The prompts have several lengths, or another one than there are names.
@@ -219,10 +209,7 @@ class PromptPairs(Sequence[PromptPair]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over prompts, counterfactuals, x, y, token sets, spans, groups and weights.
-
-        It covers the order of the pairs too; texts, names and the origin do not count.
-        """
+        """SHA-256 over the pairs in their order, without texts, names and the origin."""
         digest = hashlib.sha256(b"".join(pair.content() for pair in self.pairs))
         if self.weights is not None:
             digest.update(self.weights.numpy().tobytes())
@@ -232,7 +219,7 @@ class PromptPairs(Sequence[PromptPair]):
     def examples(self) -> Int[Tensor, " example"]:
         """Number of the independent example that each pair is part of, in order of first pairs.
 
-        Equal pairs and mirrors (prompts, x and y exchanged) are one, and so are those of a group.
+        Equal pairs, mirrors (prompts exchanged) and pairs of a group are one example.
         """
         return torch.tensor(independent(self.pairs))
 
@@ -335,7 +322,6 @@ class PromptPairs(Sequence[PromptPair]):
     def _made(
         cls, rows: Sequence[Mapping[str, Any]], name: str, on_mismatch: OnMismatch
     ) -> PromptPairs:
-        """Pairs from token ids, without a warning of how x and y begin."""
         if on_mismatch not in ("error", "skip"):
             raise ConfigError(f"on_mismatch is {on_mismatch!r}. Use 'error' or 'skip'.")
         pairs, skipped = pairs_from_ids(rows), ()

@@ -1,9 +1,8 @@
 """Spans: named parts of a prompt, which split a component by position.
 
-A span is a set of token positions of the prompt. The user names some, by their text or by a range
-of tokens. Two are implied: `last`, the final token of the prompt, and `rest`, every token of no
-other span. Where a counterfactual prompt has another length than its prompt, its own spans say
-which tokens take the place of which, and there is no `rest`.
+Users name some, by text or by a range of tokens. Two are implied: `last`, the final token, and
+`rest`, every token of no other span. Where a counterfactual prompt has another length, its own
+spans say which tokens take the place of which, and there is no `rest`.
 """
 
 from __future__ import annotations
@@ -30,9 +29,8 @@ def spans_from_text(
 ) -> dict[str, list[int]]:
     """Token ranges, [first, one past the last], of named parts of example `number`'s prompt.
 
-    A token belongs to a span if it holds any character of it other than a space before it. Texts
-    are looked for in the characters of `regions`, by default in all of the prompt: in the first
-    one, and where that has none in the others.
+    A token belongs to a span if it holds a character of it other than a space before it. Texts are
+    looked for in the first of the `regions` of characters, and then in the others.
     """
     if not isinstance(texts, Mapping):
         return texts  # Which `checked_spans` refuses.
@@ -61,7 +59,6 @@ def spans_from_text(
 
 
 def _occurrences(text: str, prompt: str, regions: Sequence[tuple[int, int]]) -> list[int]:
-    """Where a text begins in parts of a prompt; occurrences may overlap."""
     return [
         first
         for start, end in regions
@@ -108,7 +105,6 @@ def _edges(tokenizer: Any, prompt: str, ids: Sequence[int], number: int) -> list
 
 
 def _edges_of_fast(tokenizer: Any, prompt: str, ids: Sequence[int]) -> list[tuple[int, int]] | None:
-    """Character ranges that a fast tokenizer gives."""
     if not getattr(tokenizer, "is_fast", False):
         return None
     encoded = tokenizer(prompt, add_special_tokens=False, return_offsets_mapping=True)
@@ -120,7 +116,6 @@ def _edges_of_fast(tokenizer: Any, prompt: str, ids: Sequence[int]) -> list[tupl
 def _edges_by_decoding(
     tokenizer: Any, prompt: str, ids: Sequence[int]
 ) -> list[tuple[int, int]] | None:
-    """Character ranges from decoded beginnings of the tokens, if they begin the prompt."""
     decode = getattr(tokenizer, "decode", None)
     if decode is None:
         return None
@@ -207,10 +202,7 @@ def position_names(
     token_text: Callable[[int], str] | None = None,
     spans: Sequence[Spans | None] = (),
 ) -> tuple[str, ...]:
-    """Names for positions of prompts of one length: the number and, if all share it, the token.
-
-    Where tokens differ, the span of all prompts, such as the field of a template: `3 {name}`.
-    """
+    """Names for positions: the number, and the token or the span that all prompts have there."""
     covered = [{(p, name) for name, at in (own or {}).items() for p in at} for own in spans]
     fields, names = dict(set.intersection(*covered)) if covered else {}, []
     # As many as the first prompt has: that all have as many is checked where they are used.

@@ -15,10 +15,7 @@ _WANTED = (
 
 
 def rows_of(data: Any) -> list[dict[str, Any]]:
-    """The rows of a table.
-
-    Tables of pandas, polars and pyarrow, a `datasets.Dataset` in any format, a dict of columns, and
-    any series or list of mappings. Labels of a `ClassLabel` become their names.
+    """The rows of a table, as `load_pairs` takes them; labels of a `ClassLabel` become names.
 
     Raises:
         DataFormatError: It is no table, or one of several parts.
@@ -45,7 +42,6 @@ def rows_of(data: Any) -> list[dict[str, Any]]:
 
 
 def _of_frame(frame: Any) -> list[dict[str, Any]]:
-    """Rows of a pandas DataFrame, whatever its index is."""
     columns = list(frame.columns)
     twice = [name for number, name in enumerate(columns) if name in columns[:number]]
     if twice:
@@ -58,7 +54,6 @@ def _of_frame(frame: Any) -> list[dict[str, Any]]:
 
 
 def _of_columns(table: Mapping[Any, Any], kind: str) -> list[dict[str, Any]]:
-    """Rows of a dict of columns: lists, arrays, tensors or series of one length."""
     columns = {name: _listed(column) for name, column in table.items()}
     lists = {name: column for name, column in columns.items() if isinstance(column, list)}
     if len(lists) < len(columns) or all(map(_is_part, columns.values())):
@@ -81,7 +76,6 @@ def _of_columns(table: Mapping[Any, Any], kind: str) -> list[dict[str, Any]]:
 
 
 def _listed(column: Any) -> Any:
-    """A column as a list, if it is one."""
     # A tensor says it is on a graph or a device; its list does not.
     column = column.detach() if hasattr(column, "detach") else column
     is_column = not hasattr(column, "columns") and not hasattr(column, "column_names")

@@ -1,7 +1,6 @@
 """Prompt pairs from a template: sentences with named fields, filled with values.
 
-Every field takes each of its values about equally often, so that no word gives the target x away.
-The counterfactual has other values in some fields, chosen so that it has as many tokens.
+Every field takes each of its values about equally often, so that no word gives x away.
 """
 
 from __future__ import annotations
@@ -58,8 +57,6 @@ class _Group:
 
 
 class _Filled(NamedTuple):
-    """A filled prompt."""
-
     said: str
     text: str
     """As the model reads it: in a chat with the words of the template of the chat."""
@@ -131,7 +128,7 @@ class Template:
     def rows(
         self, count: int, model: Any, prepend_bos: bool | None, chat: Chat, *, seed: int
     ) -> tuple[list[dict[str, Any]], Chat, list[str]]:
-        """Different rows of text, the chat with the time it read, and a line for each dropped row.
+        """Different rows, the chat with the time it read, and a line for each dropped row.
 
         Fewer than `count` are a warning, none is an error.
         """
@@ -183,7 +180,6 @@ class Template:
         read: Reader,
         used: list[tuple[_Group, tuple[str, ...]]],
     ) -> dict[str, Any]:
-        """A row; `used` gets what fills its fields."""
         own = {name for text in (self.prompts[turn], *self.answers["x"]) for name in _fields(text)}
         rest = [group for group in self._groups if own.isdisjoint(group.names)]
         values: dict[str, str] = {}
@@ -230,7 +226,6 @@ class Template:
 
 
 def _group(names: Any, rows: Sequence[Any]) -> _Group:
-    """The group of an entry of `values`."""
     is_several = isinstance(names, tuple)
     listed = () if isinstance(rows, (str, Mapping)) or not isinstance(rows, Sequence) else rows
     given = [tuple(row) if is_several and isinstance(row, Sequence) else (row,) for row in listed]
@@ -246,7 +241,6 @@ def _group(names: Any, rows: Sequence[Any]) -> _Group:
 
 
 def _parsed(text: str) -> list[tuple[str, str | None]]:
-    """Pieces of a template: text, and the field after it."""
     try:
         pieces = list(Formatter().parse(text))
     except (ValueError, TypeError) as error:
@@ -267,7 +261,6 @@ def _fields(text: str) -> list[str]:
 
 
 def _renamed(text: str, replaced: Mapping[str, str]) -> str:
-    """The template with other fields."""
     made = ""
     for literal, name in _parsed(text):
         made += literal.replace("{", "{{").replace("}", "}}")
@@ -276,7 +269,6 @@ def _renamed(text: str, replaced: Mapping[str, str]) -> str:
 
 
 def _fill(text: str, values: Mapping[str, str]) -> tuple[str, list[tuple[str, int, int]]]:
-    """The filled template, and the characters of its fields."""
     filled, places = "", []
     for literal, name in _parsed(text):
         filled += literal
@@ -311,7 +303,6 @@ def reader(tokenizer: Any, prepend_bos: bool | None, chat: ChatTemplate | None =
 
 
 def _aligned(prompt: _Filled, other: _Filled) -> bool:
-    """Whether both have as many tokens, and their fields stand at the same ones."""
     places = [list(each.spans.values()) for each in (prompt, other)]
     is_same = len(places[0]) != len(places[1]) or places[0] == places[1]
     return len(prompt.ids) == len(other.ids) and is_same

@@ -32,8 +32,7 @@ def tokenizer_of(model: Any) -> Any:
 def encoder(tokenizer: Any) -> Callable[[str, str], list[int]]:
     """A function of (prompt, text) that encodes the text after the prompt; "" for a prompt itself.
 
-    Where `PromptPairs.from_text` says that a continuation is the tokens that it adds to a prompt,
-    it raises a `PairsError` if the tokenizer joins the two.
+    It raises a `PairsError` if a tokenizer that adds spaces joins the two.
     """
 
     def encode(text: str) -> list[int]:
@@ -60,8 +59,7 @@ def encoder(tokenizer: Any) -> Callable[[str, str], list[int]]:
 def warn_of_boundaries(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     """Warns where a continuation alone is encoded as other tokens than behind its prompt.
 
-    Prompt and continuation are encoded apart. The model never saw such tokens after such a prompt,
-    so their probability says little. `rows` hold texts (`prompt`, `x`, `y`) and their ids.
+    `rows` hold texts (`prompt`, `x`, `y`) and their ids.
     """
     problems: dict[str, list[str]] = {}
     for number, row in enumerate(rows):
@@ -172,7 +170,6 @@ def _encoded(
     bos: list[int],
     regions: Mapping[str, Sequence[Region]],
 ) -> dict[str, Any]:
-    """A row of text as one of ids; spans are looked for in the `regions` of the prompts."""
     given = {key: row[key] for key in sorted(TEXT_KEYS) if row.get(key) is not None}
     entry: dict[str, Any] = {k: v for k, v in given.items() if v or not isinstance(v, str)}
     _require_text(entry, number)
@@ -194,7 +191,6 @@ def _encoded(
 
 
 def _require_text(entry: Mapping[str, Any], number: int) -> None:
-    """Refuses entries that are not text, or that no tokenizer can read."""
     for key, text in entry.items():
         is_text = isinstance(text, str)
         try:
@@ -214,7 +210,6 @@ def _require_text(entry: Mapping[str, Any], number: int) -> None:
 def _encode_set(
     encode: Callable[[str, str], list[int]], row: Mapping[str, Any], key: str, number: int
 ) -> list[int]:
-    """Token ids of texts that are a token each."""
     texts = row[key]
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise PairsError(

@@ -1,20 +1,17 @@
 """Variable binding: arithmetic on two variables, made up from a seed.
 
-The data set `variable-binding` has the prompts of the paper, `x = a, y = b, x {op} y =`
-(`form="paper"`), or those of the published code, on three lines (`form="code"`). It states two
-desiderata for a set of components that carries the values of variables. Each example has a target
-continuation x and a foil y, both of them answers.
+Prompts are those of the paper, `x = a, y = b, x {op} y =` (`form="paper"`), or those of the
+published code, on three lines (`form="code"`). Each desideratum of components that carry the values
+has its examples:
 
-- *value dependence*: the counterfactual changes the value of the first variable; with the
-  components replaced the model should give the counterfactual's answer. x is the clean answer, y
-  the counterfactual one.
-- *operation invariance*: the counterfactual changes the operation; the model should keep its
-  answer. x is the answer under the other operation, y the clean one. The effect falls as the
-  components carry the operation.
+- *value dependence*: the counterfactual changes the value of the first variable, and the model with
+  replaced components should give its answer. x is the clean answer, y the counterfactual one.
+- *operation invariance*: the counterfactual changes the operation, and the model should keep its
+  answer. x is the answer under the other operation, y the clean one.
 
 With `desideratum="both"` they are one objective (`docs/paper.md`). Operations are + and -, values
 10 to 99, answers are not negative, and the first digits of y are balanced. Only the first token of
-an answer is scored; examples whose two answers begin with the same token are not drawn.
+an answer is scored; no example has two answers that begin with the same token.
 """
 
 from __future__ import annotations
@@ -64,9 +61,8 @@ def load(
 ) -> PromptPairs:
     """Makes examples: the same ones for the same seed, others for the test split.
 
-    `desideratum` is `value`, `operation`, or `both`, with the `weights` of the two in their sum.
-    `form` is `paper` or `code`. There are `n` examples of each desideratum. The published Llama
-    scripts prepend BOS.
+    There are `n` examples of each desideratum; `weights` are those of the two in their sum. The
+    published Llama scripts prepend BOS.
     """
     check_whole("n", n)
     parts = []
@@ -88,10 +84,7 @@ def load(
 def weighted(
     parts: Sequence[Sequence[Mapping[str, Any]]], weights: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """Rows of equally long parts in turn, each with the weight of its part, if there are several.
-
-    Taking turns keeps the first examples of the data set balanced between the parts.
-    """
+    """Rows of equally long parts in turn, each with the weight of its part if there are several."""
     if len(parts) == 1:
         return [dict(row) for row in parts[0]]
     return [
@@ -128,7 +121,6 @@ def _balanced(
 
 
 def _row(rng: random.Random, part: str, form: str) -> dict[str, str] | None:
-    """A row with another first value or operation; None for questions that do not serve."""
     if part == "value":
         op = new_op = rng.choice(list(_OPERATIONS))
         a, new_a, b = (rng.choice(_VALUES) for _ in range(3))

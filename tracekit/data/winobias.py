@@ -1,14 +1,11 @@
 """WinoBias, type 1 (Zhao et al. 2018): which occupation does a pronoun refer to?
 
-Rows come in pairs that share the text before the pronoun: in one row it refers to a stereotypically
-female occupation, in the other to a male one. The shared text with the female pronoun is the
-prompt, with the male pronoun the counterfactual. The target continuation x is the rest of the row
-with the female referent, the foil y that of the row with the male one. Pairs are left out if a row
-brackets several pronouns, if one is `him` (whose counterpart `her` is ambiguous), or if the texts
-before the pronouns, or their cases, differ.
-
-The published code writes `she` and `he` into every prompt, also into the few (6 of 160, 5 of 130)
-where the rows have `her` and `his`. That is the default here, which keeps numbers comparable.
+Rows come in pairs that share the text before the pronoun, which is the prompt with the female
+pronoun and the counterfactual with the male one. The target x is the rest of the row with the
+stereotypically female referent, the foil y that of the other. Pairs are left out if a row brackets
+several pronouns, if one is `him` (whose counterpart `her` is ambiguous), or if the texts before the
+pronouns, or their cases, differ. By default, as in the published code, every prompt has `she` or
+`he`, also the few (6 of 160, 5 of 130) whose rows have `her` and `his`.
 """
 
 from __future__ import annotations
@@ -54,7 +51,6 @@ def load(
 
 
 def _example(first: str, second: str, *, keep_case: bool) -> dict[str, str] | None:
-    """The example that two rows make; None if the pair is left out."""
     parts = [_parse(line) for line in (first, second)]
     if parts[0] is None or parts[1] is None:
         return None
@@ -74,7 +70,6 @@ def _example(first: str, second: str, *, keep_case: bool) -> dict[str, str] | No
 
 
 def _parse(line: str) -> tuple[str, str, str] | None:
-    """Text before the pronoun, the pronoun, and the text after it with its leading space."""
     numberless = line.partition(" ")[2]
     pronouns = _BRACKETED_PRONOUN.findall(numberless)
     if len(pronouns) != 1 or pronouns[0] not in _PRONOUNS:

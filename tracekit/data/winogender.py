@@ -1,11 +1,9 @@
 """WinoGender (Rudinger et al. 2018), the structure-filtered list of Vig et al. 2020.
 
-Rows come in pairs: in one the pronoun refers to the occupation, in the other to the other
-participant. The text before the pronoun, with `she`, is the prompt, with `he` the counterfactual:
-as in the published training, also where the sentence has `her` (5 of 44); `keep_case` keeps the
-case. The target continuation x is the stereotypically female one: it resolves to
-the occupation if more than half of those in the occupation are women, else to the participant. The
-foil y is the other continuation.
+In one row of a pair the pronoun refers to the occupation, in the other to the other participant.
+The text before it, with `she`, is the prompt, with `he` the counterfactual: as in the published
+training, also where the sentence has `her` (5 of 44). The target x is the stereotypically female
+continuation (of the occupation, if more than half of those in it are women), the foil y the other.
 """
 
 from __future__ import annotations

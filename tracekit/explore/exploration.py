@@ -1,11 +1,7 @@
 """An exploration: a set of components that changes, and all that is known of the sets it was.
 
-Nothing here knows of a browser. `Exploration` holds the set, the sets before and after it (undo),
-two pinned sets, and every measurement and prediction by the set that it belongs to. What is shown
-of a set is looked up by that set, so no effect can stand beside a set that it is not of.
-
-Work is done in steps of one batch (`steps`): between two of them the set may change, and the rest
-is then left undone.
+Every measurement and prediction is looked up by the set that it belongs to, so no effect can stand
+beside another set. Work is done in steps of one batch (`steps`), between which the set may change.
 """
 
 from __future__ import annotations
@@ -230,8 +226,7 @@ class Exploration:
     def measure(self, *, complete: bool = False) -> Measurement:
         """Measurement of the set, which is made if there is none yet.
 
-        With `complete`, also where only the probabilities of continuations are missing, as they are
-        of results of searches.
+        With `complete`, also if it lacks probabilities, as results of searches do.
         """
         members = self.members
         measurement = self.measurements.get(members)
@@ -282,10 +277,7 @@ class Exploration:
                     yield from self._measure((index,))
 
     def circuit_steps(self, members: ComponentSet) -> Iterator[Event]:
-        """Works on the faithfulness of a set: it and its complement are measured, if need be.
-
-        Of the empty set, and where the whole has no effect, no share says anything.
-        """
+        """Measures set and complement for the faithfulness, if a share of the whole is defined."""
         engine, full = self.engine, self.engine.full_effects
         if members in self.circuits or not members or not full.mean().abs() > 0:
             return

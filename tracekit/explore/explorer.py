@@ -1,7 +1,4 @@
-"""The explorer: an exploration as a widget of Jupyter, and as a page without a kernel.
-
-Both are plain data, which the scripts beside this file draw.
-"""
+"""The explorer: an exploration as a widget of Jupyter, and as a page without a kernel."""
 
 from __future__ import annotations
 
@@ -66,10 +63,10 @@ else:
 
 
 class Explorer(_Widget):
-    """A view of a set of components that is changed by clicking, and whose effect follows.
+    """A view of a set of components that is changed by clicking; made by `Tracer.explore`.
 
     As the last line of a cell it shows itself. `components`, `effect` and `per_example` are those
-    of the set on screen, in any cell; `components` may be set. Make one with `Tracer.explore`.
+    of the set on screen, in any cell; `components` may be set.
     """
 
     _esm = SCRIPT
@@ -171,8 +168,7 @@ class Explorer(_Widget):
     def faithfulness(self) -> Faithfulness | None:
         """Effect, faithfulness and completeness of the set on screen, with intervals.
 
-        Its complement is measured if it was not yet. None of the empty set, and where all
-        components have no effect.
+        None for the empty set, and where all components have no effect.
         """
         members = self.exploration.members
         for event in self.exploration.circuit_steps(members):
@@ -226,7 +222,6 @@ class Explorer(_Widget):
         )
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The widget and, for where none can run, a picture of the set."""
         bundle = super()._repr_mimebundle_(**kwargs)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
         picture = selection_svg(self._registry, self.exploration.members, repr(self))
@@ -294,11 +289,7 @@ class Explorer(_Widget):
                 self._send_problem(members, error)
 
     def _answer_prompt(self) -> None:
-        """Sends what the model writes after the latest prompt that the view asked about.
-
-        This runs in the kernel's thread: hooks of another thread would act on what cells run
-        meanwhile.
-        """
+        """In the kernel's thread: hooks of another thread would act on what cells run meanwhile."""
         request, self._request = self._request, None
         if request is None:
             return

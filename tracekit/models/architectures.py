@@ -1,8 +1,6 @@
 """What differs between architectures: names of hook points, and what single models do otherwise.
 
-An exception for an architecture stands here, and patching, checks, capabilities, paths and export
-read it. Nothing here is believed: `tracekit.engine.checks` and `tracekit.engine.capabilities` prove
-on the loaded model what they rest on.
+`tracekit.engine.checks` and `tracekit.engine.capabilities` prove it on the loaded model.
 """
 
 from __future__ import annotations
@@ -85,8 +83,7 @@ def shortest_window(model: Any) -> int:
 def long_rope_limit(model: Any) -> int | None:
     """Tokens beyond which a model uses other rotary factors; None if it always uses the same.
 
-    Such models ("longrope", e.g. Phi-3 with 128k tokens) choose the factors by the longest row of
-    a batch. A shorter row beside it gets other numbers than alone.
+    Such models (e.g. Phi-3 with 128k tokens) choose the factors by the longest row of a batch.
     """
     config = getattr(getattr(model, "original_model", None), "config", None)
     limits = [
@@ -104,7 +101,6 @@ def stretches_by_batch(model: Any) -> bool:
 
 
 def _rotary_settings(model: Any, kind: str) -> list[Mapping[str, Any]]:
-    """Settings of the rotary embeddings of a type."""
     config = getattr(getattr(model, "original_model", None), "config", None)
     given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     if not isinstance(given, Mapping):
@@ -133,7 +129,6 @@ class _SoftmaxMode(TorchFunctionMode):
         self._before, self._after = before, after
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls the function; the mode is off meanwhile."""
         if func not in _SOFTMAX or not args or args[0].ndim != _WEIGHTS_NDIM:
             return func(*args, **(kwargs or {}))
         return self._after(func(self._before(args[0]), *args[1:], **(kwargs or {})))
@@ -171,7 +166,6 @@ def _ignores_edits(attention: Any) -> bool:
 
 
 def _replacements(attention: Any) -> dict[str, Callable[..., Any]]:
-    """Replacements of two methods of an attention bridge."""
     kind = type(attention)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -252,10 +246,7 @@ def block_parts(model: Any, layer: int) -> BlockParts:
 
 
 def norm_behind(model: Any, layer: int) -> Any:
-    """The module that norms what the attention of a block adds to the stream; None: there is none.
-
-    Its input is the output of the attention, of a bridge and of a `HookedTransformer`.
-    """
+    """The module that norms what the attention of a block adds to the stream, or None."""
     block = model.blocks[layer]
     # TransformerLens 3.9 has it at ln1 where a block has no norm before its attention (OLMo 2).
     whole = getattr(block, "original_component", None)

@@ -36,10 +36,9 @@ class Checkpoint(NamedTuple):
 
 
 def locate(name: str, *, files: Sequence[str] | None = None) -> Checkpoint:
-    """Files of a model: a directory, a GGUF file, or those that the hub has, or else its cache.
+    """Files of a model: a directory, a GGUF file, or those of the hub or its cache.
 
-    `NAME@REVISION` is a branch, tag or commit of the hub's repository. By default the files are
-    those that the model is loaded from.
+    `NAME@REVISION` is a branch, tag or commit. By default files are those that a load needs.
     """
     as_path("The model", name)
     given, revision = name, None
@@ -99,7 +98,6 @@ def _gguf(path: Path) -> Checkpoint:
 
 
 def _ask_hub(name: str, revision: str | None, files: Sequence[str] | None) -> Checkpoint:
-    """The snapshot of a revision, fetched if the hub can be reached, else from the cache."""
     from huggingface_hub import HfApi, errors, snapshot_download
 
     named = f"revision {revision!r} of model {name!r}" if revision else f"model {name!r}"
@@ -146,7 +144,6 @@ def _ask_hub(name: str, revision: str | None, files: Sequence[str] | None) -> Ch
 
 
 def _files_to_load(names: Sequence[str]) -> list[str]:
-    """What a model is loaded from: configuration, tokenizer, code, and weights in one format."""
     small = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
     chosen = [name for name in names if name.endswith(small)]
     for weights in (r"[^/.]*\.safetensors", r"pytorch_model[^/.]*\.bin"):

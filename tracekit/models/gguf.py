@@ -1,9 +1,7 @@
-"""GGUF files: models as llama.cpp keeps them, read by transformers.
+"""GGUF files: models as llama.cpp keeps them, read by transformers with widened weights.
 
-Weights of few bits are widened: they keep their values, so that such a model is one of its own, not
-the checkpoint that it was made from. transformers reads sizes and few settings from the header, and
-leaves out the rest without a word: here every setting of the architecture is the configuration's,
-is put into it, or is named.
+transformers leaves out most settings of the header without a word: here every setting of the
+architecture is the configuration's, is put into it, or is named.
 """
 
 from __future__ import annotations
@@ -114,7 +112,6 @@ class GGUFModel:
 
 
 def _settings(reader: Any) -> tuple[Settings, dict[str, Any]]:
-    """Settings of a file's architecture, and tensors of factors of rotary frequencies."""
     prefix, settings = f"{_read(reader, 'general.architecture')}.", {}
     for key in reader.fields:
         if key.startswith(prefix):
@@ -135,7 +132,6 @@ def _is_rotary(name: str) -> bool:
 
 
 def _unplaced(reader: Any, model: Any) -> list[str]:
-    """Tensors of a file for which transformers' model has no place."""
     from transformers import modeling_gguf_pytorch_utils as loading
 
     architecture = _read(reader, "general.architecture")
@@ -149,10 +145,7 @@ def _unplaced(reader: Any, model: Any) -> list[str]:
 def complete_config(
     config: Any, settings: Settings, tensors: Mapping[str, Any]
 ) -> tuple[Any, list[str]]:
-    """The configuration with settings of a file, and those that it cannot have, with values.
-
-    `settings` are without the architecture's prefix; `tensors` are those that say how to compute.
-    """
+    """The configuration with a file's settings (without prefix), and those that it cannot have."""
     left = {key: value for key, value in settings.items() if key not in _SIZES}
     changes: Settings = {}
     problems: list[str] = []
@@ -180,7 +173,6 @@ def _is_same(first: Any, other: Any) -> bool:
 
 
 def _values(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]:
-    """Settings that a configuration has under another name."""
     problems = []
     head_dim = changes.get("head_dim", left.get("attention.key_length", _head_dim(config)))
     if left.get("attention.value_length", head_dim) in (head_dim, getattr(config, "v_head_dim", 0)):
@@ -212,7 +204,6 @@ def _head_dim(config: Any) -> int:
 
 
 def _window(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]:
-    """A sliding window, and the layers that have it."""
     window = left.pop("attention.sliding_window", None)
     # Older files of some architectures have it under this name.
     window = left.pop("sliding_window", window)
@@ -260,7 +251,6 @@ def _scalar(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]
 def _rotary(
     config: Any, left: Settings, tensors: Mapping[str, Any], changes: Settings
 ) -> list[str]:
-    """Rotary embeddings: their base, their dimensions, and how their frequencies are scaled."""
     given = {key: left.pop(key) for key in list(left) if key.startswith("rope.")}
     settings = [f"{key} = {_shown(value)}" for key, value in given.items()]
     before = getattr(config, "rope_parameters", None)
@@ -306,7 +296,6 @@ def _rotary(
 def _scaling(
     given: Settings, tensors: Mapping[str, Any], config: Any, dims: int
 ) -> tuple[Settings, list[str]]:
-    """Parameters of transformers for scaled frequencies, and what they cannot express."""
     rest = {key.removeprefix("rope.scaling."): value for key, value in given.items()}
     factor = rest.pop("factor", 0) or rest.pop("rope.scale_linear", 0)
     kind = rest.pop("type", "linear" if factor not in (0, 1) else "none")

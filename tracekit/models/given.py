@@ -1,7 +1,6 @@
 """A model in memory as it was given: compiled, with adapters, or changed by hand.
 
-What is traced is a copy of its modules around the same weights, so that the caller's model stays
-as it is. What stands around it is taken off only where the logits stay those of the model as given.
+What is traced is a copy of its modules around the same weights, with the same logits.
 """
 
 from __future__ import annotations
@@ -78,8 +77,8 @@ def unwrap(given: Any, reference: Reference | None, name: object) -> Any:
 def unwrap_first(copies: Iterator[Any], reference: Reference | None, name: object) -> Any:
     """The model inside of the first copy of a wrapped one that has the logits as they were given.
 
-    With adapters merged, or taken out where they are off; else with them as they are. Where weights
-    are rounded to 16 bits or fewer, merging changes the logits, and the adapters stay.
+    Adapters are merged, or taken out if they are off, unless that changes the logits, as it does
+    where weights have 16 bits or fewer: then they stay.
     """
     copy = next(copies)
     kind = type(copy).__name__
@@ -105,10 +104,9 @@ def unwrap_first(copies: Iterator[Any], reference: Reference | None, name: objec
 
 
 def copy_around_weights(model: Any) -> Any:
-    """A copy of all modules of a model around the memory of the same weights, not compiled.
+    """A copy of a model's modules around the same weights, not compiled.
 
-    The model itself where a function that refers to its modules replaces the forward of one, as
-    accelerate's hooks do too.
+    The model itself where a function replaces the forward of a module, as accelerate's hooks do.
     """
     own = [vars(each).get("forward") for each in model.modules() if compiled_from(each) is None]
     if any(isinstance(forward, FunctionType | partial) for forward in own):

@@ -1,8 +1,7 @@
 """A hooked model: the interface that every part of tracekit uses.
 
-Two classes of TransformerLens have it: `TransformerBridge` (3.9 and 4.x, wraps the Hugging Face
-model and computes its numbers) and `HookedTransformer` (3.9). `HookedModel` writes down
-what they share.
+`TransformerBridge` (3.9 and 4.x, wraps the Hugging Face model and computes its numbers) and
+`HookedTransformer` (3.9) of TransformerLens share it.
 """
 
 from __future__ import annotations
@@ -91,10 +90,9 @@ def short_name(name: str, *, is_on_hub: bool) -> str:
 def weights_digest(model: HookedModel) -> str:
     """Digest of all weights: equal for equal weights in one dtype, on any device.
 
-    Shapes, a sample, and the sum of the bits of every parameter, in their order: one change of one
-    number changes it. Of a model with hooks, parts of somebody's own or pruned weights, some logits
-    as it was given belong to it too. It costs about as long as reading the weights once. Empty if
-    weights lie on a disk, where nothing reads them as a whole.
+    It covers shapes, a sample and the sum of bits of every parameter; of a model with hooks, pruned
+    weights or parts of somebody's own, some logits too. Empty if weights lie on a disk; else all of
+    them are read once.
     """
     parameters = list(model.parameters())
     if any(parameter.is_meta for parameter in parameters):
@@ -107,7 +105,6 @@ def weights_digest(model: HookedModel) -> str:
 
 
 def _fingerprint(parameter: Tensor) -> list[Any]:
-    """Numbers that tell a parameter from others."""
     flat = parameter.detach().flatten()
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
     bits = flat.view(whole)
@@ -125,10 +122,7 @@ def revision_of(model: HookedModel) -> str | None:
 
 
 def foreign_hooks(model: HookedModel) -> list[str]:
-    """What has hooks that somebody left, on activations or gradients, by name.
-
-    Hook points, modules, parameters, or all modules of the process.
-    """
+    """What has hooks that somebody left: hook points, modules, parameters, or all modules."""
     # Of several names of a hook point the last one is the usual.
     names = {id(point): name for name, point in model.hook_dict.items()}
     owners: dict[Any, None] = dict.fromkeys(model.hook_dict.values())
@@ -160,7 +154,6 @@ def has_foreign_hooks(owner: Any) -> bool:
 
 
 def _hooks_of(owner: Any) -> list[Any]:
-    """Hooks of a module, of a parameter, or of torch's module about modules: those of all."""
     # Not getattr of a module: a bridge would ask the one that it wraps.
     is_module = not isinstance(owner, Tensor)
     get = vars(owner).get if is_module else partial(getattr, owner)
@@ -219,10 +212,7 @@ def random_tokens(model: HookedModel, rows: int, length: int) -> Int[Tensor, "ro
 
 
 def embedding_std(model: HookedModel) -> float:
-    """Standard deviation of the input of the first block, over random tokens: the unit of noise.
-
-    Measured where noise is added, since some models scale or normalise their token embeddings.
-    """
+    """Standard deviation of the first block's input, over random tokens: the unit of noise."""
     tokens = random_tokens(model, 16, 16).to(device_of(model))
     hooks, recorded = recording_hooks([residual_hook(0)])
     with frozen(model), torch.no_grad():
@@ -231,10 +221,7 @@ def embedding_std(model: HookedModel) -> float:
 
 
 def recording_hooks(names: Iterable[str]) -> tuple[list[Hook], dict[str, list[Tensor]]]:
-    """Hooks that change nothing, and the lists they append to: activations by hook point.
-
-    A hook point that fires several times in a pass has several entries.
-    """
+    """Hooks that change nothing, and the lists they append to, one entry each time they fire."""
     recorded: dict[str, list[Tensor]] = {name: [] for name in names}
     return [(name, partial(_record, into=into)) for name, into in recorded.items()], recorded
 
@@ -283,9 +270,8 @@ def check_has_weights(model: Any) -> None:
 def frozen(model: HookedModel) -> Iterator[None]:
     """Within the block, no parameter takes a gradient and dropout is off; restored afterwards.
 
-    Edits of attention patterns act there too, where TransformerLens would throw them away. The
-    user's autocast is off. One thread at a time is within it, and passes of other threads are
-    refused: hooks act in whatever pass runs, and flags are the model's.
+    Edits of attention patterns act there too; the user's autocast is off. Passes of other threads
+    are refused: hooks act in whatever pass runs, and flags are the model's.
 
     Raises:
         ConfigError: A setting of torch that no trace can have, or a pass in another thread.

@@ -1,7 +1,4 @@
-"""Loading: a model by name, from a directory, or from memory, wrapped by TransformerLens.
-
-TransformerLens is imported when a model is loaded, not before.
-"""
+"""Loading: a model by name, from a directory, or from memory, wrapped by TransformerLens."""
 
 from __future__ import annotations
 
@@ -149,7 +146,6 @@ def load_model(
 def _from_files(
     name: str, files: Checkpoint, tokenizer: Any, dtype: torch.dtype | None, options: dict[str, Any]
 ) -> HookedModel:
-    """A model of a directory, of a GGUF file, or of a directory with an adapter."""
     folder, device = files.folder, options["device"]
     causal = transformers.AutoModelForCausalLM if files.gguf is not None else None
     loader = Loader(name, device, options.pop("model_class", causal))
@@ -258,7 +254,6 @@ def _size_of(directory: Path, dtype: torch.dtype) -> int:
 
 
 def _check_fits_memory(name: object, n_bytes: int, device: torch.device | None) -> None:
-    """Refuses weights that the free memory of a device cannot hold, before they are read."""
     free = sys.maxsize if device is None else _free_bytes(device)
     if n_bytes > free:
         raise UnsupportedModelError(
@@ -268,7 +263,6 @@ def _check_fits_memory(name: object, n_bytes: int, device: torch.device | None) 
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Memory that is free on a device; of the CPU, as the system and a container have it."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     with suppress(OSError, ValueError):
@@ -278,7 +272,6 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _in_memory(given: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:
-    """A model in memory, of which a copy is wrapped if it is not hooked."""
     given, bare = hugging_face_model_in(given)
     if isinstance(bare, HookedModel):
         return bare
@@ -331,7 +324,6 @@ def _adapted(files: Checkpoint, dtype: torch.dtype | None, device: Any) -> tuple
 def _wrap(
     name: str, model: Any, tokenizer: Any, options: Mapping[str, Any], loader: Loader
 ) -> HookedModel:
-    """A bridge around a Hugging Face model in memory."""
     if not model.config.architectures:
         model.config.architectures = [type(model).__name__]
     parameter = next(model.parameters())
@@ -371,7 +363,6 @@ def _bridged(
 
 
 def _tokenizer(directory: Path, options: Mapping[str, Any]) -> Any:
-    """The tokenizer of a directory; None if it has none."""
     if not _has_tokenizer(directory):
         return None
     trusted = bool(options.get("trust_remote_code"))

@@ -31,10 +31,9 @@ class Pass:
     """Numbers by which the model reads the tokens of the pass; None: it counts."""
 
     def key_positions(self, n_queries: int, n_keys: int) -> Int[Tensor, "row key"]:
-        """The position in its text of every key that the pass attends to.
+        """The position in its text, without padding, of every key that the pass attends to.
 
-        The last keys are those of the pass itself: a cache with a window forgets the first ones. A
-        static one has room for more. Tokens padded on the left do not count.
+        The last keys are those of the pass itself; a static cache has room for more.
         """
         first = max(0, self.n_before + n_queries - n_keys)
         columns = torch.arange(first, first + n_keys)[None]
@@ -66,7 +65,6 @@ def end() -> None:
 
 
 def _n_tokens(cache: Any, arguments: Mapping[str, Any]) -> int | None:
-    """Tokens that a cache has read; None if nothing says so."""
     if (position := arguments.get("cache_position")) is not None:
         return int(position[0])
     try:

@@ -1,8 +1,4 @@
-"""Tokenizers: the one that was given counts, not what TransformerLens makes of it.
-
-TransformerLens loads tokenizers again so that they put a beginning-of-sequence token first, also
-those of models that never saw one. A model of `load_model` has its tokenizer as it was given.
-"""
+"""Tokenizers: the one that was given counts, not the one that TransformerLens makes add BOS."""
 
 from __future__ import annotations
 
@@ -60,11 +56,7 @@ def as_given(tokenizer: Any) -> Any:
 
 
 def adds_bos(tokenizer: Any) -> bool:
-    """Whether a tokenizer begins a text with its beginning-of-sequence token by itself.
-
-    One that TransformerLens loaded again does so always; there the published one of its name says
-    it.
-    """
+    """Whether a tokenizer, as published, begins a text with its beginning-of-sequence token."""
     if not _begins_with_bos(tokenizer):
         return False
     if not getattr(tokenizer, _RELOADED, False):

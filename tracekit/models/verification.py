@@ -1,16 +1,10 @@
 """Verification of a loaded model: its weights are complete, and the bridge computes its numbers.
 
-Two faults give wrong numbers without an error. Weights that a checkpoint lacks are filled in at
-random by transformers, which says so in its log only. And a bridge may compute something else than
-the model that was given: it ignores GPT-2's `scale_attn_weights`, merged adapters are not those
-that were switched off, another library's hooks are lost. Every check of hooks compares the bridge
-with itself and cannot see that. So the logits of the model as it was given are recorded before
-anything is copied, merged or wrapped, and whatever is traced in its place must have the same.
-
-Nothing that a model brings along is run, and nothing is installed for it. transformers runs code
-of a model only where it is told to, and torch reads weights from a pickle without its code.
-TransformerLens installs a package by pip where the processor of a model for images or sound lacks
-it. Each of these is one error that says what to do.
+Two faults give wrong numbers without an error: weights that a checkpoint lacks are filled in at
+random, and a bridge may compute something else than the model that was given, for example without
+its adapters or hooks. So the logits of the model as it was given are recorded before anything is
+copied, merged or wrapped, and whatever is traced in its place must have the same. A model
+that would run code of its own, or have a package installed, is refused with an error.
 """
 
 from __future__ import annotations
@@ -71,10 +65,7 @@ class Reference:
 
 
 class Loader:
-    """Loads a Hugging Face model by transformers' own report of what its checkpoint held.
-
-    A bridge takes it in place of a class of models, which it has `from_pretrained` in common with.
-    """
+    """Loads a model for a bridge by `from_pretrained`, and checks what its checkpoint held."""
 
     def __init__(
         self, name: object, device: torch.device | None = None, model_class: Any = None
@@ -124,7 +115,6 @@ class Loader:
 
 
 def _check_complete(model: Any, info: Mapping[str, Any], name: object) -> None:
-    """Refuses a checkpoint that lacks weights, or holds them in other shapes."""
     reshaped = sorted({name for name, *_ in info["mismatched_keys"]})
     # Buffers are computed; tied parameters are listed under one of their names.
     parameters = {name for name, _ in model.named_parameters()}
@@ -188,10 +178,7 @@ def in_float32(model: Any) -> Iterator[None]:
 
 
 def float32_reference_of(model: Any, name: object) -> Reference | None:
-    """Logits that a model with weights of 16 bits has in float32, where rounding hides nothing.
-
-    None for other models and, with a warning, where the memory does not hold the weights.
-    """
+    """Logits in float32 of a model with 16-bit weights; None for others, or if memory is short."""
     if dtype_of(model) not in _NARROW or is_quantized(model):
         return None
     try:
@@ -330,7 +317,6 @@ def check_same_numbers(model: HookedModel, loader: Loader) -> None:
 def _compare(
     model: HookedModel, loader: Loader, reference: Reference | None, tolerance: float
 ) -> None:
-    """Refuses other logits than those of a reference; without one nothing is compared."""
     if reference is None:
         return
     with torch.no_grad():
@@ -381,11 +367,7 @@ _MOST = 0.6
 
 
 def warn_of_poor_text(model: HookedModel, tokenizer: Any, name: object) -> None:
-    """Warns of a model that predicts plain English hardly better than by chance.
-
-    Wrong weights or settings that nothing else finds do that. It says nothing about a model without
-    a tokenizer, one that does not generate, or one whose tokenizer cannot write the text.
-    """
+    """Warns of a generating model that predicts plain English hardly better than by chance."""
     original: Any = getattr(model, "original_model", model)
     config = original.config.get_text_config()
     if tokenizer is None or config.is_encoder_decoder or not original.can_generate():
