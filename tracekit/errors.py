@@ -1,5 +1,7 @@
 """Exceptions. Each says what is wrong with what was given, then what is allowed or what to do.
 
+They come in this order: warnings, errors about options, models, data and metrics, searches and
+results, processes and packages.
 Every class derives from `TracekitError` and from the builtin it specialises, so both
 ``except tracekit.errors.TracekitError`` and ``except ValueError`` work.
 """
@@ -27,9 +29,6 @@ def _rebuilt(kind: type[TracekitError], text: str) -> TracekitError:
     error = kind.__new__(kind)
     error.args = (text,)
     return error
-
-
-# ---- warnings ---------------------------------------------------------------------------------
 
 
 class ModelWarning(UserWarning):
@@ -60,9 +59,6 @@ def near_miss(name: object, known_names: Iterable[str]) -> str:
     within = [listed for listed in names if str(name) and str(name) in listed]
     close = close or sorted(within, key=lambda listed: not listed.startswith(str(name)))
     return f"Did you mean {close[0]!r}?" if close else ""
-
-
-# ---- what was asked for -----------------------------------------------------------------------
 
 
 class UnknownNameError(TracekitError, ValueError):
@@ -106,9 +102,6 @@ class SourceError(TracekitError, ValueError):
     """A source of values that is unknown, or does not suit the data or the components."""
 
 
-# ---- models -----------------------------------------------------------------------------------
-
-
 class UnknownModelError(TracekitError, ValueError):
     """Something that is neither a model name, a model directory nor a model."""
 
@@ -127,9 +120,6 @@ class HookPointError(TracekitError, RuntimeError):
 
 class IdentityCheckError(TracekitError, RuntimeError):
     """The empty mask changed the output, or the full mask did not."""
-
-
-# ---- data and metrics -------------------------------------------------------------------------
 
 
 class PairsError(TracekitError, ValueError):
@@ -163,9 +153,6 @@ class NotDifferentiableError(TracekitError, TypeError):
     """A gradient method was asked to follow a metric without a gradient."""
 
 
-# ---- searches and results ---------------------------------------------------------------------
-
-
 class TargetNotReachedError(TracekitError, ValueError):
     """No set that the search measured reaches the wanted effect."""
 
@@ -196,9 +183,6 @@ class OutputError(TracekitError, OSError):
 
 class FigureExportError(TracekitError, RuntimeError):
     """A figure could not be written as an image."""
-
-
-# ---- processes and packages -------------------------------------------------------------------
 
 
 class WorkerError(TracekitError, RuntimeError):

@@ -24,6 +24,8 @@ from tracekit._util.version import __version__
 from tracekit.cli.console import console, error_console, print_problem
 from tracekit.errors import ConfigError, TracekitError
 
+OptionValues = dict[str, Any]
+"""Values of the options of a command, by name."""
 PANELS = (
     "Arguments",
     "What is traced",
@@ -34,7 +36,7 @@ PANELS = (
     "Where it runs",
     "Output",
 )
-"""Panels of `--help`, in their order: what, how, limits, output."""
+"""Panels of `--help`, in their order."""
 
 
 class _Command(TyperCommand):
@@ -45,8 +47,7 @@ class _Command(TyperCommand):
         super().__init__(*args, **settings)
         for parameter in self.params:
             if getattr(parameter, "is_flag", False):
-                # Else the type of every flag takes a column: `<bool>`.
-                parameter.metavar = ""
+                parameter.metavar = ""  # Else the type of every flag takes a column: `<bool>`.
         # Arguments and options without a panel come first.
         first = PANELS[0]
         self.params.sort(
@@ -113,7 +114,6 @@ def main() -> None:
 
     Errors of tracekit are printed as one sentence, with exit code 1; wrong usage ends with 2,
     Ctrl-C with 130, and output that nobody reads with 141.
-    SIGTERM ends the process, once checkpoints are written and workers are gone.
     """
     _quieten_libraries()
     console.had_document = False
@@ -193,11 +193,7 @@ class _Terminated(BaseException):
 
 @contextmanager
 def _stopping_in_order() -> Iterator[None]:
-    """SIGTERM, and SIGHUP of a terminal that is closed, end what runs in the block like an error.
-
-    So checkpoints are written and worker processes ended. Python leaves both signals to the system,
-    which ends a process on the spot.
-    """
+    """SIGTERM and SIGHUP end the block like an error: checkpoints are written and workers ended."""
 
     def stop(number: int, frame: object) -> NoReturn:
         raise _Terminated(number)
@@ -228,7 +224,6 @@ def version(
 
 
 def _quieten_libraries() -> None:
-    """Keeps the libraries' own progress bars and advice out of the terminal."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

@@ -9,10 +9,10 @@ from typing import Any
 import tracekit as tk
 from tracekit._util.markup import interval_text, number_text
 from tracekit._util.table import Table
-from tracekit.cli.app import app
+from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder, save_results
-from tracekit.cli.options import OPTIONS, WHAT, OptionValues, load, with_options
+from tracekit.cli.options import OPTIONS, WHAT, load, with_options
 from tracekit.cli.summaries import print_results, print_tracer
 from tracekit.cli.tables import print_table
 
@@ -20,12 +20,8 @@ _EXAMPLES = 32
 _BUDGETS = (2, 3, 4, 6, 9)
 _SHOWN = (2, 6)
 """Budgets whose sets are shown in full."""
-_METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("pgb-ct+local", {}),
-    ("greedy", {}),
-    ("top-k", {}),
-    ("random", {"draws": 100}),
-)
+_METHODS = {"pgb-ct+local": {}, "greedy": {}, "top-k": {}, "random": {"draws": 100}}
+"""Options of each method."""
 _PAIRED_LAYERS = (0, 1)
 _PAGE = Path(__file__).with_name("demo_page.md")
 """Headings and paragraphs of the page."""
@@ -148,9 +144,8 @@ def _trace_real(output: Path, seed: int, progress: bool | None) -> Path:
     model = load(_REAL_MODEL)
     halves = tk.load_dataset(_REAL_TASK, model).split(0.5, seed=0)
     pairs, fresh = (half[:n] for half, n in zip(halves, _REAL_EXAMPLES, strict=True))
-    tracer = tk.Tracer(
-        model, pairs, "head-outputs", _REAL_METRIC, held_out=fresh, progress=progress
-    )
+    question = ("head-outputs", _REAL_METRIC)
+    tracer = tk.Tracer(model, pairs, *question, held_out=fresh, progress=progress)
     print_tracer(tracer)
     curves = {}
     for method in _REAL_METHODS:
@@ -180,7 +175,7 @@ def _trace(output: Path, seed: int, progress: bool | None) -> _Findings:
     )
     print_tracer(tracer)
     curves = {}
-    for method, options in _METHODS:
+    for method, options in _METHODS.items():
         search = tk.search.make(method, options)
         curves[method] = tracer.run(search, budgets=list(_BUDGETS), seed=seed)
         save_results(curves[method], output)
@@ -207,13 +202,10 @@ def _write_page(findings: _Findings, output: Path) -> Path:
     facts = {"prompt": texts["prompt"], "answer": texts["x"].strip(), "tested": tested}
     facts |= {"n": _EXAMPLES, "heads": len(tracer.registry), "full": f"{tracer.full_effect:.3f}"}
     page = _PAGE.read_text(encoding="utf-8").format(**facts, chosen=findings.chosen.n_selected)
+    figures = [tk.compare(shown).heatmap(), tracer.curve()]
     beside: list[dict[str, Any]] = [
         {"lead": findings.story},
-        {
-            "figures": [tk.compare(shown).heatmap(), tracer.curve()],
-            "table": findings.table(),
-            "note": _ABOUT,
-        },
+        {"figures": figures, "table": findings.table(), "note": _ABOUT},
         {"figures": [front.curve(), front.heatmap()]},
         {"figures": [grid.heatmap()]},
         {"table": findings.members()},

@@ -8,7 +8,7 @@ from typing import Any
 from tracekit._util.deferred import pd
 from tracekit._util.markup import with_ends
 from tracekit._util.table import Table
-from tracekit.cli.app import app
+from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import print_problem
 from tracekit.cli.files import check_file
 from tracekit.cli.options import (
@@ -17,7 +17,6 @@ from tracekit.cli.options import (
     SEVERAL,
     TRACED,
     WHAT,
-    OptionValues,
     build_tracer,
     with_options,
 )

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import tracekit as tk
 from tracekit._util.table import Table
-from tracekit.cli.app import app
+from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import write_figures
-from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, REBUILT, OptionValues, with_options
+from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, REBUILT, with_options
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild
 from tracekit.cli.summaries import print_estimates
 from tracekit.cli.tables import print_table, record_table

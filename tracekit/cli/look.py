@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracekit.cli import options
-from tracekit.cli.app import app
+from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder
-from tracekit.cli.options import LIMITS, OPTIONAL_OUTPUT, OPTIONS, TRACED, OptionValues
+from tracekit.cli.options import LIMITS, OPTIONAL_OUTPUT, OPTIONS, TRACED
 from tracekit.cli.tables import record_table
 
 if TYPE_CHECKING:

@@ -46,10 +46,6 @@ from tracekit.cli.summaries import print_tracer
 from tracekit.engine.setup_fields import SetupFields
 from tracekit.errors import ConfigError, DataNotFoundError, UnknownNameError
 
-OptionValues = dict[str, Any]
-"""Values of the options of a command, by name."""
-
-
 REQUIRED = inspect.Parameter.empty
 """Default of an option that must be given."""
 
@@ -67,11 +63,6 @@ class Option(NamedTuple):
         shown = copy(self.shown)
         shown.help = text
         return self._replace(shown=shown, **changes)
-
-    @property
-    def annotation(self) -> Any:
-        """Its type, as typer reads it."""
-        return Annotated[self.kind | None if self.default is None else self.kind, self.shown]
 
 
 @dataclass(frozen=True)
@@ -105,21 +96,20 @@ def with_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds options to a command, whose first parameter gets their values.
 
-    Names are of shared options, in `OPTIONS`; `command_options` are added, or replace shared ones.
+    Names are of `OPTIONS`; `command_options` are added, or replace shared ones.
     """
-    options = {
-        **command_options,
-        **{name: command_options.get(name, OPTIONS[name]) for name in names},
-    }
+    shared = {name: command_options.get(name, OPTIONS[name]) for name in names}
+    options = {**command_options, **shared}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         arguments = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters = [each.replace(kind=keyword) for each in arguments]
-        parameters += [
-            inspect.Parameter(name, keyword, default=each.default, annotation=each.annotation)
-            for name, each in options.items()
-        ]
+        for name, (kind, default, shown) in options.items():
+            annotation = Annotated[kind | None if default is None else kind, shown]
+            parameters.append(
+                inspect.Parameter(name, keyword, default=default, annotation=annotation)
+            )
 
         @wraps(command)
         def run(**entries: Any) -> None:
@@ -130,9 +120,6 @@ def with_options(
         return run
 
     return decorate
-
-
-# ---- the options ----------------------------------------------------------------------------
 
 
 def _read_config(context: Any, path: Path | None) -> Path | None:
@@ -148,8 +135,6 @@ def _read_config(context: Any, path: Path | None) -> Path | None:
 
 
 _OF_THE_FILE = ("config", "save_config_to", "dry_run")
-
-
 SEVERAL = "; may be given several times."
 _BY_DATA = "Default: what is usual for the data set."
 _MORE_HELP = {
@@ -159,7 +144,7 @@ _MORE_HELP = {
     "positions": f"Example: 0,3,-1. {_BY_DATA}",
     "source": f"Sources: {choices_text(SourceName)}.",
 }
-"""Names to choose from, and how a list is typed: what the help of a field does not say."""
+"""What the help of a field does not say: names to choose from, and how a list is typed."""
 _CHOSEN_BY_DATA = ("components", "metric", "positions")
 """Fields of a `Setup` whose default on the command line is what is usual for the data set."""
 _WITHOUT_OPTION = ("indices", "source_seed")
@@ -283,27 +268,18 @@ OPTIONS: Mapping[str, Option] = {
 OPTIONAL_OUTPUT = OPTIONS["output"]._replace(default=None)
 
 _LOADED = ("model_option", "device", "dtype", "max_batch_size")
-CHOSEN = (
-    *("data_dir", "data_option", "split", "chat", "chat_option", "skip_mismatched", "limit"),
-    "held_out",
-)
-TRACED = (
-    *("model", "dataset", *SETUP_OPTIONS, "extra_metric"),
-    *(*CHOSEN, *_LOADED),
-)
+_FROM_DATA = ("data_dir", "data_option", "split", "chat", "chat_option", "skip_mismatched")
+CHOSEN = (*_FROM_DATA, "limit", "held_out")
+"""Options that choose the examples of a data set."""
+TRACED = ("model", "dataset", *SETUP_OPTIONS, "extra_metric", *CHOSEN, *_LOADED)
 """Options of every command that traces: data, model and setup."""
-SEARCHED = (
-    *("max_memory", "objective", "sign"),
-    *("constraint_at_most", "constraint_metric", "constraint_dataset"),
-)
+_CONSTRAINT = ("constraint_at_most", "constraint_metric", "constraint_dataset")
+SEARCHED = ("max_memory", "objective", "sign", *_CONSTRAINT)
 """Further options of a command that searches."""
 REBUILT = (*CHOSEN, "split_by", *_LOADED)
 """Options of a command on a saved run, beside its model and data set."""
 WORKERS = ("jobs", "part", "executor", "executor_option")
 """Options of a command that runs jobs."""
-
-
-# ---- the tracer -----------------------------------------------------------------------------
 
 
 def check_data(*datasets: str | None, data_dir: Path | None = None, **options: Any) -> None:
@@ -320,10 +296,7 @@ def check_data(*datasets: str | None, data_dir: Path | None = None, **options: A
 
 
 def build_search(values: Mapping[str, Any]) -> tuple[tk.Tracer, dict[str, Any]]:
-    """The tracer of the options `TRACED`, which is printed, and what `SEARCHED` say of a search.
-
-    The options are saved where a command has one for that.
-    """
+    """The tracer of the options `TRACED`, which is printed, and the request of `SEARCHED`."""
     check_data(values["constraint_dataset"])
     saved = values.get("save_config_to")
     if saved is not None and not values["dry_run"]:
@@ -337,7 +310,6 @@ def build_search(values: Mapping[str, Any]) -> tuple[tk.Tracer, dict[str, Any]]:
 
 
 def _constraint(tracer: tk.Tracer, values: Mapping[str, Any]) -> tk.Constraint | None:
-    """The bound that a search stays within."""
     dataset, metric = values["constraint_dataset"], values["constraint_metric"]
     if values["constraint_at_most"] is None:
         for flag, value in (("--constraint-dataset", dataset), ("--constraint-metric", metric)):
@@ -378,11 +350,10 @@ def load_data(values: Mapping[str, Any]) -> tuple[Any, tk.PromptPairs]:
         device = launched_device() or device
     loading = parse_loading(values["model_option"])
     model = load(values["model"], device=device, dtype=values["dtype"], **loading)
-    origin = values.get("origin")
-    if origin is None:
+    if values.get("origin") is None:
         pairs = tk.load_dataset(dataset, model, **data_options)
     else:
-        pairs = load_origin(origin, model)
+        pairs = load_origin(values["origin"], model)
     for line in pairs.skipped:
         console.print(f"Skipped {line}.")
     return model, pairs[: values["limit"]]
@@ -393,13 +364,13 @@ def build_tracer(
 ) -> tk.Tracer:
     """Loads model and data, if not `loaded`, and builds the tracer of the options `TRACED`.
 
-    Whatever needs no model is checked before it is loaded. A `setup` replaces the one that the
-    options say. Held-out examples are those of a `held_out_origin` in `values`, if it has one.
+    A `setup` replaces that of the options, and a `held_out_origin` in `values` is the origin of
+    held-out examples.
     """
-    if loaded is None:
-        print_step(f"Loading {values['model']} ...")
     from tracekit.data.registry import load_origin
 
+    if loaded is None:
+        print_step(f"Loading {values['model']} ...")
     join_ranks()
     seed = values.get("seed", 0)
     if setup is None:

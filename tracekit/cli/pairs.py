@@ -7,17 +7,10 @@ from typing import Annotated, Literal
 import typer
 
 from tracekit._util.table import Table
-from tracekit.cli.app import app
+from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_file
-from tracekit.cli.options import (
-    CHOSEN,
-    OPTIONAL_OUTPUT,
-    OPTIONS,
-    OptionValues,
-    load_data,
-    with_options,
-)
+from tracekit.cli.options import CHOSEN, OPTIONAL_OUTPUT, OPTIONS, load_data, with_options
 from tracekit.cli.summaries import print_checks
 from tracekit.cli.tables import record_table
 

@@ -5,19 +5,10 @@ from __future__ import annotations
 import warnings
 
 import tracekit as tk
-from tracekit.cli.app import app
+from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder, write_figures
-from tracekit.cli.options import (
-    HOW,
-    LIMITS,
-    SEARCHED,
-    SEVERAL,
-    TRACED,
-    OptionValues,
-    build_search,
-    with_options,
-)
+from tracekit.cli.options import HOW, LIMITS, SEARCHED, SEVERAL, TRACED, build_search, with_options
 from tracekit.cli.parsing import parse_budget, parse_options
 from tracekit.cli.summaries import print_estimates
 from tracekit.cli.tables import print_table

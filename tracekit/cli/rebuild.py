@@ -82,12 +82,8 @@ def _check_same(tracer: tk.Tracer, result: tk.TraceResult) -> None:
             f"{len(tracer.pairs)} are not the same. Give --dataset, --split, --limit, --held-out "
             f"and --data-option as for the run."
         )
-    saved_examples, examples = result.held_out, tracer.held_out
-    if (
-        saved_examples is not None
-        and examples is not None
-        and examples.fingerprint != saved_examples.fingerprint
-    ):
+    saved, examples = result.held_out, tracer.held_out
+    if saved is not None and examples is not None and examples.fingerprint != saved.fingerprint:
         raise ComparisonError(
             f"The {len(examples)} held-out examples are not those of the run. Give "
             "--dataset, --split, --limit, --held-out and --data-option as for the run."

@@ -11,10 +11,10 @@ import typer
 
 import tracekit as tk
 from tracekit._util.deferred import transformers
-from tracekit.cli.app import app
+from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_file
-from tracekit.cli.options import OPTIONS, OptionValues, load, with_options
+from tracekit.cli.options import OPTIONS, load, with_options
 from tracekit.demo import DEMO
 from tracekit.errors import TracekitError
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tracekit as tk
 from tracekit._util.table import Table
-from tracekit.cli.app import app
+from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
-from tracekit.cli.options import OUTPUT, OptionValues, with_options
+from tracekit.cli.options import OUTPUT, with_options
 from tracekit.cli.rebuild import Run
 from tracekit.cli.summaries import print_results
 from tracekit.cli.tables import print_facts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tracekit._util.table import Table
-from tracekit.cli.app import app
+from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import write_figures
 from tracekit.cli.options import (
@@ -15,7 +15,6 @@ from tracekit.cli.options import (
     REQUIRED,
     SEVERAL,
     WHAT,
-    OptionValues,
     with_options,
 )
 from tracekit.cli.parsing import parse_values

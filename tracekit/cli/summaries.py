@@ -45,8 +45,8 @@ def print_checks(check: tk.data.PairsCheck, *, is_short: bool = False) -> None:
     ]
     if lines:
         print_table("checks", Table(columns), n_names=2)
+    n = len(check.lines)
     if is_short:
-        n = len(check.lines)
         console.print(f"{n - len(lines)} of {n} checks of the pairs are green.")
 
 
@@ -96,13 +96,8 @@ def _setting_text(result: tk.TraceResult) -> str:
     from tracekit.results.tables import result_examples_text
 
     setup = result.setup
-    parts = [
-        result.model,
-        result_examples_text(result),
-        result.registry.describe(),
-        str(setup.positions),
-        f"{setup.metric}: {result.axis_label}",
-    ]
+    parts = [result.model, result_examples_text(result), result.registry.describe()]
+    parts += [str(setup.positions), f"{setup.metric}: {result.axis_label}"]
     if setup.continuation_mean != "geometric":
         parts.append(setup.continuation_mean)
     if setup.source != "counterfactual":
@@ -125,10 +120,8 @@ def _print_choices(results: Sequence[tk.TraceResult]) -> None:
             row = {"method": result.series, "n_selected": result.n_selected, "examples": name}
             rows = [row | each for each in choice_rows(examples.choices, examples.n_examples)]
             if rows and not record_table("choices", Table.of_rows(rows)):
-                console.print(
-                    f"{result.series}, {result.n_selected} selected, {name}: "
-                    f"{examples.choices_text}."
-                )
+                which = f"{result.series}, {result.n_selected} selected, {name}"
+                console.print(f"{which}: {examples.choices_text}.")
 
 
 def _shown(results: Sequence[tk.TraceResult], table: Table, is_full: bool) -> Table:
@@ -140,13 +133,11 @@ def _shown(results: Sequence[tk.TraceResult], table: Table, is_full: bool) -> Ta
     table = table.ranked(best, ["budget"], among=competing(results))
     columns = ["method", "budget", *effect_columns(results)]
     if not is_full:
-        columns = [
-            each for each in columns if each not in ("share", "held_out_share", "completeness")
-        ]
-    names = {name for result in results for name in result.extra_effects}
-    columns += [
-        each.title for each in table.columns if each.title.removesuffix(" (metric)") in names
-    ]
+        left_out = ("share", "held_out_share", "completeness")
+        columns = [name for name in columns if name not in left_out]
+    metrics = {name for result in results for name in result.extra_effects}
+    titles = [column.title for column in table.columns]
+    columns += [title for title in titles if title.removesuffix(" (metric)") in metrics]
     columns += ["passes", "seconds"] if is_full else []
     if table["budget"].values == table["n_selected"].values:
         columns.remove("budget")

@@ -13,10 +13,10 @@ import typer
 
 from tracekit import runs
 from tracekit._util.markup import printable
-from tracekit.cli.app import app
+from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder
-from tracekit.cli.options import OPTIONAL_OUTPUT, WORKERS, OptionValues, with_options
+from tracekit.cli.options import OPTIONAL_OUTPUT, WORKERS, with_options
 from tracekit.cli.parsing import parse_executor_options
 from tracekit.cli.tables import print_table
 

@@ -46,14 +46,7 @@ def print_table(
 
     A table that is too wide for the terminal is printed in parts, one below the other, each with
     the first `n_names` columns, which name a row. Only a word that is wider than the terminal is
-    folded.
-
-    Args:
-        name: In the document.
-        table: All columns and rows.
-        shown: The columns and rows that a terminal has room for. None: all.
-        heading: Above it.
-        n_names: How many columns each part begins with.
+    folded. `shown` has the columns and rows that a terminal has room for; None: all.
     """
     if record_table(name, table):
         if heading is not None:

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import tracekit as tk
 from tracekit._util.names import MethodName, choices_text
-from tracekit.cli.app import app
+from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder, save_results, write_figures
-from tracekit.cli.options import (
-    HOW,
-    SEARCHED,
-    SEVERAL,
-    TRACED,
-    OptionValues,
-    build_search,
-    with_options,
-)
+from tracekit.cli.options import HOW, SEARCHED, SEVERAL, TRACED, build_search, with_options
 from tracekit.cli.parsing import goal, parse_options
 from tracekit.cli.summaries import print_checks, print_estimates, print_results
 
@@ -37,8 +29,6 @@ def trace(values: OptionValues) -> None:
     from tracekit.tracer.search import run_search
 
     output, seed = values["output"], values["seed"]
-
-    # Before anything slow: checks of everything that needs no model.
     check_folder(output)
     methods = values["method"] or [tk.search.DEFAULT_METHOD]
     by_method = parse_options(values["option"] or [], methods)

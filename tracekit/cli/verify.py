@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit import models
 from tracekit._util.table import Table
-from tracekit.cli.app import app
+from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
-from tracekit.cli.options import REBUILT, OptionValues, with_options
+from tracekit.cli.options import REBUILT, with_options
 from tracekit.cli.rebuild import OF_RUN, Run, rebuild
 from tracekit.cli.tables import print_table
 from tracekit.errors import ComparisonError

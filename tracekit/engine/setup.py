@@ -1,8 +1,7 @@
 """The setup of a trace: everything that decides an effect beside the model and the data.
 
-A `Setup` is one frozen value. Tracers, jobs, sweeps, options of the command line and results hold
-one, and `repr` of it is the code that makes it again. `tracekit.measure.question.bind` puts it on
-a model and on examples.
+Tracers, jobs, sweeps and results hold a `Setup`, a frozen value, whose `repr` is the code that
+makes it again. `tracekit.measure.question.bind` puts it on a model and on examples.
 """
 
 from __future__ import annotations
@@ -72,29 +71,27 @@ class Setup(SetupFields):
         check_fields(
             self, "split_by", "layer_window", "source_seed", "direction", "continuation_mean"
         )
-        if not draws(self.source):
-            # So that setups that give the same numbers are equal.
+        if not draws(self.source):  # So that setups that give the same numbers are equal.
             object.__setattr__(self, "source_seed", 0)
         for name in ("layers", "indices", "positions"):
             object.__setattr__(self, name, _frozen(getattr(self, name)))
         if isinstance(self.indices, Mapping):
             object.__setattr__(self, "indices", {n: _frozen(v) for n, v in self.indices.items()})
-        self._check_registry()
+        if isinstance(self.components, ComponentRegistry):
+            self._check_registry(self.components)
         if self.has_spans and self.positions != "prompt":
             raise ConfigError(
                 f"Both spans and positions={self.positions!r} say where to intervene. Leave one "
                 "out."
             )
 
-    def _check_registry(self) -> None:
-        if not isinstance(self.components, ComponentRegistry):
-            return
+    def _check_registry(self, registry: ComponentRegistry) -> None:
         if self.layers is not None or self.indices is not None or self.layer_window != 1:
             raise ComponentError(
                 "layers, indices or layer_window were given along with a registry, which has its "
                 "own. Leave them out, or give kinds instead of a registry."
             )
-        if self.split_by is not None and not self.components.spans:
+        if self.split_by is not None and not registry.spans:
             raise ComponentError(
                 f"split_by={self.split_by!r} was given along with a registry without spans. Leave "
                 "it."

@@ -1,8 +1,7 @@
 """The fields of a `Setup`: each is written here once, with its default, its bounds and its help.
 
-The options of the command line, the fields of `Setup` that a grid and a tracer take, and the pages
-of help follow from these. The first paragraph of the docstring below a field is the help of its
-option, so it says nothing that only holds in Python. No library is loaded for that.
+Options and help of the command line follow from these. The first paragraph of the docstring below
+a field is the help of its option, so it says nothing that only holds in Python.
 """
 
 from __future__ import annotations

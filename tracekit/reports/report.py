@@ -15,6 +15,7 @@ from tracekit._util.arguments import check_arguments
 from tracekit._util.markup import interval_text
 from tracekit._util.options import as_path, shortened
 from tracekit._util.table import Column, Table, join_labels
+from tracekit.components import Component
 from tracekit.data.display import shown_pair
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import DATASETS
@@ -72,10 +73,9 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     Results of different data, models, components or metrics have parts of their own.
 
     Args:
-        results: Results, curves, fronts, comparisons, grids, explanations, paths, attention, side
-            effects and generations. Attention stands beside the paths of its set. Looks, which come
-            first. Folders, of which all that was saved there or below is reported. And pairs, such
-            as `tracer.pairs`: their prompts stand in the table of examples.
+        results: Results and what was measured of them, as in `Reported`; folders, of which all that
+            was saved there or below is reported; and pairs, such as `tracer.pairs`, whose prompts
+            stand in the table of examples.
         path: The HTML file, which is returned; it holds all it needs, and opens without a network.
 
     Raises:
@@ -100,8 +100,8 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     sections += [_paths_section(each, attention) for each in given if isinstance(each, Paths)]
     for each in attention:
         heading = f"What heads look at: {join_labels(each.labels, _MOST_LABELS)}"
-        drawn, lines = [each.figure()], str(each).splitlines()
-        sections.append(Section(heading=heading, paragraphs=lines, figures=drawn))
+        lines = str(each).splitlines()
+        sections.append(Section(heading=heading, paragraphs=lines, figures=[each.figure()]))
     sections += [_side_effects_section(each) for each in given if isinstance(each, SideEffects)]
     sections += [_generations_section(each) for each in given if isinstance(each, Generations)]
     if grids:
@@ -128,7 +128,8 @@ def _grouped(given: Sequence[Reported]) -> list[_Group]:
     for each in given:
         if isinstance(each, (InteractionGrid, PromptPairs, *_ANATOMY)):
             continue
-        if not (results := all_results(each)):
+        results = all_results(each)
+        if not results:
             raise NoResultError(f"There is no result in {shortened(each)}. Leave it out.")
         group = next((g for g in groups if _is_comparable(g.results[0], results[0])), None)
         if group is None:
@@ -205,7 +206,6 @@ def _setting(result: TraceResult) -> Table:
 
 
 def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:
-    """The curve of all sizes, the largest sets side by side, and the fronts."""
     largest: dict[str, TraceResult] = {}
     for result in sorted(group.results, key=lambda result: result.n_selected):
         largest[result.series] = result
@@ -243,7 +243,6 @@ def _examples(comparison: Comparison, texts: list[str]) -> Table:
 
 
 def _prompts(pairs: PromptPairs) -> list[str]:
-    """Prompts of pairs, as text."""
     texts = []
     for pair in pairs:
         given = (pair.texts or {}).get("prompt")
@@ -308,7 +307,6 @@ def _side_effects_section(side: SideEffects) -> Section:
 
 
 def _look_section(look: Look) -> Section:
-    """Its text, with maps of the residual stream and of the scores of heads and MLP blocks."""
     where = [] if look.where is None else [look.where.heatmap(normalised=True)]
     drawn = [*where, *(largest.heatmap() for largest in look.sets[-1:])]
     return Section(heading="A first look", figures=drawn, code=str(look))
@@ -329,12 +327,11 @@ def _code(group: _Group) -> str:
     n = len(first.per_example)
     facts = first.model_facts
     dtype = f", dtype={facts.dtype!r}" if facts.dtype in ("bfloat16", "float16") else ""
-    lines = ["import tracekit as tk", ""]
-    lines.append(f"model = tk.load_model({facts.path or first.model!r}{dtype})")
+    model = f"model = tk.load_model({facts.path or first.model!r}{dtype})"
+    lines = ["import tracekit as tk", "", model]
     pairs = f"...  # the {n} examples of {first.dataset!r}, which were made by hand"
-    lines.append(
-        f"pairs = {pairs if first.searched.origin is None else first.searched.origin.code()}"
-    )
+    origin = first.searched.origin
+    lines.append(f"pairs = {pairs if origin is None else origin.code()}")
     setup = first.setup.named(first.registry)
     lines += ["tracer = tk.Tracer(", "    model,", "    pairs,", "    tk.Setup("]
     for name, code in setup.code().items():
@@ -369,12 +366,7 @@ def _run(results: Sequence[TraceResult]) -> str:
     """Code that searches once more; `results` are those of one run."""
     first = results[0]
     if first.method not in METHODS:
-        members = ", ".join(
-            f"tk.Component({c.kind!r}, {c.layer}, {c.index}{f', {c.span!r}' if c.span else ''})"
-            if not c.ends
-            else repr(str(c))
-            for c in first.components
-        )
+        members = ", ".join(map(_component_code, first.components))
         return f"tracer.evaluate([{members}])  # of {first.method!r}"
     arguments = [repr(first.method)]
     budgets = sorted({result.budget for result in results if result.budget is not None})
@@ -386,6 +378,13 @@ def _run(results: Sequence[TraceResult]) -> str:
         arguments.append(f"budget={budgets[0]}")
     arguments += _search_options(first)
     return f"tracer.run({', '.join(arguments)}){_note_on_run(first)}"
+
+
+def _component_code(component: Component) -> str:
+    if component.ends:
+        return repr(str(component))
+    span = f", {component.span!r}" if component.span else ""
+    return f"tk.Component({component.kind!r}, {component.layer}, {component.index}{span})"
 
 
 def _front_run(front: ParetoFront) -> str:
@@ -402,7 +401,7 @@ def _front_run(front: ParetoFront) -> str:
 
 
 def _search_options(result: TraceResult) -> list[str]:
-    """Arguments of a search, but for its goal."""
+    """Arguments of a search, without its goal."""
     arguments = [f"seed={result.seed}"]
     if result.run.objective in get_args(ObjectiveName) and result.run.objective != "mean":
         arguments.append(f"objective={result.run.objective!r}")
@@ -438,9 +437,8 @@ def _note_on_run(result: TraceResult) -> str:
 
 def member_table(why: Explanation) -> Table:
     """A row per member: its contribution alone, last and on average, and its verdict."""
-    return Table.of_rows(why.table, joined=True).only(
-        "component", "alone", "last", "value", "verdict"
-    )
+    columns = ("component", "alone", "last", "value", "verdict")
+    return Table.of_rows(why.table, joined=True).only(*columns)
 
 
 def path_table(paths: Paths, most: int = 20) -> Table:

@@ -28,20 +28,16 @@ def read_saved(path: str | Path) -> list[Any]:
     path = as_path("path", path)
     if path.suffix == ".json":
         return [InteractionGrid.load(path)]
-    of_sets: tuple[Any, ...] = (
-        *(Explanation, Paths, Attention),
-        *(SideEffects, Generations),
-    )
+    kinds: tuple[Any, ...] = (Explanation, Paths, Attention, SideEffects, Generations)
     explanations = [
-        _of_run(kind, file.parent) for kind in of_sets for file in sorted(path.rglob(kind.FILE))
+        _of_run(kind, file.parent) for kind in kinds for file in sorted(path.rglob(kind.FILE))
     ]
     explanations += [Look.load(file.parent) for file in sorted(path.rglob(Look.FILE))]
     folders = [file.parent for file in sorted(path.rglob("pareto.json"))]
     fronts = [ParetoFront.load(folder) for folder in folders]
     files = sorted(path.rglob("result.json"))
-    # Those of a front were read with it.
-    own = [file.parent for file in files if not {*folders} & {*file.parents}]
-    runs = [TraceResult.load(folder) for folder in own]
+    # Results of a front were read with it.
+    runs = [TraceResult.load(file.parent) for file in files if not {*folders} & {*file.parents}]
     if not fronts and not runs and not explanations:
         # The error says what a folder must hold.
         runs.append(TraceResult.load(path))
@@ -76,16 +72,14 @@ def check_of_run(
         )
         pairs += [(saved.dataset_fingerprint, result.dataset_fingerprint), (mine, theirs)]
     else:
-        asked = saved.target if isinstance(saved, SideEffects) else saved
+        measured = saved.target if isinstance(saved, SideEffects) else saved
         pairs += [
             # Of held-out examples, those that the set was selected on.
-            (saved.selected_on or asked.dataset_fingerprint, result.dataset_fingerprint),
-            (asked.metric, result.setup.metric),
-            (saved.source, result.setup.source),
-            (saved.source_seed, result.setup.source_seed),
-            (saved.direction, result.setup.direction),
-            (saved.positions, result.setup.positions),
+            (saved.selected_on or measured.dataset_fingerprint, result.dataset_fingerprint),
+            (measured.metric, result.setup.metric),
         ]
+        names = ("source", "source_seed", "direction", "positions")
+        pairs += [(getattr(saved, name), getattr(result.setup, name)) for name in names]
     if isinstance(saved, Attention):
         # Only heads are read.
         pairs.append(({*saved.components} - {*result.components}, set()))

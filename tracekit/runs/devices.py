@@ -40,8 +40,7 @@ def _worker_number() -> int:
     with suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)
     number = 0
-    while True:
-        # The system lets go of it when the process ends, however that ends.
+    while True:  # The system lets go of a lock when the process ends, however that ends.
         lock = FileLock(folder / f"{number}.lock")
         try:
             lock.acquire(blocking=False)
@@ -49,7 +48,6 @@ def _worker_number() -> int:
             number += 1
             continue
         except (NotImplementedError, OSError):
-            # Without locks, all workers take the first device.
-            return 0
+            return 0  # Without locks, all workers take the first device.
         _locks[thread] = number, lock
         return number

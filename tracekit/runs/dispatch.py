@@ -43,20 +43,9 @@ def run_jobs(
 ) -> list[Run | Failure]:
     """Runs jobs, each once. Every finished run is kept in `output/runs` and never repeated.
 
-    Args:
-        jobs: The runs.
-        models: Where the models of the jobs are.
-        output: Folder of the runs.
-        data_dir: Folder with data files, or with a folder for each data set. None: downloads.
-        device: As in `load_model`. Parallel workers take a CUDA device each, if it has no number.
-        max_batch_size: Examples per pass; changes no result.
-        loading: Further options of `load_model`, e.g. `device_map`.
-        processes: Number of runs at a time.
-        executor: Where the runs are done; as in `tracekit.sweep`.
-        executor_options: Parameters of `submitit.AutoExecutor`.
-        part: `3/16`: only every sixteenth job, beginning with the third.
-        progress: Of each run, as in `Tracer`.
-        on_done: Called with each run or failure, in this process.
+    `models` say where the models of the jobs are, `loading` has further options of `load_model`,
+    `processes` is the number of runs at a time, and `progress` is that of each run, as in `Tracer`.
+    All other arguments are as in `tracekit.sweep`.
 
     Returns:
         A run or a failure for each job of the part.
@@ -105,20 +94,28 @@ def do_all(
     A job that fails does not stop the others. Ctrl-C stops them all; finished runs are kept. Two
     calls on one store share its runs: each is done by one of them, and the other waits for it.
 
-    `root` is the folder of the store, which all workers must share; `executor` and its options are
-    as in `workers_of`. By default there is one worker, or as many as the executor has, each with a
-    model of its own. `on_done` is called with each outcome.
+    `root` is the folder of the store, which all workers must share. By default there is one worker,
+    or as many as the executor has, each with its own model. `on_done` is called with each outcome.
     """
     unique = list({job.identity: job for job in jobs}.values())
     models = list(dict.fromkeys(job.model for job in unique))
     unique.sort(key=lambda job: models.index(job.model))
     root.mkdir(parents=True, exist_ok=True)
     _tidy(root)
-    options = executor_options or {}
-    if executor is not None or (processes or 1) > 1 or options:
-        return _in_workers(unique, environment, root, (executor, processes, options), on_done)
+    if executor is not None or (processes or 1) > 1 or executor_options:
+        root = Path(os.path.abspath(root))
+        environment = replace(environment, working_dir=Path.cwd())
+        folder = root.parent / "submitit"
+        workers = workers_of(executor, processes, executor_options or {}, folder)
+        with ExitStack() as last:
+            # Workers may have been ended while they wrote.
+            last.callback(_tidy, root)
+            last.callback(workers.close)
+            mark = last.enter_context(marker(root))
+            last.callback(workers.release, mark.name)
+            return _Dispatch(unique, environment, mark, workers, on_done).run()
     worker = Worker(environment, root)
-    outcomes = []
+    outcomes: list[Run | Failure] = []
     missing: dict[str, str] = {}
     for job in unique:
         outcome = try_job(worker, job, missing)
@@ -133,31 +130,11 @@ def _tidy(root: Path) -> None:
     remove_abandoned_locks(root)
 
 
-def _in_workers(
-    jobs: Sequence[Job],
-    environment: RunEnvironment,
-    root: Path,
-    where: tuple[Any, int | None, Mapping[str, Any]],
-    on_done: Callable[[Run | Failure], object],
-) -> list[Run | Failure]:
-    root = Path(os.path.abspath(root))
-    environment = replace(environment, working_dir=Path.cwd())
-    workers = workers_of(*where, root.parent / "submitit")
-    with ExitStack() as last:
-        # Workers may have been ended while they wrote.
-        last.callback(_tidy, root)
-        last.callback(workers.close)
-        mark = last.enter_context(marker(root))
-        last.callback(workers.release, mark.name)
-        return _Dispatch(jobs, environment, mark, workers, on_done).run()
-
-
 @dataclass(eq=False)
 class _Dispatch:
     """Sends jobs to workers so that a worker rarely changes its model.
 
-    As many tasks are under way as there are workers, so the next one goes to the worker that has
-    just ended one. It is given a job of the same model while there are any.
+    A task for each worker is under way. A worker that has ended one gets another of its model.
     """
 
     jobs: Sequence[Job]
@@ -194,7 +171,6 @@ class _Dispatch:
         return [self.outcomes[number] for number in range(len(self.jobs))]
 
     def _fill(self) -> None:
-        """Sends as many tasks as there are free workers."""
         capacity = self.workers.capacity()
         tasks: list[list[int]] = []
         while len(self.running) + len(tasks) < capacity:
@@ -260,8 +236,7 @@ class _Dispatch:
     def _redo_or_fail(self, numbers: Sequence[int], error: BaseException) -> None:
         """A worker was lost with its task: its jobs are done each for itself, once."""
         if len(numbers) > 1:
-            # Those that are finished are read from the store.
-            self.alone += numbers
+            self.alone += numbers  # Those that are finished are read from the store.
             return
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = f"Its worker was lost: {lines[-1]}"

@@ -151,10 +151,7 @@ def _start(threads: int) -> None:
 
 
 class DaskWorkers(Workers):
-    """The workers of a Dask scheduler; those that come later are used too.
-
-    The scheduler does the tasks of a killed worker elsewhere.
-    """
+    """The workers of a Dask scheduler, also later ones; tasks of a killed worker go to others."""
 
     def __init__(self, client: Any, at_most: int | None, *, owned: bool) -> None:
         """Takes a `distributed.Client`, which is closed in the end if it is owned."""
@@ -216,8 +213,7 @@ class DaskWorkers(Workers):
     def close(self) -> None:
         """Closes a client of our own."""
         if self._owned:
-            # A scheduler that is gone is not waited for.
-            with suppress(Exception):
+            with suppress(Exception):  # A scheduler that is gone is not waited for.
                 self._client.close(timeout=2)
 
 
@@ -229,10 +225,7 @@ def _gone() -> WorkerError:
 
 
 class SubmittedTask(partial[WorkerReport]):
-    """A task as submitit takes it: a job that is requeued begins it again.
-
-    Runs that are finished are read from the store then.
-    """
+    """A task for submitit. A requeued job begins it again; finished runs come from the store."""
 
     def checkpoint(self) -> Any:
         """The same call, which submitit submits again after a time limit or a preemption."""
@@ -287,11 +280,10 @@ class SubmititWorkers(Workers):
         """Submits the tasks, several as one array."""
         calls = [SubmittedTask(function, *task) for task in tasks]
         try:
-            jobs = (
-                [self._executor.submit(calls[0])]
-                if len(calls) == 1
-                else self._executor.submit_array(calls)
-            )
+            if len(calls) == 1:
+                jobs = [self._executor.submit(calls[0])]
+            else:
+                jobs = self._executor.submit_array(calls)
         except Exception as error:
             raise WorkerError(
                 f"submitit cannot submit a job: {error} Run it where jobs can be submitted."
@@ -314,7 +306,6 @@ class SubmititWorkers(Workers):
                 job.cancel(check=False)
 
     def _poll(self) -> None:
-        """Asks the cluster which jobs are done, and hands their answers on."""
         while self._open:
             for future, job in list(self._submitted.items()):
                 if not job.done():
@@ -330,10 +321,8 @@ class SubmititWorkers(Workers):
 def workers_of(
     executor: Any, jobs: int | None, options: Mapping[str, Any], folder: Path
 ) -> Workers:
-    """The workers of an executor, which are to be closed in the end.
+    """The workers of an executor (as in `tracekit.sweep`), which are to be closed in the end.
 
-    The executor is None for processes of this machine, an address (`dask://HOST:PORT`,
-    `submitit://slurm`), an executor of `concurrent.futures`, a Dask client, or a submitit executor.
     `jobs` run at a time, by default as many as it has. `options` are those of a submitit executor
     that an address stands for, whose files are in the shared folder.
     """

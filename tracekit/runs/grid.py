@@ -36,24 +36,24 @@ from tracekit.search import DEFAULT_METHOD, METHODS, make
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Grid of a sweep: every combination of the lists. Budgets share a run."""
+    """Grid of a sweep: every combination of the lists. Budgets share a run.
+
+    `objective` and `sign` are as in `Tracer.run`, `dtype` is as in `load_model`.
+    """
 
     models: Sequence[Any]
     """Each `demo`, a directory, a hub name or that of a revision (`gpt2@main`), as checkpoints of a
     training run are; or `NAME=` one of these, to name it in tables."""
     datasets: Sequence[Any]
-    """Each a name, a `.csv` or `.jsonl` file, or a mapping of `name` and options of the data
-    set."""
+    """Each a name, a `.csv` or `.jsonl` file, or a mapping of `name` and options."""
     methods: Sequence[Any] = (DEFAULT_METHOD,)
-    """Each a name, a mapping of `name` and options, or a search such as
-    `tk.search.PGBCT(epochs=8)`."""
+    """Each a name, a mapping of `name` and options, or a search: `tk.search.PGBCT(epochs=8)`."""
     budgets: Sequence[Any] = (0.1,)
     """Counts (int) or shares (float). Empty: the methods decide their own sizes."""
     components: Sequence[str] = ()
-    """Kinds of component, each one or several joined by `+`. Empty: what each data set is usually
-    traced with."""
+    """Kinds of component, one or several joined by `+` each. Empty: as is usual for a data set."""
     metrics: Sequence[str] = ()
-    """Empty: what each data set is usually traced with."""
+    """Empty: as is usual for a data set."""
     seeds: Sequence[int] = (0,)
     """Of the searches, of held-out examples, and of noise."""
     limit: int | None = None
@@ -61,16 +61,12 @@ class Grid:
     held_out: float | None = None
     """Share of the examples that no method sees, on which every set is measured too."""
     setup: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of `Setup` that all runs share, e.g. `positions` or `source`. The positions
-    are otherwise what is usual for the data."""
+    """Further fields of `Setup` for all runs. By default, positions are as usual for the data."""
     extra_metrics: Sequence[str] = ()
     """Further metrics by which every set is measured."""
     objective: ObjectiveName | None = None
-    """Objective over the examples, as in `Tracer.run`."""
     sign: SignName | None = None
-    """Sign of the effects that are sought, as in `Tracer.run`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """As in `load_model`."""
     data_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the data sets that have them."""
 
@@ -154,9 +150,9 @@ class Grid:
 
     def jobs(self) -> list[Job]:
         """All jobs, those of a model together."""
+        kinds, metrics = self.components or (None,), self.metrics or (None,)
         combinations = product(
-            *(self.sources(), self.datasets, self.components or (None,), self.metrics or (None,)),
-            *(self.seeds, self.methods),
+            self.sources(), self.datasets, kinds, metrics, self.seeds, self.methods
         )
         jobs = [self._job(*combination) for combination in combinations]
         return list({job.identity: job for job in jobs}.values())
@@ -201,10 +197,9 @@ class Grid:
 
 
 def part_of(jobs: Sequence[Job], part: str | None) -> list[Job]:
-    """The jobs of one of several processes that share a store, e.g. `3/16`; None: all jobs.
+    """The jobs of one of several processes that share a store; None: all jobs.
 
-    The order of all jobs must be the same in every process; part 3/16 has the third job, the
-    nineteenth and so on.
+    Part `3/16` has the third job, the nineteenth and so on, in the order that all processes share.
     """
     if part is None:
         return list(jobs)

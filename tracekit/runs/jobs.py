@@ -1,7 +1,7 @@
 """Jobs: everything that decides the numbers of one run, and where its model and data are.
 
-A `Job` says which search runs on which data and model. A `RunEnvironment` says where these are and
-which device runs them; it changes no number. Plans that need the same run hold equal jobs.
+A `Job` says which search runs on which data and model, a `RunEnvironment` where these are and
+which device runs them. Plans that need the same run hold equal jobs.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def named(options: Mapping[str, Any]) -> str:
 class Job:
     """One run.
 
-    A subclass may add fields, choose layers by the depth of the model, and measure more. What a
-    saved run gives back is a plain `Job`; its `RunInfo` has the rest.
+    A subclass may add fields, choose layers by the depth of the model, and measure more. A saved
+    run gives back a plain `Job`; its `RunInfo` has the rest. Fields without a description are as
+    in `Tracer`, `Tracer.run` and `load_model`.
     """
 
     work: Literal["trace", "pairs", "paths"] = "trace"
@@ -51,13 +52,10 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the method."""
     objective: str | None = None
-    """As in `Tracer.run`; None: the usual one."""
     sign: str | None = None
-    """As in `Tracer.run`."""
     budgets: tuple[int | float, ...] = ()
     """Counts (int) or shares (float). Empty: the method decides its own size."""
     extra_metrics: tuple[str, ...] = ()
-    """As in `Tracer`."""
     limit: int | None = None
     """Only the first so many examples. None: all."""
     held_out: float | None = None
@@ -83,10 +81,8 @@ class Job:
     ) -> dict[str, Any]:
         """Measures more about the results of a search; returns JSON-ready values, which are saved.
 
-        Args:
-            curve: The results.
-            tracer_on: Makes a tracer of the same components on other examples of the data set, from
-                their options and a metric.
+        `tracer_on` makes a tracer of the same components on other examples of the data set, from
+        their options and a metric.
         """
         return {}
 
@@ -132,19 +128,16 @@ class ModelSource:
     """A model: its name in tables, and where it is loaded from."""
 
     title: str
-    """Name in tables."""
     source: str
     """Directory, hub name or `demo`."""
 
     @classmethod
     def parse(cls, text: str) -> ModelSource:
         """Reads a model from `demo`, a hub name, a directory, or `NAME=` one of these."""
-        name, equals, source = text.partition("=")
-        if equals:
-            return cls(title=name, source=source)
-        return cls(
-            title=short_name(text, is_on_hub=not Path(text).expanduser().exists()), source=text
-        )
+        title, equals, source = text.partition("=")
+        if not equals:
+            title, source = short_name(text, is_on_hub=not Path(text).expanduser().exists()), text
+        return cls(title=title, source=source)
 
     def check(self, cfg: Any) -> None:
         """Refuses a loaded model of this configuration that is not the one meant; here any is."""
@@ -168,18 +161,18 @@ def by_title(models: Iterable[_M]) -> dict[str, _M]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnvironment:
-    """Where models and data are, and the device that runs them. It changes no number."""
+    """Where models and data are, and the device that runs them. It changes no number.
+
+    Fields without a description are as in `load_model` and `Tracer`.
+    """
 
     sources: Mapping[str, ModelSource]
     """Models, by the names that jobs use."""
     data_dir: Path | None = None
     """Folder with data files, or with a folder for each data set. None: downloads."""
     device: str | None = None
-    """As in `load_model`."""
     max_batch_size: int | None = None
-    """Examples per pass; as in `Tracer`."""
     progress: bool | None = False
-    """As in `Tracer`."""
     loading: Mapping[str, Any] = field(default_factory=dict)
     """Further options of `load_model`."""
     working_dir: Path | None = None

@@ -1,8 +1,7 @@
 """The store: one folder per finished run, named by a hash of everything that decides its numbers.
 
-A run is written to a temporary folder beside its final one, which is renamed when it is complete.
-What lies under the final name counts as finished only if all of it can be read; anything else is
-moved aside, and the run is done again.
+A run is written to a temporary folder, which is renamed when it is complete. A folder counts as
+finished only if all of it can be read; else it is moved aside, and the run is done again.
 """
 
 from __future__ import annotations
@@ -106,15 +105,11 @@ class Run:
 
 
 def weights_hash(model: HookedModel) -> str:
-    """SHA-256 over the configuration, and names, shapes and values of all parameters.
-
-    Of the configuration what decides outputs, e.g. the activation.
-    """
+    """SHA-256 over names, shapes and values of all parameters, and the settings behind outputs."""
     config = getattr(getattr(model, "original_model", None), "config", None)
     settings = dict(vars(model.cfg)) if config is None else config.to_dict()
-    names = ("_name_or_path", "model_name", "tracekit_name", "transformers_version", "device")
-    for name in names:
-        settings.pop(name, None)
+    irrelevant = ("_name_or_path", "model_name", "tracekit_name", "transformers_version", "device")
+    settings = {name: value for name, value in settings.items() if name not in irrelevant}
     state: Mapping[str, Any] = model.state_dict()  # type: ignore[attr-defined]
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     return digest_of({"config": settings, "weights": tensors_digest(tensors)})
@@ -147,8 +142,7 @@ def save(folder: Path, info: RunInfo, results: TraceCurve | InteractionGrid | Pa
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                     raise
-            if is_finished(folder):
-                # Another process has finished the same run meanwhile.
+            if is_finished(folder):  # Another process has finished the same run meanwhile.
                 return
 
 

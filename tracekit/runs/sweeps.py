@@ -128,8 +128,8 @@ class Runs(Sequence[Run]):
 def load_runs(folder: str | Path) -> Runs:
     """Reads all runs of a sweep or of a reproduction, or all saved results below a folder.
 
-    They come by model (`step20` before `step100`), data set, method and seed. A folder in the store
-    that cannot be read is left out with a `RecordWarning`.
+    They are sorted by model (`step20` before `step100`), data set, method and seed. Runs that
+    cannot be read are left out with a `RecordWarning`.
 
     Args:
         folder: The output folder, or its folder `runs`; or one with folders of `result.save`.
@@ -139,11 +139,11 @@ def load_runs(folder: str | Path) -> Runs:
     """
     root = as_path("folder", folder)
     root = root / RUN_FOLDERS if (root / RUN_FOLDERS).is_dir() else root
-    runs = []
+    runs: list[Run] = []
     folders = sorted(filter(is_run_folder, root.iterdir())) if root.is_dir() else []
-    for run_folder in folders:
+    for each in folders:
         try:
-            runs.append(read_run_folder(run_folder))
+            runs.append(read_run_folder(each))
         except TracekitError as error:
             warn(f"{error} It is left out; the sweep that wrote it does it again.", RecordWarning)
     saved = [] if folders else sorted(path.parent for path in root.rglob("result.json"))
@@ -157,7 +157,7 @@ def load_runs(folder: str | Path) -> Runs:
 
 
 def _run_of(result: TraceResult, folder: Path) -> Run:
-    """A result that was saved by itself, as a run of its own."""
+    """A result that was saved by itself, as a run."""
     job = Job(
         model=result.model,
         dataset=result.dataset,
@@ -242,12 +242,9 @@ def sweep(
         leave_if_in_start()
     parameters = {*signature(sweep).parameters, *signature(Grid).parameters}
     check_known(further, {*parameters, *SETUP_OPTIONS} - {"further", "setup"})
-    setup = {name: further.pop(name) for name in SETUP_OPTIONS if name in further}
-    grid = Grid(
-        models=models, datasets=datasets, methods=methods, budgets=budgets, setup=setup, **further
-    )
+    further["setup"] = {name: further.pop(name) for name in SETUP_OPTIONS if name in further}
+    grid = Grid(models=models, datasets=datasets, methods=methods, budgets=budgets, **further)
     planned = grid.jobs()
-    total = len(part_of(planned, part))
     if executor is None:
         grid.check_models()
     max_batch_size = convert("max_batch_size", max_batch_size, PositiveInt | None)
@@ -256,6 +253,7 @@ def sweep(
     executor_options = convert("executor_options", executor_options or {}, dict[str, Any])
     shows_bar = is_watched() if progress is None else progress
     folder = as_path("output", output)
+    total = len(part_of(planned, part))
     bar = tqdm(total=total, disable=not shows_bar, unit="run", desc="sweep")
     with _made(folder), _in_use(folder, part), bar:
 

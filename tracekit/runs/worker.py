@@ -100,7 +100,6 @@ class Worker:
             return Run(job, folder, fresh=True)
 
     def _results(self, job: Job, tracer: Tracer) -> TraceCurve | InteractionGrid | Paths:
-        """Results of a job."""
         if job.work == "pairs":
             return tracer.interactions()
         request = Request(
@@ -145,21 +144,20 @@ class Worker:
 
     def _tracer_for(self, job: Job, model: HookedModel, pairs: PromptPairs) -> Tracer:
         """The last tracer if it fits the job, else a new one."""
-        selection_pairs, held_out_pairs = pairs, None
+        held_out = None
         if job.held_out is not None:
-            selection_pairs, held_out_pairs = pairs.split(
-                1 - job.held_out, seed=job.seed, by_prompt=job.setup.source != "counterfactual"
-            )
+            by_prompt = job.setup.source != "counterfactual"
+            pairs, held_out = pairs.split(1 - job.held_out, seed=job.seed, by_prompt=by_prompt)
         setup = job.setup_on(int(model.cfg.n_layers))
-        key = (job.model, job.dtype, setup, job.extra_metrics, selection_pairs.fingerprint)
+        key = (job.model, job.dtype, setup, job.extra_metrics, pairs.fingerprint)
         if self._tracer is None or self._tracer[0] != key:
             tracer = Tracer(
                 model,
-                selection_pairs,
+                pairs,
                 setup,
                 max_batch_size=self.environment.max_batch_size,
                 progress=self.environment.progress,
-                held_out=held_out_pairs,
+                held_out=held_out,
                 extra_metrics=job.extra_metrics,  # type: ignore[arg-type]
             )
             self._tracer = (key, tracer)
@@ -244,9 +242,8 @@ class WorkerReport:
 def work(versions: Mapping[str, str], packed: bytes) -> WorkerReport:
     """Runs the jobs of a pickled `Task`; called by executors, in their workers.
 
-    Any version of tracekit can take it, look at the versions, and refuse. The worker must have the
-    decisive ones of the process that sends the task. Every run is in the store as soon as it is
-    finished.
+    Any version of tracekit can read the arguments and refuse: the worker must have the decisive
+    versions of the process that sends the task. Every run is stored as soon as it is finished.
     """
     for package, version in decisive_versions().items():
         if versions[package] != version:
