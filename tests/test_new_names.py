@@ -49,10 +49,10 @@ def test_new_name_of_a_setup(tracer, monkeypatch, field, literal):
 
 
 def test_new_positions():
-    lengths = torch.tensor([3, 4])
-    assert layout._position_mask("last", lengths, lengths).sum() == 2
+    rows = [((5, 6, 7), ()), ((5, 6, 7, 8), ())]
+    assert layout._position_mask("last", rows).sum() == 2
     with pytest.raises(ConfigError, match=NEW):
-        layout._position_mask(NEW, lengths, lengths)
+        layout._position_mask(NEW, rows)
 
 
 def test_new_metric_and_kind(tracer):

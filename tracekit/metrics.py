@@ -10,16 +10,14 @@ intervention:
     logit-difference   log P_int(y) - log P_int(x) - (log P(y) - log P(x))
     accuracy           [y is the model's choice] under the intervention, less the same when clean
 
-All are oriented alike: a larger effect is a move away from x, towards y. The probability of a
-continuation of several tokens is the geometric mean of its token probabilities (the published
-code) or their arithmetic mean (the paper's formula); for one token they agree, and
-`logit-difference` is then the difference of two logits. Everything is computed from logarithms.
+A larger effect is a move away from x, towards y. The probability of a continuation of several
+tokens is the geometric mean of its token probabilities (the published code) or their arithmetic
+mean (the paper's formula); for one token `logit-difference` is the difference of two logits.
 
-Others read the distribution Q over a single token: the first token of x that differs from that of
+Others read the distribution P over a single token: the first token of x that differs from that of
 y, after the prompt and what x and y share before it. Where y begins with all of x, this is the last
-token of x; without a y it is the first. P is the distribution in the clean run. P(X) is the summed
-probability of all tokens that count as x (`x_set_ids` of a pair; the first token of x where there
-are none), always as the first token after the prompt:
+token of x; without a y it is the first. P(X) is the summed probability of all tokens that count as
+x (`x_set_ids` of a pair, or the first token of x), always as the first token after the prompt:
 
     kl                          sum P log (P / P_int), the divergence from the clean run
     jensen-shannon              the mean divergence of P and P_int from their mean
@@ -65,36 +63,33 @@ Reading = Literal["argmax", "distribution", "token-sets", "rank", "answer-tokens
 
 @dataclass(frozen=True, eq=False)
 class ContinuationLogProbs:
-    """Log-probabilities of the continuations of each example in one run, clean or intervened."""
+    """Log-probabilities of the continuations of each example in one run, clean or intervened.
+
+    Fields after `y` are None unless the metric `reads` what stands in parentheses.
+    """
 
     x: Float[Tensor, " example"]
     """log P(x) of the target continuation, in nats; at most 0."""
     y: Float[Tensor, " example"] | None = None
     """log P(y) of the foil continuation; None unless every example has a y."""
     x_is_argmax: Bool[Tensor, " example"] | None = None
-    """Whether every token of x is the model's first choice; None unless the metric `reads`
-    `argmax`."""
+    """Whether every token of x is the model's first choice (`argmax`)."""
     y_is_argmax: Bool[Tensor, " example"] | None = None
     """The same for y."""
     distribution: Float[Tensor, "example d_vocab"] | None = None
-    """Log-probabilities of all tokens at the position of the first token that differs between x and
-    y; None unless the metric `reads` `distribution`."""
+    """Log-probabilities of all tokens where x and y first differ (`distribution`)."""
     x_set: Float[Tensor, " example"] | None = None
-    """Log of the summed probability of the first tokens that count as x; None unless the metric
-    `reads` `token-sets`."""
+    """Log of the summed probability of the first tokens that count as x (`token-sets`)."""
     y_set: Float[Tensor, " example"] | None = None
     """The same for y; None also if some example has neither a y nor a token set for y."""
     set_choice: Int[Tensor, " example"] | None = None
-    """The most probable first token after the prompt; None unless the metric `reads`
-    `token-sets`."""
+    """The most probable first token after the prompt (`token-sets`)."""
     x_rank: Int[Tensor, " example"] | None = None
-    """Rank of the first token of x that differs from that of y, 1 for the most probable; None
-    unless the metric `reads` `rank`."""
+    """Rank, from 1, of the first token of x that differs from that of y (`rank`)."""
     first_choice: Int[Tensor, " example"] | None = None
-    """The most probable token in its place; None unless the metric `reads` `rank`."""
+    """The most probable token in its place (`rank`)."""
     answer_tokens: Int[Tensor, "example answer"] | None = None
-    """The first tokens of x and y that differ, or of x alone if some example has no y; None unless
-    the metric `reads` `answer-tokens`."""
+    """The first tokens of x and y that differ, or of x if some have no y (`answer-tokens`)."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> ContinuationLogProbs:
         """Log-probabilities with every tensor changed."""
@@ -149,8 +144,7 @@ MetricFunction = Callable[[ContinuationLogProbs, ContinuationLogProbs], Effects]
 A function whose first parameter is called `logits` is treated like a metric of TransformerLens. It
 gets the logits of one run (log-probabilities of shape `example 1 d_vocab`, after the prompt and the
 tokens that x and y share) and the answer tokens (the first ones of x and y that differ, of shape
-`example 2`), and returns one value per example. The effect is its value in the clean run minus its
-value in the intervened run.
+`example 2`), and returns one value per example: the effect is clean value minus intervened value.
 """
 
 _NO_Y = (
@@ -164,18 +158,15 @@ class Linearization:
     """A metric as a known curve over a quantity that changes about linearly with the mask.
 
     Linearising the metric itself fails where the model is certain, because the gradient vanishes,
-    and it underestimates large changes of the odds. So the log-odds are linearised, and the exact
-    curve from them to the effect is applied.
+    and underestimates large changes of the odds. So the log-odds are linearised instead.
     """
 
     to_linear: Callable[[ContinuationLogProbs], Float[Tensor, " example"]]
     """The quantity, from the log-probabilities of the intervened run."""
     to_effect: Callable[[ContinuationLogProbs, Tensor], Tensor]
-    """Effects from the log-probabilities of the clean run and values of the quantity, whose first
-    axis is the example."""
+    """Effects from the clean log-probabilities and values of the quantity (examples first)."""
     to_restored: Callable[[ContinuationLogProbs, Tensor], Tensor] | None = None
-    """The same for denoising: `to_effect` with the two runs exchanged. None: unknown, so the effect
-    itself is taken to be linear."""
+    """`to_effect` with the two runs exchanged; None: the effect is taken to be linear instead."""
 
 
 class Bounds(NamedTuple):
@@ -199,7 +190,6 @@ class Metric:
     name: str
     function: MetricFunction
     needs_y: bool = True
-    """Whether the metric reads `y`."""
     differentiable: bool = True
     """Whether gradients reach the intervened log-probabilities."""
     reads: tuple[Reading, ...] = ()
@@ -208,10 +198,8 @@ class Metric:
     is_flat_at_clean: bool = False
     """Whether the gradient vanishes at the empty mask, as the gradient of a distance does."""
     lower_bound: float | None = None
-    """Smallest possible effect; None: unbounded. At -1 or above, the reward 1/(1 + effect) of a
-    search has no pole."""
+    """Smallest possible effect; None: unbounded. From -1 on, 1/(1 + effect) has no pole."""
     upper_bound: float | None = None
-    """Largest possible effect; None: unbounded."""
     counts: bool = False
     """Whether effects on single examples are whole numbers, as for `accuracy`."""
     axis_label: str = "effect"
@@ -242,9 +230,8 @@ class Metric:
     def denoising(self) -> Metric:
         """The metric for clean values that are put back into the counterfactual run.
 
-        Its first argument is the counterfactual run, its second the run with restored values. With
-        m the original metric, the effect is m(restored, counterfactual): how far the restored
-        values lead back from the counterfactual towards the clean run.
+        Its first argument is the counterfactual run, its second the run with restored values: it
+        measures how far these lead back from the counterfactual towards the clean run.
         """
         if self.direction == "denoising":
             return self
@@ -306,7 +293,6 @@ def no_gradient(name: str) -> NotDifferentiableError:
 
 
 def _check_values(name: str, values: Any, like: Effects) -> None:
-    """Refuses a result of a metric that is not one real number per example."""
     if not isinstance(values, Tensor):
         problem = type(values).__name__
     elif values.is_nested:
@@ -544,7 +530,6 @@ def resolve_metric(metric: str | Metric | MetricFunction) -> Metric:
 
 
 def _takes_logits(function: Any) -> bool:
-    """Whether its first parameter is called `logits`."""
     try:
         return next(iter(inspect.signature(function).parameters), "") == "logits"
     except (TypeError, ValueError):
@@ -578,8 +563,7 @@ def continuation_log_prob(
 ) -> Float[Tensor, "*batch"]:
     """Log-probability (nats) of continuations from the log-probabilities of their tokens.
 
-    `valid` says which tokens exist; other entries may hold anything finite, and a continuation
-    without any token gets 0.
+    `valid` says which tokens exist; others may be anything finite. Without any token it is 0.
     """
     lengths = valid.sum(-1).clamp(min=1)
     if mean == "geometric":

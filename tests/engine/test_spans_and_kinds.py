@@ -676,7 +676,7 @@ def test_features_are_searched_and_saved_without_the_autoencoder(model, tmp_path
 
 
 def test_features_that_do_not_fit(model, unchecked):
-    with pytest.raises(ComponentError, match=r"has no features in layers 1. It has those of"):
+    with pytest.raises(ComponentError, match=r"has no features in layers 1. It has features of"):
         tk.Tracer(model, tiny.pairs(), feature_kind("a"), layers=[0, 1])
     with pytest.raises(ComponentError, match="has no features in layers 1"):
         tk.Tracer(model, tiny.pairs(), feature_kind("b"), layer_window=2)
@@ -695,7 +695,7 @@ def test_features_that_do_not_fit(model, unchecked):
 @pytest.mark.parametrize("layer", [9, -1])
 def test_features_of_a_layer_that_the_model_lacks(model, layer):
     with pytest.raises(
-        ComponentError, match=f"features of layer {layer}, and the model has layers"
+        ComponentError, match=f"features of layer {layer}, but the model has layers"
     ):
         tk.Tracer(model, tiny.pairs(4), feature_kind(f"lacks {layer}", layers=(0, layer)))
 

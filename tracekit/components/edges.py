@@ -60,9 +60,9 @@ class EdgeGraph:
     """Senders and receivers of a model."""
 
     by: EdgesBy
-    """`inputs`: query, key and value of each head are separate receivers; heads that share keys and
-    values share these receivers. `heads`: a head, together with the heads that share its keys, is
-    one receiver. `blocks`: an attention block is one sender and one receiver."""
+    """`inputs`: query, key and value of each head are separate receivers; heads may share the last
+    two. `heads`: a head, with the heads that share its keys, is one receiver. `blocks`: an
+    attention block is one sender and one receiver."""
     n_layers: int
     n_heads: int
     n_key_value_heads: int

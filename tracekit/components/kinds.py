@@ -23,7 +23,6 @@ from tracekit.errors import ComponentError, UnknownNameError
 
 _PATTERN_HOOK = "attn.hook_pattern"
 Axis = Literal["batch", "pos", "query", "key", "component", "d_head", "d_model"]
-"""Meaning of an axis of an activation."""
 
 
 @runtime_checkable
@@ -32,9 +31,8 @@ class FeatureMap(Protocol):
 
     Both functions run on the device of the layer, read and return float32, and keep all axes but
     the last. At a hook point with an axis for heads, such as `attn.hook_z`, they read the outputs
-    of all heads concatenated; an object that concatenates them itself gets them by head. Two
-    feature maps are the same if their tensors are equal: those of `state_dict()`, or else of their
-    attributes.
+    of all heads concatenated; an object that concatenates them itself gets them by head. Feature
+    maps are the same if their tensors (`state_dict()`, or else attributes) are equal.
     """
 
     def encode(self, activation: Tensor, /) -> Tensor:
@@ -67,7 +65,6 @@ def decoded(
 
 
 def _problem_of_features(features: Any) -> str | None:
-    """What is wrong with the features of a kind, as the end of a message; None if nothing is."""
     if features is None:
         return None
     if not isinstance(features, Mapping) or not features or not all(map(is_whole, features)):
@@ -92,7 +89,7 @@ def _digest_of_features(features: Mapping[int, FeatureMap]) -> str:
 
 
 def _problem_of(kind: Kind) -> str | None:
-    """What is wrong with a kind's definition, as the end of a message; None if nothing is."""
+    """What is wrong with a kind, as the end of a message; None if nothing is."""
     axes = kind.axes
     are_known = not isinstance(axes, str) and set(axes) <= set(get_args(Axis))
     if (
@@ -129,7 +126,6 @@ def _problem_of(kind: Kind) -> str | None:
 
 
 def _is_plain_label(label: str) -> bool:
-    """Whether a format string has no fields other than `{layer}` and `{index}`."""
     try:
         return all(
             name in (None, "layer", "index") and not spec and not conversion
@@ -158,21 +154,7 @@ class KindSpec(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """One kind of component.
-
-    A user's kind is given to a `Tracer` in place of a name:
-
-    ```python
-    coordinates = tk.Kind(
-        name="residual-coordinates",
-        hook="hook_resid_post",
-        axes=("batch", "pos", "component"),
-        width="d_model",
-        label="L{layer}R{index}",
-    )
-    tracer = tk.Tracer(model, pairs, coordinates)
-    ```
-    """
+    """One kind of component; a user's kind is given to a `Tracer` in place of a name."""
 
     name: str
     """Name that users write, e.g. `head-outputs`."""
@@ -181,8 +163,7 @@ class Kind:
     axes: tuple[Axis, ...]
     """Axes of the activation. Without an axis `component` the whole activation is one component."""
     width: str | int | None
-    """Number of components in a layer, or the attribute of the model's configuration that has this
-    number; None: one."""
+    """Number of components in a layer, or its name in the model's configuration; None: one."""
     label: str
     """Format of a component's printed name, with `{layer}` and `{index}`."""
     noun: str = "component"
@@ -194,9 +175,9 @@ class Kind:
     instead: str = "another kind"
     """Kind to use where this one cannot be intervened on."""
     features: Mapping[int, FeatureMap] | None = field(default=None, compare=False, repr=False)
-    """By layer, an object that encodes the activation into features and decodes them, such as a
-    sparse autoencoder. The components are then its features, along the axis `component`; what the
-    features do not reconstruct keeps its value. None: components are parts of the activation."""
+    """By layer, an object that encodes the activation into features and decodes them. Components
+    are then features, along the axis `component`; what these do not reconstruct keeps its value.
+    None: components are parts of the activation."""
     feature_layers: tuple[int, ...] = ()
     """Layers that have features; follows from `features`."""
     features_digest: str = ""
@@ -297,7 +278,6 @@ class Kind:
 
 
 _whole = partial(Kind, axes=("batch", "pos", "d_model"), width=None, learning_rate=0.01)
-"""A kind with one component a layer: the whole activation."""
 _stream = partial(_whole, noun="residual stream", instead="residual")
 _head = partial(
     Kind,
@@ -401,8 +381,7 @@ _KINDS = (
         meaning="the residual stream between attention and MLP",
     ),
     _edge(
-        name="edges",
-        meaning="what a head or MLP hands to one query, key, value or MLP behind it",
+        name="edges", meaning="what a head or MLP hands to one query, key, value or MLP behind it"
     ),
     _edge(name="edges-by-head", meaning="what a head or MLP hands to one head or MLP behind it"),
     _edge(

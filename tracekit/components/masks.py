@@ -31,10 +31,9 @@ def binary_violation(mask: Mask) -> Float[Tensor, ""]:
 
 
 def truncate(mask: Mask, threshold: float = 0.5, *, inclusive: bool = False) -> BinaryMask:
-    """Components whose entry is above the threshold (tau in the paper).
+    """Components whose entry is above the threshold (tau in the paper), or equal if `inclusive`.
 
-    With `inclusive`, entries equal to the threshold are taken too, as in the published code; the
-    paper's text says strictly above, which is the default.
+    The published code includes entries equal to the threshold, the paper's text does not.
     """
     return mask >= threshold if inclusive else mask > threshold
 

@@ -40,16 +40,14 @@ if TYPE_CHECKING:
 else:
     # At run time anything else has an error of its own.
     ComponentsLike = Any
-"""A set of components, or a mask: a result, whose selected components are taken; components by
-name, as in `named_in`; or a mask as in `mask_of`."""
+"""A set of components, as in `named_in`, or a mask, as in `mask_of`."""
 
 
 def mask_of(given: ComponentsLike, registry: ComponentRegistry) -> Tensor:
-    """The mask of a set, or a mask as it is.
+    """The mask of a set of components (see `named_in`), or a mask as it is.
 
-    A set is a result, whose selected components are taken; components by name, as in `named_in`;
-    or a mask, with an entry for each component or with the axes layer and component, where one kind
-    is studied whole in every layer.
+    A mask has an entry for each component, or the axes layer and component, where one kind is
+    studied whole in every layer.
     """
     named = named_in(given, registry)
     if named is None:
@@ -61,8 +59,8 @@ def mask_of(given: ComponentsLike, registry: ComponentRegistry) -> Tensor:
 def named_in(given: Any, registry: ComponentRegistry) -> list[int] | None:
     """Flat indices of components that are named, in the order given; None if they are numbers.
 
-    A name is a component, its label, or its layer and index as a tuple. Given are one name, a list
-    or set of them, labels joined by commas, `{layer: [indices]}`, `"all"`, or a result, which
+    A name is a component, its label, or its layer and index as a tuple. Names come alone, in a list
+    or set, as labels joined by commas, as `{layer: [indices]}`, as `"all"`, or as a result, which
     names its selected components. An empty list, set or mapping is the empty set.
 
     Raises:
@@ -144,6 +142,5 @@ def scores_of(given: Any, registry: ComponentRegistry) -> Float[Tensor, " compon
 
 
 def _is_name(given: Any) -> bool:
-    """Whether it names one component: its label, itself, or its layer and index."""
     is_place = isinstance(given, tuple) and len(given) == 2
     return isinstance(given, (str, Component)) or (is_place and all(map(is_whole, given)))

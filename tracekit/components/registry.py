@@ -1,13 +1,12 @@
 """Components: (layer, head | neuron | block) <-> flat index <-> hook point.
 
 A *kind* says which activation a component is a part of. A *site* is one kind in one layer: one hook
-point and the components that are parts of its activation. A registry is a tuple of sites. It
-numbers all components kind by kind and layer by layer; this number is the *flat index*. Every mask
-in the package is a vector over the flat index, and 1 means: take the counterfactual value.
+point and the components that are parts of its activation. A registry numbers the components of its
+sites kind by kind and layer by layer; this number is the *flat index*. Every mask in the package is
+a vector over the flat index, and 1 means: take the counterfactual value.
 
-Components may be split by *span* of the prompt: a component is then (layer, index, span), and takes
-its counterfactual value only at the positions of its span. With a *layer window*, a component acts
-in several consecutive layers at once.
+If prompts are split into *spans*, a component is (layer, index, span), and takes its counterfactual
+value only at the positions of its span. With a *layer window* it acts in several layers at once.
 """
 
 from __future__ import annotations
@@ -72,7 +71,6 @@ class SiteSpec(TypedDict):
     definition: KindSpec | None
     """None for built-in kinds."""
     edges: NotRequired[EdgeSpec]
-    """Senders and receivers of the model, if the components are edges."""
 
 
 _MAX_SIZE, _MAX_HEADS = 2**31, 2**16
@@ -169,9 +167,8 @@ class ComponentGrid:
 class ComponentRegistry(Sequence[Component]):
     """The components under study, in flat order.
 
-    Made by `ComponentRegistry.build`. `registry[i]` is the component with flat index i, and
-    `registry["L5H3"]` the one with this label. `registry.index` returns flat indices, and
-    `registry.sites` has the hook points.
+    `ComponentRegistry.build` makes one. `registry[i]` is the component with flat index i,
+    `registry["L5H3"]` the one with this label, and `registry.index` returns flat indices.
     """
 
     sites: tuple[Site, ...]
@@ -201,11 +198,10 @@ class ComponentRegistry(Sequence[Component]):
                 `mlp-neurons`) `d_mlp`, such as a TransformerLens configuration.
             kinds: One kind, several, or several joined by `+`; users' kinds as `Kind`.
             layers: Layers to use; negative ones count from the end. All by default.
-            indices: Head, neuron or unit numbers to use in every layer, or a mapping from
-                layer to numbers. All by default. `mlp-blocks` have none and are kept whole.
+            indices: Head, neuron or unit numbers to use in every layer, or by layer. All by
+                default. `mlp-blocks` have none and are kept whole.
             spans: Spans of the prompt; each component is then one per span.
-            layer_window: Consecutive layers in which a component acts at once: those around its
-                own, cut at the ends of the model. 1: its own only.
+            layer_window: Consecutive layers around its own in which a component acts at once.
 
         Raises:
             UnknownNameError: There is no kind of this name.
@@ -262,9 +258,8 @@ class ComponentRegistry(Sequence[Component]):
             senders: Labels of the senders, such as `E`, `L5H3`, `MLP2`. All by default.
             receivers: Labels of the receivers, such as `L7Q2`, `MLP5`, `logits`; `L7H2` stands for
                 all receivers of the head.
-            among: Nodes of a circuit, as labels or as a result of nodes or edges: the edges between
-                these nodes, from the embedding, and to the logits. `senders` and `receivers`
-                override it.
+            among: Nodes of a circuit, as labels or as a result of nodes or edges. Edges are then
+                between these, from the embedding and to the logits, unless ends are given.
             spans: Spans of the prompt; each edge is then one per span.
 
         Raises:
@@ -451,10 +446,7 @@ class ComponentRegistry(Sequence[Component]):
 
     @cached_property
     def grids(self) -> tuple[ComponentGrid, ...]:
-        """The components as grids: one per kind, or per kind and span.
-
-        If every layer has a single component of a kind, its spans are the columns of one grid.
-        """
+        """A grid per kind, or per kind and span; spans are columns where layers have one index."""
         grids = []
         for kind in self.kinds:
             sites = [site for site in self.sites if site.kind.name == kind]
@@ -484,7 +476,6 @@ class ComponentRegistry(Sequence[Component]):
             layers = [site.layer for site in sites]
             where = f"in layers {ranges(layers)}"
             if self.edges is not None:
-                # The logits are numbered like one more layer.
                 within = [layer for layer in layers if layer < self.edges.n_layers]
                 into = [f"layers {ranges(within)}"] if within else []
                 if within != layers:
@@ -549,7 +540,6 @@ class ComponentRegistry(Sequence[Component]):
 def _check_edges(
     kind: Kind, layer: int, width: int, edges: EdgeGraph | None, before: Sequence[Site]
 ) -> None:
-    """Refuses a site whose edges are not those of its layer, or of another model than `before`."""
     is_valid = EDGE_KINDS.get(kind.name) == (None if edges is None else edges.by)
     if edges is not None and is_valid:
         sizes = edges.n_layers, edges.n_heads, edges.n_key_value_heads
@@ -572,7 +562,6 @@ def _difference(here: Kind, there: Kind) -> str:
 
 
 def _grid(kind: str, span: str, sites: Sequence[Site], number: int) -> ComponentGrid:
-    """The components of sites of one kind, at the span with this number."""
     width = max(site.width for site in sites)
     columns = range(width)
     if width > MOST_COLUMNS:
@@ -587,7 +576,6 @@ def _grid(kind: str, span: str, sites: Sequence[Site], number: int) -> Component
 
 
 def _check_kinds(kinds: Any) -> list[Kind]:
-    """The kinds that a user gave as names or objects."""
     given = [kinds] if isinstance(kinds, Kind) else kinds
     given = given.split("+") if isinstance(given, str) else given
     if not isinstance(given, Sequence) or not all(isinstance(k, (str, Kind)) for k in given):
@@ -629,7 +617,6 @@ def _check_features(
 
 
 def _window(layer: int, width: int, n_layers: int) -> tuple[int, ...]:
-    """Layers around a layer, cut at the ends of the model; empty for the layer alone."""
     if width == 1:
         return ()
     first = layer - width // 2
@@ -652,7 +639,6 @@ def _check_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
 def _check_keys(
     indices: Mapping[int, Sequence[int]], in_layers: Sequence[int], n_layers: int
 ) -> dict[int, Sequence[int]]:
-    """Indices by layer, with negative layers replaced."""
     if whole_numbers(tuple(indices)) is None:
         raise ComponentError(
             f"The keys of the indices are {shortened(list(indices))}. They must be whole numbers: "

@@ -21,23 +21,22 @@ from tracekit.metrics import ContinuationLogProbs, ContinuationMean, Reading, co
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows to run together, and how to read log-probabilities from them."""
+    """Rows to run together, and how to read log-probabilities from them.
+
+    Fields that a `Layout` has too are explained there.
+    """
 
     examples: Int[Tensor, " example"]
-    """Numbers of the examples in the data set."""
     sequences: PackedSequences
     sources: Int[Tensor, " row"]
     """The counterfactual sequence of each row; always on the CPU."""
     positions: Bool[Tensor, "row pos"]
-    """Where components are intervened on."""
     first_position: int
     """The first position that is intervened on in any row."""
     n_positions: int
     """One past the last position that is intervened on in any row."""
     span_numbers: Int[Tensor, "row pos"] | None
-    """Number of the span of each position, -1 for none, if spans are told apart."""
     source_index: Int[Tensor, "row pos"] | None
-    """Position of the source that takes the place of each position, if it is not the same."""
     readout_positions: tuple[Int[Tensor, " readout"], Int[Tensor, " readout"]]
     """Row and position of every next-token distribution that is read."""
     scored_readout: Int[Tensor, " scored"]
@@ -47,7 +46,6 @@ class Batch:
     slot: Int[Tensor, " scored"]
     """Its index in `valid`, flattened; -1 for one that fills the batch up."""
     valid: Bool[Tensor, "example side token"]
-    """Which tokens of x (side 0) and y (side 1) exist."""
     first_readout: Int[Tensor, " example"]
     """The readout that predicts the first token after the prompt, which token sets are of."""
     single_readout: Int[Tensor, " example"]
@@ -55,9 +53,7 @@ class Batch:
     single_tokens: Int[Tensor, "example side"]
     """The tokens of x and y there; -1 where there is none."""
     token_sets: Int[Tensor, "example side choice"]
-    """First tokens that count as x (side 0) and as y (side 1); -1 where there is no further one."""
     all_have_y: bool
-    """Whether every example of the data set has a y."""
     all_have_y_set: bool
     """Whether every example has a y or a set of tokens that count as y."""
     noise: Float[Tensor, "row pos d_model"] | None = None
@@ -115,8 +111,7 @@ class Batch:
     ) -> ContinuationLogProbs:
         """Log-probabilities of the continuations from the logits at the readout positions.
 
-        Logits may have any floating type; logarithms are taken in float32. Each of `reads` takes
-        another pass over the logits.
+        Logits may have any floating type; logarithms are taken in float32.
         """
         logits = logits.float()
         log_probs = logits[self.scored_readout, self.scored_token]
@@ -124,7 +119,6 @@ class Batch:
         sides = continuation_log_prob(self._laid_out(log_probs, 0.0), self.valid, mean)
         more: dict[str, Tensor | None] = {}
         if "argmax" in reads:
-            # Whether every token of x, and of y, is the model's first choice.
             is_argmax = logits.argmax(-1)[self.scored_readout] == self.scored_token
             both = self._laid_out(is_argmax, True).all(-1)
             more["x_is_argmax"] = both[:, 0]
@@ -136,10 +130,7 @@ class Batch:
     def _read_single(
         self, logits: Float[Tensor, "readout d_vocab"], reads: Sequence[Reading]
     ) -> dict[str, Tensor | None]:
-        """Readings of the distribution over one token: the first that differs in x and y.
-
-        Token sets are of the first token after the prompt.
-        """
+        """Readings of single tokens: the first that differs; for token sets the first at all."""
         more: dict[str, Tensor | None] = {}
         logs = logits[self.single_readout].log_softmax(-1)
         tokens = self.single_tokens

@@ -1,12 +1,9 @@
 """Block skipping: a pass can start at any block from a remembered residual stream, or stop at one.
 
-TransformerLens has `start_at_layer`, which runs the earlier blocks all the same and throws their
-output away. Here, for the length of a `with` block, the blocks below hand the remembered residual
-stream on instead of computing, and the block to stop at raises. Everything around the blocks
-(embeddings, rotary tables, masks, final norm, unembedding, soft caps) stays the model's own code.
-
-Some models cannot skip blocks: where state flows past the residual stream, a resumed pass differs.
-`BlockSkipper.refusal` finds out by trying.
+For the length of a `with` block, the blocks below hand the remembered residual stream on instead
+of computing, and the block to stop at raises. Everything around the blocks (embeddings, rotary
+tables, masks, final norm, unembedding, soft caps) stays the model's own code. Where state flows
+past the residual stream a resumed pass differs; `BlockSkipper.refusal` finds out by trying.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ class BlockSkipper:
     ) -> Iterator[None]:
         """Within, only blocks `start` to `stop - 1` run, and `start` reads `residual`.
 
-        A pass that is to stop raises `StopPassError` there, with the residual stream it got to.
+        At `stop` a pass raises `StopPassError`, with the residual stream it got to.
         """
         replaced: dict[int, Callable[..., Any]] = {}
         for number in range(start):

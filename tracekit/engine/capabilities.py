@@ -1,9 +1,8 @@
 """Capabilities: probes, on random tokens, which optimisations a model supports.
 
-Two optimisations need something of a model: packing x and y into one row needs an attention mask
-of its own and position ids; skipping blocks needs blocks that form a chain. Block skipping is
-tested at once, packing on the first call of `supports_packing`. An optimisation that fails, or
-that gives other numbers than the plain way, is switched off with a single `ModelWarning`.
+Packing x and y into one row needs an attention mask of its own and position ids; skipping blocks
+needs blocks that form a chain. An optimisation that fails, or that gives other numbers than the
+plain way, is switched off with a single `ModelWarning`.
 """
 
 from __future__ import annotations
@@ -36,11 +35,7 @@ class Capabilities:
     """Optimisations that one model supports, in its present type and on its present device."""
 
     def __init__(self, block_skipper: BlockSkipper | None, *, packing: bool | None = None) -> None:
-        """Use `Capabilities.probe` or `Capabilities.none`.
-
-        Passes can begin and end at any block that `block_skipper` holds. Whether rows are packed is
-        by default tested on the model.
-        """
+        """Use `Capabilities.probe` or `Capabilities.none`; `packing` None: tested on the model."""
         self.block_skipper = block_skipper
         """Runs some of the model's blocks; None: every pass runs all of them."""
         self._packing = packing
@@ -66,7 +61,7 @@ class Capabilities:
         return cls(None if refusal else block_skipper)
 
     def supports_packing(self, model: HookedModel, length: int) -> bool:
-        """Whether the model heeds an attention mask of its own in rows of up to a length.
+        """Whether the model heeds an attention mask in rows of up to a length.
 
         A longer row shows more: such a mask undoes an attention window that is shorter than it.
         """

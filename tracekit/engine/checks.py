@@ -1,7 +1,6 @@
 """Checks on a model before its numbers are trusted.
 
-Silently wrong numbers are the worst that can happen here: a hook point that fires but whose
-edits are thrown away gives an effect of 0 with no error. So before the first run:
+A hook point that fires but whose edits are thrown away would give an effect of 0 with no error. So:
 
 `check_sites`, on random tokens, for every hook point of a registry:
     1. it exists, fires exactly once, and has the expected shape;
@@ -154,7 +153,6 @@ def check_unchanged(engine: Engine) -> None:
 
 
 def _warn_of_hooks(engine: Engine) -> None:
-    """Warns of hooks left on the model that it was not warned of before."""
     left = foreign_hooks(engine.model)
     if left and left != _WARNED_OF.get(engine):
         more = f" and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
@@ -223,8 +221,7 @@ def explained_variance(
 ) -> dict[str, float]:
     """Share of the variance over tokens that features reconstruct, by kind and layer; at most 1.
 
-    Of the first clean prompts, without their first tokens, whose activations are often extreme.
-    Warns where it is small.
+    First tokens of prompts are left out: their activations are often extreme. Warns of low values.
     """
     sites = [site for site in registry.sites if site.kind.feature_layers]
     if not sites:
@@ -339,10 +336,6 @@ def _check_between(model: HookedModel, patch: MaskedPatch, tokens: Tensor) -> No
 
 def _check_added(model: HookedModel, registry: ComponentRegistry, tokens: Tensor) -> None:
     """Without what a layer adds, its residual stream must still tell tokens apart."""
-
-    def nothing(activation: Tensor, hook: Any = None) -> Tensor:
-        return torch.zeros_like(activation)
-
     sites = [site for site in registry.sites if site.kind.is_added]
     if not sites:
         return
@@ -350,7 +343,8 @@ def _check_added(model: HookedModel, registry: ComponentRegistry, tokens: Tensor
     after = stream_hook(last.layer + 1)
     hooks, recorded = recording_hooks([after])
     # All at once: what one of them wipes out does not come back.
-    removed = dict.fromkeys((site.hook_name for site in sites), nothing)
+    names = [site.hook_name for site in sites]
+    removed = dict.fromkeys(names, lambda activation, hook=None: torch.zeros_like(activation))
     with torch.no_grad():
         model.run_with_hooks(tokens, fwd_hooks=[*removed.items(), *hooks])
     stream = recorded[after][0].float() if recorded[after] else None

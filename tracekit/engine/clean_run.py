@@ -1,13 +1,12 @@
 """The clean run: its log-probabilities, worked out once for everything that metrics read of it.
 
-Of the distribution over the vocabulary there may be too much to keep: examples times vocabulary
-times four bytes. Beyond `max_memory` it is computed again for every batch that asks for it.
+Distributions over the vocabulary beyond `max_memory` bytes are computed again for every batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,46 +21,37 @@ from tracekit.models.hooked import HookedModel, frozen
 _FLOAT_BYTES = 4
 
 
+@dataclass(eq=False)
 class CleanRun:
     """Log-probabilities of the continuations of all examples, without any intervention."""
 
-    def __init__(
-        self,
-        model: HookedModel,
-        forward_pass: ForwardPass,
-        *,
-        max_memory: int | None,
-        progress_bar: Callable[[Any, str], Any],
-        ranks: Ranks,
-    ) -> None:
-        """Runs nothing yet. Distributions are kept within `max_memory` bytes of their own."""
-        self._model = model
-        self._ranks = ranks
-        self._forward_pass = forward_pass
-        self._max_memory = max_memory
-        self._progress_bar = progress_bar
-        self._kept: ContinuationLogProbs | None = None
-        self._was_read: set[Reading] = set()
-        self._latest: tuple[Batch, ContinuationLogProbs] | None = None
+    model: HookedModel
+    forward_pass: ForwardPass
+    max_memory: int | None
+    """Bytes that distributions may take, of their own."""
+    progress_bar: Callable[[Any, str], Any]
+    ranks: Ranks
+    _kept: ContinuationLogProbs | None = None
+    _was_read: set[Reading] = field(default_factory=set)
+    _latest: tuple[Batch, ContinuationLogProbs] | None = None
 
     def of_all(
         self, batches: Sequence[Batch], reads: Sequence[Reading], n_examples: int
     ) -> ContinuationLogProbs:
         """Log-probabilities of every example, in the order of the data set.
 
-        A `distribution` is left out where it does not fit. Earlier readings are kept, and not run
-        again. `batches` may be this rank's part of the data set.
+        A `distribution` is left out where it does not fit, and earlier readings are not run again.
         """
         lacking: list[Reading] = [r for r in dict.fromkeys(reads) if r not in self._was_read]
         if "distribution" in lacking and not self._keeps_distribution(n_examples):
             lacking.remove("distribution")
         if self._kept is None or lacking:
-            with frozen(self._model), torch.no_grad():
+            with frozen(self.model), torch.no_grad():
                 parts = [
-                    (batch.examples, self._forward_pass.log_probs(batch, [], reads=lacking))
-                    for batch in self._progress_bar(batches, "clean run")
+                    (batch.examples, self.forward_pass.log_probs(batch, [], reads=lacking))
+                    for batch in self.progress_bar(batches, "clean run")
                 ]
-            added = assemble(parts, n_examples, self._ranks)
+            added = assemble(parts, n_examples, self.ranks)
             earlier = {k: v for k, v in vars(self._kept or added).items() if v is not None}
             self._kept = replace(added, **earlier)
             self._was_read.update(lacking)
@@ -78,19 +68,18 @@ class CleanRun:
             if value is not None and (name != "distribution" or "distribution" in reads)
         }
         if "distribution" in reads and of_all.distribution is None:
-            # Run again but for the batch before.
             if self._latest is None or self._latest[0] is not batch:
                 with torch.no_grad(), torch.autocast(batch.positions.device.type, enabled=False):
-                    run = self._forward_pass.log_probs(batch, [], reads=("distribution",))
+                    run = self.forward_pass.log_probs(batch, [], reads=("distribution",))
                 self._latest = (batch, run)
             kept["distribution"] = self._latest[1].require("distribution")
         return ContinuationLogProbs(**kept)
 
     def _keeps_distribution(self, n_examples: int) -> bool:
-        if self._ranks.count > 1:
+        if self.ranks.count > 1:
             return False  # Sending it to all ranks would take longer than running it again.
-        needed = n_examples * int(self._model.cfg.d_vocab) * _FLOAT_BYTES
-        return self._max_memory is None or needed <= self._max_memory
+        needed = n_examples * int(self.model.cfg.d_vocab) * _FLOAT_BYTES
+        return self.max_memory is None or needed <= self.max_memory
 
 
 def repeated(log_probs: ContinuationLogProbs, copies: int) -> ContinuationLogProbs:

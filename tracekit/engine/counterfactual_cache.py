@@ -1,9 +1,8 @@
 """The counterfactual run: its activations at the hook points and positions in use, kept once.
 
-Equal counterfactuals are run and kept once (Professions has 34 prompts for 2703 examples), in
-chunks of similar length, and of a source only the positions that are intervened on. Beyond
-`max_memory` bytes, activations are kept in host memory (model on an accelerator) or computed again
-for every batch (model on the CPU, where there is no other memory to go to).
+Equal counterfactuals are run and kept once, in chunks of similar length, and only the positions
+that are intervened on. Beyond `max_memory` bytes, activations are kept in host memory (model on an
+accelerator) or computed again for every batch (model on the CPU).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tracekit.data.counterfactuals import Constants, constants_of
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import StopPassError
 from tracekit.engine.forward import noise_hooks
-from tracekit.engine.layout import Layout
+from tracekit.engine.layout import Layout, buckets
 from tracekit.engine.packing import pad_noise
 from tracekit.models.hooked import HookedModel, device_of, dtype_of, frozen
 
@@ -35,52 +34,41 @@ ProgressBar = Callable[[Any, str], Any]
 
 @dataclass(frozen=True, eq=False)
 class _Chunk:
-    """Activations of sources that were run together."""
-
     numbers: Int[Tensor, " source"]
     """Which sources, ascending."""
     values: dict[str, Tensor]
-    """By hook point: the first axis is the source; the axis of the position holds slots instead,
-    the positions in use one after the other."""
+    """By hook point: axis 0 is the source; the axis of the position has only positions in use."""
 
 
+@dataclass(eq=False)
 class CounterfactualCache:
-    """Counterfactual activations for the rows of any batch."""
+    """Counterfactual activations for the rows of any batch, run when a batch first needs them."""
 
-    def __init__(
-        self,
-        model: HookedModel,
-        layout: Layout,
-        registry: ComponentRegistry,
-        *,
-        max_batch_size: int,
-        max_memory: int | None = None,
-        progress_bar: ProgressBar = lambda items, label: items,
-        first: Int[Tensor, " source"] | None = None,
-    ) -> None:
-        """Runs nothing yet. Kept activations take at most `max_memory` bytes on the model's device.
+    model: HookedModel
+    layout: Layout
+    registry: ComponentRegistry
+    max_batch_size: int
+    max_memory: int | None = None
+    """Bytes that kept activations may take on the model's device."""
+    progress_bar: ProgressBar = lambda items, label: items
+    first: Int[Tensor, " source"] | None = None
+    """Sources that are run and kept first; others are run when a batch asks for one of them."""
 
-        The sources `first` are run and kept; the others are run when a batch asks for one of them.
-        """
-        self._model = model
-        self._layout = layout
-        self._kinds = registry.kinds_by_hook
-        self._max_batch_size = max_batch_size
-        self._max_memory = max_memory
-        self._progress_bar = progress_bar
-        is_used = layout.source_positions
+    def __post_init__(self) -> None:
+        self._kinds = self.registry.kinds_by_hook
+        is_used = self.layout.source_positions
         # Slot k of a source is its k-th position in use; unused slots point behind the last one.
         width = is_used.shape[1]
         self._counts = is_used.sum(1)
         self._slots = torch.where(is_used, torch.arange(width), width).sort(1).values
         self._slots = self._slots[:, : int(self._counts.max())]
         self._contiguous = bool((is_used.sort(1, descending=True).values == is_used).all())
-        self.constants: Constants | None = constants_of(layout.counterfactuals)
+        self.constants: Constants | None = constants_of(self.layout.counterfactuals)
         """The values, if they are the same everywhere."""
-        rest = torch.arange(len(layout.source_lengths))
-        if first is not None:
-            rest = rest[~torch.isin(rest, first)]
-        self._lacking = [rest] if first is None else [first, rest]
+        rest = torch.arange(len(self.layout.source_lengths))
+        if self.first is not None:
+            rest = rest[~torch.isin(rest, self.first)]
+        self._lacking = [rest] if self.first is None else [self.first, rest]
         self._chunks: list[_Chunk] = []
         self.storage: Storage | None = None
         """Where the activations are; decided when a batch first asks for them."""
@@ -88,17 +76,14 @@ class CounterfactualCache:
     def activations_for(self, batch: Batch) -> dict[str, Tensor]:
         """Activations for the rows of a batch, by hook point.
 
-        They cover positions `batch.first_position` to `batch.n_positions - 1`; where nothing is
-        intervened on, their values mean nothing.
+        They cover positions `batch.first_position` to `batch.n_positions - 1`, and mean nothing
+        where nothing is intervened on.
         """
-        if batch.source_index is not None:
-            covered = slice(batch.first_position, batch.n_positions)
-            return self._in_place_of(batch, batch.source_index[:, covered])
-        return self._of_sources(batch)
-
-    def _in_place_of(self, batch: Batch, index: Int[Tensor, "row pos"]) -> dict[str, Tensor]:
-        """Activations of other positions of the sources, put where they are used."""
-        index = torch.where(batch.positions[:, batch.first_position : batch.n_positions], index, 0)
+        if batch.source_index is None:
+            return self._of_sources(batch)
+        # Activations of other positions of the sources are put where they are used.
+        covered = slice(batch.first_position, batch.n_positions)
+        index = torch.where(batch.positions[:, covered], batch.source_index[:, covered], 0)
         whole = self._of_sources(
             replace(batch, first_position=0, n_positions=int(index.max()) + 1, source_index=None)
         )
@@ -112,13 +97,12 @@ class CounterfactualCache:
 
     def _of_sources(self, batch: Batch) -> dict[str, Tensor]:
         if self.constants is not None:
-            n_rows = len(batch.sources)
-            return {
-                name: self.constants.activation(
-                    name, kind, batch.first_position, batch.n_positions
-                )[None].expand(n_rows, *[-1] * (len(kind.axes) - 1))
-                for name, kind in self._kinds.items()
-            }
+            first, stop = batch.first_position, batch.n_positions
+            values = {}
+            for name, kind in self._kinds.items():
+                value = self.constants.activation(name, kind, first, stop)
+                values[name] = value.expand(len(batch.sources), *value.shape)
+            return values
         while self.storage != "recomputed" and any(
             torch.isin(batch.sources, numbers).any() for numbers in self._lacking
         ):
@@ -128,7 +112,6 @@ class CounterfactualCache:
         for chunk in chunks:
             rows = torch.isin(batch.sources, chunk.numbers).nonzero()[:, 0]
             if len(rows):
-                # Where in the chunk the source of each of these rows is.
                 parts.append((chunk, rows, torch.searchsorted(chunk.numbers, batch.sources[rows])))
         return {name: self._assemble(name, parts, batch) for name in self._kinds}
 
@@ -137,10 +120,8 @@ class CounterfactualCache:
     ) -> Tensor:
         """Activations of one hook point for every row of a batch, from the chunks they lie in."""
         like = parts[0][0].values[name]
-        # Where their layer lies, unless they were sent away.
-        device = device_of(self._model) if self.storage == "host" else like.device
-        kind, n_positions = self._kinds[name], batch.n_positions
-        first = batch.first_position
+        device = device_of(self.model) if self.storage == "host" else like.device
+        kind, first, n_positions = self._kinds[name], batch.first_position, batch.n_positions
         shape = list(like.shape)
         shape[0], shape[kind.position_dim] = len(batch.sources), n_positions - first
         if kind.key_dim is not None:
@@ -168,15 +149,15 @@ class CounterfactualCache:
 
     def _fill(self, sources: Int[Tensor, " source"]) -> None:
         """Runs the next sources and keeps what is in use, if there is room for it."""
-        device = device_of(self._model)
-        batches = [
-            numbers.sort().values
-            for numbers in self._layout.source_batches(sources, self._max_batch_size, device)
-        ]
+        device = device_of(self.model)
+        lengths = self.layout.source_lengths[sources]
+        beyond = self.layout.sources_beyond_limit[sources]
+        parts = buckets(lengths, beyond, self.max_batch_size, device)
+        batches = [sources[part].sort().values for part in parts]
         # The longest chunk first: it shows whether a pass fits at all.
         chunks: list[_Chunk] = []
         storage = self.storage
-        for numbers in self._progress_bar(batches[::-1], "counterfactual run"):
+        for numbers in self.progress_bar(batches[::-1], "counterfactual run"):
             chunk = self._run(numbers)
             storage = storage or self._choose_storage(chunk, batches, device)
             if storage == "recomputed":
@@ -193,33 +174,28 @@ class CounterfactualCache:
     def _choose_storage(
         self, chunk: _Chunk, batches: Sequence[Tensor], device: torch.device
     ) -> Storage:
-        needed = sum(
-            self._n_bytes(numbers, value, self._kinds[name])
-            for numbers in batches
-            for name, value in chunk.values.items()
-        )
-        if self._max_memory is None or needed <= self._max_memory:
+        needed = 0
+        for numbers in batches:
+            for name, value in chunk.values.items():
+                kind, shape = self._kinds[name], list(value.shape)
+                shape[0], shape[kind.position_dim] = len(numbers), int(self._counts[numbers].max())
+                if kind.key_dim is not None:
+                    shape[kind.key_dim] = self._n_positions(numbers)
+                needed += value.element_size() * torch.Size(shape).numel()
+        if self.max_memory is None or needed <= self.max_memory:
             return "device"
         return "recomputed" if device.type == "cpu" else "host"
 
-    def _n_bytes(self, numbers: Tensor, like: Tensor, kind: Kind) -> int:
-        shape = list(like.shape)
-        shape[0], shape[kind.position_dim] = len(numbers), int(self._counts[numbers].max())
-        if kind.key_dim is not None:
-            shape[kind.key_dim] = self._n_positions(numbers)
-        return like.element_size() * torch.Size(shape).numel()
-
     def _n_positions(self, numbers: Tensor) -> int:
-        """One past the last position in use."""
-        return int(self._layout.source_positions[numbers].any(0).nonzero().max()) + 1
+        return int(self.layout.source_positions[numbers].any(0).nonzero().max()) + 1
 
     def _run(self, numbers: Int[Tensor, " source"]) -> _Chunk:
         """Runs some sources and keeps their activations at the positions in use."""
-        layout = self._layout
+        layout = self.layout
         width = int(layout.source_lengths[numbers].max())
         counterfactuals = [layout.counterfactuals[number] for number in numbers.tolist()]
         # All come from one source, so one model runs them.
-        model = counterfactuals[0].run_by() or self._model
+        model = counterfactuals[0].run_by() or self.model
         sequences = layout.sources.rows(numbers, width).to(device_of(model))
         n_positions = self._n_positions(numbers)
         slots = self._slots[numbers, : int(self._counts[numbers].max())].clamp(max=n_positions - 1)

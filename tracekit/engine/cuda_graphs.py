@@ -1,12 +1,10 @@
 """CUDA graphs of passes: a pass is captured once for each shape of its inputs, then replayed.
 
-A pass of a small model is a thousand kernels of a few microseconds each, and the GPU idles while
-Python launches them one by one. A CUDA graph is launched as a whole. It reads its inputs at fixed
-addresses, so the inputs of a later pass are copied there first.
-
-Graphs live as long as one search, so that a model that is changed later is never run as it was.
-All graphs share memory: no other pass may be replayed between a pass and its gradient, which is
-checked.
+A small model's pass is a thousand kernels of a few microseconds each, and the GPU idles while
+Python launches them one by one. A CUDA graph is launched as a whole, and reads inputs at fixed
+addresses, to which the inputs of a later pass are copied first. Graphs live as long as one search,
+so that a model that is changed later is never run as it was. They share memory: no other pass may
+be replayed between a pass and its gradient, which is checked.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from tracekit.models.hooked import HookedModel, device_of, is_exact
 _MAX_SHAPES = 32
 """Shapes that are captured in a search; further ones would seldom come again."""
 _DEVICE_TYPES = {"cuda"}
-"""Types of devices whose work can be captured."""
 
 
 class CudaGraphCache:
@@ -45,7 +42,6 @@ class CudaGraphCache:
         self.pool: Any = None
         """Memory of all graphs."""
         self.n_replays = 0
-        """Number of passes that were replayed."""
 
     @property
     def is_on(self) -> bool:
@@ -67,10 +63,7 @@ class CudaGraphCache:
             self._graphs = self.stream = self.pool = None
 
     def run(self, run: Callable[..., Any], name: Hashable, masks: Tensor, *inputs: Any) -> Any:
-        """Returns `run(masks, *inputs)`, from a replay where possible.
-
-        `name` distinguishes functions that compute something else from inputs of the same shapes.
-        """
+        """`run(masks, *inputs)`, replayed where possible; `name` tells functions apart."""
         if self._graphs is None or self._has_failed:
             return run(masks, *inputs)
         has_gradient = torch.is_grad_enabled() and masks.requires_grad
@@ -171,8 +164,6 @@ class _CapturedPass:
 
 
 class _Replay(torch.autograd.Function):
-    """A replayed pass, with its gradient."""
-
     @staticmethod
     def forward(ctx: Any, masks: Tensor, captured: _CapturedPass) -> tuple[Tensor, ...]:
         outputs = captured.replayed_outputs()
@@ -235,10 +226,7 @@ def _tensors(value: Any, device: torch.device | None = None) -> list[Tensor]:
 
 
 def _shapes(value: Any, device: torch.device) -> Iterator[Hashable]:
-    """What two inputs of one graph must share: other values, and shapes of tensors on the device.
-
-    Tensors on other devices are not compared.
-    """
+    """What two inputs of one graph must share: values, and shapes of tensors on the device."""
     for each in _leaves(value):
         if not isinstance(each, Tensor):
             yield each

@@ -1,10 +1,10 @@
 """Checks of edges on a model, on random tokens, before its numbers are trusted.
 
 1. The empty mask leaves every logit bit-equal.
-2. If edges from the embedding carry its value in the same run, the logits do not change. So the
-   norms and projections of the receivers are those of the model.
+2. If edges from the embedding carry its value in the same run, the logits do not change: receivers
+   have the norms and projections of the model.
 3. Patching all edges out of the heads of a layer, or out of an MLP, equals patching the heads or
-   the MLP. So senders write what the model writes, and where it writes it.
+   the MLP: senders write what the model writes, and where it writes it.
 4. A gradient reaches the edges into every layer.
 """
 
@@ -110,7 +110,6 @@ def check_other(model: HookedModel, other: HookedModel, by: EdgesBy) -> None:
 
 
 def _check_gradient(model: HookedModel, patch: EdgePatch, tokens: Tensor) -> None:
-    """Refuses a layer into which no gradient reaches the mask."""
     mask = torch.full((len(patch.registry),), 0.5, requires_grad=True)
     with torch.enable_grad():
         logits = _logits(model, tokens, patch.hooks(mask))

@@ -5,13 +5,10 @@ receiver that would read the stream x reads x + sum_s m_s (c_s - o_s) instead, w
 entry of its edge from s. The stream itself, and what others read of it, do not change. With all
 edges patched, every part computes what it computes in the counterfactual run.
 
-In each block, hooks read the stream at the start of the block, compute a separate input for each
-query, key, value and the MLP, normalise and project it by the block's own modules, and put in the
-results. After the attention and the MLP they read what was written. If a norm follows the
-attention, a receiver reads the norm of what all heads together would have written.
-
-Only the mask is stored for each pair of a sender and a receiver: the inputs of all receivers of a
-layer are one product of the mask and the changes of the senders.
+In each block, hooks read the stream at its start, compute a separate input for each query, key,
+value and the MLP, normalise and project it by the block's own modules, and put in the results. If a
+norm follows the attention, a receiver reads the norm of what all heads together would have written.
+The inputs of all receivers of a layer are one product of the mask and the changes of the senders.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from torch import Tensor
 
 from tracekit.components import ComponentRegistry
 from tracekit.components.edges import EdgeGraph, Receivers
-from tracekit.engine.patching import Activations, numbers_on
+from tracekit.engine.patching import Activations, entries_of
 from tracekit.errors import HookPointError
 from tracekit.models.architectures import (
     INPUT_HOOKS,
@@ -45,22 +42,17 @@ _MEMORY = 2**29
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EdgePatch:
-    """Hooks on edges, as `MaskedPatch` has them on activations."""
+    """Hooks on edges, as `MaskedPatch` has them on activations, with senders as components."""
 
     model: HookedModel
     registry: ComponentRegistry
     counterfactual: Activations
-    """Activations of the counterfactual run at the hook points of the senders, as in
-    `MaskedPatch`."""
+    """Counterfactual activations at the hook points of the senders, as in `MaskedPatch`."""
     positions: Bool[Tensor, "row pos"]
-    """Where senders take their counterfactual values."""
     span_numbers: Int[Tensor, "row pos"] | None = None
-    """Number of the span of each position, -1 for none; needed if the registry has spans."""
     first_position: int = 0
-    """Position of the run that the first one of the counterfactual activations belongs to."""
     origin: Activations | None = None
-    """Activations, at all positions, from which changes of senders are counted; None: those of the
-    current run."""
+    """Activations at all positions from which changes are counted; None: of the current run."""
 
     def hooks(
         self,
@@ -74,11 +66,7 @@ class EdgePatch:
         weights: dict[int, Tensor] = {}
         for site in self.registry.sites:
             if layers is None or site.layer in layers:
-                entries = rows[:, site.start : site.stop].unflatten(1, (-1, site.n_spans))
-                if not site.complete:
-                    full = entries.new_zeros(len(rows), site.width, site.n_spans)
-                    entries = full.index_copy(1, numbers_on(site.indices, entries.device), entries)
-                weights[site.layer] = entries
+                weights[site.layer] = entries_of(site, rows)
         return _Run(self, weights).hooks() if weights else []
 
     def moved_input(self, level: float) -> Hook:
@@ -86,21 +74,24 @@ class EdgePatch:
 
         def move(stream: Tensor, hook: Any = None) -> Tensor:
             source = self.counterfactual[stream_hook(0)].to(stream)
-            covered = slice(self.first_position, self.first_position + source.shape[1])
             moved, is_patched = stream.clone(), self.patched(1).any(-1)[:, :, None]
-            moved[:, covered] += level * is_patched * (source - stream[:, covered])
+            moved[:, self.covered] += level * is_patched * (source - stream[:, self.covered])
             return moved
 
         return stream_hook(0), move
 
+    @cached_property
+    def covered(self) -> slice:
+        """Positions that the counterfactual run covers."""
+        source = self.counterfactual[stream_hook(0)]
+        return slice(self.first_position, self.first_position + source.shape[1])
+
     def patched(self, copies: int) -> Bool[Tensor, "row pos span"]:
         """Where each span is patched, of the positions that the counterfactual run covers."""
-        source = self.counterfactual[stream_hook(0)]
-        covered = slice(self.first_position, self.first_position + source.shape[1])
-        patched = self.positions[:, covered, None]
+        patched = self.positions[:, self.covered, None]
         if self.span_numbers is not None and self.registry.spans:
             names = torch.arange(len(self.registry.spans), device=self.span_numbers.device)
-            patched = patched & (self.span_numbers[:, covered, None] == names)
+            patched = patched & (self.span_numbers[:, self.covered, None] == names)
         return patched.repeat(copies, 1, 1)
 
 
@@ -108,8 +99,7 @@ class EdgePatch:
 class _Bank:
     """Changes that senders make to the stream, in one tensor, and the gradient of this tensor.
 
-    Automatic differentiation would keep a tensor for each receiver and add them up. Here all
-    senders write into one tensor, and all receivers add to one gradient.
+    Automatic differentiation would keep a tensor for each receiver; here all add to one gradient.
     """
 
     values: Float[Tensor, "row pos sender_span d"]
@@ -275,7 +265,6 @@ class _Run:
         bank.numbers += numbers
 
     def _into_heads(self, activation: Tensor, layer: int, parts: BlockParts, number: int) -> Tensor:
-        """Queries, keys or values, computed from what each of them reads."""
         assert self.normalised is not None
         into = self.graph.receivers[layer][:-1]
         use = into[number if len(into) == len(INPUT_HOOKS) else 0]
@@ -338,25 +327,18 @@ class _Run:
         """Which receivers read something in addition to the stream."""
         return (self._weights(layer, into) != 0).flatten(2).any(-1)
 
-    @cached_property
-    def _part(self) -> slice:
-        """Positions that the counterfactual run covers."""
-        first, source = self.patch.first_position, self.patch.counterfactual[stream_hook(0)]
-        return slice(first, first + source.shape[1])
-
     def _covered(self, run: Tensor) -> Tensor:
-        return run[:, self._part]
+        return run[:, self.patch.covered]
 
     def _change(self, name: str, run: Tensor) -> Tensor:
         """Counterfactual values minus the values of the run, for one mask after the other."""
         source = self.patch.counterfactual[name].to(run.device, run.dtype)
         origin = run if self.patch.origin is None else self.patch.origin[name].to(run.device)
-        now = self._covered(origin)
-        now = now.unflatten(0, (-1, len(source)))
+        now = self._covered(origin).unflatten(0, (-1, len(source)))
         return (source[:, : now.shape[2]] - now).flatten(0, 1)
 
     def _replaced(self, activation: Tensor, value: Tensor, is_read: Tensor) -> Tensor:
-        """An activation with other values where a receiver reads something besides the stream.
+        """An activation with other values where a receiver reads more than the stream.
 
         Elsewhere it keeps its exact value, but has the gradient of `value`.
         """
@@ -365,7 +347,10 @@ class _Run:
         value = torch.where(is_read, value.to(now.dtype), kept)
         if value.shape[1] == activation.shape[1]:
             return value
-        ahead, behind = activation[:, : self._part.start], activation[:, self._part.stop :]
+        ahead, behind = (
+            activation[:, : self.patch.covered.start],
+            activation[:, self.patch.covered.stop :],
+        )
         return torch.cat([ahead, value, behind], 1)
 
 

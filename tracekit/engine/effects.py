@@ -66,11 +66,7 @@ def mask_effects(
 def metric_effects(
     data: PreparedData, mask: ComponentsLike, metrics: Sequence[Metric]
 ) -> dict[str, Effects]:
-    """Effects of one mask by each of several metrics, from one pass, by name of metric.
-
-    The metrics have the direction of the data's own. Errors and weights are those of
-    `mask_effects`.
-    """
+    """Effects of one mask by each of several metrics of the data's direction, by their names."""
     for metric in metrics:
         check_continuations(data.pairs, metric)
     reads: list[Reading] = [reading for metric in metrics for reading in metric.reads]
@@ -90,11 +86,7 @@ def metric_effects(
 
 
 def stream_effects(data: PreparedData, mask: ComponentsLike) -> Iterator[BatchEffects]:
-    """Effects of one mask, a batch at a time; together they are those of `mask_effects`.
-
-    Between two batches the model is in its usual state and may be used for something else. The
-    caller may stop early.
-    """
+    """Effects of one mask by batch; between batches the model may be used for something else."""
     stack = _one(data, mask)
     for batch in data.batches_of(None, of_all_ranks=True):
         with data.measuring():
@@ -118,10 +110,12 @@ def check_metric(data: PreparedData) -> None:
 
     Several ranks skip the check: if one raised an error, the others would wait for it.
     """
-    for batch in data.batches[:1] if data.ranks.count == 1 else ():
-        with data.measuring():
-            ((_, _, moved),) = data.passes(_one(data, torch.ones(data.n_components)), [batch])
-            _check_alone(data, batch, data.metric, data.clean_of(batch), moved)
+    if data.ranks.count > 1:
+        return
+    batch = data.batches[0]
+    with data.measuring():
+        ((_, _, moved),) = data.passes(_one(data, torch.ones(data.n_components)), [batch])
+        _check_alone(data, batch, data.metric, data.clean_of(batch), moved)
 
 
 def _check_alone(data: PreparedData, batch: Batch, metric: Metric, *runs: Any) -> None:
@@ -170,17 +164,15 @@ def choices_in(
     """First choices of the model in the clean run, the counterfactual run, and with sets patched.
 
     Columns: on how many pairs the first choice is x, y, or neither; the mean of log P(x) / P(y);
-    the mean KL divergence from the clean run at the first token that differs. x counts as chosen if
-    every token of x is the first choice or, for a metric of token sets, if the first choice is one
-    of the tokens that count as x. If y begins with x, both can be chosen. Values are NaN without a
-    y, and in the second row without a counterfactual run (`other`, whose clean run it is).
+    the mean KL divergence from the clean run at the first token that differs. x is chosen if every
+    token of x is the first choice or, for a metric of token sets, if one that counts as x is; if y
+    begins with x, both can be chosen. Values are NaN without a y, and in the second row without a
+    counterfactual run (`other`, whose clean run it is).
     """
     reads: list[Reading] = ["argmax", "distribution"]
     if "token-sets" in data.metric.reads:
         reads.append("token-sets")
-    masks = torch.zeros(len(sets), data.n_components, device=data.device)
-    for mask, members in zip(masks, sets, strict=True):
-        mask[list(members)] = 1
+    masks = data.masks_of(sets)
     sums = torch.zeros(2 + len(sets), 5, device=data.device)
     with data.measuring():
         for batch in data.batches:
@@ -230,11 +222,10 @@ def noise_floor(data: PreparedData) -> float:
     """Mean effect that the rounding of the model alone can have, 0 in float32 and float64.
 
     In a lower precision, the scores of a row depend on the other rows of its batch and on the last
-    bits of its inputs. So the clean run is repeated in three ways: with at most 64 rows one by one,
-    with every batch doubled, and with random last bits of the embeddings, several times if there
-    are few examples. Each way gives effects against the clean run. The result is the largest of
-    their means, or of two standard errors of the mean over all examples. Differences between sets
-    are more precise than this, because all sets share the rounding of one clean run.
+    bits of its inputs. So the clean run is repeated with at most 64 rows one by one, with every
+    batch doubled, and with random last bits of the embeddings. The result is the largest mean of
+    the effects of these against the clean run, or of two standard errors of the mean over all
+    examples. Differences between sets are more precise, because all sets share one clean run.
     """
     if is_exact(data.model):
         return 0.0
@@ -253,9 +244,8 @@ def noise_floor(data: PreparedData) -> float:
             for _ in range(ceil(_MAX_ALONE / data.n_examples)):
                 runs.append((2, batch, 1, random_bits))
             for way, some, copies, hooks in runs:
-                run = data.forward_pass.log_probs(
-                    some.repeat(copies), hooks, reads=data.metric.reads
-                )
+                repeat = some.repeat(copies)
+                run = data.forward_pass.log_probs(repeat, hooks, reads=data.metric.reads)
                 effects = data.effects_from(some, run)[0].cpu().double()
                 powers = (effects**power for power in range(3))
                 moments[way] += torch.stack([each.sum() for each in powers])

@@ -27,8 +27,7 @@ class Engine(PreparedData):
     """Runs masks over a data set that is laid out on a model; `Engine.build` makes one."""
 
     record: SetRecorder | None = field(default=None, repr=False)
-    """Is called with the binary sets that are measured on all examples, and their effects; after
-    Ctrl-C too, with what is done."""
+    """Gets the binary sets measured on all examples and their effects; after Ctrl-C too."""
     _full_effects: list[Effects] = field(default_factory=list, repr=False)
     """One entry, once `full_effects` are measured; copies with the same metric share the list."""
 
@@ -76,8 +75,7 @@ class Engine(PreparedData):
 
         Args:
             mask: Shape `component` or `set component`, entries in [0, 1].
-            examples: Numbers of the examples to measure on, whose order the effects have; all by
-                default.
+            examples: Numbers of examples, in the order of the effects; all by default.
 
         Raises:
             MaskError: As in `masks.check`.
@@ -105,8 +103,7 @@ class Engine(PreparedData):
         Args:
             sets: Sets of flat indices.
             label: Names the progress bar.
-            examples: Numbers of the examples to measure on, whose order the effects have; all by
-                default.
+            examples: As in `effects`.
 
         Raises:
             NonFiniteMetricError: Names the examples.
@@ -122,13 +119,12 @@ class Engine(PreparedData):
     ) -> tuple[Effects, Mask]:
         """Effects, and the gradient of their weighted sum with respect to the mask.
 
-        Nothing here waits for an accelerator, so numbers that are not finite are handed on; the
-        searches refuse them at the end of an epoch.
+        Numbers that are not finite are handed on; the searches refuse them at the end of an epoch.
 
         Args:
             mask: Soft mask.
-            example_weights: Gives the weight w of each example in the sum from its effect l, for
-                a few examples at a time; w is held fixed, so the gradient is sum_i w_i dl_i/dm.
+            example_weights: Gives the weight w of each of a few examples from its effect l; w is
+                held fixed, so the gradient is sum_i w_i dl_i/dm.
             examples: Numbers of the examples to use; all by default.
 
         Returns:
@@ -139,9 +135,7 @@ class Engine(PreparedData):
     def predict_changes(
         self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
     ) -> FirstOrderPrediction:
-        """Predicts the change from adding or removing each component, from one gradient.
-
-        The predictions are on the CPU, and may not be finite; by default of all examples.
+        """Predicts, on the CPU, the change from adding or removing each component, by one gradient.
 
         Raises:
             NotDifferentiableError: The metric has no gradient.

@@ -1,8 +1,7 @@
 """The curve of every example from the quantity that is about linear in the mask to the effect.
 
 For `odds-ratio` the quantity is the log-odds of y against x, and the curve is exact. Shapley values
-build an additive model of sets on it (`measure/shapley.py`), and empirical-Bayes shrinkage moves
-examples along it (`search/baselines/empirical_bayes_topk.py`).
+and empirical-Bayes shrinkage are computed in this quantity.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ class ExampleCurves:
     clean: ContinuationLogProbs
     """Of the run that is started from."""
     weights: Float[Tensor, " example"]
-    """Factor on the effect of each example."""
 
     @classmethod
     def of(
@@ -42,7 +40,7 @@ class ExampleCurves:
         return cls(metric.linearization, clean, weights.cpu().double())
 
     def some(self, examples: slice | Int[Tensor, " some"]) -> ExampleCurves:
-        """Those of some examples."""
+        """The curves of some examples."""
         clean = self.clean.map(lambda values: values[examples])
         return ExampleCurves(self.linearization, clean, self.weights[examples])
 

@@ -1,7 +1,6 @@
 """The forward pass: the only place where the model is run for log-probabilities.
 
-A pass reads rows of tokens, mixes counterfactual activations in through hooks, and computes logits
-only where a token of a continuation is predicted. It may begin and end at any block.
+Logits are computed only where a token of a continuation is predicted.
 """
 
 from __future__ import annotations
@@ -47,14 +46,10 @@ class ForwardPass:
         start: int = 0,
         residual: ResidualStream | None = None,
     ) -> ContinuationLogProbs:
-        """Log-probabilities of the continuations of a batch under hooks.
-
-        With `residual` blocks from `start` on are run, on it.
-        """
+        """Log-probabilities of the continuations of a batch; with `residual`, from `start` on."""
         gather = partial(_gather, batch=batch)
-        with self._only_blocks(start, None, residual) as resuming:
-            noise = [] if start else noise_hooks(batch.noise)
-            logits = self._run(batch, [*noise, *resuming, *hooks, (self.scored_hook, gather)])
+        with self._only_blocks(batch, start, None, residual) as first:
+            logits = self._run(batch, [*first, *hooks, (self.scored_hook, gather)])
         return batch.read(logits[0].to(self.device), self._mean, reads)
 
     def residual_at(
@@ -68,8 +63,8 @@ class ForwardPass:
     ) -> ResidualStream:
         """Input of block `stop` under hooks; runs blocks `start` to `stop - 1`."""
         try:
-            with self._only_blocks(start, stop, residual):
-                self._run(batch, [*([] if start else noise_hooks(batch.noise)), *hooks])
+            with self._only_blocks(batch, start, stop, residual) as first:
+                self._run(batch, [*first, *hooks])
         except StopPassError as stopped:
             return stopped.residual
         raise AssertionError(f"The pass did not stop at block {stop}.")
@@ -83,10 +78,7 @@ class ForwardPass:
         start: int = 0,
         residual: ResidualStream | None = None,
     ) -> dict[str, Tensor]:
-        """Activations at hook points, before hooks there change them.
-
-        The pass ends once all of them have fired. `start` and `residual` are as of `log_probs`.
-        """
+        """Activations at hook points before hooks change them; the pass ends with the last."""
         fired: dict[str, Tensor] = {}
 
         def keep(activation: Tensor, hook: Any = None, *, name: str) -> Tensor:
@@ -97,18 +89,16 @@ class ForwardPass:
 
         keeping = [(name, partial(keep, name=name)) for name in names]
         try:
-            with self._only_blocks(start, None, residual) as resuming:
-                noise = [] if start else noise_hooks(batch.noise)
-                self._run(batch, [*noise, *resuming, *keeping, *hooks])
+            with self._only_blocks(batch, start, None, residual) as first:
+                self._run(batch, [*first, *keeping, *hooks])
         except StopPassError:
             return fired
         raise AssertionError(f"Of the hook points {', '.join(names)} only {list(fired)} fired.")
 
     def unembedding(self, batch: Batch) -> Float[Tensor, "example d_model"]:
-        """By how much the logit of x less that of y grows with what is read.
+        """Gradient of the logit of x less that of y (without y: of x) by what is read.
 
-        Of their first tokens that differ; without y the logit of x. Taken at 0, where a soft cap
-        leaves logits as they are.
+        It is that of their first tokens that differ, at 0, where a soft cap leaves logits alone.
         """
         n, width = len(batch.examples), int(self._model.cfg.d_model)
         read = torch.zeros(1, n, width, dtype=self._dtype, device=self.device, requires_grad=True)
@@ -133,17 +123,18 @@ class ForwardPass:
 
     @contextmanager
     def _only_blocks(
-        self, start: int, stop: int | None, residual: ResidualStream | None
+        self, batch: Batch, start: int, stop: int | None, residual: ResidualStream | None
     ) -> Iterator[list[Hook]]:
-        """Within, passes run some blocks; where the model cannot, all, under the hooks it gives."""
+        """Within, passes run some blocks, or all if none can be skipped; gives the first hooks."""
+        noise = [] if start else noise_hooks(batch.noise)
         if residual is None and stop is None:
-            yield []
+            yield noise
         elif self._block_skipper is not None and (start or stop is not None):
             with self._block_skipper.run_only(start, stop, residual):
-                yield []
+                yield noise
         else:
             assert residual is not None
-            yield [(stream_hook(start), replacing(residual))]
+            yield [*noise, (stream_hook(start), replacing(residual))]
 
     def _run(self, batch: Batch, hooks: Sequence[Hook]) -> Tensor:
         inputs = batch.sequences.inputs(self._dtype)

@@ -1,14 +1,11 @@
 """Gradients with respect to masks, and predicted effects of adding or removing components.
 
-`gradient` differentiates a weighted sum of effects, for searches that train a soft mask.
-
-`predict_changes` predicts the effect of adding a component to a set, or of removing it. Let u be
-the quantity of the metric's linearization, such as the log-odds. For every example, u is
-differentiated at the binary mask of the set. With J_i the gradient for component i, the mean over
-examples of `effect(u +- J_i) - effect(u)` predicts the change when component i joins or leaves.
-This is first order in u, while the curve from u to the effect is exact. Predictions only propose
-sets; sets are compared by measured effects. A distance such as KL has its minimum at the empty set,
-where its gradient is 0; there it is differentiated halfway to the full mask instead.
+`predict_changes` predicts the effect of adding a component to a set, or of removing it. The
+quantity u of the metric's linearization, such as the log-odds, is differentiated at the binary mask
+of the set. With J_i the gradient for component i, the mean over examples of
+`effect(u +- J_i) - effect(u)` predicts the change when component i joins or leaves. This is first
+order in u, while the curve from u to the effect is exact. A distance such as KL has gradient 0 at
+the empty set; there it is differentiated halfway to the full mask instead.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from torch import Tensor
 
 from tracekit._util.devices import to_device
 from tracekit.components import ComponentSet
-from tracekit.components.masks import Mask, from_indices
+from tracekit.components.masks import Mask
 from tracekit.engine.batch import Batch
 from tracekit.engine.prepared import PreparedData
 from tracekit.metrics import Effects
@@ -32,8 +29,7 @@ from tracekit.models.hooked import frozen
 GradientWeight = Callable[[Effects], Effects]
 """Effects of some examples (detached, in any order) -> the weight of each one's gradient."""
 Combine = Callable[..., Effects]
-"""Effects of a mask on some examples, effects of its complement if these are computed, and the
-numbers of the examples -> a score of each example."""
+"""Effects of a mask, of its complement if computed, and numbers of examples -> scores of these."""
 
 
 class Expansion(NamedTuple):
@@ -51,9 +47,8 @@ class FirstOrderPrediction:
     """Predicted changes from adding or removing single components, to first order."""
 
     predicted_effects: Mask
-    """Predicted effect of having a component in the set: how much adding a non-member would raise
-    the mean effect, and how much removing a member would lower it. First order in the quantity of
-    the metric's linearization, example by example."""
+    """How much adding a non-member would raise the mean effect, and removing a member lower it; to
+    first order in the quantity of the metric's linearization, example by example."""
     gradient: Mask
     """Gradient of the mean effect: first order in the effect itself."""
 
@@ -65,7 +60,6 @@ class BatchPrediction(NamedTuple):
     predicted_effects: Float[Tensor, "example component"]
     """As in `FirstOrderPrediction`, for each example; times its weight if examples have weights."""
     gradients: Float[Tensor, "example component"]
-    """Gradient of the effect on each example."""
     effects: Float[Tensor, " example"]
 
 
@@ -109,9 +103,8 @@ def gradients_along_inputs(data: PreparedData, levels: Mapping[float, float]) ->
     """Weighted sum of gradients for each edge, along the input: EAP-IG (Hanna et al., 2024).
 
     `levels` maps how far the input of the clean run moves towards the counterfactual one, from 0
-    to 1, to the weight of the gradient there. The gradient of an edge is the gradient with respect
-    to what its receiver reads, times the change of its sender's output from the clean to the
-    counterfactual run.
+    to 1, to the weight of the gradient there: the gradient with respect to what the edge's receiver
+    reads, times the change of its sender's output from the clean to the counterfactual run.
     """
     leaf = torch.zeros(data.n_components, device=data.device, requires_grad=True)
     total = torch.zeros_like(leaf)
@@ -141,7 +134,6 @@ def predict_changes(
     """The prediction at a set; see `Engine.predict_changes`. Example weights are 1 by default."""
     n_examples = data.n_examples if examples is None else len(examples)
     if data.metric.is_flat_at_clean and not members:
-        # Halfway to the full mask: a distance has no gradient of its own at the clean run.
         half = torch.full((data.n_components,), 0.5, device=data.device)
         mean = gradient(data, half, torch.ones_like, examples)[1].cpu() / n_examples
         return FirstOrderPrediction(mean, mean)
@@ -161,7 +153,7 @@ def expand(
 ) -> Expansion:
     """The quantity that is about linear in the mask, and its gradients, one mask per example.
 
-    Both are on the CPU, in the order of `examples`, in which no number stands twice.
+    Both are on the CPU, in the order of `examples`, which are all different.
     """
     data.prepare_clean()
     masks = to_device(masks.float(), data.device)
@@ -179,10 +171,7 @@ def expand(
 
 
 def stream_changes(data: PreparedData, members: ComponentSet) -> Iterator[BatchPrediction]:
-    """Yields the predictions of `predict_changes` for every example, batch by batch.
-
-    At the empty set, a metric that is flat at the clean run has gradients of 0.
-    """
+    """Yields the predictions of `predict_changes` for every example, batch by batch."""
     for batch in predictions_by_batch(data, members, None):
         data.account.count(len(batch.examples), backward=True)
         yield BatchPrediction(*(part.cpu() for part in batch))
@@ -193,14 +182,33 @@ def predictions_by_batch(
 ) -> Iterator[BatchPrediction]:
     """Yields predictions for some examples, or all, on the device of the model."""
     data.prepare_clean()
-    mask = from_indices(members, data.n_components).to(data.device).float()
+    (mask,) = data.masks_of([members])
+    # +1 for components that would join, -1 for those that would leave.
+    direction = 1 - 2 * mask
     for batch in _unshared_batches(data, examples):
         expansion = _expand_batch(data, batch, mask.expand(len(batch.examples), -1))
-        yield _batch_prediction(data, batch, expansion, mask)
+        linearization = data.metric.linearization
+        quantity, gradients = expansion
+        if linearization is None:
+            yield BatchPrediction(batch.examples, gradients, gradients, quantity)
+            continue
+        clean = data.clean_of(batch)
+        with torch.enable_grad():
+            values = quantity.clone().requires_grad_(True)
+            effects = linearization.to_effect(clean, values)
+            (derivative,) = torch.autograd.grad(effects.sum(), values)
+        with torch.no_grad():
+            changed = linearization.to_effect(clean, quantity[:, None] + gradients * direction)
+            changes = changed - effects[:, None]
+        yield BatchPrediction(
+            batch.examples,
+            predicted_effects=data.weighted(batch, changes.T).T * direction,
+            gradients=data.weighted(batch, derivative)[:, None] * gradients,
+            effects=data.weighted(batch, effects.detach()),
+        )
 
 
 def _unshared_batches(data: PreparedData, examples: Int[Tensor, " some"] | None) -> Iterator[Batch]:
-    """Some examples, or all, in batches in which no two examples share a row."""
     return data.unshared_layout.batches(
         data.rows, device=data.device, examples=examples, filled=data.cuda_graphs.is_on
     )
@@ -209,7 +217,6 @@ def _unshared_batches(data: PreparedData, examples: Int[Tensor, " some"] | None)
 def _expand_batch(
     data: PreparedData, batch: Batch, masks: Float[Tensor, "example component"]
 ) -> Expansion:
-    """The expansion of each example of a batch at its own mask."""
     is_row_of = batch.rows_of_examples.to(masks.dtype)
     with frozen(data.model), torch.enable_grad():
         # Each row has its own mask, so that one backward pass gives the gradient of each example.
@@ -223,28 +230,3 @@ def _expand_batch(
         gradients = data.mask_gradient(values, leaf)
     # An example's gradient is the sum over the rows that its log-probabilities come from.
     return Expansion(values.detach(), is_row_of @ gradients[0])
-
-
-def _batch_prediction(
-    data: PreparedData, batch: Batch, expansion: Expansion, mask: Mask
-) -> BatchPrediction:
-    linearization = data.metric.linearization
-    quantity, gradients = expansion
-    if linearization is None:
-        return BatchPrediction(batch.examples, gradients, gradients, quantity)
-    clean = data.clean_of(batch)
-    # +1 for components that would join, -1 for those that would leave.
-    direction = 1 - 2 * mask
-    with torch.enable_grad():
-        values = quantity.clone().requires_grad_(True)
-        effects = linearization.to_effect(clean, values)
-        (derivative,) = torch.autograd.grad(effects.sum(), values)
-    with torch.no_grad():
-        changed = linearization.to_effect(clean, quantity[:, None] + gradients * direction)
-        changes = changed - effects[:, None]
-    return BatchPrediction(
-        batch.examples,
-        predicted_effects=data.weighted(batch, changes.T).T * direction,
-        gradients=data.weighted(batch, derivative)[:, None] * gradients,
-        effects=data.weighted(batch, effects.detach()),
-    )

@@ -1,15 +1,12 @@
 """What heads attend to from a position of a prompt, and what they write to the logits.
 
 The direct contribution of a head is the change of the logit of x less that of y (their first tokens
-that differ; without y the first token of x) that the output of this head alone makes on its way
-through all norms behind it and the unembedding. The output is read where that token is predicted:
-at the last token of the prompt, or of the beginning that x and y share.
+that differ; without y the first token of x) that its output alone makes on its way through all
+norms behind it and the unembedding. It is read where that token is predicted.
 
-The scale of each norm is the one of the clean run: of the norm behind the attention, where the
-architecture has one, and of the final norm. With frozen scales everything from the heads to the
-logits is linear, so the contributions of the heads of a layer add up to that of their attention
-block without the bias of its output projection. Biases belong to no head. The logits are those
-before a final soft cap, and after a multiplier of the logits.
+Each norm has its scale of the clean run, so everything from the heads to the logits is linear, and
+the contributions of the heads of a layer add up to that of their attention block without the bias
+of its output projection. Logits are those before a soft cap, and after a multiplier of the logits.
 """
 
 from __future__ import annotations
@@ -51,8 +48,7 @@ class HeadReads(NamedTuple):
     patterns: Float[Tensor, "head example key"]
     """Attention weights of a query of each prompt; 0 behind the prompt."""
     outputs: Float[Tensor, "head example d_model"]
-    """What each adds to the residual stream where the token is predicted, the scale of a norm
-    behind the attention frozen."""
+    """What each adds to the stream where the token is predicted, with frozen scales of norms."""
     streams: Float[Tensor, "example d_model"]
     """The stream that the final norm reads there."""
     attention: Float[Tensor, "layer example d_model"]
@@ -68,7 +64,7 @@ def head_reads(
 ) -> HeadReads:
     """Runs the prompts as they are, and reads heads at `queries`: by default the last positions.
 
-    The scales of norms behind the attention are those of `frozen_at`, by default of this run.
+    Norms behind the attention have the scales of `frozen_at`, by default of this run.
 
     Raises:
         PairsError: No token tells x and y of an example apart.
@@ -106,10 +102,8 @@ def head_reads(
                 reads.attention[layer, examples] = _at_read(value, batch)
             for number, (layer, head) in enumerate(heads):
                 pattern = clean[_PATTERN.format(layer)][:, head]
-                at = (each.to(pattern.device) for each in (rows, queries[examples]))
-                reads.patterns[number, examples, : pattern.shape[-1]] = (
-                    pattern[tuple(at)].float().cpu()
-                )
+                at = rows.to(pattern.device), queries[examples].to(pattern.device)
+                reads.patterns[number, examples, : pattern.shape[-1]] = pattern[at].float().cpu()
                 mlp, before, after = out_of(layer, MLP), stream_hook(layer), stream_hook(layer + 1)
                 hooks = [(_OUTPUT.format(layer), _without(head)), (mlp, replacing(clean[mlp]))]
                 with _inputs_of(norms) as read_without:
@@ -128,7 +122,6 @@ def head_reads(
 def _check_that_blocks_add(
     data: PreparedData, clean: Mapping[str, Tensor], layers: Sequence[int]
 ) -> None:
-    """Refuses blocks that do more to the stream than to add attention and MLP to it."""
     for layer in layers:
         before, after = (clean[stream_hook(block)].float() for block in (layer, layer + 1))
         added = [clean[out_of(layer, part)].float() for part in (ATTENTION, MLP)]
@@ -164,9 +157,8 @@ def _with_frozen_scale(
     own: Float[Tensor, "example d_model"],
 ) -> Float[Tensor, "*some example d_model"]:
     """What a norm makes of vectors, without its bias, where its scale is the one that `own` has."""
-    of_nothing, of_own, of_shifted = norm(
-        torch.stack([torch.zeros_like(own), own, own + own.std()])
-    )
+    several = torch.stack([torch.zeros_like(own), own, own + own.std()])
+    of_nothing, of_own, of_shifted = norm(several)
     # Layer norm takes the mean away, RMS norm does not.
     is_centred = (of_shifted - of_own).abs().max() < 1e-3 * of_own.abs().max()
     sizes = [
@@ -224,13 +216,12 @@ def _final_norm(
 
 
 def _read_positions(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Row and position of each example that predict the token which contributions are to."""
+    """Row and position that predict the token of each example."""
     rows, positions = batch.readout_positions
     return rows[batch.single_readout], positions[batch.single_readout]
 
 
 def _at_read(value: Tensor, batch: Batch) -> Float[Tensor, "example width"]:
-    """Of an activation by row and position, what predicts the token of each example."""
     rows, positions = (index.to(value.device) for index in _read_positions(batch))
     return value[rows, positions].float().cpu()
 

@@ -1,15 +1,13 @@
 """The layout of a data set: which rows are run, and where in them continuations are scored.
 
-Each example asks for the log-probabilities of its continuations x and y after its prompt. A *row*
-is one sequence the model reads: the prompt, then all but the last token of a continuation (the
-last one is only predicted, never read). Where the model heeds it, x and y are two branches of one
-row (see `packing.py`). Rows that would be the same are run once. A *source* is one sequence of the
-counterfactual run; examples with the same counterfactual share it. All of this is worked out once
-per data set, in `Layout`; a `Batch` is then a few index operations on the CPU, and is moved to the
-model's device as a whole.
+A *row* is one sequence the model reads: a prompt, then all but the last token of a continuation
+(the last one is only predicted, never read). Where the model heeds it, x and y are two branches of
+one row (see `packing.py`). Equal rows are run once. A *source* is one sequence of the
+counterfactual run; examples with the same counterfactual share it. `Layout` is made once per data
+set; a `Batch` is then a few index operations on the CPU, and is moved to the device as a whole.
 
 Rows are padded on the right, which is exact for causal models, and batches hold rows of similar
-length. Rows on both sides of a long-rope limit never share a batch (see `long_rope_limit`).
+length on one side of a long-rope limit (see `long_rope_limit`).
 """
 
 from __future__ import annotations
@@ -49,7 +47,6 @@ class Layout:
     positions: Bool[Tensor, "row pos"]
     """Where components are intervened on."""
     row_sources: Int[Tensor, " row"]
-    """The source of each row."""
     rows: Int[Tensor, "example side"]
     """Row of each continuation; an absent y points at the row of x."""
     starts: Int[Tensor, " example"]
@@ -67,14 +64,12 @@ class Layout:
     beyond_limit: Bool[Tensor, " row"]
     """Which rows reach beyond the long-rope limit."""
     sources_beyond_limit: Bool[Tensor, " source"]
-    """Which sources do."""
     counterfactuals: tuple[Counterfactual, ...]
     """Counterfactual that each source is the run of."""
     row_noise: tuple[Tensor | None, ...]
     """Noise on the embeddings of each row's prompt, if it has any."""
     span_numbers: Int[Tensor, "row pos"] | None
-    """Number of the span that each position belongs to, -1 for none; None: spans are not told
-    apart."""
+    """Number of the span of each position, -1 for none; None: spans are not told apart."""
     source_index: Int[Tensor, "row pos"] | None
     """Position of the source that takes the place of each position; None: the same."""
     all_have_y: bool
@@ -98,8 +93,7 @@ class Layout:
 
         Components act at `positions`, or on `spans`, which every pair has. If `packed`, x and y
         share a row, which then needs an attention mask of its own; if `shared`, examples with equal
-        rows share one, and the sources are the same in either case. Beyond `long_rope_limit` tokens
-        the model reads positions otherwise.
+        rows share one. Beyond `long_rope_limit` tokens the model reads positions otherwise.
         """
         limit = long_rope_limit or float("inf")
         _check_same_side(pairs, limit)
@@ -135,17 +129,15 @@ class Layout:
                 starts_of_sides.append(len(pair.prompt_ids) + sum(map(len, before)))
             rows_of_examples.append(rows_of_sides)
             branch_starts.append(starts_of_sides)
-        lengths, source_lengths = _lengths(rows), _lengths(sources)
+        source_rows = [key[:2] for key in sources]
         targets = _by_side([(pair.x_ids, pair.y_ids or ()) for pair in pairs])
-        prompt_lengths = torch.tensor([len(key[0]) for key in rows])
-        source_prompt_lengths = torch.tensor([len(key[0]) for key in sources])
-        position_mask = _position_mask(scope, prompt_lengths, lengths)
+        position_mask = _position_mask(scope, rows)
         span_numbers, source_index = _by_span(row_pairs, spans, position_mask.shape)
         if span_numbers is not None:
             position_mask = span_numbers >= 0
         return cls(
             sequences=PackedSequences.build([key[:2] for key in rows], needs_attention_mask=packed),
-            lengths=lengths,
+            lengths=_lengths(rows),
             positions=position_mask,
             row_sources=torch.tensor([key[2] for key in rows]),
             rows=torch.tensor(rows_of_examples),
@@ -153,13 +145,9 @@ class Layout:
             branch_starts=torch.tensor(branch_starts),
             targets=targets.clamp(min=0),
             valid=targets >= 0,
-            sources=PackedSequences.build(
-                [key[:2] for key in sources], needs_attention_mask=packed
-            ),
-            source_lengths=source_lengths,
-            source_positions=_position_mask(
-                "prompt" if spans else scope, source_prompt_lengths, source_lengths
-            ),
+            sources=PackedSequences.build(source_rows, needs_attention_mask=packed),
+            source_lengths=_lengths(sources),
+            source_positions=_position_mask("prompt" if spans else scope, sources),
             beyond_limit=_n_positions(rows) > limit,
             sources_beyond_limit=_n_positions(sources) > limit,
             counterfactuals=tuple(counterfactuals),
@@ -182,15 +170,11 @@ class Layout:
         return int(torch.cat([self.lengths, self.source_lengths]).max())
 
     def batch(self, examples: Int[Tensor, " example"], *, filled: bool = False) -> Batch:
-        """The batch of some examples, in the given order.
-
-        If `filled`, rows, positions and tokens are filled up to sizes that come again.
-        """
+        """The batch of some examples in order; `filled` up to sizes that come again or not."""
 
         def size(n: int, most: int, step: int = _STEP) -> int:
             return min(-(-n // step) * step, most) if filled else n
 
-        # `local` numbers the rows within the batch.
         rows, local = self.rows[examples].unique(return_inverse=True)
         rows = _filled(rows, size(len(rows), 2 * len(examples)))
         # No longer than another row on the same side of the limit.
@@ -203,7 +187,6 @@ class Layout:
         n_tokens = size(int(valid.sum(-1).max()), valid.shape[-1], valid.shape[-1])
         valid = valid[..., :n_tokens].contiguous()
         read_at = self.read_at[examples]
-        # By example, each with its token of x and of y there.
         tokens = torch.where(self.valid, self.targets, -1)[examples, :, read_at]
         example, side, step = valid.nonzero(as_tuple=True)
         row = local[example, side]
@@ -261,17 +244,8 @@ class Layout:
         """Length of the longest row of each example."""
         return self.lengths[self.rows[examples]].amax(1)
 
-    def source_batches(
-        self, sources: Int[Tensor, " source"], max_batch_size: int, device: torch.device
-    ) -> Iterator[Tensor]:
-        """Numbers of the sources to run together."""
-        lengths, beyond = self.source_lengths[sources], self.sources_beyond_limit[sources]
-        for part in buckets(lengths, beyond, max_batch_size, device):
-            yield sources[part]
-
 
 def _filled(values: Int[Tensor, " value"], size: int, value: int | None = None) -> Tensor:
-    """Values filled up with another, or with the first of them."""
     filler = values[:1] if value is None else values.new_tensor([value])
     return torch.cat([values, filler.expand(size - len(values))])
 
@@ -321,9 +295,8 @@ def _check_positions(positions: Positions, pairs: PromptPairs) -> str | tuple[in
     return indices
 
 
-def _position_mask(
-    scope: str | tuple[int, ...], prompt_lengths: Int[Tensor, " row"], lengths: Int[Tensor, " row"]
-) -> Bool[Tensor, "row pos"]:
+def _position_mask(scope: str | tuple[int, ...], rows: Any) -> Bool[Tensor, "row pos"]:
+    lengths, prompt_lengths = _lengths(rows), torch.tensor([len(row[0]) for row in rows])
     positions = torch.arange(int(lengths.max()))
     if scope == "prompt":
         return positions < prompt_lengths[:, None]

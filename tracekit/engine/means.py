@@ -17,14 +17,7 @@ from tracekit.engine.packing import pad
 from tracekit.engine.patching import SeenRows
 from tracekit.errors import SourceError
 from tracekit.models.architectures import long_rope_limit, scores_hook
-from tracekit.models.hooked import (
-    Hook,
-    HookedModel,
-    device_of,
-    frozen,
-    model_name,
-    recording_hooks,
-)
+from tracekit.models.hooked import Hook, HookedModel, device_of, frozen, model_name, recording_hooks
 
 
 def mean_activations(
@@ -32,7 +25,6 @@ def mean_activations(
     over: PromptPairs,
     pairs: PromptPairs,
     kinds: Mapping[str, Kind],
-    *,
     positional: bool,
     positions: Positions,
     max_batch_size: int,
@@ -50,12 +42,28 @@ def mean_activations(
     _check_seen(model, kinds)
     if positional:
         _check_positional(over, pairs, kinds, positions)
-    return _means(model, over, kinds, positional, max_batch_size)
+    prompts = [pair.prompt_ids for pair in over]
+    all_lengths = torch.tensor([len(prompt) for prompt in prompts])
+    longest = int(all_lengths.max())
+    beyond = all_lengths > (long_rope_limit(model) or float("inf"))
+    sums: dict[str, Tensor] = {}
+    device = device_of(model)
+    with frozen(model), torch.no_grad():
+        for numbers in buckets(all_lengths, beyond, max_batch_size, device):
+            part, lengths = [prompts[n] for n in numbers.tolist()], all_lengths[numbers]
+            is_token = torch.arange(int(lengths.max())) < lengths[:, None]
+            hooks = [
+                _summing(name, kind, is_token, positional, longest, sums)
+                for name, kind in kinds.items()
+            ]
+            model.run_with_hooks(pad(part).to(device), fwd_hooks=hooks)
+    count = len(prompts) if positional else sum(map(len, prompts))
+    return {name: (total / count).float() for name, total in sums.items()}
 
 
 def _check_seen(model: HookedModel, kinds: Mapping[str, Kind]) -> None:
-    """Refuses mean rows of attention where the model does not say which keys a query sees."""
-    for name in (name for name, kind in kinds.items() if kind.is_attention_pattern):
+    names = [name for name, kind in kinds.items() if kind.is_attention_pattern]
+    for name in names:
         rows = SeenRows(Constants("", {name: torch.ones(1, 2)}), name)
         previous: list[Tensor] = []
 
@@ -76,7 +84,6 @@ def _check_seen(model: HookedModel, kinds: Mapping[str, Kind]) -> None:
 
 
 def _check_runs(pairs: PromptPairs, model: HookedModel) -> None:
-    """Refuses prompts for means that the model cannot run."""
     vocabulary, context = int(model.cfg.d_vocab), int(getattr(model.cfg, "n_ctx", 0) or 0)
     for number, pair in enumerate(pairs):
         if context and len(pair.prompt_ids) > context:
@@ -111,33 +118,6 @@ def _check_positional(
             "A mean at each position covers the prompt, and positions='all' intervenes on the "
             "continuations too. Use positions='prompt' or source='mean'."
         )
-
-
-def _means(
-    model: HookedModel,
-    pairs: PromptPairs,
-    kinds: Mapping[str, Kind],
-    positional: bool,
-    max_batch_size: int,
-) -> dict[str, Tensor]:
-    """Mean activations over prompt positions and examples, by hook point, without a row axis."""
-    prompts = [pair.prompt_ids for pair in pairs]
-    all_lengths = torch.tensor([len(prompt) for prompt in prompts])
-    longest = int(all_lengths.max())
-    beyond = all_lengths > (long_rope_limit(model) or float("inf"))
-    sums: dict[str, Tensor] = {}
-    device = device_of(model)
-    with frozen(model), torch.no_grad():
-        for numbers in buckets(all_lengths, beyond, max_batch_size, device):
-            part, lengths = [prompts[n] for n in numbers.tolist()], all_lengths[numbers]
-            is_token = torch.arange(int(lengths.max())) < lengths[:, None]
-            hooks = [
-                _summing(name, kind, is_token, positional, longest, sums)
-                for name, kind in kinds.items()
-            ]
-            model.run_with_hooks(pad(part).to(device), fwd_hooks=hooks)
-    count = len(prompts) if positional else sum(map(len, prompts))
-    return {name: (total / count).float() for name, total in sums.items()}
 
 
 def _summing(

@@ -26,8 +26,8 @@ from tracekit._util.devices import to_device
 from tracekit.data.counterfactuals import Ids
 
 PASS_OVERHEAD_TOKENS = {"cpu": 64, "cuda": 4096}
-"""Cost of one more pass, in tokens: weights are read again, kernels launched again. Measured
-with GPT-2's sizes on a CPU; an estimate for CUDA. It decides how rows are grouped, nothing else."""
+"""Cost of one more pass in tokens, by which rows are grouped: measured for GPT-2 on a CPU, else an
+estimate."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +98,8 @@ class PackedSequences:
 def bucket_sizes(lengths: Sequence[int], max_batch_size: int, overhead: int) -> list[int]:
     """How many rows, sorted by length, to run in each pass.
 
-    Every row of a pass costs the length of its longest one, and every pass costs `overhead` tokens
-    besides. Dynamic programming finds the cuts between lengths that cost least in all.
+    A row costs the length of the longest row of its pass, and a pass `overhead` tokens besides.
+    Dynamic programming finds the cuts between lengths that cost least in all.
     """
     counts = [(length, len(list(same))) for length, same in groupby(lengths)]
     # cheapest[i]: least cost of the first i different lengths, and where their last bucket begins.
@@ -117,7 +117,6 @@ def bucket_sizes(lengths: Sequence[int], max_batch_size: int, overhead: int) -> 
     while cuts[-1]:
         cuts.append(cheapest[cuts[-1]][1])
     sizes = []
-    # The cuts were collected from the last to the first.
     for start, end in zip(cuts[:0:-1], cuts[-2::-1], strict=True):
         rows = sum(count for _, count in counts[start:end])
         passes = -(-rows // max_batch_size)

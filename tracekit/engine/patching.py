@@ -1,9 +1,8 @@
 """Soft interventions as hooks: h = (1 - m) f(g) + m h' at the hook points of a registry.
 
-`MaskedPatch` is the hook factory: from a mask it makes the `fwd_hooks` that any TransformerLens
-model takes in `run_with_hooks`. Where two kinds share a hook point (`mlp-outputs` and
-`mlp-blocks`), they act one after the other, so that a coordinate is counterfactual if either says
-so.
+From a mask, `MaskedPatch` makes the `fwd_hooks` that any TransformerLens model takes in
+`run_with_hooks`. Where two kinds share a hook point (`mlp-outputs` and `mlp-blocks`), they act one
+after the other, so that a coordinate is counterfactual if either says so.
 """
 
 from __future__ import annotations
@@ -31,26 +30,17 @@ _MASKED = -1e30
 """Scores below this are those of keys that a query does not see."""
 
 Activations = Mapping[str, Tensor]
-"""Hook point -> activation; the first axis is the row, and the position (for attention patterns
-the query) is axis 1 (2), as in `Kind`."""
+"""Hook point -> activation with the axes of its `Kind`; the first is the row."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaskedPatch:
-    """Mixes counterfactual activations into a run.
-
-    ```python
-    patch = tk.engine.MaskedPatch(registry=registry, counterfactual=cache, positions=positions)
-    logits = model.run_with_hooks(tokens, fwd_hooks=patch.hooks(mask))
-    ```
-    """
+    """Mixes counterfactual activations into a run, by `hooks` that `run_with_hooks` takes."""
 
     registry: ComponentRegistry
-    """The components that mask entries stand for."""
     counterfactual: Activations
-    """Activations of the counterfactual run at `registry.hook_names`, row by row. They may be
-    shorter than the clean run: they cover as many positions as they have, from
-    `first_position` on; and of the keys of attention patterns those up to the last of these."""
+    """Activations of the counterfactual run at `registry.hook_names`, row by row. They cover as
+    many positions (and keys of attention patterns) as they have, from `first_position` on."""
     positions: Bool[Tensor, "row pos"]
     """Where to intervene. For `attention-patterns`, the queries whose attention is replaced."""
     span_numbers: Int[Tensor, "row pos"] | None = None
@@ -58,8 +48,7 @@ class MaskedPatch:
     first_position: int = 0
     """Position of the run that the first one of the counterfactual activations belongs to."""
     constants: Constants | None = None
-    """What the counterfactual activations are, if constant: rows of attention are then cut to the
-    keys that a query sees in the run."""
+    """The constants put in, if any; rows of attention are cut to the keys that a query sees."""
 
     def hooks(
         self, mask: Float[Tensor, "*set component"] | Float[Tensor, "set row component"]
@@ -67,8 +56,7 @@ class MaskedPatch:
         """Hooks that apply a mask, or each of a stack of masks; 1 takes the counterfactual value.
 
         With a stack, the run must have the rows of `positions` once per mask, one mask after the
-        other. With three axes, every row has a mask of its own, whose gradient then tells rows
-        apart.
+        other. With three axes, every row has a mask of its own.
         """
         by_name: dict[str, list[Site]] = {}
         for site in self.registry.sites:
@@ -85,10 +73,12 @@ class MaskedPatch:
         first = self.first_position
         covered = slice(first, first + source.shape[kind.position_dim])
         numbers = None if self.span_numbers is None else self.span_numbers[:, covered]
-        weights = [shares_of(site, mask, source.ndim, numbers) for site in sites]
+        parts = [
+            (shares_of(site, mask, source.ndim, numbers), site.kind.features_in(layer))
+            for site in sites
+        ]
         is_patched, shape = self.positions[:, covered], [1] * source.ndim
         shape[0], shape[kind.position_dim] = is_patched.shape
-        parts = list(zip(weights, [site.kind.features_in(layer) for site in sites], strict=True))
         rows = SeenRows.of(self.constants, name, kind)
         mix = partial(
             _mix,
@@ -144,7 +134,7 @@ def _hooks_of(name: str, mix: Callable[..., Tensor], rows: SeenRows | None) -> l
 class SeenRows:
     """Constant rows of attention over the keys that each query of a pass sees.
 
-    Which these are, the scores say that the softmax reads: behind it, a weight of 0 may be rounded.
+    The scores that the softmax reads say which keys these are: a weight of 0 may be rounded.
     """
 
     constants: Constants
@@ -160,7 +150,7 @@ class SeenRows:
 
     @property
     def hook(self) -> Hook:
-        """Looks at the scores."""
+        """A hook that reads which keys each query sees from the scores."""
 
         def look(scores: Tensor, hook: Any = None) -> Tensor:
             # Some models scale the smallest number of their type, which masks a key.
@@ -208,7 +198,6 @@ def _mix(
     parts: Sequence[tuple[Tensor, FeatureMap | None]],
     rows: SeenRows | None,
 ) -> Tensor:
-    """An activation with counterfactual values mixed in, by the weights of each site in turn."""
     dim, key_dim = kind.position_dim, kind.key_dim
     length, n_sources = activation.shape[dim], source.shape[dim]
     before = running_pass(length).n_before
@@ -216,7 +205,12 @@ def _mix(
     start, stop = max(first, before), min(first + n_sources, before + length)
     if start >= stop:
         return activation
-    _check_rows(activation, source, parts)
+    n_sets = max(len(weight) for weight, _ in parts)
+    if len(source) > 1 and len(activation) != len(source) * n_sets:
+        raise MaskError(
+            f"The run has {len(activation)} rows, and the patch {len(source)} under {n_sets} "
+            "masks. Run every row once for each mask; give beams and samples a patch of one prompt."
+        )
     part = slice(start - before, stop - before)
     covered = activation.narrow(dim, start - before, stop - start)
     values = source.narrow(dim, start - first, stop - start)
@@ -246,18 +240,6 @@ def _mix(
         mixed = _mixed(mixed, values, share, features, 1 + len(kind.axes))
     mixed = rearrange(mixed, "set row ... -> (set row) ...").to(activation.dtype)
     return _replaced(activation, mixed, kind, part)
-
-
-def _check_rows(
-    activation: Tensor, source: Tensor, parts: Sequence[tuple[Tensor, FeatureMap | None]]
-) -> None:
-    """Refuses rows of which nothing says whose values they take."""
-    n_rows, n_sources, n_sets = len(activation), len(source), max(len(part[0]) for part in parts)
-    if n_sources > 1 and n_rows != n_sources * n_sets:
-        raise MaskError(
-            f"The run has {n_rows} rows, and the patch {n_sources} under {n_sets} masks. Run every "
-            "row once for each mask; give beams and samples a patch of one prompt."
-        )
 
 
 def _mix_in_place(
@@ -290,14 +272,11 @@ def shares_of(
     site: Site, mask: Tensor, ndim: int, span_numbers: Int[Tensor, "row pos"] | None
 ) -> Float[Tensor, ...]:
     """Mask entries of a site, shaped `set row *axes` to broadcast against its activation."""
-    entries = mask[..., site.start : site.stop]
+    entries = entries_of(site, mask)
     if site.spans:
         assert span_numbers is not None
         return _weight_by_span(site, entries, ndim, span_numbers)
-    if not site.complete:
-        # Components of the layer that are not under study keep their clean value: weight 0.
-        full = entries.new_zeros(*entries.shape[:-1], site.width)
-        entries = full.index_copy(-1, numbers_on(site.indices, entries.device), entries)
+    entries = entries[..., 0]
     shape = [1] * (ndim + 1)
     shape[: entries.ndim - 1] = entries.shape[:-1]
     if site.kind.component_dim is not None:
@@ -306,21 +285,26 @@ def shares_of(
     return entries.reshape(shape)
 
 
+def entries_of(site: Site, mask: Tensor) -> Float[Tensor, "*axes index span"]:
+    """Mask entries of a site, 0 for components of its layer that are not in the registry."""
+    entries = mask[..., site.start : site.stop].unflatten(-1, (-1, site.n_spans))
+    if site.complete:
+        return entries
+    whole = entries.new_zeros(*entries.shape[:-2], site.width, site.n_spans)
+    return whole.index_copy(-2, _numbers_on(site.indices, entries.device), entries)
+
+
 @lru_cache(maxsize=1024)
-def numbers_on(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " number"]:
+def _numbers_on(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " number"]:
     """Numbers on a device, copied there once."""
     return to_device(torch.tensor(numbers), device)
 
 
 def _weight_by_span(
-    site: Site, entries: Tensor, ndim: int, span_numbers: Int[Tensor, "row pos"]
+    site: Site, by_index: Tensor, ndim: int, span_numbers: Int[Tensor, "row pos"]
 ) -> Float[Tensor, ...]:
     """The same where every span has an entry of its own: each position takes that of its span."""
-    kind, n_spans = site.kind, site.n_spans
-    by_index = rearrange(entries, "... (index span) -> ... index span", span=n_spans)
-    if not site.complete:
-        full = by_index.new_zeros(*by_index.shape[:-2], site.width, n_spans)
-        by_index = full.index_copy(-2, numbers_on(site.indices, entries.device), by_index)
+    kind = site.kind
     while by_index.ndim < 4:
         # One mask for all sets, or for all rows.
         by_index = by_index[None] if by_index.ndim == 2 else by_index[:, None]

@@ -3,9 +3,8 @@
 Path patching (Wang et al., Interpretability in the Wild, 2023, section 3), with everything else
 frozen, MLPs too. Of a sender a and a receiver b, on each example:
 
-1. d_a is what patching a alone changes in the residual stream right after it. It is measured in
-   the stream: block l of a is run from the clean stream, and what the block's MLP gives out stays
-   clean if a is a part of the attention.
+1. d_a is what patching a alone changes in the residual stream right after it: block l of a is run
+   from the clean stream, with the output of its MLP clean if a is a part of the attention.
 2. b reads the clean stream plus d_a: its block is run on it, with the attention clean if b is a
    part of the MLP. A part of the attention is also run with only its queries, keys or values (of
    all heads of the block) as they are on that input.
@@ -13,10 +12,7 @@ frozen, MLPs too. Of a sender a and a receiver b, on each example:
    after it react. The effect is that of the metric against the clean run.
 
 The logits are a receiver that reads the final stream plus d_a. The change of the embedding is that
-of the first block's input, where anything is patched.
-
-The clean stream is computed once per batch. Step 1 runs a block per sender, step 2 a block per path
-and input, and step 3 the blocks from b's on; several go through the model together.
+of the first block's input, where anything is patched. The clean stream is computed once per batch.
 """
 
 from __future__ import annotations
@@ -32,9 +28,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util import progress as _progress
-from tracekit._util.devices import to_device
 from tracekit.components import ComponentRegistry, ComponentSet, Site
-from tracekit.components.masks import from_indices
 from tracekit.data.counterfactuals import constants_of
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream
@@ -101,8 +95,7 @@ class PathRuns:
     by_input: bool
     """Whether paths into attention are told apart by what they change of its input."""
     _is_sequential: dict[int, bool] = field(default_factory=dict, init=False, repr=False)
-    """Layers of members, and whether their MLP reads what their attention writes; filled in by
-    `check_hooks`."""
+    """Whether the MLP of a member's layer reads what its attention writes; see `check_hooks`."""
 
     @cached_property
     def rows(self) -> list[PathRow]:
@@ -168,7 +161,7 @@ class PathRuns:
         return sorted(self.members, key=lambda member: (self.places[member], member))
 
     def inputs_of(self, receiver: int | None) -> Sequence[PathInput]:
-        """What paths into a receiver are told apart by."""
+        """The inputs of a receiver into which paths are measured separately."""
         if receiver is None or not self.by_input:
             return ("all",)
         return ("all", *READS.get(self.data.registry.site_of(receiver).kind.hook, ()))
@@ -207,10 +200,9 @@ class PathRuns:
 
 
 def _check_block(data: PreparedData, batch: Batch, layer: int, split: str | None) -> bool:
-    """Checks that paths can be followed through a block; returns whether it is sequential.
+    """Checks that paths can be followed through a block; returns if its MLP reads its attention.
 
-    In a sequential block the MLP reads what the attention writes. `split` is a hook point of
-    attention for which paths into queries, keys and values are measured separately.
+    `split` is a hook point of attention into whose queries, keys and values paths are separate.
     """
     run, model = data.forward_pass.activations, data.model
     attention, mlp = out_of(layer, ATTENTION), out_of(layer, MLP)
@@ -256,8 +248,6 @@ def _close(data: PreparedData, value: Tensor, expected: Tensor) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _BatchPaths:
-    """The paths on one batch."""
-
     runs: PathRuns
     batch: Batch
 
@@ -269,7 +259,7 @@ class _BatchPaths:
             receivers = list(group)
             senders = [sender for sender in changes if runs.reaches(sender, receivers[0])]
             for some in runs.data.chunks(senders, self.batch):
-                clean = self._stream(layer, len(some))
+                clean = self._copied(stream_hook(layer), len(some))
                 moved = clean + torch.cat([changes[sender].to(clean) for sender in some])
                 for via, read in self._read(layer, part, receivers, moved, clean):
                     for receiver in receivers:
@@ -279,7 +269,7 @@ class _BatchPaths:
                             rows = [PathRow(sender, receiver, via) for sender in some]
                             yield from zip(rows, effects, strict=True)
         for some in runs.data.chunks(list(changes), self.batch):
-            clean = self._stream(n_layers, len(some))
+            clean = self._copied(stream_hook(n_layers), len(some))
             change = torch.cat([changes[sender].to(clean) for sender in some])
             effects = self._effects([], n_layers, clean + change)
             yield from zip([PathRow(sender, None, "all") for sender in some], effects, strict=True)
@@ -293,7 +283,6 @@ class _BatchPaths:
         return self.runs.data.forward_pass.activations(self.batch, [], sorted(names))
 
     def _changes(self) -> dict[int | None, ResidualStream]:
-        """What each sender changes in the stream."""
         runs, data = self.runs, self.runs.data
         changes: dict[int | None, ResidualStream] = {}
         if runs.has_embedding:
@@ -307,11 +296,11 @@ class _BatchPaths:
         for (layer, part), group in groupby(runs.by_place, key=runs.places.__getitem__):
             after = stream_hook(layer + 1)
             for senders in data.chunks(list(group), self.batch):
-                masks = torch.stack([from_indices((s,), data.n_components) for s in senders])
-                masks = to_device(masks, data.device).float()
+                masks = data.masks_of([(sender,) for sender in senders])
                 hooks = data.hooks(self.batch, source, masks, {layer})
                 hooks += self._held(layer, MLP, len(senders)) if part == ATTENTION else []
-                parts = self._run(hooks, [after], layer, self._stream(layer, len(senders)))[after]
+                stream = self._copied(stream_hook(layer), len(senders))
+                parts = self._run(hooks, [after], layer, stream)[after]
                 parts = rearrange(parts, "(sender row) ... -> sender row ...", sender=len(senders))
                 parts = parts - self._clean[after]
                 changes |= dict(zip(senders, parts, strict=True))
@@ -350,9 +339,7 @@ class _BatchPaths:
             positions=batch.positions,
             span_numbers=batch.span_numbers,
         )
-        return patch.hooks(
-            to_device(from_indices((receiver,), data.n_components), data.device).float()
-        )
+        return patch.hooks(data.masks_of([(receiver,)])[0])
 
     def _effects(
         self, hooks: Sequence[Hook], layer: int, stream: ResidualStream
@@ -375,10 +362,6 @@ class _BatchPaths:
         """Hooks that hold what the attention or the MLP of a layer gives out at its clean value."""
         name = out_of(layer, part)
         return [(name, replacing(self._copied(name, copies)))]
-
-    def _stream(self, block: int, copies: int) -> ResidualStream:
-        """The clean stream that a block reads, some times over."""
-        return self._copied(stream_hook(block), copies)
 
     def _copied(self, name: str, copies: int) -> Tensor:
         return repeat(self._clean[name], "row pos d -> (copy row) pos d", copy=copies)

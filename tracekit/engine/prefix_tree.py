@@ -1,9 +1,9 @@
 """The prefix tree of many sets: they share the layers below the first one in which they differ.
 
 Two sets that agree on every layer below `l` give the same residual stream up to block `l`, so it
-is computed once. A node of the tree stands for the residual stream that enters a block. From there
-some sets are run to the end (leaves), and for others, that agree for some more layers, the stream
-is carried on once to the block at which they part (children).
+is computed once. A node of the tree is the residual stream that enters a block. From there some
+sets are run to the end (leaves), and for others the stream is carried on to the block at which they
+part (children).
 
     top-k, 3 layers:   node at block 0, no component patched yet
                          leaves: {L0H0}, {L0H1}, ...          run blocks 0 to 2
@@ -12,7 +12,7 @@ is carried on once to the block at which they part (children).
                            child:  ... carried to block 2
                              leaves: {L2H0}, ...              run block 2
 
-Pure bookkeeping; `set_effects.py` runs it.
+`set_effects.py` runs it.
 """
 
 from __future__ import annotations
@@ -58,13 +58,11 @@ def _grow(
 ) -> PrefixNode:
     """The node at a block for sets that agree on every layer below it."""
     node = PrefixNode(layer, prefix)
-    # Sets that agree on this layer may go on together.
     groups: dict[ComponentSet, list[int]] = {}
     for number in numbers:
         groups.setdefault(by_layer[number].get(layer, ()), []).append(number)
     for group in groups.values():
         parting = _parting_layer(group, by_layer, layer, n_layers)
-        # Sets that are equal never part; they are run as they are.
         if len(group) == 1 or parting == n_layers:
             node.leaves += group
         else:

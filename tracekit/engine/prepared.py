@@ -1,8 +1,7 @@
 """A data set laid out on a model: everything that is made once and that every pass reads.
 
 `PreparedData` holds rows, batches, the clean run, the counterfactual cache and the account of work.
-`effects.py`, `set_effects.py` and `gradients.py` are functions on it, and methods of `Engine`.
-This module defines one pass (`log_probs`), and the one loop over batches that measures (`passes`).
+It defines one pass (`log_probs`), and the one loop over batches that measures (`passes`).
 
 There is no loop over examples, tokens or components in a pass; only over batches and layers. On an
 accelerator nothing in a pass waits for the device: results are read when a caller asks for them.
@@ -21,11 +20,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util import progress as _progress
+from tracekit._util.devices import to_device
 from tracekit._util.files import digest_of
 from tracekit._util.options import is_whole, shortened
 from tracekit._util.ranks import Ranks
 from tracekit._util.version import __version__
-from tracekit.components import ComponentRegistry
+from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream
@@ -67,24 +67,21 @@ class EngineConfig:
     """Settings of an engine; none of them can be changed once it is built."""
 
     positions: Positions = "prompt"
-    """Where to intervene."""
     continuation_mean: ContinuationMean = "geometric"
-    """Probability of a continuation of several tokens: `geometric` or `arithmetic` mean of its
-    token probabilities."""
+    """Mean of token probabilities that a continuation has: `geometric` or `arithmetic`."""
     max_batch_size: int | None = None
-    """Examples per pass; bounds memory, changes no result but for rounding, which is large in
-    bfloat16 (`effects.noise_floor`). None: 64 on a CPU; on a card as many as a quarter of its free
-    memory holds with their gradients, which is measured when an engine is built."""
+    """Examples per pass; changes results by rounding only, which is large in bfloat16
+    (`effects.noise_floor`). None: 64 on a CPU; on a card as many, with their gradients, as fit into
+    a quarter of its free memory, which is measured when an engine is built."""
     max_memory: int | None = None
     """Bytes that counterfactual activations may take on the model's device; beyond, they are kept
-    in host memory, or computed again for every batch if the model is on the CPU. As many may be
-    taken by clean distributions, for metrics that read them, and by passes of more than 64
-    examples. Changes no result. None: no bound."""
+    in host memory, or computed again for every batch if the model is on the CPU. Clean
+    distributions, for metrics that read them, and passes of more than 64 examples may each take as
+    many. Changes no result. None: no bound."""
     progress: bool | None = False
     """Whether to show progress bars. None: in notebooks and terminals, else a line a minute."""
     capabilities: Capabilities | None = None
-    """Optimisations to use. None: those that the model supports, found out by trying;
-    `Capabilities.none()`: the plain way, with equal results."""
+    """Optimisations to use, with equal results; None: those that the model supports when tried."""
 
     def __post_init__(self) -> None:
         size = self.max_batch_size
@@ -133,14 +130,8 @@ class PreparedData:
     ) -> _D:
         """Lays the data set out; runs none of it yet. All ranks must give the same.
 
-        Args:
-            model: The model.
-            pairs: The data set.
-            registry: The components that masks stand for.
-            metric: Gives the effects.
-            config: Settings; the defaults of `EngineConfig` if left out.
-            pairs_given: The data set before a source, a direction or a split changed it; `pairs` if
-                left out.
+        `pairs_given` are the pairs before a source, a direction or a split changed them, by default
+        `pairs`.
 
         Raises:
             MissingContinuationError: The metric needs a y that an example lacks.
@@ -197,7 +188,6 @@ class PreparedData:
         return data
 
     def _require_same_question(self) -> None:
-        """Refuses ranks that would add up parts of different things, or have no part."""
         if self.ranks.count == 1:
             return
         self.ranks.require_same(
@@ -229,7 +219,7 @@ class PreparedData:
 
     @property
     def device(self) -> torch.device:
-        """Where the model reads its tokens."""
+        """Device on which the model reads its tokens."""
         return self.forward_pass.device
 
     @property
@@ -244,7 +234,7 @@ class PreparedData:
         if self.ranks.count == 1:
             return examples
         if self.config.max_memory is not None and len(examples) < self.n_examples:
-            # Only the counterfactual activations of its own examples are kept by each rank.
+            # Each rank keeps the counterfactual activations of its own examples only.
             return examples[torch.isin(examples, self.rank_share(None))]
         return _own_part(self.ranks, self.layout, examples)
 
@@ -260,10 +250,7 @@ class PreparedData:
         of_all_ranks: bool = False,
         n_masks: int = 1,
     ) -> Iterable[Batch]:
-        """Some examples, or all, in batches; of this rank's part unless `of_all_ranks`.
-
-        Batches leave room to be run under so many masks at once.
-        """
+        """Batches of this rank's part of some examples, or all, with room for `n_masks` masks."""
         numbers = examples if of_all_ranks else self.rank_share(examples)
         size = max(1, self.rows // n_masks)
         filled = self.cuda_graphs.is_on
@@ -276,10 +263,7 @@ class PreparedData:
 
     @cached_property
     def unshared_layout(self) -> Layout:
-        """A layout in which no row serves two examples, so that gradients tell them apart.
-
-        Its sources are those of `layout`, so the counterfactual cache serves both.
-        """
+        """A layout with the same sources in which no row serves two examples, for gradients."""
         packed = self.layout.sequences.needs_attention_mask
         unshared = _build_layout(
             self.model, self.pairs, self.registry, self.config, packed=packed, shared=False
@@ -310,12 +294,16 @@ class PreparedData:
     def _clean(self, reads: Sequence[Reading]) -> ContinuationLogProbs:
         return self.clean_run.of_all(self.batches, reads, self.n_examples)
 
+    def masks_of(self, sets: Sequence[ComponentSet]) -> Masks:
+        """Binary masks of sets of components, on the model's device."""
+        masks = torch.zeros(len(sets), self.n_components)
+        for mask, members in zip(masks, sets, strict=True):
+            mask[list(members)] = 1
+        return to_device(masks, self.device)
+
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Within the block passes only measure: parameters are frozen, and nothing has a gradient.
-
-        Not around a generator's `yield`: between two batches the model is as it was.
-        """
+        """Freezes parameters and gradients within the block, which must not hold a `yield`."""
         with frozen(self.model), torch.no_grad():
             yield
 
@@ -328,8 +316,8 @@ class PreparedData:
     ) -> Iterator[tuple[Batch, slice, ContinuationLogProbs]]:
         """Runs batches under each of a few masks, as many masks at once as a batch has room for.
 
-        By default it runs this rank's part of the data set, and reads what the metric reads. Yields
-        the batch, which masks were run on it, and its log-probabilities under one after the other.
+        By default it runs this rank's part of the data set and reads what the metric reads. Yields
+        each batch, which masks were run on it, and its log-probabilities, mask after mask.
         """
         for batch in self.batches if batches is None else batches:
             source = self.counterfactual_cache.activations_for(batch)
@@ -460,7 +448,6 @@ def _build_layout(
 
 
 def _rows_that_fit(config: EngineConfig, forward_pass: ForwardPass, layout: Layout) -> int:
-    """Examples that are run together where none are asked for."""
     device = forward_pass.device
     if device.type != "cuda":
         return USUAL_ROWS

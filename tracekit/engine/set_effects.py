@@ -18,7 +18,6 @@ from torch import Tensor
 from tracekit._util import progress as _progress
 from tracekit._util.devices import to_device
 from tracekit.components import ComponentSet
-from tracekit.components.masks import from_indices
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream
 from tracekit.engine.packing import PASS_OVERHEAD_TOKENS
@@ -27,11 +26,11 @@ from tracekit.engine.prefix_tree import PrefixNode, build_prefix_tree
 from tracekit.engine.prepared import PreparedData
 
 SetRecorder = Callable[[Sequence[ComponentSet], Float[Tensor, "set example"]], Any]
-"""Is told which sets were measured on all examples, and their effects."""
+"""Gets the sets that were measured on all examples, and their effects."""
 _FEWEST_SHOWN = 3
 """Sets below which there is no progress bar for them alone."""
 _MOST_TOKENS = 2 * PASS_OVERHEAD_TOKENS["cuda"]
-"""Tokens of sets and examples up to which all layers are run for each set, where that is played."""
+"""Tokens of sets and examples up to which a replayed pass runs all layers for each set."""
 _FEW_EXAMPLES = 8
 """Examples for each rank below which candidate sets are shared out instead."""
 
@@ -43,14 +42,11 @@ def set_effects(
     examples: Int[Tensor, " some"] | None = None,
     record: SetRecorder | None = None,
 ) -> Float[Tensor, "set example"]:
-    """Effects of each set on every example, or on some; see `Engine.set_effects`.
-
-    `record` is told what was measured on all examples, after Ctrl-C too.
-    """
+    """Effects of each set on every example, or on some; see `Engine.set_effects`."""
     own, batches = _own_part(data, sets, examples)
     own_sets = [sets[number] for number in own]
     # A component that acts in several layers belongs to no single node of the tree. A few sets are
-    # one pass that is played, where their tree would be many that are not.
+    # one replayed pass, where the tree would need many passes that are not replayed.
     widest = max((batch.sequences.tokens.numel() for batch in batches), default=0)
     is_small = data.cuda_graphs.is_on and len(sets) * widest <= _MOST_TOKENS
     if is_small or data.capabilities.block_skipper is None or data.registry.has_windows:
@@ -72,7 +68,7 @@ def set_effects(
                 whole = (n_done == data.n_examples).nonzero()[:, 0].tolist()
                 record([own_sets[number] for number in whole], effects_of_own[whole].cpu())
             raise
-        # Each batch told the progress bar of its own; this is what other ranks have done.
+        # The progress bar already shows the batches of this rank.
         data.account.count(n_measured, reported=int(n_done.sum()))
     effects = torch.zeros(len(sets), data.n_examples)
     effects[own] = effects_of_own.cpu()
@@ -89,7 +85,7 @@ def set_effects(
 def _own_part(
     data: PreparedData, sets: Sequence[ComponentSet], examples: Int[Tensor, " example"] | None
 ) -> tuple[list[int], Sequence[Batch]]:
-    """Numbers of the sets that this process measures, and the batches that it measures them on.
+    """Numbers of the sets that this rank measures, and the batches on which it measures them.
 
     Ranks share the examples out, or the sets where that would leave them a few examples each.
     """
@@ -107,23 +103,17 @@ def _own_part(
 
 @dataclass(frozen=True, eq=False)
 class _Descent:
-    """Runs a batch down the tree."""
-
     data: PreparedData
     sets: Sequence[ComponentSet]
     batch: Batch
     source: Activations
-    """Counterfactual activations of the batch."""
     effects: Float[Tensor, "set example"]
     """Filled in."""
     n_done: Int[Tensor, " set"]
     """On how many examples each set was measured; filled in."""
 
     def run(self, nodes: Sequence[PrefixNode], residual: ResidualStream | None) -> None:
-        """Fills in the effects of all sets below some nodes of one block.
-
-        `residual` is the input of the block: the rows of the batch for each node in turn.
-        """
+        """Fills in effects of all sets below some nodes; `residual` has rows node by node."""
         self._run_leaves(nodes, residual)
         by_layer: dict[int, list[tuple[int, PrefixNode]]] = {}
         for parent, node in enumerate(nodes):
@@ -133,11 +123,10 @@ class _Descent:
             for chunk in self.data.chunks(below, self.batch):
                 children = [child for _, child in chunk]
                 prefixes = [child.prefix for child in children]
+                masks = self.data.masks_of(prefixes)
                 carried = self.data.forward_pass.residual_at(
                     self.batch.repeat(len(chunk)),
-                    self.data.hooks(
-                        self.batch, self.source, self._masks(prefixes), self._layers(prefixes)
-                    ),
+                    self.data.hooks(self.batch, self.source, masks, self._layers(prefixes)),
                     layer,
                     start=nodes[0].layer,
                     residual=self._rows_of(residual, [parent for parent, _ in chunk], len(nodes)),
@@ -145,7 +134,6 @@ class _Descent:
                 self.run(children, carried)
 
     def _run_leaves(self, nodes: Sequence[PrefixNode], residual: ResidualStream | None) -> None:
-        """Several sets at a time, as far as they fit into a batch."""
         start = nodes[0].layer
         leaves = [(parent, leaf) for parent, node in enumerate(nodes) for leaf in node.leaves]
         for chunk in self.data.chunks(leaves, self.batch):
@@ -153,7 +141,7 @@ class _Descent:
             sets = [self.sets[number] for number in numbers]
             # Patches below the nodes are in the residual stream already.
             layers = {layer for layer in self._layers(sets) if layer >= start}
-            masks = self._masks(sets)
+            masks = self.data.masks_of(sets)
             if self.data.cuda_graphs.is_on and not start:
                 # What is recorded has all hooks and one of few sizes, so that it serves other sets.
                 layers, room = None, self.data.rows // len(self.batch.examples)
@@ -186,7 +174,3 @@ class _Descent:
     def _layers(self, sets: Sequence[ComponentSet]) -> set[int]:
         layer_of = self.data.layers_of_components
         return {layer_of[index] for members in sets for index in members}
-
-    def _masks(self, sets: Sequence[ComponentSet]) -> Float[Tensor, "set component"]:
-        masks = [from_indices(members, self.data.n_components) for members in sets]
-        return to_device(torch.stack(masks), self.data.device).float()

@@ -58,16 +58,9 @@ class SetupSpec(TypedDict):
 @check_keywords
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Setup(SetupFields):
-    """Which components take which values, and how their effect is measured.
-
-    ```python
-    setup = tk.Setup(components="head-outputs", metric="logit-difference", positions="last")
-    tracer = tk.Tracer(model, pairs, setup)
-    ```
-    """
+    """Which components take which values, and how their effect is measured."""
 
     def __post_init__(self) -> None:
-        """Checks what needs neither model nor data."""
         check_fields(
             self, "split_by", "layer_window", "source_seed", "direction", "continuation_mean"
         )
@@ -106,10 +99,7 @@ class Setup(SetupFields):
         )
 
     def named(self, registry: ComponentRegistry) -> Setup:
-        """The setup as a file can hold it: metric and source by their names.
-
-        Components are named by their kinds where these are of tracekit, and are else the registry.
-        """
+        """The setup as a file can hold it: by names, or by `registry` if a kind is the user's."""
         kinds, layers = _names_of(self.components), self.layers
         setup = self
         if kinds is None:
@@ -144,8 +134,7 @@ class Setup(SetupFields):
     def code(self) -> dict[str, str]:
         """Python for each field that is not at its default, by name; components and metric always.
 
-        `...` stands where a value has no code, as for tensors of one's own; the name of a function
-        for a metric of one's own.
+        `...` stands where a value has no code, and the name of a function for a user's metric.
         """
         values = {"components": self.components, "metric": self.metric, **self.changes}
         return {name: _CODES.get(name, repr)(value) for name, value in values.items()}
@@ -161,7 +150,6 @@ class Setup(SetupFields):
         return changed
 
     def __repr__(self) -> str:
-        """Code that makes the setup, after `import tracekit as tk`."""
         options = ", ".join(f"{name}={code}" for name, code in self.code().items())
         return printable(f"tk.Setup({options})")
 

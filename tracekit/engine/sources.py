@@ -13,10 +13,9 @@ A source turns the pairs of a data set into pairs with the counterfactuals that 
     an `OtherModel`   the activations of another model on the same tokens
     a mapping         tensors of your own, by hook point
 
-Every source is an object with a `name`, by which it is saved, printed and given on the command
-line: `NAME` or `NAME:OPTION=VALUE`, as in `noise:spans=subject,factor=5` or
-`mean:pairs=prompts.jsonl`. What these words leave open is in the name as a digest, so two sources
-of one name give the same values. A new source is a class with an entry in `SOURCES`.
+Every source has a `name`, by which it is saved, printed and given on the command line: `NAME` or
+`NAME:OPTION=VALUE`, as in `noise:spans=subject,factor=5`. Where this leaves something open, the
+name has a digest. A new source is a class with an entry in `SOURCES`.
 """
 
 from __future__ import annotations
@@ -81,11 +80,9 @@ class Binding:
     registry: ComponentRegistry
     """Only hook points of these components get values."""
     positions: Positions = "prompt"
-    """Where to intervene."""
     seed: int = 0
     """Draws noise and other examples."""
     max_batch_size: int = 64
-    """Examples per pass."""
 
 
 class Source:
@@ -98,7 +95,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """By which it is saved and printed; `parse_source` makes the source of it again."""
+        """The name that `parse_source` reads."""
         return self.kind
 
     @property
@@ -163,8 +160,7 @@ class Mean(Source):
     """Means over the prompts of a data set: that which is traced, or another one."""
 
     pairs: PromptPairs | str | Path | None = None
-    """Whose prompts are run: pairs, or a file or the name of a data set as `load_dataset` takes;
-    their counterfactuals and continuations do not matter. None: the traced pairs."""
+    """Pairs whose prompts are run, a file or the name of a data set. None: the traced pairs."""
     positional: bool = False
     """Whether every prompt position has a mean of its own."""
     digest: str | None = None
@@ -194,7 +190,6 @@ class Mean(Source):
         return f"{self.kind}:pairs={self.pairs}" + (f",digest={digest}" if digest else "")
 
     def _file_digest(self) -> str | None:
-        """How the SHA-256 of the file of prompts begins; None of a data set by its name."""
         file = Path(str(self.pairs))
         if not file.is_file():
             return None
@@ -228,13 +223,7 @@ class Mean(Source):
                 )
             over = load_dataset(str(over), at.model)
         means = mean_activations(
-            at.model,
-            over,
-            at.pairs,
-            kinds,
-            positional=self.positional,
-            positions=at.positions,
-            max_batch_size=at.max_batch_size,
+            at.model, over, at.pairs, kinds, self.positional, at.positions, at.max_batch_size
         )
         length = len(over[0].prompt_ids) if self.positional else None
         return _constant(Constants(self.name, means, self.positional), length)
@@ -256,9 +245,9 @@ class Noise(Source):
         is_number = isinstance(self.factor, (int, float)) and isfinite(self.factor)
         if not is_number or isinstance(self.factor, bool) or self.factor <= 0:
             raise SourceError(f"The noise has a factor of {self.factor!r}. It must be positive.")
-        is_list = isinstance(self.spans, (tuple, list)) and len(self.spans) > 0
         if self.spans is None:
             return
+        is_list = isinstance(self.spans, (tuple, list)) and len(self.spans) > 0
         if not is_list or not all(isinstance(name, str) for name in self.spans):
             raise SourceError(
                 f"The spans of the noise are {self.spans!r}. Give a tuple of names, or None for "
@@ -304,15 +293,15 @@ class Noise(Source):
         def apply(pairs: PromptPairs) -> PromptPairs:
             lengths = [len(pair.prompt_ids) for pair in pairs]
             draws = noise.draw(lengths, width, [tokens_of_draw(vars(pair)) for pair in pairs])
-            drawn = [
-                self._in_spans(n, *each) for n, each in enumerate(zip(pairs, draws, strict=True))
+            counterfactuals = [
+                NoiseCounterfactual(self._in_spans(number, pair, draw))
+                for number, (pair, draw) in enumerate(zip(pairs, draws, strict=True))
             ]
-            return with_counterfactuals(pairs, [NoiseCounterfactual(draw) for draw in drawn])
+            return with_counterfactuals(pairs, counterfactuals)
 
         return apply
 
     def _in_spans(self, number: int, pair: PromptPair, draw: Tensor) -> Tensor:
-        """Noise of an example, 0 outside the spans."""
         if self.spans is None:
             return draw
         spans = with_implied(pair.spans or {}, len(pair.prompt_ids), rest=True)
@@ -329,12 +318,7 @@ class Noise(Source):
 
 @dataclass(frozen=True, eq=False)
 class OtherModel(Source):
-    """Values from another model's run on the same tokens: base against fine-tuned, say.
-
-    ```python
-    tracer = tk.Tracer(tuned, pairs, "head-outputs", source=tk.OtherModel("gpt2"))
-    ```
-    """
+    """Values from another model's run on the same tokens: base against fine-tuned, say."""
 
     kind: ClassVar[str] = "model"
 
@@ -394,9 +378,8 @@ class Tensors(Source):
     def bind(self, at: Binding) -> ToPairs:
         """The tensor of every hook point."""
         _refuse_features(at.registry)
-        return _constant(
-            Constants(self.name, _checked(self.values, at.model, at.registry.kinds_by_hook))
-        )
+        values = _checked(self.values, at.model, at.registry.kinds_by_hook)
+        return _constant(Constants(self.name, values))
 
 
 @dataclass(frozen=True)
@@ -411,17 +394,8 @@ class Resample(Source):
         return lambda pairs: _resampled(pairs, at.seed)
 
 
-SOURCES: Mapping[str, Source] = {
-    each.name: each
-    for each in (
-        PairCounterfactual(),
-        Noise(),
-        Zero(),
-        Mean(),
-        Mean(positional=True),
-        Resample(),
-    )
-}
+_NAMED = (PairCounterfactual(), Noise(), Zero(), Mean(), Mean(positional=True), Resample())
+SOURCES: Mapping[str, Source] = {source.name: source for source in _NAMED}
 """The sources that have a name; options are added to these."""
 _PYTHON_ONLY = ("mean over ", "mean-positional over ", "model ", "own tensors ")
 """How names begin whose source only Python can give."""
@@ -478,7 +452,7 @@ def parse_source(name: str) -> Source:
 
 
 def name_of(given: AnySource) -> str:
-    """The name of a source that is given as an object, by its name, or as tensors."""
+    """The name of a source."""
     if isinstance(given, str) and given.startswith(_PYTHON_ONLY):
         return given
     return as_source(given).name
@@ -535,11 +509,8 @@ def with_counterfactuals(
 
 
 def _resampled(pairs: PromptPairs, seed: int) -> PromptPairs:
-    """Every prompt gets another one of as many tokens as its counterfactual, drawn once.
-
-    Every example ranks all prompts by a draw of its own and takes the first one that there is, so
-    that a prompt more or less changes the draws of those alone who take it.
-    """
+    # Every example ranks all prompts by a draw of its own and takes the first one that there is, so
+    # that adding or removing a prompt changes only the draws of the examples that take it.
     by_length: dict[int, list[Ids]] = {}
     for prompt in dict.fromkeys(pair.prompt_ids for pair in pairs):
         by_length.setdefault(len(prompt), []).append(prompt)
@@ -576,7 +547,6 @@ def _mixed(keys: Int[Tensor, " prompt"], key: int) -> Int[Tensor, " prompt"]:
 
 
 def _refuse_scores(kinds: Mapping[str, Kind]) -> None:
-    """Refuses constants where keys may be seen that a query must not see."""
     for name, kind in kinds.items():
         if kind.key_dim is not None and not kind.is_attention_pattern:
             raise SourceError(
