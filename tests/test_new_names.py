@@ -86,7 +86,7 @@ def test_new_name_of_an_internal_choice(tracer, call):
         call(tracer.engine)
 
 
-@pytest.mark.parametrize("color", get_args(panels.Color))
+@pytest.mark.parametrize("color", get_args(panels.CellColor))
 def test_every_colour_has_a_branch(color):
     assert (panels.scale_of(color, 4, 1.0) is None) == (color in ("selected", "none"))
 
