@@ -86,11 +86,9 @@ def long_rope_limit(model: Any) -> int | None:
     Such models (e.g. Phi-3 with 128k tokens) choose the factors by the longest row of a batch.
     """
     config = getattr(getattr(model, "original_model", None), "config", None)
-    limits = [
-        settings.get("original_max_position_embeddings")
-        or getattr(config, "original_max_position_embeddings", None)
-        for settings in _rotary_settings(model, "longrope")
-    ]
+    key = "original_max_position_embeddings"
+    settings = _rotary_settings(model, "longrope")
+    limits = [each.get(key) or getattr(config, key, None) for each in settings]
     numbers = [int(limit) for limit in limits if limit is not None]
     return min(numbers) if numbers else None
 
@@ -107,11 +105,8 @@ def _rotary_settings(model: Any, kind: str) -> list[Mapping[str, Any]]:
         return []
     # Some models have settings for each type of layer.
     nested = [value for value in given.values() if isinstance(value, Mapping)]
-    return [
-        settings
-        for settings in nested or [given]
-        if settings.get("rope_type", settings.get("type")) == kind
-    ]
+    settings = nested or [given]
+    return [each for each in settings if each.get("rope_type", each.get("type")) == kind]
 
 
 _SOFTMAX = (torch.nn.functional.softmax, torch.softmax, Tensor.softmax)

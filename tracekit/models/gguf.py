@@ -218,9 +218,7 @@ def _window(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]
     if pattern is not None:
         n_layers = config.num_hidden_layers
         if isinstance(pattern, int):
-            pattern = [
-                bool((layer + 1) % pattern) if pattern else False for layer in range(n_layers)
-            ]
+            pattern = [bool(pattern and (layer + 1) % pattern) for layer in range(n_layers)]
         names = ["sliding_attention" if each else "full_attention" for each in pattern]
         if getattr(config, "layer_types", None) is None:
             problems.append(f"attention.sliding_window_pattern = {_shown(pattern)}")
@@ -256,9 +254,8 @@ def _rotary(
     before = getattr(config, "rope_parameters", None)
     if not before:
         # Some write 0 for none.
-        return [text for text, value in zip(settings, given.values(), strict=True) if value] + list(
-            tensors
-        )
+        written = [text for text, value in zip(settings, given.values(), strict=True) if value]
+        return written + list(tensors)
     is_nested = any(isinstance(value, Mapping) for value in before.values())
     if is_nested and "full_attention" not in before:
         return settings + list(tensors)
@@ -270,8 +267,8 @@ def _rotary(
     if is_nested and "rope.freq_base_swa" in given:
         theta = given.pop("rope.freq_base_swa")
         whole["sliding_attention"] = {**before["sliding_attention"], "rope_theta": theta}
-    dims, head_dim = given.pop("rope.dimension_count", None), _head_dim(config)
-    head_dim = left.get("attention.key_length", head_dim)
+    dims = given.pop("rope.dimension_count", None)
+    head_dim = left.get("attention.key_length", _head_dim(config))
     share = after.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
     problems = []
     if dims and dims != int(head_dim * (1 if share is None else share)):
@@ -281,9 +278,8 @@ def _rotary(
             after["partial_rotary_factor"] = dims / head_dim
     scaled, unused = _scaling(given, tensors, config, dims or head_dim)
     if scaled:
-        after = {
-            k: after[k] for k in ("rope_theta", "partial_rotary_factor") if k in after
-        } | scaled
+        lasting = ("rope_theta", "partial_rotary_factor")
+        after = {key: after[key] for key in lasting if key in after} | scaled
         whole = {**whole, "full_attention": after} if is_nested else after
     if whole != before:
         changes["rope_parameters"] = whole

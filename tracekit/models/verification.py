@@ -164,9 +164,8 @@ def _tokens_of_adapters(model: Any) -> list[int]:
 @contextmanager
 def in_float32(model: Any) -> Iterator[None]:
     """Within the block, weights and buffers of 16 bits are float32; they are put back after it."""
-    tensors = [
-        tensor for tensor in chain(model.parameters(), model.buffers()) if tensor.dtype in _NARROW
-    ]
+    everything = chain(model.parameters(), model.buffers())
+    tensors = [tensor for tensor in everything if tensor.dtype in _NARROW]
     narrow = [tensor.data for tensor in tensors]
     try:
         for tensor in tensors:
