@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -89,7 +88,8 @@ class Controls(Tabular):
     def __str__(self) -> str:
         """The findings, a line for each quantity and form."""
         n = len(self.labels)
-        lines = [f"{n} component{'s' * (n != 1)} by {self.metric}, {self.examples}."]
+        noun = "component" if n == 1 else "components"
+        lines = [f"{n} {noun} by {self.metric}, {self.examples}."]
         for row in self.table.to_dict("records"):
             if row["random_sets"] == next(iter(self.random)):
                 ends = interval_text(row["value_low"], row["value_high"])
@@ -98,7 +98,8 @@ class Controls(Tabular):
             ends = interval_text(row["control_low"], row["control_high"])
             p = f", p = {row['p']:.2g}" if row["p"] == row["p"] else ""
             least = _least_hits(row["quantity"]) / (1 + row["draws"])
-            p += " (the smallest p that so many sets can give)" * (row["p"] <= least < 1)
+            if row["p"] <= least < 1:
+                p += " (the smallest p that so many sets can give)"
             lines.append(
                 f"{row['draws']} random sets of the same {row['random_sets']}, {row['quantity']}: "
                 f"{row['control']:.3g} (least to greatest: {ends}){p}"
@@ -143,10 +144,8 @@ def controls(
         MaskError, ComponentError: About the set.
         MetricError: All components together have no effect.
     """
-    engine, parts = (
-        question.eval_engine,
-        planned_controls(question, members, draws=draws, seed=seed),
-    )
+    engine = question.eval_engine
+    parts = planned_controls(question, members, draws=draws, seed=seed)
     require_full_effect(engine, 1 if engine.full_effects.mean() > 0 else -1)
     before, counts = engine.cost, [len(both) // 2 for _, both in parts]
     sets = [each for (_, both), n in zip(parts, counts, strict=True) for each in both[:n]]
@@ -160,13 +159,23 @@ def controls(
         faithful, complete = effects, others
     shares = torch.stack([faithful.mean(1), complete.mean(1)]) / full.mean()
     drawn = torch.cat([effects.mean(1)[None], shares])[:, 1:].split(counts[1:], dim=1)
-    said: dict[str, Any] = {"metric": engine.metric.name, "direction": question.direction}
-    which = "searched" if question.selection_fingerprint(members) else "all"
-    which = "held-out" if question.held_out_engine else which
+    if question.held_out_engine is not None:
+        which = "held-out"
+    elif question.selection_fingerprint(members) is not None:
+        which = "searched"
+    else:
+        which = "all"
     return Controls(
         labels=tuple(engine.registry.label(member) for member in chosen),
         searched=Faithfulness.of(
-            effects[:1], others[:1], full, sizes=[len(chosen)], n_components=n, **data.over, **said
+            effects[:1],
+            others[:1],
+            full,
+            sizes=[len(chosen)],
+            n_components=n,
+            metric=engine.metric.name,
+            direction=question.direction,
+            **data.over,
         ),
         random={like: part for like, part in zip(LIKE, drawn, strict=True) if part.shape[1]},
         is_tested=question.selected_on(members) != engine.fingerprint,

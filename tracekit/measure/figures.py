@@ -122,7 +122,9 @@ def path_figure(paths: Any) -> go.Figure:
     names = paths.nodes
     # An MLP stands above the attention of its layer.
     layers = [layer + 0.5 * part for layer, part in paths.places]
-    count = f"{len(drawn)}" + f" strongest of {len(apart)}" * (len(drawn) < len(apart))
+    count = f"{len(drawn)}"
+    if len(drawn) < len(apart):
+        count += f" strongest of {len(apart)}"
     return arrows.path_network(
         names,
         [*[None] * paths.has_embedding, *layers, None],

@@ -158,10 +158,8 @@ def _laid_out(
     question: Question, members: ComponentsLike
 ) -> tuple[_Examples, _Examples, list[ComponentSet]]:
     """Examples that decide and that are measured; the set, and the set without each member."""
-    chosen, is_selected = (
-        members_of(members, question.registry),
-        question.selection_fingerprint(members) is not None,
-    )
+    chosen = members_of(members, question.registry)
+    is_selected = question.selection_fingerprint(members) is not None
     if not chosen:
         raise ComponentError("An empty set has no idle members. Give at least one component.")
     sets = [chosen, *(tuple(i for i in chosen if i != member) for member in chosen)]

@@ -171,7 +171,7 @@ def measure_pairs(
         examples=examples_text(
             selected_on, fingerprint, n_text(engine.n_examples, over["clusters"])
         )
-        + " searched" * (selected_on is None),
+        + (" searched" if selected_on is None else ""),
         n_independent=engine.pairs.n_distinct,
     )
 

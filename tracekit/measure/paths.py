@@ -133,7 +133,7 @@ class Paths(OfMembers, Tabular):
         apart, n = table[table["is_apart"]], len(self.members)
         how = f", {int(table['significant'].sum())} have q < .05" if self.is_tested else ""
         lines = [
-            f"Paths among {n} component{'s' * (n != 1)} of {self.model} on {self.dataset}, "
+            f"Paths among {n} component{'' if n == 1 else 's'} of {self.model} on {self.dataset}, "
             f"{self.examples}: {len(apart)} of {len(table)} have a 95 % interval (in brackets) "
             f"apart from 0{how}. A \u2192 B: {self.axis_label} of what patching A changes in B "
             "alone, everything else clean."

@@ -24,11 +24,8 @@ def single_effects(question: Question, components: ComponentsLike | None = None)
     Raises:
         ComponentError: More effects than can be held; or about the components.
     """
-    engine, registry, before = (
-        question.search_engine,
-        question.registry,
-        question.search_engine.cost,
-    )
+    engine, registry = question.search_engine, question.registry
+    before = engine.cost
     members = range(len(registry)) if components is None else ordered_in(components, registry)
     check_size(len(members), engine.n_examples)
     effects = engine.set_effects([(member,) for member in members], "single effects").double()

@@ -89,10 +89,8 @@ def strongest_pairs(
     context = members_of(given, question.registry, or_none=True)
     if components is not None:
         components = ordered_in(components, question.registry)
-    engine, paired = (
-        question.search_engine,
-        chosen_for_pairs(question.registry, components, given=context),
-    )
+    engine = question.search_engine
+    paired = chosen_for_pairs(question.registry, components, given=context)
     check_whole("count", count)
     check_whole("n_looked_at", n_looked_at)
     generator = torch.Generator().manual_seed(seed)

@@ -57,7 +57,8 @@ def effect_curve(
             rank=rank,
         )
         lines.append(line)
-    largest, bars = int(frame["n_selected"].max()), "; bars: 95 % spread" * spreads
+    largest = int(frame["n_selected"].max())
+    bars = "; bars: 95 % spread" if spreads else ""
     return _of_results(lines, results[0], largest, bars, log_y=log_y)
 
 
@@ -135,6 +136,6 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
         ]
         style = (*OTHER_SETS, "solid")
         add("from all downwards", others, "from_all", style, hover, mode="markers")
-    bars = "; bars: 95 % interval (random: range)" * (len(lines) > 1)
+    bars = "; bars: 95 % interval (random: range)" if len(lines) > 1 else ""
     fresh = "" if first.held_out is None else f" (held out: {first.held_out.n_text})"
     return _of_results(lines, first, largest, f"{fresh}; band: 95 % spread{bars}")

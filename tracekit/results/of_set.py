@@ -75,9 +75,12 @@ class OfMembers(PatchedSet, OverExamples):
     def notes_on_p(self) -> list[str]:
         """Why there are no p values, or none below .05: a sentence, or none."""
         if self.is_tested:
-            return [*filter(None, [few_examples_note(self.n_independent)])]
-        said = "There is no p on the examples that the set was selected on"
-        return [f"{said}: give the tracer held_out examples."]
+            note = few_examples_note(self.n_independent)
+            return [note] if note else []
+        return [
+            "There is no p on the examples that the set was selected on: give the tracer held_out "
+            "examples."
+        ]
 
     @property
     def examples(self) -> str:

@@ -173,7 +173,7 @@ def few_examples_note(n_examples: int, n_rows: int = 1) -> str:
 
     `n_rows` is how many rows a table has, of which a q counts.
     """
-    least, plural = least_p(n_examples, n_rows), "s" * (n_examples != 1)
+    least, plural = least_p(n_examples, n_rows), "" if n_examples == 1 else "s"
     text = f"With {n_examples} independent example{plural} no p can be below {least:.2g}"
     if least >= LEVEL:
         return f"{text}, so that none can reach .05."

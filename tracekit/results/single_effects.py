@@ -116,8 +116,10 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         unit = share if normalised else plain(self.axis_label).replace(" (", "<br>(")
         largest = effects.abs().max().item() or 1.0
         panels = panels_of(self.registry, marked, values=values, texts=texts)
-        shown = ["frame"] * (mark is not None) + ["bars"] * any(each.is_share for each in panels)
-        test = f"; {' and '.join(shown)}: {'family-wise p' if mark == 'family' else 'q'} &lt; .05"
+        marks = [] if mark is None else ["frame"]
+        if any(each.is_share for each in panels):
+            marks.append("bars")
+        test = f"; {' and '.join(marks)}: {'family-wise p' if mark == 'family' else 'q'} &lt; .05"
         return draw_panels(
             panels,
             scale=signed_scale(largest, unit),
@@ -125,7 +127,7 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
             outlines=mark is not None,
             title=f"Single effects: {data_and_model(self.dataset, self.model)}",
             subtitle=f"{self.direction}, n = {self.n_text} searched; all: {self.full_effect:.3g}"
-            + test * bool(shown),
+            + (test if marks else ""),
             layers_on=layers_on,
         )
 
@@ -135,8 +137,8 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         lines = [
             f"Single effects of {n} components of {self.model} on {self.dataset}, {self.axis_label}"
             f", {self.direction}, n = {self.n_text} searched: {n_significant} with q < .05."
-            f"{' (tested on log-odds)' * (self.tested == 'log-odds')}{' ' * bool(few)}{few} "
-            "Brackets: 95 % intervals."
+            f"{' (tested on log-odds)' if self.tested == 'log-odds' else ''}"
+            f"{f' {few}' if few else ''} Brackets: 95 % intervals."
         ]
         for row in self.table.head(8).to_dict("records"):
             effect = number_text(row, "effect", "+.4g")
