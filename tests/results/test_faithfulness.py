@@ -323,7 +323,7 @@ def test_mib_files_that_do_not_fit(model, tmp_path):
     with pytest.raises(DataFormatError, match="is of another model: its n_layers is 12"):
         tracer.from_mib(tmp_path / "other.json")
     for change, text in (
-        ({"cfg": {}}, "does not say the n_layers of its model"),
+        ({"cfg": {}}, "lacks the n_layers of its model"),
         (
             {"nodes": {**document["nodes"], "a12.h3": {"score": 0.1}}},
             "the node a12.h3, .*3 layers of 4 heads",

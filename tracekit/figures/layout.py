@@ -275,7 +275,7 @@ def _top(figure: go.Figure, width: float, texts: float) -> float:
     for each in (title, title.subtitle):
         if each.text:
             least = text_width(each.text, each.font.size) / (0.96 * width - 4)
-            # Rather somewhat smaller than in two lines.
+            # A slightly smaller title in one line is better than two lines.
             each.font.size /= max(1.0, least) if least < 1.15 else 1.0
             _break(each, 0.96 * width - 4)
             above += _height_of(each)
@@ -369,7 +369,7 @@ def _by_colour(figure: go.Figure, axis: str, ticks: Sequence[float]) -> list[int
     sizes: dict[float, float] = {}
     traces: list[Any] = list(figure.data)
     for trace in traces:
-        # Arrays of a copy are packed.
+        # A copied figure holds its arrays encoded, and they are not read then.
         is_read = trace.type == "heatmap" and isinstance(trace.x, tuple | list)
         is_read = is_read and isinstance(trace.z, tuple | list)
         letter = axis[0]

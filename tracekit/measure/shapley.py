@@ -125,7 +125,7 @@ def _corrected(
     """Values with additive models as control variates, and their sampling variance."""
     n_pairs = len(orders) // 2
     fold = torch.arange(len(orders)) // 2 % _FOLDS
-    # Who has joined, with 0 to all members, in every order.
+    # The coalitions of 0 to all members that each order builds up.
     coalitions = orders.argsort(1)[:, None] < torch.arange(orders.shape[1] + 1)[:, None]
     total = torch.zeros(orders.shape[1], effects.shape[2], dtype=torch.float64)
     residuals = torch.zeros(n_pairs, orders.shape[1], dtype=torch.float64)

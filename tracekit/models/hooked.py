@@ -154,7 +154,7 @@ def has_foreign_hooks(owner: Any) -> bool:
 
 
 def _hooks_of(owner: Any) -> list[Any]:
-    # Not getattr of a module: a bridge would ask the one that it wraps.
+    # A bridge hands getattr on to the module that it wraps.
     is_module = not isinstance(owner, Tensor)
     get = vars(owner).get if is_module else partial(getattr, owner)
     by_attribute = [get(name, None) or {} for name in _HOOKS]

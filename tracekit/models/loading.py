@@ -291,7 +291,7 @@ def _in_memory(given: Any, tokenizer: Any, options: Mapping[str, Any]) -> Hooked
             loader.float32_reference = float32_reference_of(loader.model, name)
         wrapped = _wrap(name, copy_around_weights(loader.model), tokenizer, options, loader)
     if loader.reference is not None and (loader.changes or computes_weights(loader.model)):
-        # Equal parameters do not make equal models here.
+        # Models with equal parameters may still compute different outputs.
         wrapped.cfg.tracekit_logits = loader.reference.rounded
     return wrapped
 

@@ -143,7 +143,7 @@ class Resamples:
         parts = []
         for shifts, errors in self.deviations():
             floored = torch.maximum(errors, LEAST_ERROR * self.errors[:, None])
-            # Where nothing varies, nothing deviates.
+            # If all values are equal, the standard error is 0.
             parts.append(torch.where(floored > 0, shifts / floored, 0.0))
         return torch.cat(parts, dim=1).quantile(ends, dim=1).T
 

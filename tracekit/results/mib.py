@@ -89,8 +89,8 @@ def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | 
     lacking = [name for name in SIZES[:2] if name not in cfg]
     if lacking:
         raise DataFormatError(
-            f"{path} does not say the {lacking[0]} of its model, so nothing tells whether it is of "
-            "this one. Export it with its cfg."
+            f"{path} lacks the {lacking[0]} of its model, so nothing shows that the models are the "
+            "same. Export the file with its cfg."
         )
     for name in SIZES:
         if name in cfg and cfg[name] != sizes[name]:

@@ -133,7 +133,7 @@ class Auto:
         sets = {
             size: each for size, each in joint.items() if not holds_better[size] or size in alone
         }
-        # For whichever set, both searches were run, and a limit of the first one counts.
+        # Both searches were run for every set, so a limit that the first one met is reported.
         run = {"stopped": joint[min(joint)].stopped, "saved": joint[min(joint)].saved}
         for size, selection in alone.items():
             if holds_better[size] and _replaces_joint(selection, joint.get(size)):

@@ -104,7 +104,8 @@ def _pace_of(
         places = _PROBED_PLACES
         while True:
             few = engine.with_pairs(engine.pairs.subset([i * n // count for i in range(count)]))
-            few.prepare_full_effects()  # Clean and counterfactual runs are done before.
+            # Clean and counterfactual runs are made before the clock starts.
+            few.prepare_full_effects()
             if is_cuda:
                 torch.cuda.reset_peak_memory_stats(device)
             these = sets or _neighbours(engine.n_components, places)

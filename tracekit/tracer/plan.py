@@ -23,7 +23,7 @@ _LITTLE = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The passes of a search and of what is measured for its results."""
+    """How many passes a search, and measuring its results, will take."""
 
     search: Search
     cost: Cost

@@ -96,7 +96,7 @@ class MaskTraining(ValidatedFields, ABC):
 
     @abstractmethod
     def penalty(self, lambda1: float) -> Penalty:
-        """The penalty with a weight."""
+        """The penalty of a mask, times its weight."""
 
     @abstractmethod
     def selected(self, mask: Mask) -> BinaryMask:

@@ -153,7 +153,7 @@ class SearchState:
     @property
     def order(self) -> list[int]:
         """All components as the gradient at the empty set ranks them."""
-        return _rankings_at_empty(self.best_sets.measurements)[0]
+        return _rankings_at_empty_set(self.best_sets.measurements)[0]
 
     def selection(self, size: int, budget: int | None) -> Selection:
         """The best set of at most a size; its history has the best effect at every size."""
@@ -182,7 +182,7 @@ def refine(
 
 def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
     measurements = best_sets.measurements
-    rankings = _rankings_at_empty(measurements)
+    rankings = _rankings_at_empty_set(measurements)
     n, passes = measurements.target.n_components, measurements.n_affordable
     takes_all = n <= SETTINGS.share_of_all_singles * passes
     is_limited = search.max_passes is not None or search.max_seconds is not None
@@ -229,6 +229,6 @@ def _backward_sets(measurements: Measurements, sizes: Sequence[int]) -> list[Com
     return sets[1:]
 
 
-def _rankings_at_empty(measurements: Measurements) -> list[list[int]]:
+def _rankings_at_empty_set(measurements: Measurements) -> list[list[int]]:
     prediction = measurements.predict_changes(())
     return [ranking(prediction.predicted_effects), ranking(prediction.gradient)]
