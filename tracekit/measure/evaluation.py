@@ -216,8 +216,8 @@ def faithfulness(
         how=ranking or "sets",
         method=getattr(first if ranking is None else members, "method", ""),
     )
-    n = n_text(fresh.n_examples, fresh.pairs.clusters)
-    examples = examples_text(selected_on, fresh.fingerprint, n)
+    n_examples = n_text(fresh.n_examples, fresh.pairs.clusters)
+    examples = examples_text(selected_on, fresh.fingerprint, n_examples)
     counts_like_mib = follows_mib or sum(n_in_mib(question.registry)) == n
     return replace(measured, examples=examples, counts_like_mib=counts_like_mib)
 
