@@ -70,7 +70,7 @@ def test_outputs_are_those_of_their_schemas(document, folder, tmp_path, monkeypa
     monkeypatch.setattr("tracekit.figures.write_all", lambda figures: None)
     monkeypatch.setattr(demo, "_EXAMPLES", 4)
     quick = {"pgb-ct+local": {"trials": 1, "epochs": 1}, "top-k": {}, "random": {"draws": 2}}
-    monkeypatch.setattr(demo, "_METHODS", tuple(quick.items()))
+    monkeypatch.setattr(demo, "_METHODS", quick)
     Path("sweep.toml").write_text(
         'models = ["demo"]\ndatasets = ["demo-bias"]\nmethods = ["top-k"]\nbudgets = [2]\nlimit = 4'
     )

@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pandas as pd
@@ -44,7 +44,7 @@ from tracekit.errors import (
 from tracekit.results.storage import FORMAT_VERSION, read_document, write_document
 from tracekit.runs import Failure, Run, store, worker
 from tracekit.runs.dispatch import do_all
-from tracekit.runs.jobs import RunEnvironment
+from tracekit.runs.jobs import Job, RunEnvironment
 from tracekit.runs.store import folder_of, weights_hash
 from tracekit.runs.worker import Worker
 
@@ -224,7 +224,8 @@ class TestStore:
         assert again.folder == first.folder
         assert [r.budget for r in again.curve] == [2, 8]
         info = again.info
-        assert info.job == job()
+        assert info.job == Job(**{each.name: getattr(job(), each.name) for each in fields(Job)})
+        assert info.further == {"relative_layers": [], "accuracy_on": {}}
         assert len(info.weights) == len(info.data) == 64
         assert info.versions["tracekit"] == tk.__version__
 
