@@ -232,7 +232,7 @@ def test_single_effects_that_hold_better_have_a_set_of_every_size(tracer, monkey
 
     patched(monkeypatch, Ranked())
     # The joint search found sets of one and of seven components.
-    monkeypatch.setattr(BestSets, "improving", [1, 7])
+    monkeypatch.setattr(BestSets, "improving_sizes", [1, 7])
     front = tracer.pareto(max_budget=9, max_passes=60)
     assert front.sizes == (1, 2, 3, 4, 5, 7)
     assert {result.method for result in front} == {"ranked"}
@@ -269,7 +269,7 @@ def test_a_set_that_lowers_the_effect_at_hand_is_not_taken(tracer, monkeypatch):
     patched(monkeypatch, Ranked())
     # The halves do not look at sizes 2 and 4; the joint search has no set of size 4.
     monkeypatch.setattr("tracekit.tracer.front.sizes_of_statistics", lambda sizes: [1, 3, 5, 6])
-    monkeypatch.setattr(BestSets, "improving", [1, 2, 3, 5, 6])
+    monkeypatch.setattr(BestSets, "improving_sizes", [1, 2, 3, 5, 6])
     front = tracer.pareto(max_budget=6, max_passes=60)
     methods = {result.n_selected: result.method for result in front}
     joint, alone = "local-search", "ranked"
@@ -292,11 +292,11 @@ def test_many_components_ranked_alone_have_sets_of_some_sizes(tracer, monkeypatc
     monkeypatch.setattr("tracekit.search.auto.MOST_ALONE", 11)
     monkeypatch.setattr("tracekit.search.auto._SIZES_OF_MANY", 3)
     monkeypatch.setattr("tracekit.tracer.front.sizes_of_statistics", lambda sizes: [1, 6])
-    monkeypatch.setattr(BestSets, "improving", [1, 2, 6])
+    monkeypatch.setattr(BestSets, "improving_sizes", [1, 2, 6])
     for choice, expected in ((1, (1, 3, 6, 9)), (0, (1, 2, 6))):
         monkeypatch.setattr(CrossFit, "choice_near", lambda self, size, choice=choice: choice)
         patched(monkeypatch, Fixed(order=tuple(range(12))))
-        monkeypatch.setattr("tracekit.search.auto._is_taken", lambda alone, joint: True)
+        monkeypatch.setattr("tracekit.search.auto._replaces_joint", lambda alone, joint: True)
         front = tracer.pareto(max_budget=9, max_passes=60, statistics=False, objective="auto")
         assert front.sizes == expected
         assert {result.method for result in front} == {"fixed" if choice else "local-search"}
