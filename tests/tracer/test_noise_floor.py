@@ -72,7 +72,7 @@ def test_noise_floor_runs_few_of_many_rows_alone(monkeypatch):
         return log_probs(self, batch, *rest, **options)
 
     monkeypatch.setattr(ForwardPass, "log_probs", counted)
-    monkeypatch.setattr(effects, "_MOST_ALONE", 10)
+    monkeypatch.setattr(effects, "_MAX_ALONE", 10)
     few = effects.noise_floor(tracer.engine)
     assert sum(n_alone) == 10
     assert few == pytest.approx(every, rel=0.5)
