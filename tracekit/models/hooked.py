@@ -182,12 +182,12 @@ def device_of(model: HookedModel) -> torch.device:
     return next(iter(model.parameters())).device
 
 
-def dtype_of(model: HookedModel) -> torch.dtype:
+def dtype_of(model: HookedModel | torch.nn.Module) -> torch.dtype:
     """Floating type of the model's first parameter."""
     return next(iter(model.parameters())).dtype
 
 
-def is_quantized(model: HookedModel) -> bool:
+def is_quantized(model: HookedModel | torch.nn.Module) -> bool:
     """Whether weights are held in 4 or 8 bits."""
     return bool(getattr(getattr(model, "original_model", model), "is_quantized", False))
 
