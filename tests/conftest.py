@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
@@ -31,17 +31,27 @@ _LONGEST = ("test_golden.py", "test_demo_traces.py")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in _LONGEST)
-    products = defaultdict[str, list[pytest.Item]](list)
+    for item in left_to_soak(items):
+        item.add_marker(pytest.mark.soak)
+
+
+def left_to_soak(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """Cells of products marked `pairwise` that hold no two values which no other cell holds.
+
+    A cell that another run has (`slow`, `soak`) covers nothing in this one, nor does a cell that
+    is skipped: `pairwise(without=...)` is called with the parameters of a cell and says so.
+    """
+    products = defaultdict[tuple[str, bool], list[pytest.Item]](list)
     for item in items:
-        if item.get_closest_marker("pairwise"):
-            products[item.nodeid.partition("[")[0]].append(item)
+        mark = item.get_closest_marker("pairwise")
+        if mark is None or item.get_closest_marker("soak"):
+            continue
+        if not mark.kwargs.get("without", lambda **_: False)(**item.callspec.params):
+            is_slow = item.get_closest_marker("slow") is not None
+            products[item.nodeid.partition("[")[0], is_slow].append(item)
     for cells in products.values():
-        for number in set(range(len(cells))) - covering(list(map(_parameters, cells))):
-            cells[number].add_marker(pytest.mark.soak)
-
-
-def _parameters(item: pytest.Item) -> dict[str, str]:
-    return {name: str(value) for name, value in item.callspec.params.items()}
+        numbers = covering([{k: str(v) for k, v in c.callspec.params.items()} for c in cells])
+        yield from (cell for number, cell in enumerate(cells) if number not in numbers)
 
 
 def covering(cells: Sequence[Mapping[str, str]]) -> set[int]:
@@ -50,11 +60,11 @@ def covering(cells: Sequence[Mapping[str, str]]) -> set[int]:
     Of a product of two parameters they hold every value of either.
     """
     strength = max(1, min(2, len(cells[0]) - 1))
-    held = [set(combinations(sorted(cell.items()), strength)) for cell in cells]
-    uncovered, numbers = set().union(*held), set[int]()
+    tuples = [set(combinations(sorted(cell.items()), strength)) for cell in cells]
+    uncovered, numbers = set().union(*tuples), set[int]()
     while uncovered:
-        best = max(range(len(cells)), key=lambda number: len(held[number] & uncovered))
-        uncovered -= held[best]
+        best = max(range(len(cells)), key=lambda number: len(tuples[number] & uncovered))
+        uncovered -= tuples[best]
         numbers.add(best)
     return numbers
 

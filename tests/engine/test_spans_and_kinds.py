@@ -42,9 +42,13 @@ def rows_with_spans(count=6, seed=0, *, other_length=False):
     return rows
 
 
+def is_missing(architecture, kind, **_):
+    """Where attention and MLP run in parallel, there is no stream between them."""
+    return (architecture, kind) == ("gpt_neox", "residual-between")
+
+
 def skip_what_is_not_there(architecture, kind):
-    """Where attention and MLP run in parallel, there is no stream between them; it is refused."""
-    if (architecture, kind) == ("gpt_neox", "residual-between"):
+    if is_missing(architecture, kind):
         with pytest.raises(HookPointError, match="hook_resid_mid does not exist. Use residual"):
             tk.Tracer(tiny.shared_model(architecture), tiny.pairs(2), kind)
         pytest.skip("There is nothing between attention and MLP.")
@@ -84,7 +88,7 @@ def plain_effect(plain, row, by_span, names):
     return odds(plain.mixed(weights, moved, len(prompt))) - odds(lambda layer, value: None)
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(without=is_missing)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("soft", [pytest.param(False, marks=pytest.mark.soak), True])
@@ -122,7 +126,7 @@ QUESTIONS = [
 ]
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(without=is_missing)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("kind", ["head-outputs", "residual", "residual-between", "keys"])
 @pytest.mark.parametrize(("source", "direction"), QUESTIONS)
