@@ -213,7 +213,7 @@ def test_an_output_projection_without_a_matrix_is_refused():
         tk.Tracer(model, tiny.pairs(4), "edges", METRIC).run("eap-ig", budget=2)
 
 
-def test_adapters_that_are_not_merged_are_refused_with_the_advice_to_merge_them(unchecked):
+def test_adapters_that_are_not_merged_are_refused_with_the_advice_to_merge_them():
     config = peft.LoraConfig(target_modules=["o_proj", "q_proj"], init_lora_weights=False)
     with torch.random.fork_rng():
         torch.manual_seed(1)

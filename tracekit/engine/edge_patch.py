@@ -347,10 +347,8 @@ class _Run:
         value = torch.where(is_read, value.to(now.dtype), kept)
         if value.shape[1] == activation.shape[1]:
             return value
-        ahead, behind = (
-            activation[:, : self.patch.covered.start],
-            activation[:, self.patch.covered.stop :],
-        )
+        ahead = activation[:, : self.patch.covered.start]
+        behind = activation[:, self.patch.covered.stop :]
         return torch.cat([ahead, value, behind], 1)
 
 

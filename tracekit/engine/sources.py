@@ -79,10 +79,10 @@ class Binding:
     """The data set, with its spans; means are taken over it."""
     registry: ComponentRegistry
     """Only hook points of these components get values."""
-    positions: Positions = "prompt"
-    seed: int = 0
+    positions: Positions
+    seed: int
     """Draws noise and other examples."""
-    max_batch_size: int = 64
+    max_batch_size: int
 
 
 class Source:

@@ -177,7 +177,7 @@ def is_foreign(hook: Any) -> bool:
     return made_in.partition(".")[0] not in _LIBRARIES
 
 
-def device_of(model: HookedModel) -> torch.device:
+def device_of(model: HookedModel | torch.nn.Module) -> torch.device:
     """Device of the model's first parameter, where its tokens go."""
     return next(iter(model.parameters())).device
 
@@ -192,7 +192,7 @@ def is_quantized(model: HookedModel | torch.nn.Module) -> bool:
     return bool(getattr(getattr(model, "original_model", model), "is_quantized", False))
 
 
-def is_exact(model: HookedModel) -> bool:
+def is_exact(model: HookedModel | torch.nn.Module) -> bool:
     """Whether the model computes in float32 or float64, with weights of that type."""
     return dtype_of(model) in (torch.float32, torch.float64) and not is_quantized(model)
 

@@ -70,7 +70,7 @@ _loading = RLock()
 
 @check_arguments
 def load_model(
-    model: str | Path | HookedModel | transformers.PreTrainedModel = DEMO,
+    model: str | Path | HookedModel | torch.nn.Module = DEMO,
     *,
     name: str | None = None,
     tokenizer: Any = None,
