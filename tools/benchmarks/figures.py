@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 

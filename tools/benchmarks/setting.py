@@ -88,17 +88,17 @@ class Model:
     ) -> Engine:
         """An engine as a tracer would build it."""
         names = {key: options.pop(key) for key in ("layers", "indices") if key in options}
-        registry = tk.components.ComponentRegistry.build(self.question.cfg, kinds, **names)
+        registry = tk.components.ComponentRegistry.build(self.traced.cfg, kinds, **names)
         metric = resolve_metric(METRICS.get(pairs.name, "odds-ratio"))
-        return Engine.build(self.question, pairs, registry, metric, EngineConfig(**options))
+        return Engine.build(self.traced, pairs, registry, metric, EngineConfig(**options))
 
     def pairs(self, name: str) -> PromptPairs:
         """A data set of the paper."""
         if name == "facts":
             records = json.loads((DATA / "known_facts" / "known_1000.json").read_text())
             rows = [{"prompt": r["prompt"], "x": " " + r["attribute"]} for r in records]
-            return PromptPairs.from_text(rows, self.question, noise=NOISE, name=name)
-        return tk.load_dataset(name, self.question, data_dir=DATA / name)
+            return PromptPairs.from_text(rows, self.traced, noise=NOISE, name=name)
+        return tk.load_dataset(name, self.traced, data_dir=DATA / name)
 
 
 @dataclass(frozen=True, eq=False)
