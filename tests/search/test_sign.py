@@ -193,3 +193,24 @@ def test_sweeps_and_commands_take_it(tmp_path):
     assert runs.to_frame()["sign"].tolist() == ["negative"]
     assert runs.to_frame()["effect"].item() < 0
     assert tk.load_runs(tmp_path).to_frame()["sign"].tolist() == ["negative"]
+
+
+@pytest.mark.parametrize("sign", ["negative", "full"])
+def test_a_sweep_searches_for_the_sign(demo_model, tmp_path, sign):
+    runs = tk.sweep(
+        ["demo"],
+        ["demo-facts"],
+        ["top-k"],
+        [2],
+        components=["head-outputs"],
+        metrics=["logit-difference"],
+        layers=[1],
+        limit=4,
+        sign=sign,
+        output=tmp_path,
+    )
+    (result,) = runs[0].curve
+    pairs = tk.load_dataset("demo-facts", demo_model)[:4]
+    tracer = tk.Tracer(demo_model, pairs, "head-outputs", "logit-difference", layers=[1])
+    expected = tracer.run("top-k", budget=2, sign=sign)
+    assert (result.labels, result.run.sign) == (expected.labels, expected.run.sign)
