@@ -172,6 +172,12 @@ def test_numbers_that_are_not_finite_name_their_examples(value):
         traced(some).evaluate("all")
 
 
+def test_a_mean_that_is_not_finite_names_its_metric():
+    huge = tk.metrics.Metric("huge", lambda c, i: torch.where(drop(c, i) == 0, 0.0, 3e38), False)
+    with pytest.raises(NonFiniteMetricError, match="The mean of the metric 'huge' is not finite"):
+        traced(lambda effects: effects).evaluate("all", metrics=[huge])
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -421,7 +421,7 @@ class PreparedData:
         check_finite(effects, named, lambda number: self.pairs[number].describe())
         if not torch.isfinite(effects.mean()):
             raise NonFiniteMetricError(
-                f"The mean of the metric {self.metric.name!r} is not finite although its effects "
+                f"The mean of the metric {named.name!r} is not finite although its effects "
                 "are. Use a bounded metric such as probability-drop."
             )
 
