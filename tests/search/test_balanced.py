@@ -14,6 +14,7 @@ from tracekit.components.masks import members_of_mask, ranking
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.measure import evaluation
+from tracekit.measure.controls import planned_controls
 from tracekit.results import faithfulness as measures
 from tracekit.search import Goal
 from tracekit.search.base import Selection
@@ -46,6 +47,7 @@ class Counted:
     sign: int = 1
     has_complement: bool = True
     is_faithful: bool = True
+    paths: None = None
     tried: list[int] = field(default_factory=list)
 
     def _last(self, mask):
@@ -254,3 +256,84 @@ def test_a_curve_at_the_shares_of_mib_has_its_areas(model, both, monkeypatch):
     scores = tracer.faithfulness(curve)
     low, middle, _ = (abs(1 - value) for value in scores.faithfulness)
     assert scores.cmd == pytest.approx((low + middle) / 6 + middle / 4)
+
+
+class TestConnected:
+    """Faithful sets of edges consist of edges on paths from the embedding to the logits."""
+
+    @pytest.mark.parametrize(
+        ("method", "options"),
+        [
+            ("attribution", {}),
+            ("mask-ig", {}),
+            ("random", {"draws": 4}),
+            ("local-search", {"max_passes": 60}),
+            ("pgb-ct", {"trials": 2, "epochs": 4}),
+            ("greedy", {}),
+        ],
+    )
+    def test_every_selected_edge_is_on_a_path(self, model, method, options):
+        tracer = connected_tracer(model)
+        results = tracer.run(method, budgets=[3, 6], objective="faithful", **options)
+        paths = tracer.engine.edge_paths
+        for result, budget in zip(results, (3, 6), strict=True):
+            members = tiny.members_of(result)
+            assert paths.on_paths(members) == members
+            assert 0 < len(members) <= budget
+            assert tracer.evaluate(result) == pytest.approx(result.effect, abs=1e-5)
+
+    def test_a_ranking_fills_the_budget_and_counts_what_it_skipped(self, model):
+        tracer = connected_tracer(model)
+        result = tracer.run("attribution", budget=6)
+        by_effect = ranking(tracer.run("attribution", budget=6, objective="mean").component_scores)
+        best = tracer.engine.edge_paths.first(by_effect, 6)
+        assert result.n_selected == 6
+        assert result.run.n_skipped > 0
+        assert f", {result.run.n_skipped} idle edges skipped," in repr(result)
+        # More of the last edges may be taken instead, where that is more faithful.
+        of_best = [tracer.registry[each] for each in best]
+        scores = [tracer.faithfulness(each).faithfulness[0] for each in (result, of_best)]
+        distances = [abs(1 - score) for score in scores]
+        assert distances[0] <= distances[1] + 1e-6
+
+    def test_by_effect_edges_need_no_path(self, model):
+        result = connected_tracer(model).run("attribution", budget=6, objective="mean")
+        assert result.run.n_skipped == 0
+
+    def test_fronts_and_smallest_sets(self, model):
+        tracer = connected_tracer(model)
+        paths = tracer.engine.edge_paths
+        front = tracer.pareto(max_budget=6, max_passes=80, statistics=False)
+        sets = [tiny.members_of(each) for each in front.results]
+        assert sets
+        assert all(paths.on_paths(each) == each for each in sets)
+
+    def test_random_controls_of_a_connected_set_are_connected(self, model):
+        tracer = connected_tracer(model)
+        result = tracer.run("attribution", budget=6)
+        controls = tracer.controls(result, draws=12)
+        assert [*controls.random] == ["size"]
+        parts = planned_controls(tracer.question, result, draws=12)
+        paths, n = tracer.engine.edge_paths, tracer.engine.n_components
+        drawn = [each for _, both_ways in parts[1:] for each in both_ways[: len(both_ways) // 2]]
+        assert len(drawn) == len(set(drawn)) == 12
+        assert all(paths.on_paths(each) == each and len(each) == 6 for each in drawn)
+        assert n > 6
+        idle = [index for index in range(n) if index not in paths.on_paths(range(n - 1))][:1]
+        unconnected = sorted({*tiny.members_of(result)[:1], *idle})
+        assert {*tracer.controls([tracer.registry[i] for i in unconnected], draws=3).random} > {
+            "size"
+        }
+
+    def test_minimality_drops_edges_with_the_edge_that_their_paths_need(self, model):
+        tracer = connected_tracer(model)
+        result = tracer.run("attribution", budget=8)
+        minimal = tracer.minimality(result, tolerance=0.9)
+        assert minimal.dropped
+        assert tracer.engine.edge_paths.on_paths(minimal.members) == minimal.members
+        assert len(minimal.dropped) + len(minimal.members) == result.n_selected
+
+
+def connected_tracer(model):
+    pairs = tiny.pairs(5, seed=3, longest=1)
+    return tk.Tracer(model, pairs, "edges-by-block", "logit-difference")

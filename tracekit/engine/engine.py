@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit.components import ComponentSet
+from tracekit.components.connected import EdgePaths, paths_of
 from tracekit.components.masks import Mask
 from tracekit.components.members import ComponentsLike
 from tracekit.data.prompts import PromptPairs
@@ -43,6 +44,16 @@ class Engine(PreparedData):
     def with_metric(self, metric: Metric) -> Engine:
         """The same data, and all that was run once, under another metric that they suit."""
         return replace(self, metric=metric, account=Account(), record=None, _full_effects=[])
+
+    @property
+    def edge_paths(self) -> EdgePaths | None:
+        """Paths through the studied edges; None for other components.
+
+        None as well where edges are patched at some tokens only: information passes by others.
+        """
+        if self.registry.edges is None or not self.layout.covers_every_token:
+            return None
+        return paths_of(self.registry)
 
     @property
     def cost(self) -> Cost:

@@ -30,7 +30,7 @@ from tracekit.engine.cost import Cost
 from tracekit.errors import ComponentError
 from tracekit.measure.evaluation import PlannedSets, both_ways
 from tracekit.measure.question import Question
-from tracekit.measure.random_sets import LIKE, control_sets
+from tracekit.measure.random_sets import LIKE, connected_control_sets, control_sets
 from tracekit.results.display import Tabular
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.search.targets import require_full_effect
@@ -128,6 +128,7 @@ def controls(
 ) -> Controls:
     """A set beside random sets of the same layers, of the same kinds, and of the same size.
 
+    Edges that all lie on paths within their set stand beside random sets of as many such edges.
     The set may be known from elsewhere. It is measured on the held-out examples, if the tracer has
     some. On the examples that it was selected on there is no p.
 
@@ -197,5 +198,9 @@ def planned_controls(
             f"{len(chosen)} of {n} components have no random sets beside them. Give some of them."
         )
     generator, registry = torch.Generator().manual_seed(seed), question.registry
-    drawn = [control_sets(registry, chosen, draws, generator, like) for like in LIKE]
-    return [(question.eval_engine, both_ways(sets, n)) for sets in ([chosen], *drawn)]
+    engine, paths = question.eval_engine, question.eval_engine.edge_paths
+    if paths is not None and len(paths.on_paths(chosen)) == len(chosen):
+        drawn = [[], [], connected_control_sets(paths, chosen, draws, generator)]
+    else:
+        drawn = [control_sets(registry, chosen, draws, generator, like) for like in LIKE]
+    return [(engine, both_ways(sets, n)) for sets in ([chosen], *drawn)]

@@ -228,6 +228,7 @@ def _reduced(
     tolerance: float,
 ) -> tuple[ComponentSet, list[int]]:
     """The set without idle members, and these in the order in which they were dropped."""
+    paths = examples.engines[0].edge_paths
     whole, *shares = map(examples.share, examples.alone([members, *without]))
     allowed = abs(1 - whole) + tolerance
     staying, dropped = members, []
@@ -236,14 +237,17 @@ def _reduced(
     for share, index in order:
         if abs(1 - share) > allowed or len(staying) == 1:
             break
-        if index in missed:
-            continue
         rest = tuple(i for i in staying if i != index)
+        if paths is not None:
+            # Edges go together with the edge that all their paths run through.
+            rest = paths.on_paths(rest)
+        if not rest or not missed.isdisjoint(set(staying) - set(rest)) or rest == staying:
+            continue
         if dropped:
             share = examples.share(examples.alone([rest])[0])
         if abs(1 - share) <= allowed:
+            dropped += [i for i in staying if i not in rest]
             staying = rest
-            dropped.append(index)
     return staying, dropped
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from tracekit.components import ComponentRegistry, ComponentSet
+from tracekit.components.connected import EdgePaths
 
 Like = Literal["layers", "kinds", "size"]
 LIKE: tuple[Like, ...] = get_args(Like)
@@ -35,6 +36,24 @@ def control_sets(
             for pick in torch.randperm(size, generator=generator)[:n_members].tolist()
         ]
         drawn[tuple(sorted(picks))] = None
+    return list(drawn)[1:]
+
+
+def connected_control_sets(
+    paths: EdgePaths, members: ComponentSet, draws: int, generator: torch.Generator
+) -> list[ComponentSet]:
+    """Different random sets of as many edges as a set has, all of them on paths within their set.
+
+    Fewer where ten times as many draws find no others.
+    """
+    drawn = dict.fromkeys([tuple(sorted(members))])
+    for _ in range(10 * draws):
+        order = torch.randperm(paths.n_edges, generator=generator).tolist()
+        control = tuple(sorted(paths.first(order, len(members))))
+        if len(control) == len(members):
+            drawn[control] = None
+        if len(drawn) > draws:
+            break
     return list(drawn)[1:]
 
 

@@ -75,6 +75,8 @@ class RunFacts:
     """Wall time of the run."""
     stopped: Stop | None
     """Limit that cut the search short, if one did."""
+    n_skipped: int = 0
+    """Edges ranked as high as the members that were skipped, as they lie on no path with them."""
     held_out_by: Mapping[str, float] | None = None
     """With `objective="auto"`, the mean effect of each search's selection from one half of the
     examples on the other half, by method; part of the choice between them (`search/auto.py`)."""
@@ -323,9 +325,11 @@ class TraceResult(InFolder):
 
     def __repr__(self) -> str:
         names = ", ".join(self.labels[:12]) + (", ..." if self.n_selected > 12 else "")
+        skipped = f", {self.run.n_skipped} idle edges skipped" if self.run.n_skipped else ""
         return printable(
             f"TraceResult({self.method} on {self.dataset}, {self.model_text}: "
-            f"{self.n_selected} of {self.n_components} components, {effects_text(self)}; {names})"
+            f"{self.n_selected} of {self.n_components} components{skipped}, {effects_text(self)}; "
+            f"{names})"
         )
 
     _repr_html_ = result_html

@@ -118,6 +118,8 @@ class Selection:
     """Of a choice between searches, the one that selected the set."""
     held_out_by: Mapping[str, float] | None = None
     """Of such a choice, the mean effect on examples that had no part in selecting, by search."""
+    n_skipped: int = 0
+    """Edges that the search ranked as high as its members, and that lie on no path with them."""
 
     @classmethod
     def measured(cls, target: Target, indices: Sequence[int], **fields: Any) -> Selection:

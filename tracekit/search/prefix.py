@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
+import torch
+
 from tracekit._util import progress as _progress
-from tracekit.components.masks import Mask, ranking
+from tracekit.components import ComponentSet
+from tracekit.components.masks import Mask, members_of_mask, ranking
 from tracekit.engine.cost import Cost
+from tracekit.errors import NothingFoundError
 from tracekit.search.base import (
     Goal,
     PlannedPasses,
@@ -48,6 +52,56 @@ def best_prefixes(
     return selections
 
 
+def prefix_members(target: Target, order: Sequence[int], size: int) -> ComponentSet:
+    """The first components of a ranking; of faithful edges, the first that form paths."""
+    return tuple(order[:size]) if target.paths is None else target.paths.first(order, size)
+
+
+def connected(target: Target, selection: Selection) -> Selection:
+    """A selection without idle edges: the next of its relaxed mask take their place, if it has one.
+
+    It is measured again if edges were replaced.
+
+    Raises:
+        NothingFoundError: The edges form no path.
+    """
+    members = members_of_mask(selection.mask)
+    if target.paths is None:
+        return selection
+    kept = target.paths.on_paths(members)
+    if selection.soft_mask is not None and len(kept) < len(members):
+        kept = target.paths.first(ranking(selection.soft_mask), len(members))
+    if not kept:
+        raise NothingFoundError(
+            "The selected edges form no path from the embedding to the logits. Use a larger budget."
+        )
+    if set(kept) == set(members):
+        return selection
+    again = Selection.measured(target, kept)
+    n_skipped = selection.n_skipped + len(set(members) - set(kept))
+    return replace(selection, mask=again.mask, effects=again.effects, n_skipped=n_skipped)
+
+
+def _measured_prefix(target: Target, order: Sequence[int], size: int) -> Selection:
+    members = prefix_members(target, order, size)
+    rank_of = {component: rank for rank, component in enumerate(order)}
+    n_read = 1 + max((rank_of[each] for each in members), default=-1)
+    return Selection.measured(target, members, n_skipped=n_read - len(members))
+
+
+def _from_both_ends(order: Sequence[int], size: int, n_last: int) -> list[int]:
+    """A ranking whose first `size` components are the first of another and `n_last` of its last.
+
+    It goes on in the same proportion.
+    """
+    if n_last in (0, size):
+        return list(reversed(order) if n_last else order)
+    ranks = torch.arange(1, len(order) + 1)
+    mixed = torch.cat([ranks / (size - n_last), ranks / n_last]).argsort(stable=True)
+    both = torch.tensor([*order, *reversed(order)])
+    return list(dict.fromkeys(both[mixed].tolist()))
+
+
 def _balanced_prefix(target: Target, order: Sequence[int], scores: Mask, size: int) -> Selection:
     """The first components of a ranking; of faithful ones perhaps some of the last too.
 
@@ -57,7 +111,7 @@ def _balanced_prefix(target: Target, order: Sequence[int], scores: Mask, size: i
     """
 
     def measured(n_last: int) -> Selection:
-        return Selection.measured(target, [*order[: size - n_last], *order[len(order) - n_last :]])
+        return _measured_prefix(target, _from_both_ends(order, size, n_last), size)
 
     tried, faithful = {0: measured(0)}, target.faithful
     if faithful is None or size == len(order):
@@ -105,7 +159,7 @@ def smallest_prefix(
     """
 
     def measure(size: int) -> Selection:
-        return Selection.measured(target, order[:size])
+        return _measured_prefix(target, order, size)
 
     prefix, tried = smallest_size(len(order), measure, lambda each: each.effect >= target_effect)
     if prefix is not None:
@@ -113,7 +167,8 @@ def smallest_prefix(
     best = max(largest_seen, *(prefix.effect for prefix in tried.values()))
     if len(order) <= _MOST_PREFIXES:
         rest = [size for size in range(1, len(order) + 1) if size not in tried]
-        means = target.set_effects([order[:size] for size in rest], "prefixes").mean(1).tolist()
+        sets = [prefix_members(target, order, size) for size in rest]
+        means = target.set_effects(sets, "prefixes").mean(1).tolist()
         reaching = [size for size, mean in zip(rest, means, strict=True) if mean >= target_effect]
         if reaching:
             return measure(min(reaching))

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from tracekit._util.devices import to_device
 from tracekit.components import ComponentRegistry, ComponentSet
+from tracekit.components.connected import EdgePaths
 from tracekit.components.masks import BinaryMask, Mask, complement_of, from_indices, members_of_mask
 from tracekit.components.members import ComponentsLike
 from tracekit.data.prompts import PromptPairs
@@ -139,6 +140,11 @@ class Target:
     def faithful(self) -> FaithfulTarget | None:
         """The target of faithful sets that this one is or is made of, if it is one."""
         return None
+
+    @property
+    def paths(self) -> EdgePaths | None:
+        """The paths that faithful sets of edges have to consist of; None for other sets."""
+        return None if self.faithful is None else self.engine.edge_paths
 
     @property
     def full_effects(self) -> Effects:

@@ -145,6 +145,9 @@ def _search_cost(
     is_limited = getattr(search, "max_passes", None) is not None
     more = Cost() if target.faithful is None else planned.if_faithful
     cost = planned.cost if is_limited else target.cost_of(planned.cost + more)
+    if target.paths is not None and not planned.is_exact:
+        # Sets that lose idle edges are measured again.
+        cost += target.cost_of(Cost(max(1, len(goal.budgets))))
     if more.forward and request.constraint is None:
         cost -= Cost(planned.cost.backward, planned.cost.backward)
     if request.constraint is not None:

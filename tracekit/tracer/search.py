@@ -24,6 +24,7 @@ from tracekit.search import Selection
 from tracekit.search.base import best_within, config_of
 from tracekit.search.constraint import history_within_bounds, nothing_within_error
 from tracekit.search.objectives import Faithful, describe_objective
+from tracekit.search.prefix import connected
 from tracekit.search.targets import ConstraintEffect, Record, Target
 from tracekit.tracer import diagnostics
 from tracekit.tracer.plan import Plan, plan, progress_bar
@@ -92,7 +93,12 @@ def search(
             selections, work = measure_work(
                 question,
                 target,
-                lambda: request.search.search(target, request.goal_of_search, request.seed),
+                lambda: [
+                    connected(target, selection)
+                    for selection in request.search.search(
+                        target, request.goal_of_search, request.seed
+                    )
+                ],
             )
         except TargetNotReachedError as error:
             if request.sign > 0:
@@ -181,6 +187,7 @@ def results_of(
                     seconds=work.seconds,
                     stopped=selection.stopped,
                     held_out_by=selection.held_out_by,
+                    n_skipped=selection.n_skipped,
                     versions=versions(),
                 ),
                 registry=question.registry,

@@ -95,6 +95,7 @@ def test_an_earlier_epoch_that_reaches_the_target_answers_where_the_last_order_d
 ):
     engine = tiny.engine(model, tiny.pairs(4))
     monkeypatch.setitem(vars(engine), "effects", lambda mask: torch.full((4,), 0.1))
+    monkeypatch.setitem(vars(engine), "paths", None)
     mask = from_indices([2, 5], engine.n_components)
     soft, gradient = torch.linspace(1, 0, engine.n_components), torch.zeros(engine.n_components)
     none = from_indices([], engine.n_components)

@@ -20,6 +20,7 @@ from tracekit.search.base import (
     smallest_size,
     target_not_reached,
 )
+from tracekit.search.prefix import prefix_members
 from tracekit.search.targets import Target
 
 
@@ -56,9 +57,10 @@ class Random(ValidatedFields):
     def _best(self, target: Target, size: int, seed: int, budget: int | None) -> Selection:
         generator = torch.Generator().manual_seed((seed * 1_000_003 + size) % 2**63)
         # All components make one set only.
-        draws = 1 if size == target.n_components else self.draws
+        n = target.n_components
+        draws = 1 if size == n else self.draws
         sets = [
-            tuple(torch.randperm(target.n_components, generator=generator)[:size].tolist())
+            prefix_members(target, torch.randperm(n, generator=generator).tolist(), size)
             for _ in range(draws)
         ]
         means = target.set_effects(sets, f"random, {size}").mean(1)

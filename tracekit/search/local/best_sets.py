@@ -55,18 +55,22 @@ class BestSets:
         return next((size for size in self.sizes if self.effect(size) >= target), None)
 
     def add_measured(self, effects: Mapping[ComponentSet, Effects]) -> None:
-        """Adds sets that were measured elsewhere."""
+        """Adds sets that were measured elsewhere, but no edges that form no paths."""
         self.measurements.add_measured(effects)
-        self._record(effects)
+        self._record(each for each in effects if each == self._on_paths(each))
 
     def measure(self, sets: Iterable[Iterable[int]], label: str) -> None:
-        """Measures the new sets of 1 to `largest` components; keeps those before a limit."""
-        ascending = [tuple(sorted(set(members))) for members in sets]
+        """Measures new sets of 1 to `largest` members, without idle edges; keeps what it can."""
+        ascending = [self._on_paths(tuple(sorted(set(members)))) for members in sets]
         fitting = [members for members in ascending if 0 < len(members) <= self.largest]
         try:
             self.measurements.measure(fitting, label)
         finally:
             self._record(filter(self.measurements.is_known, fitting))
+
+    def _on_paths(self, members: ComponentSet) -> ComponentSet:
+        paths = self.measurements.target.paths
+        return members if paths is None else paths.on_paths(members)
 
     def _record(self, measured: Iterable[ComponentSet]) -> None:
         for members in measured:

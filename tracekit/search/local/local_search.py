@@ -49,6 +49,7 @@ from tracekit.search.checkpoint import SearchCheckpoint
 from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.sweeps import SETTINGS, Sweeps, interleave
 from tracekit.search.measurements import LimitReachedError, Measurements
+from tracekit.search.prefix import prefix_members
 from tracekit.search.targets import Target
 
 
@@ -188,7 +189,11 @@ def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
     is_limited = search.max_passes is not None or search.max_seconds is not None
     budgets = goal.budgets if len(goal.budgets) <= SETTINGS.most_sizes else ()
     line_weights = weights_along_line(MaskIG().steps)
-    starts = [order[:size] for size in budgets for order in rankings]
+
+    def prefix(order: Sequence[int], size: int) -> ComponentSet:
+        return prefix_members(measurements.target, order, size)
+
+    starts = [prefix(order, size) for size in budgets for order in rankings]
     # Of few components all are measured alone, which ranks them too and costs less than a line.
     has_line = is_limited and 2 * len(line_weights) <= SETTINGS.share_of_all_singles * passes
     has_line = (has_line or not takes_all) and measurements.affords(len(line_weights), len(budgets))
@@ -199,7 +204,7 @@ def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
         parts = [weight * measurements.soft_gradient(at) for at, weight in line_weights.items()]
         rankings.insert(0, ranking(torch.stack(parts).sum(0)))
     if is_limited:
-        starts = [rankings[0][:size] for size in budgets] + starts
+        starts = [prefix(rankings[0], size) for size in budgets] + starts
         best_sets.measure(starts, "prefixes of rankings")
     n_singles = n if takes_all else max(1, int(SETTINGS.share_of_some_singles * passes))
     best_sets.measure([[index] for index in interleave(*rankings[-2:])[:n_singles]], "singles")
@@ -207,7 +212,7 @@ def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
         rankings.append(best_sets.singles_by_effect)
     most = SETTINGS.most_sizes
     sweeps = Sweeps(best_sets, goal, min(max(passes // SETTINGS.passes_per_size, most // 2), most))
-    prefixes = [order[:size] for size in sweeps.sizes for order in rankings]
+    prefixes = [prefix(order, size) for size in sweeps.sizes for order in rankings]
     best_sets.measure(prefixes, "prefixes of rankings")
     has_many, has_few = n >= SETTINGS.many, n <= SETTINGS.passes_per_size
     if has_many:

@@ -1,0 +1,102 @@
+"""Edges that lie on a path from the embedding to the logits within a set of edges.
+
+With all edges outside a set patched, an edge on no such path changes nothing: its sender has the
+counterfactual value whether or not the edge is patched, or what it changes never reaches the
+logits. Edges of the model that are not studied are never patched, so paths may run through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from tracekit.components.edges import EMBEDDING, LOGITS
+from tracekit.components.registry import ComponentRegistry, ComponentSet
+
+_Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class EdgePaths:
+    """Paths through the edges of a registry."""
+
+    def __init__(self, registry: ComponentRegistry) -> None:
+        """Lists every edge of the model once for each node that reads through it."""
+        graph = registry.edges
+        assert graph is not None
+        self.n_edges = len(registry)
+        nodes = {label: number for number, label in enumerate((*graph.senders, LOGITS))}
+        self._n_nodes, self._embedding, self._logits = len(nodes), nodes[EMBEDDING], nodes[LOGITS]
+        studied: dict[tuple[int, int], list[int]] = {}
+        for site in registry.sites:
+            for rank, index in enumerate(site.indices):
+                first = site.start + rank * site.n_spans
+                studied[site.layer, index] = [*range(first, first + site.n_spans)]
+        # An edge that is not studied has the number after the last one, which is always present.
+        rows = [
+            (flat, nodes[sender], nodes[node])
+            for layer, ends in enumerate(graph.ends)
+            for index, (sender, receiver) in enumerate(ends)
+            for node in graph.nodes_of(receiver)
+            for flat in studied.get((layer, index), [self.n_edges])
+        ]
+        # In this order a node is reached before the edges from it are followed.
+        rows.sort(key=lambda row: row[2])
+        self._edges, self._senders, self._readers = np.array(rows).T
+        starts = [0, *(np.flatnonzero(np.diff(self._readers)) + 1).tolist(), len(rows)]
+        self._steps = [slice(*ends) for ends in pairwise(starts)]
+
+    def on_paths(self, members: Sequence[int]) -> ComponentSet:
+        """The members that lie on a path within the set and the edges that are not studied."""
+        live = set(self._between_live_nodes(members))
+        return tuple(member for member in members if member in live)
+
+    def first(self, order: Sequence[int], size: int) -> ComponentSet:
+        """The first edges of a ranking that lie on paths among themselves, at most `size`.
+
+        The ranking is read until its next edge would complete more paths than there is room for;
+        later edges then fill up the set where they join nodes that are already on its paths.
+        """
+        low, high = 0, len(order)
+        if len(self.on_paths(order)) <= size:
+            low = high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if len(self.on_paths(order[:middle])) <= size:
+                low = middle
+            else:
+                high = middle
+        members, joining = self.on_paths(order[:low]), [-1]
+        while joining and len(members) < size:
+            live = set(self._between_live_nodes(members)) - set(members)
+            joining = [edge for edge in order if edge in live][: size - len(members)]
+            members += tuple(joining)
+        return members
+
+    def _between_live_nodes(self, members: Sequence[int]) -> list[int]:
+        """All edges from nodes that a set reaches to nodes from which it leads to the logits."""
+        reached = self._flags(self._n_nodes, [self._embedding])
+        leading = self._flags(self._n_nodes, [self._logits])
+        is_present = self._flags(self.n_edges + 1, [*members, self.n_edges])[self._edges]
+        for step in self._steps:
+            if (is_present[step] & reached[self._senders[step]]).any():
+                reached[self._readers[step.start]] = True
+        for step in reversed(self._steps):
+            if leading[self._readers[step.start]]:
+                leading[self._senders[step][is_present[step]]] = True
+        return self._edges[reached[self._senders] & leading[self._readers]].tolist()
+
+    @staticmethod
+    def _flags(count: int, which: Sequence[int]) -> _Flags:
+        flags = np.zeros(count, dtype=bool)
+        flags[np.asarray(which, dtype=int)] = True
+        return flags
+
+
+@lru_cache(maxsize=4)
+def paths_of(registry: ComponentRegistry) -> EdgePaths:
+    """Paths through the edges of a registry, made once."""
+    return EdgePaths(registry)
