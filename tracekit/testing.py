@@ -22,8 +22,7 @@ layer of the embedded model, so nothing is downloaded. This module needs pytest.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import is_dataclass, replace
 from functools import cache
@@ -209,8 +208,11 @@ class _Passes:
         run_pass: Callable[..., Any] = PreparedData.log_probs
 
         def counted_search(*args: Any) -> Any:
-            with self._searching():
+            self._is_searching = True
+            try:
                 return run_search(*args)
+            finally:
+                self._is_searching = False
 
         def counted_pass(*args: Any, **options: Any) -> Any:
             self.count += self._is_searching
@@ -220,14 +222,6 @@ class _Passes:
 
         monkeypatch.setattr(type(search), "search", counted_search)
         monkeypatch.setattr(PreparedData, "log_probs", counted_pass)
-
-    @contextmanager
-    def _searching(self) -> Iterator[None]:
-        self._is_searching = True
-        try:
-            yield
-        finally:
-            self._is_searching = False
 
     def interrupt_after(self, n_passes: int) -> None:
         self.count = 0

@@ -25,7 +25,6 @@ from tracekit.errors import (
 )
 from tracekit.measure.explanation import explain
 from tracekit.measure.known_sets import KnownSets
-from tracekit.measure.pair_interactions import pair_interactions
 from tracekit.measure.question import Question
 from tracekit.measure.replacements import redundant_members
 from tracekit.measure.set_game import SetGame

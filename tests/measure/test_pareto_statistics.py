@@ -81,7 +81,7 @@ def test_statistics_are_what_they_say(front, tracer):
         walk = tk.search.LocalSearch(max_passes=FRONT_PASSES).run(
             tk.search.make_target(part), Goal(budgets=sizes), 0
         )
-        sets.append([walk.best_sets.best_within(size) for size in sizes])
+        sets.append([walk.best_within(size) for size in sizes])
     for place, one in enumerate(front.statistics):
         mine, theirs = sets[0][place], sets[1][place]
         assert one.stability == pytest.approx(jaccard(mine, theirs))

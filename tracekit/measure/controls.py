@@ -1,13 +1,9 @@
 """Controls: random sets of the same form beside a set, by effect, faithfulness and completeness.
 
-A set of heads that is known from elsewhere, or that a search found, does something by chance alone.
-How much, random sets say: with as many components of every kind in every layer, of every kind, or
-in all. The p value is exact, of the hypothesis that the set is one more such random set: if it is,
-p is at most a in at most a share a of cases. Of faithfulness and completeness p is one-sided: the
-share of the sets, the given one among them, that are at least as faithful, or as complete. A set
-may be given for an effect of either sign, and all components together may have hardly any effect
-whose sign could say which, so p of the effect is two-sided: twice the smaller of two shares, of the
-sets whose effect is at least as high, and of those whose effect is at least as low.
+The p value is exact, of the hypothesis that the set is one more such random set: if it is, p is at
+most a in at most a share a of cases. `Controls.table` defines it. A set may be given for an effect
+of either sign, and all components together may have hardly any effect whose sign could say which,
+so p of the effect is two-sided.
 """
 
 from __future__ import annotations
@@ -97,7 +93,7 @@ class Controls(Tabular):
         for row in self.table.to_dict("records"):
             ends = interval_text(row["control_low"], row["control_high"])
             p = f", p = {row['p']:.2g}" if row["p"] == row["p"] else ""
-            least = _least_hits(row["quantity"]) / (1 + row["draws"])
+            least = (2 if row["quantity"] == "effect" else 1) / (1 + row["draws"])
             if row["p"] <= least < 1:
                 p += " (the smallest p that so many sets can give)"
             lines.append(
@@ -119,18 +115,14 @@ def _p(quantity: str, own: float, drawn: Float[Tensor, " draw"]) -> float:
     return min(1.0, hits[quantity] / (1 + len(drawn)))
 
 
-def _least_hits(quantity: str) -> int:
-    return 2 if quantity == "effect" else 1
-
-
 def controls(
     question: Question, members: ComponentsLike, *, draws: int = 40, seed: int = 0
 ) -> Controls:
     """A set beside random sets of the same layers, of the same kinds, and of the same size.
 
     Edges that all lie on paths within their set stand beside random sets of as many such edges.
-    The set may be known from elsewhere. It is measured on the held-out examples, if the tracer has
-    some. On the examples that it was selected on there is no p.
+    It is measured on the held-out examples, if the tracer has some. On the examples that the set
+    was selected on there is no p.
 
     Args:
         question: The question.

@@ -24,7 +24,6 @@ from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
 from tracekit.measure.explanation_text import CONTEXTS, explanation_text
 from tracekit.measure.figures import member_heatmap, member_network, member_waterfall
-from tracekit.measure.pair_interactions import PairInteractions, pair_interactions
 from tracekit.measure.question import Question
 from tracekit.measure.replacements import (
     MeasuredNonMember,
@@ -34,7 +33,14 @@ from tracekit.measure.replacements import (
     redundant_members,
 )
 from tracekit.measure.set_game import SetGame
-from tracekit.measure.shapley import MOST_EXACT, ShapleyValues, n_subsets_of_values, shapley_values
+from tracekit.measure.shapley import (
+    MOST_EXACT,
+    PairInteractions,
+    ShapleyValues,
+    n_subsets_of_values,
+    pair_interactions,
+    shapley_values,
+)
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.intervals import effect_interval
 from tracekit.results.of_set import OfMembers

@@ -1,10 +1,7 @@
 """Evidence for a Pareto front: cross-fitted effects, random controls, stability.
 
-A set that was selected for its effect on some examples does better on those than on others, and a
-search may find another set next time. So at some sizes a front is measured against what
-`SizeStatistics` has: sets of halves of the examples (`search/auto.py`), random ones, and one of a
-walk from all components downwards, which knows nothing of the front (`search/backward.py`). Where
-that is as good and shares few components, the examples do not single out one set.
+`SizeStatistics` says what each number means. Cross-fitted effects are those of `search/auto.py`;
+`search/backward.py` walks from all components downwards, without knowing the front.
 """
 
 from __future__ import annotations
@@ -23,7 +20,6 @@ from tracekit.measure.random_sets import control_overlap, control_sets, n_contro
 from tracekit.results.intervals import effect_interval, standard_error
 from tracekit.results.pareto_statistics import SizeStatistics, jaccard
 from tracekit.search.auto import CrossFit
-from tracekit.search.backward import most_backward_passes
 from tracekit.search.base import log_spaced_sizes
 from tracekit.search.targets import Target
 
@@ -112,8 +108,3 @@ def _from_all(
         for size, (own, other), effect in zip(sizes, values, effects, strict=True)
     }
     return [rows.get(size, {}) for size in sets]
-
-
-def passes_from_all(n_components: int, sizes: Sequence[int]) -> float:
-    """Passes that this takes at most."""
-    return most_backward_passes(n_components, sizes) + 4 * len(sizes)

@@ -1,9 +1,7 @@
 """Minimality: what the faithfulness of a set loses without each of its members.
 
-The loss of a member is the faithfulness of the set less that of the set without it. Members that
-lose nothing may stand in for each other, so they are dropped one after another, the one with the
-least loss first, and each only if the set without it stays as faithful. `minimality` says which
-examples decide, and which ones losses are of.
+Members that lose nothing may stand in for each other. So they are dropped one after another, the
+one with the least loss first, and each only if the set without it stays as faithful.
 """
 
 from __future__ import annotations

@@ -161,11 +161,10 @@ class Paths(OfMembers, Tabular):
 def paths(question: Question, members: ComponentsLike, *, by_input: bool = True) -> Paths:
     """How members connect: the effect of each on the metric through each other one alone.
 
-    This is path patching with everything else clean (`tracekit.engine.path_effects` defines
-    it), also from the embedding, where the source is a run of the model, and to the logits. It
-    is measured on the held-out examples, if the tracer has some. On the examples that the set
-    was selected on there are no p values. In low precision, effects below `noise_floor` are
-    rounding.
+    This is path patching, also from the embedding, where the source is a run of the model, and to
+    the logits; see `Paths`. It is measured on the held-out examples, if the tracer has some. On the
+    examples that the set was selected on there are no p values. In low precision, effects below
+    `noise_floor` are rounding.
 
     Args:
         question: The question.

@@ -1,8 +1,4 @@
-"""The question of a tracer: a setup on a model, the searched examples and those held out.
-
-`bind` makes one in this order: it splits the prompts, builds the components, proves that hooks
-act, and binds the source.
-"""
+"""The question of a tracer: a setup on a model, the searched examples and those held out."""
 
 from __future__ import annotations
 

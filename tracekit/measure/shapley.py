@@ -1,16 +1,18 @@
-"""Shapley values: the effect of a set shared out among its members.
+"""Shapley values, the effect of a set shared out among its members, and interactions of pairs.
 
 The value of a member is what it brings when it joins, averaged over all orders in which the members
 may join (Shapley, A value for n-person games, 1953). The values of all members sum to the effect
 of the set, and members that bring the same to every subset have the same value.
 
-Every example has its own values; their means are the values of the mean effect.
+Every example has its own values; their means are the values of the mean effect. The interaction of
+a pair is measured alone, within the set, and averaged over subsets (Shapley interaction index).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from math import comb
 
 import torch
@@ -58,10 +60,8 @@ def n_subsets_of_values(n_members: int, max_sets: int) -> int:
 
 def exact_values(game: SetGame) -> ShapleyValues:
     """Values from all subsets."""
-    n = game.n_members
-    effects = game.every_effect().double()
-    numbers = torch.arange(2**n)
-    sizes = torch.stack([numbers >> member & 1 for member in range(n)]).sum(0)
+    n, effects = game.n_members, game.every_effect().double()
+    numbers, sizes = _numbers_and_sizes(n)
     # How often a member joins a coalition of each size, among all orders.
     weights = torch.tensor([1 / (n * comb(n - 1, size)) for size in range(n)], dtype=effects.dtype)
     rows = []
@@ -74,6 +74,12 @@ def exact_values(game: SetGame) -> ShapleyValues:
         sampling_error=torch.zeros(n),
         n_orders=None,
     )
+
+
+def _numbers_and_sizes(n: int) -> tuple[Int[Tensor, " coalition"], Int[Tensor, " coalition"]]:
+    """The number of each coalition, with a bit for each of `n` members, and how many it has."""
+    numbers = torch.arange(2**n)
+    return numbers, torch.stack([numbers >> member & 1 for member in range(n)]).sum(0)
 
 
 def sampled_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
@@ -221,3 +227,55 @@ def fitted(
         rows.append(torch.linalg.solve(weighted.T @ inputs + penalty.diag(), weighted.T @ values))
     solution = torch.stack(rows, 1)
     return AdditiveModel(solution[0], solution[1:], curves)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairInteractions:
+    """The interaction of every pair of members, on every example."""
+
+    pairs: tuple[tuple[int, int], ...]
+    """Numbers of the two members of each pair."""
+    alone: Float[Tensor, "pair example"]
+    """Nothing else is patched."""
+    within: Float[Tensor, "pair example"]
+    """All other members are patched too."""
+    averaged: Float[Tensor, "pair example"] | None
+    """Averaged over subsets of the others; None with more than 12 members."""
+
+
+def pair_interactions(game: SetGame) -> PairInteractions:
+    """Interactions of all pairs of members, of which there are at least two."""
+    pairs = tuple(combinations(range(game.n_members), 2))
+    all_members = game.all_members
+
+    def without(*left_out: int) -> tuple[int, ...]:
+        return tuple(member for member in all_members if member not in left_out)
+
+    alone = [[(i, j), (i,), (j,), ()] for i, j in pairs]
+    within = [[all_members, without(j), without(i), without(i, j)] for i, j in pairs]
+    corners = game.effects([each for four in (*alone, *within) for each in four], "pairs")
+    both, first, second, neither = rearrange(
+        corners, "(where pair corner) example -> corner where pair example", where=2, corner=4
+    )
+    values = both - first - second + neither
+    return PairInteractions(
+        pairs=pairs,
+        alone=values[0],
+        within=values[1],
+        averaged=_averaged(game, pairs) if game.n_members <= MOST_EXACT else None,
+    )
+
+
+def _averaged(game: SetGame, pairs: tuple[tuple[int, int], ...]) -> Float[Tensor, "pair example"]:
+    """Shapley interaction indices, from all subsets."""
+    n, effects = game.n_members, game.every_effect().double()
+    numbers, sizes = _numbers_and_sizes(n)
+    weights = [1 / ((n - 1) * comb(n - 2, size)) for size in range(n - 1)]
+    by_size = torch.tensor(weights, dtype=effects.dtype)
+    rows = []
+    for i, j in pairs:
+        both = 1 << i | 1 << j
+        rest = numbers[(numbers & both) == 0]
+        changes = effects[rest | both] - effects[rest | 1 << i] - effects[rest | 1 << j]
+        rows.append(by_size[sizes[rest]] @ (changes + effects[rest]))
+    return torch.stack(rows).to(torch.float32)

@@ -14,9 +14,6 @@ of absolute effects, so that examples that move in opposite directions do not ca
 the index by which neuroscience says how much more a cell responds to one stimulus than to another
 (for instance Niell and Stryker, Highly selective receptive fields in mouse visual cortex, 2008): 1
 if only the target moves, 0 if both move by the same share, -1 if only the other moves.
-
-Random sets with as many components of every kind in every layer are measured the same way. They say
-what any set in these layers does.
 """
 
 from __future__ import annotations

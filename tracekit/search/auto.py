@@ -1,12 +1,9 @@
 """Auto: a choice between two searches by what their sets do on other examples.
 
 Where components truly act together, sets of a joint search hold on fresh examples; where they only
-seem to, the components with the largest single effects hold better.
-
-Two things say which it is. One is how far the joint search is ahead on the examples that it was
-given: a lead that few examples make up is chance, as it had the choice among many sets. The other
-is a cross-fit: both searches select on each half of the examples, and their sets are measured on
-the other half.
+seem to, the components with the largest single effects hold better. `CrossFit.choice` says how it
+is decided. A lead that few examples make up is chance, as the joint search had the choice among
+many sets.
 """
 
 from __future__ import annotations

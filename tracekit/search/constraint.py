@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.devices import to_device
@@ -32,10 +32,10 @@ from tracekit.search.objectives import (
 )
 from tracekit.search.targets import (
     ConstraintEffect,
-    EffectTarget,
     ExampleTarget,
     FaithfulTarget,
     Record,
+    SomeExamples,
     Target,
 )
 
@@ -159,7 +159,7 @@ class BoundedTarget(Target):
         sets: Iterable[Sequence[int]],
         label: str = "effects",
         *,
-        examples: Int[Tensor, " some"] | None = None,
+        examples: SomeExamples = None,
     ) -> Float[Tensor, "set some"]:
         """Scores of sets; those outside the bound on all constrained examples come last."""
         listed = [tuple(members) for members in sets]
@@ -217,10 +217,7 @@ class BoundedTarget(Target):
         return self._inner.ranking_sign
 
     def gradient(
-        self,
-        mask: Mask,
-        example_weights: GradientWeight,
-        examples: Int[Tensor, " some"] | None = None,
+        self, mask: Mask, example_weights: GradientWeight, examples: SomeExamples = None
     ) -> tuple[Effects, Mask]:
         """Scores less the penalty for soft masks, and the gradient of their weighted sum.
 
@@ -249,7 +246,7 @@ class BoundedTarget(Target):
         return penalty, is_beyond * per_unit * constrained.mean().sign() * gradient / size
 
     def predict_changes(
-        self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
+        self, members: ComponentSet, *, examples: SomeExamples = None
     ) -> FirstOrderPrediction:
         """Predicted changes less the predicted penalty, on all constrained examples."""
         prediction = self._inner.predict_changes(members, examples=examples)
@@ -280,15 +277,10 @@ def make_target(
 ) -> Target:
     """The target of an objective, within the bound of a constraint.
 
-    Args:
-        engine: Measures the effects.
-        objective: What is maximised over the examples; None: the mean effect.
-        constraint: A bound, and the engine that measures it for the same components.
-        sign: 1, or -1 to look for sets with effects below 0.
-        record: Is called with the scores of every set within the bound, on all examples.
-        record_effects: Is called with all measured sets and their effects, within it or not.
+    Arguments are as in `Target`; the engine of the constraint measures its metric for the same
+    components. `record` is called with sets within the bound, `record_effects` with all of them.
     """
-    kind: type[Target] = EffectTarget
+    kind: type[Target] = Target
     if isinstance(objective, Faithful):
         kind = FaithfulTarget
     elif isinstance(objective, ExampleScores):

@@ -149,11 +149,6 @@ class Measurements:
         if self._checkpoint is not None:
             self._checkpoint.save(self._data)
 
-    @property
-    def n_affordable(self) -> int:
-        """Sets that the limit of passes leaves to be measured."""
-        return self._n_affordable(SET)
-
     def affords(self, n_gradients: int, n_sets: int) -> bool:
         """Whether the limit of passes leaves so many gradients and sets."""
         prices = self._data.prices
@@ -171,7 +166,8 @@ class Measurements:
         scale = gradient / 2 if self._is_for_mean else 1.0
         return scale * self._passes - self.spent.forward_equivalents
 
-    def _n_affordable(self, kind: str) -> int:
+    def n_affordable(self, kind: str = SET) -> int:
+        """Measurements of a kind that the limit of passes leaves."""
         # The tolerance keeps 40 at 40.
         return int(self._passes_left / self._data.prices[kind].forward_equivalents + 1e-9)
 
@@ -180,7 +176,7 @@ class Measurements:
         is_timed, ranks = self._seconds < float("inf"), self.target.engine.ranks
         if is_timed and ranks.decide(lambda: time.monotonic() - self._start > self._seconds):
             raise LimitReachedError("max_seconds")
-        count = self._n_affordable(kind)
+        count = self.n_affordable(kind)
         if count < 1:
             raise LimitReachedError("max_passes")
         return count

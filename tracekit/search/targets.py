@@ -1,14 +1,8 @@
 """Targets: what a search maximises.
 
 A search measures sets and takes gradients through a target, which turns the measured effects into a
-score for every example:
-
-    EffectTarget     the effects themselves (the paper), or changes of the metric's log-odds
-    ExampleTarget    scores that an objective makes of the effects of all examples together
-    FaithfulTarget   scores of a set and of its complement (all other components), compared with
-                     the effect of all components
-    BoundedTarget    one of these, for sets that keep another metric within a bound
-                     (`constraint.py`)
+score for every example. A `BoundedTarget` (`constraint.py`) is one of these targets, for sets that
+keep another metric within a bound.
 
 The gradient of scores is, by the chain rule, that of effects weighted by the derivative of the
 scores. Where a score depends on all examples, a first pass measures the effects. A set with its
@@ -51,6 +45,8 @@ from tracekit.search.objectives import (
 
 Record = Mapping[str, float | int | str]
 """One line of a history, e.g. one epoch or one greedy step."""
+SomeExamples = Int[Tensor, " some"] | None
+"""Numbers of the examples that are used; None: all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +74,10 @@ class EffectAndComplement(NamedTuple):
 
 
 class Target:
-    """Scores of sets and masks, and their gradients; `tracekit.search.make_target` makes one."""
+    """Scores of sets and masks, and their gradients; `tracekit.search.make_target` makes one.
+
+    Here scores are effects, times a sign (the paper); or changes of their log-odds.
+    """
 
     is_plain: bool = True
     """Whether scores are effects, each of its own example."""
@@ -149,7 +148,9 @@ class Target:
     @property
     def full_effects(self) -> Effects:
         """Scores of all components together."""
-        raise NotImplementedError
+        if self._objective is not None:
+            return self.engine.full_effects
+        return self.sign * self._engine.full_effects
 
     def with_pairs(self, pairs: PromptPairs) -> Target:
         """The same on other traced pairs, without recorders."""
@@ -173,7 +174,7 @@ class Target:
         sets: Iterable[Sequence[int]],
         label: str = "effects",
         *,
-        examples: Int[Tensor, " some"] | None = None,
+        examples: SomeExamples = None,
     ) -> Float[Tensor, "set some"]:
         """Scores of sets, on all examples or on some; `label` names the progress bar."""
         return self._scores([self.engine.set_effects(sets, label, examples=examples)], examples)
@@ -198,11 +199,9 @@ class Target:
 
     def _score_of_effects(self, effects: Effects) -> Effects | None:
         """Scores of the examples from known effects of a set; None if these are not enough."""
-        return None
+        return None if self._objective is not None else self.sign * effects
 
-    def _scores(
-        self, effects: Sequence[Tensor], numbers: Int[Tensor, " some"] | None = None
-    ) -> Tensor:
+    def _scores(self, effects: Sequence[Tensor], numbers: SomeExamples = None) -> Tensor:
         """Scores from effects on the examples of these numbers, or on all."""
         return effects[0]
 
@@ -247,33 +246,16 @@ class Target:
         return self.ranking_sign * gradient / self.n_examples
 
     def gradient(
-        self,
-        mask: Mask,
-        example_weights: GradientWeight,
-        examples: Int[Tensor, " some"] | None = None,
+        self, mask: Mask, example_weights: GradientWeight, examples: SomeExamples = None
     ) -> tuple[Effects, Mask]:
         """Scores, and the gradient of their weighted sum, on some examples or on all."""
         return gradients.gradient(self.engine, mask, example_weights, examples)
 
     def predict_changes(
-        self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
+        self, members: ComponentSet, *, examples: SomeExamples = None
     ) -> FirstOrderPrediction:
         """Predicted change of the mean score from adding or removing each component."""
         return gradients.predict_changes(self.engine, members, examples=examples)
-
-
-class EffectTarget(Target):
-    """Effects of sets, times a sign; or changes of their log-odds."""
-
-    def _score_of_effects(self, effects: Effects) -> Effects | None:
-        return None if self._objective is not None else self.sign * effects
-
-    @property
-    def full_effects(self) -> Effects:
-        """Effects of all components together, times the sign."""
-        if self._objective is not None:
-            return self.engine.full_effects
-        return self.sign * self._engine.full_effects
 
 
 class ExampleTarget(Target):
@@ -292,19 +274,14 @@ class ExampleTarget(Target):
         """Each gradient takes one more pass, which measures the effects."""
         return cost + Cost(cost.backward)
 
-    def _scores(
-        self, effects: Sequence[Tensor], numbers: Int[Tensor, " some"] | None = None
-    ) -> Tensor:
+    def _scores(self, effects: Sequence[Tensor], numbers: SomeExamples = None) -> Tensor:
         return self._objective.scores(effects[0])
 
     def _score_of_effects(self, effects: Effects) -> Effects:
         return self._objective.scores(self.sign * effects)
 
     def gradient(
-        self,
-        mask: Mask,
-        example_weights: GradientWeight,
-        examples: Int[Tensor, " some"] | None = None,
+        self, mask: Mask, example_weights: GradientWeight, examples: SomeExamples = None
     ) -> tuple[Effects, Mask]:
         """Scores, and the gradient of their weighted sum, on some examples or on all."""
         numbers = torch.arange(self.n_examples) if examples is None else examples
@@ -321,7 +298,7 @@ class ExampleTarget(Target):
         return scores.to(mask.device), gradient
 
     def predict_changes(
-        self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
+        self, members: ComponentSet, *, examples: SomeExamples = None
     ) -> FirstOrderPrediction:
         """Predicted change of the mean score from adding or removing each component."""
         mask = from_indices(members, self.n_components).float()
@@ -392,7 +369,7 @@ class FaithfulTarget(Target):
         sets: Iterable[Sequence[int]],
         label: str = "effects",
         *,
-        examples: Int[Tensor, " some"] | None = None,
+        examples: SomeExamples = None,
     ) -> Float[Tensor, "set some"]:
         """Scores of sets, on all examples or on some; `label` names the progress bar."""
         listed = [tuple(members) for members in sets]
@@ -400,9 +377,7 @@ class FaithfulTarget(Target):
         rows = self.engine.set_effects([*listed, *others], label, examples=examples)
         return self._scores(rows.split([len(listed)] * 2), examples)
 
-    def _scores(
-        self, effects: Sequence[Tensor], numbers: Int[Tensor, " some"] | None = None
-    ) -> Tensor:
+    def _scores(self, effects: Sequence[Tensor], numbers: SomeExamples = None) -> Tensor:
         own, others = effects
         full = to_device(self._full, own.device)
         return self._objective.scores(own, others, full if numbers is None else full[numbers])
@@ -443,10 +418,7 @@ class FaithfulTarget(Target):
         return self.ranking_sign * gradient / self.n_examples
 
     def gradient(
-        self,
-        mask: Mask,
-        example_weights: GradientWeight,
-        examples: Int[Tensor, " some"] | None = None,
+        self, mask: Mask, example_weights: GradientWeight, examples: SomeExamples = None
     ) -> tuple[Effects, Mask]:
         """Scores, and the gradient of their weighted sum, on some examples or on all."""
         return gradients.gradient(
@@ -459,7 +431,7 @@ class FaithfulTarget(Target):
         )
 
     def predict_changes(
-        self, members: ComponentSet, *, examples: Int[Tensor, " some"] | None = None
+        self, members: ComponentSet, *, examples: SomeExamples = None
     ) -> FirstOrderPrediction:
         """Predicted change of the mean score, from both predicted effects of each example."""
         engine, n = self.engine, self.n_components
@@ -503,7 +475,7 @@ def differentiate(
     return scores.detach(), derivatives
 
 
-def _score_metric(engine: Engine, objective: Objective | None, sign: int = 1) -> Metric | None:
+def _score_metric(engine: Engine, objective: Objective | None, sign: int) -> Metric | None:
     """The metric that scores are made of, with their name; None: that of the engine."""
     metric = engine.metric
     if objective is None and sign > 0:

@@ -61,13 +61,7 @@ def warn_before(
 ) -> None:
     """Warns of effects that say little, and of what the limits of a search do not bound."""
     warn_of_effects(question.search_engine)
-    warn_of_sign(
-        question.search_engine,
-        request.sign,
-        requested_sign,
-        request.objective,
-        request.goal.target is not None,
-    )
+    warn_of_sign(question.search_engine, request, requested_sign)
     if planned is not None and planned.limit_warning is not None:
         warn(planned.limit_warning, SearchStoppedWarning)
 
@@ -107,19 +101,15 @@ def warn_of_effects(engine: Engine) -> None:
         )
 
 
-def warn_of_sign(
-    engine: Engine,
-    sought: int,
-    requested_sign: str | None,
-    objective: object,
-    has_target: bool = False,
-) -> None:
+def warn_of_sign(engine: Engine, request: ResolvedRequest, requested_sign: str | None) -> None:
     """Warns where all components together have another sign than what a search seeks.
 
     Not where a positive one was asked for, nor where only what all do is sought. A target effect
     has its own sign, so with one no other sign is advised.
     """
-    mean, is_faithful = engine.full_effects.mean().item(), isinstance(objective, Faithful)
+    mean, sought = engine.full_effects.mean().item(), request.sign
+    has_target = request.goal.target is not None
+    is_faithful = isinstance(request.objective, Faithful)
     is_some = engine.metric.name not in METRICS or abs(mean) >= _NEAR_ZERO
     if mean * sought < 0 and is_some and requested_sign != "positive" and not is_faithful:
         todo = "or exchange x and y, or the prompts"

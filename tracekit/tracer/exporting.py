@@ -108,7 +108,8 @@ def export(
     """
     engine, setup, held_out = question.search_engine, question.setup, question.held_out_engine
     folder = as_path("folder", folder)
-    mask = from_indices(members_of(members, question.registry), len(question.registry)).float()
+    indices = members_of(members, question.registry)
+    mask = from_indices(indices, len(question.registry)).float()
     result = members if isinstance(members, TraceResult) else None
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} is not empty. Give a new folder.")
@@ -138,7 +139,6 @@ def export(
         measured, effects = engine, export.effects
         if held_out is not None and export.held_out_effects is not None:
             measured, effects = held_out, export.held_out_effects
-        indices = members_of(members, question.registry)
         choices = question.choices([indices], is_held_out=measured is held_out)
         text = on_examples(measured, effects, choices=choices).choices_text
         card = _readme(engine, setup, mask, export, result, side_effects, text)

@@ -20,7 +20,7 @@ from tracekit.search import LocalSearch, Selection
 from tracekit.search.auto import FEWEST_EXAMPLES, Auto, CrossFit, cross_fit
 from tracekit.search.backward import backward_elimination
 from tracekit.search.constraint import make_target, nothing_within_error
-from tracekit.search.local.local_search import SearchState
+from tracekit.search.local.best_sets import BestSets
 from tracekit.search.targets import Target
 from tracekit.tracer import diagnostics
 from tracekit.tracer.plan import Plan, plan_front, progress_bar
@@ -38,8 +38,8 @@ _NO_ROOM = "The limits left no room for statistics: the front has none."
 class _Sets:
     """The sets of a front, and how they were found."""
 
-    state: SearchState
-    """The local search."""
+    best: BestSets
+    """What local search measured."""
     by_size: Mapping[int, Selection]
     work: Work
     """What selecting them took."""
@@ -84,7 +84,7 @@ def front(
     with progress_bar(question, request, planned, on_note):
         target = request.target(question)
         sets = _best_of_every_size(question, request, target)
-        note = _INTERRUPTED if sets.state.stopped == "interrupted" else None
+        note = _INTERRUPTED if sets.best.stopped == "interrupted" else None
         if statistics and note is None:
             sets, note = _unless_stopped(lambda: _walk_from_all(question, target, sets), sets)
         if isinstance(request.search, Auto) and note is None:
@@ -113,19 +113,18 @@ def _unless_stopped(step: Callable[[], _T], before: _T) -> tuple[_T, str | None]
 def _best_of_every_size(question: Question, request: ResolvedRequest, target: Target) -> _Sets:
     local = cast(LocalSearch, request.searches[0])
 
-    def search() -> SearchState:
-        state = local.run(target, request.goal, request.seed)
-        best = state.best_sets
+    def search() -> BestSets:
+        best = local.run(target, request.goal, request.seed)
         fitting = {
             members: effects
             for members, effects in _known_effects(question, request.sign).items()
             if len(members) <= best.largest
         }
         best.add_measured(target.scores_of(fitting, better_than=best.effect))
-        return state
+        return best
 
-    state, work = measure_work(question, target, search)
-    return _Sets(state=state, by_size=_improving(state), work=work)
+    best, work = measure_work(question, target, search)
+    return _Sets(best=best, by_size=_improving(best), work=work)
 
 
 def _known_effects(question: Question, sign: int) -> dict[ComponentSet, Effects]:
@@ -137,13 +136,13 @@ def _known_effects(question: Question, sign: int) -> dict[ComponentSet, Effects]
     return effects
 
 
-def _improving(state: SearchState) -> dict[int, Selection]:
-    return {size: state.selection(size, size) for size in state.best_sets.improving_sizes}
+def _improving(best: BestSets) -> dict[int, Selection]:
+    return {size: best.selection(size, size) for size in best.improving_sizes}
 
 
 def _walk_from_all(question: Question, target: Target, sets: _Sets) -> _Sets:
     """A walk from all components downwards, whose better sets become those of the front."""
-    best = sets.state.best_sets
+    best = sets.best
 
     def walk() -> dict[int, ComponentSet]:
         others = backward_elimination(target, sizes_of_statistics(best.improving_sizes))
@@ -152,8 +151,7 @@ def _walk_from_all(question: Question, target: Target, sets: _Sets) -> _Sets:
         return others
 
     others, work = measure_work(question, target, walk)
-    by_size = _improving(sets.state)
-    return replace(sets, by_size=by_size, from_all=others, walk_cost=work.cost)
+    return replace(sets, by_size=_improving(best), from_all=others, walk_cost=work.cost)
 
 
 def _choose(question: Question, request: ResolvedRequest, target: Target, sets: _Sets) -> _Sets:
@@ -182,7 +180,8 @@ def _measured_front(
         sets.work,
     )
     question.sets.selected |= {members_of(each, each.registry) for each in results}
-    pareto_front = ParetoFront.of(results, request.goal.budgets[-1], order=sets.state.order)
+    order = sets.best.rankings_at_empty_set[0]
+    pareto_front = ParetoFront.of(results, request.goal.budgets[-1], order=order)
     return replace(
         pareto_front,
         statistics_cost=sets.walk_cost + (Cost() if sets.fit is None else sets.fit.cost),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from tracekit._util import progress
 from tracekit.engine.cost import Cost
-from tracekit.measure.front_statistics import MOST_CONTROLS, passes_from_all, sizes_of_statistics
+from tracekit.measure.front_statistics import MOST_CONTROLS, sizes_of_statistics
 from tracekit.measure.question import Question
 from tracekit.search import Goal, Search
 from tracekit.search.auto import Auto, sizes_ranked_alone
+from tracekit.search.backward import most_backward_passes
 from tracekit.search.base import PlannedPasses, planned_passes_of
 from tracekit.search.targets import Target
 from tracekit.tracer.request import ResolvedRequest
@@ -60,20 +61,18 @@ class Plan:
 
 def plan(question: Question, request: ResolvedRequest) -> Plan | None:
     """The passes of a search for budgets or a target; None if the search does not say."""
-    target, goal = request.target(question), request.goal
-    planned = planned_passes_of(
-        request.search, question.search_engine.n_components, request.goal_of_search
-    )
+    target, n = request.target(question), question.search_engine.n_components
+    planned = planned_passes_of(request.search, n, request.goal_of_search)
     cost = _search_cost(question, request, target, request.search, request.goal_of_search)
     if planned is None or cost is None:
         return None
-    n_results = max(1, len(goal.budgets))
+    n_results = max(1, len(request.goal.budgets))
     return Plan(
         search=request.searches[0],
         cost=cost,
         is_exact=_is_exact(request, target, planned),
         extra_passes=_passes_of_results(question, request, n_results),
-        limited=_limited(question, request, has_halves=isinstance(request.search, Auto)),
+        limited=_limited(request, n, has_halves=isinstance(request.search, Auto)),
     )
 
 
@@ -101,7 +100,8 @@ def plan_front(question: Question, request: ResolvedRequest, *, statistics: bool
             measured = Cost(2 * len(costs) * len(sizes))
             extra += sum((each for each in costs if each), measured).forward_equivalents
     if statistics:
-        downwards = passes_from_all(n, sizes) / 2
+        # The walk from all components downwards, and four measurements of its sets.
+        downwards = most_backward_passes(n, sizes) / 2 + 2 * len(sizes)
         extra += MOST_CONTROLS * len(sizes)
         extra += target.cost_of(Cost(downwards, downwards)).forward_equivalents
     return Plan(
@@ -109,7 +109,7 @@ def plan_front(question: Question, request: ResolvedRequest, *, statistics: bool
         cost=cost,
         is_exact=_is_exact(request, target, planned),
         extra_passes=extra,
-        limited=_limited(question, request, has_halves=statistics or is_choice),
+        limited=_limited(request, n, has_halves=statistics or is_choice),
     )
 
 
@@ -166,10 +166,8 @@ def _passes_of_results(question: Question, request: ResolvedRequest, n_results: 
     return n_results * (again + 2 + has_extra + share * (3 + has_extra))
 
 
-def _limited(question: Question, request: ResolvedRequest, *, has_halves: bool) -> tuple[Cost, ...]:
-    joint = request.searches[0]
-    planned = planned_passes_of(joint, question.search_engine.n_components, request.goal_of_search)
+def _limited(request: ResolvedRequest, n_components: int, *, has_halves: bool) -> tuple[Cost, ...]:
+    planned = planned_passes_of(request.searches[0], n_components, request.goal_of_search)
     if planned is None:
         return ()
-    halves: Sequence[Cost] = [planned.cost * 0.5] * 2 if has_halves else []
-    return (planned.cost, *halves)
+    return (planned.cost, *([planned.cost * 0.5] * 2 if has_halves else []))

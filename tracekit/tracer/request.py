@@ -29,24 +29,19 @@ from tracekit.search.targets import Target, require_full_effect
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a search is asked for."""
+    """What a search is asked for: the arguments of `Tracer.run`, with the method as a value.
+
+    `resolve_request` decides the objective and the sign where they are None.
+    """
 
     search: Search
-    """The search method, with its options."""
     budget: int | float | None = None
-    """Largest number of components: a count (int) or a share (float), rounded down."""
     budgets: Sequence[int | float] | None = None
-    """Several budgets."""
     target_effect: float | None = None
-    """Instead of a budget, the mean effect to reach by the fewest components."""
     objective: ObjectiveName | Objective | None = None
-    """What is maximised over the examples; None: decided by `resolve_request`."""
     sign: SignName | None = None
-    """Sign of the effects that are sought; None: decided by `resolve_request`."""
     constraint: Constraint | None = None
-    """A metric to leave within bounds."""
     seed: int = 0
-    """Seed of the search."""
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -62,12 +57,6 @@ class Request:
                 "tk.Constraint(pairs=..., at_most=0.05)."
             )
 
-    def goal(self, n_components: int) -> Goal:
-        """Budgets as counts, or the target."""
-        return Goal.make(
-            n_components, budget=self.budget, budgets=self.budgets, target_effect=self.target_effect
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRequest:
@@ -76,7 +65,6 @@ class ResolvedRequest:
     search: Search
     """The search; with `objective="auto"` an `Auto`, which chooses between two."""
     goal: Goal
-    """Budgets as counts, or the target."""
     objective: Objective | None
     """What is maximised over the examples; None: the mean effect."""
     sign: int
@@ -137,7 +125,13 @@ def resolve_request(
         BudgetError: About the budget, or a target effect of another sign, or by an objective.
         ConfigError: About the objective.
     """
-    goal, search, constraint = request.goal(len(question.registry)), request.search, None
+    goal = Goal.make(
+        len(question.registry),
+        budget=request.budget,
+        budgets=request.budgets,
+        target_effect=request.target_effect,
+    )
+    search, constraint = request.search, None
     objective, sign = _objective_and_sign(question, request, usual)
     maximised = resolve_objective(objective)
     if maximised is not None and goal.target is not None:
@@ -153,7 +147,10 @@ def resolve_request(
             )
         search = auto_search(search, question.search_engine.pairs.n_distinct)
     if request.constraint is not None:
-        constraint = request.constraint, _constrained_engine(question, request.constraint)
+        pairs = question.pairs if request.constraint.pairs is None else request.constraint.pairs
+        engine = question.engine_of(pairs, metric=request.constraint.metric)
+        check_metric(engine)
+        constraint = request.constraint, engine
     return ResolvedRequest(
         search=search,
         goal=goal,
@@ -205,10 +202,3 @@ def _sign_of(question: Question, sign: SignName | None, target: float | None) ->
             f"{'below' if sought < 0 else 'above'} 0. Leave out sign, or give one of its sign."
         )
     return sought
-
-
-def _constrained_engine(question: Question, constraint: Constraint) -> Engine:
-    pairs = question.pairs if constraint.pairs is None else constraint.pairs
-    engine = question.engine_of(pairs, metric=constraint.metric)
-    check_metric(engine)
-    return engine

@@ -1,10 +1,8 @@
 """Gradient baselines: rank all components by a few gradients, without a penalty to tune.
 
-*Attribution patching* takes the gradient of the mean effect at the empty mask. By the chain rule
-its entry for a component is (counterfactual - clean activation) . d effect / d activation, summed
-over positions and averaged over examples. *Integrated gradients* over masks take the mean gradient
-along the line from the empty to the full mask instead. *EAP-IG* moves the input of the model along
-the line, for edges alone.
+By the chain rule the gradient of the mean effect at the empty mask has for a component the entry
+(counterfactual - clean activation) . d effect / d activation, summed over positions and averaged
+over examples.
 """
 
 from __future__ import annotations

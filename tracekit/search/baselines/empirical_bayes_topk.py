@@ -1,9 +1,7 @@
 """Empirical-Bayes top-k: the components with the largest single effects, estimated with shrinkage.
 
 Top-k takes the components whose mean effects are largest on the examples, and many of these are
-large by chance. Here each mean is shrunken towards what all components have in common, which ranks
-them better for new examples. Where there are more than a few hundred components, gradients along
-the line from the empty to the full mask take the place of single effects, example by example.
+large by chance. Shrunken means rank them better for new examples.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Greedy: add the component that raises the mean effect most, again and again.
 
-The strongest of the simple baselines and the slowest: about N k forward passes for k components.
-Every prefix of its path is an answer, so all budgets share one run.
+It takes about N k forward passes for k of N components. Every prefix of its path is an answer, so
+all budgets share one run.
 """
 
 from __future__ import annotations

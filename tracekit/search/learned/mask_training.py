@@ -2,9 +2,7 @@
 
 Every step follows the gradient of an objective (`reward.py`) and of a penalty with Adam and clamps
 the mask to [0, 1]. With a fixed lambda1 there is one training run, as in the papers; without,
-lambda1 is searched (`lambda_search.py`). Every truncated mask of every epoch, and the largest
-entries of its soft mask, are measured exactly, and the best set within each budget is returned.
-Methods differ in objective, penalty and truncation: `pgbct.py`, `dcm.py`.
+lambda1 is searched, and sets are taken from all epochs (`lambda_search.py`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tracekit.components import ComponentSet
+from tracekit.components.masks import from_indices, ranking
 from tracekit.metrics import Effects
+from tracekit.search.base import Selection, Stop
 from tracekit.search.measurements import Measurements
 
 
@@ -17,6 +19,8 @@ class BestSets:
         self.measurements, self.largest = measurements, largest
         self._best: dict[int, tuple[float, ComponentSet]] = {}
         self._single_effects: dict[int, float] = {}
+        self.stopped: Stop | None = None
+        """The limit that cut the search short."""
 
     @property
     def sizes(self) -> list[int]:
@@ -33,6 +37,12 @@ class BestSets:
         """Components that were measured alone, the best first."""
         return sorted(self._single_effects, key=lambda index: -self._single_effects[index])
 
+    @property
+    def rankings_at_empty_set(self) -> list[list[int]]:
+        """All components as either prediction from the gradient at the empty set ranks them."""
+        prediction = self.measurements.predict_changes(())
+        return [ranking(prediction.predicted_effects), ranking(prediction.gradient)]
+
     def effect(self, size: int) -> float:
         """Mean effect of the best set of exactly a size; minus infinity if there is none."""
         return self._best[size][0] if size in self._best else -float("inf")
@@ -45,6 +55,18 @@ class BestSets:
         """The best set of 1 to `budget` components; of equals the smallest."""
         size = max((s for s in self.sizes if s <= budget), key=lambda s: (self.effect(s), -s))
         return self.best(size)
+
+    def selection(self, size: int, budget: int | None) -> Selection:
+        """The best set of at most a size; its history has the best effect at every size."""
+        members = self.best_within(size)
+        return Selection(
+            mask=from_indices(members, self.measurements.target.n_components),
+            effects=self.effects(members),
+            history=tuple({"n_selected": s, "effect": self.effect(s)} for s in self.sizes),
+            budget=budget,
+            saved=self.measurements.saved,
+            stopped=self.stopped,
+        )
 
     def effects(self, members: ComponentSet) -> Effects:
         """Effects of a measured set on every example."""

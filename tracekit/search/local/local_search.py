@@ -31,7 +31,7 @@ from pydantic import PositiveFloat, PositiveInt
 from tracekit._util.options import ValidatedFields
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
-from tracekit.components.masks import Mask, from_indices, ranking
+from tracekit.components.masks import Mask, ranking
 from tracekit.engine.cost import Cost
 from tracekit.errors import NothingFoundError, SearchStoppedWarning
 from tracekit.metrics import Effects
@@ -40,7 +40,6 @@ from tracekit.search.base import (
     Goal,
     PlannedPasses,
     Selection,
-    Stop,
     require_gradient,
     target_not_reached,
 )
@@ -82,18 +81,17 @@ class LocalSearch(ValidatedFields):
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Answers the goal from one run."""
         goal.require(self.name)
-        state = self.run(target, goal, seed)
+        best_sets = self.run(target, goal, seed)
         if goal.target is None:
-            return [state.selection(budget, budget) for budget in goal.budgets]
-        best_sets = state.best_sets
+            return [best_sets.selection(budget, budget) for budget in goal.budgets]
         size = best_sets.smallest_reaching(goal.target)
-        if size is None and state.stopped == "interrupted":
+        if size is None and best_sets.stopped == "interrupted":
             raise KeyboardInterrupt
         if size is None:
             raise target_not_reached(goal.target, max(map(best_sets.effect, best_sets.sizes)))
-        return [state.selection(size, None)]
+        return [best_sets.selection(size, None)]
 
-    def run(self, target: Target, goal: Goal, seed: int) -> SearchState:
+    def run(self, target: Target, goal: Goal, seed: int) -> BestSets:
         """Searches up to the largest budget; Ctrl-C, or a limit, ends it with the best so far.
 
         Nothing is drawn: `seed` only names the search in its checkpoint.
@@ -115,59 +113,31 @@ class LocalSearch(ValidatedFields):
                 is_for_mean=self.max_passes is None,
                 checkpoint=checkpoint,
             )
-            state = SearchState(BestSets(measurements, goal.budgets[-1] if goal.budgets else n))
+            best_sets = BestSets(measurements, goal.budgets[-1] if goal.budgets else n)
             try:
-                _search(state.best_sets, goal, self)
+                _search(best_sets, goal, self)
             except LimitReachedError as reached:
-                state.stopped = reached.limit
+                best_sets.stopped = reached.limit
             except KeyboardInterrupt:
-                state.stopped = "interrupted"
+                best_sets.stopped = "interrupted"
             finally:
                 measurements.save()
-            best_sets = state.best_sets
             measurements.confirm(best_sets.best(size) for size in best_sets.improving_sizes)
-        if not state.best_sets.sizes:
-            if state.stopped == "interrupted":
+        if not best_sets.sizes:
+            if best_sets.stopped == "interrupted":
                 raise KeyboardInterrupt
-            reason = f"The search was stopped ({state.stopped}) before it measured anything."
+            reason = f"The search was stopped ({best_sets.stopped}) before it measured anything."
             raise NothingFoundError(f"{reason} Allow it more.")
-        if state.stopped == "max_passes" and self.max_passes is None:
-            state.stopped = None  # The method's own number of passes, not the user's limit.
+        if best_sets.stopped == "max_passes" and self.max_passes is None:
+            best_sets.stopped = None  # The method's own number of passes, not the user's limit.
         points = weights_along_line(MaskIG().steps)
-        if state.stopped is not None and not measurements.has_soft_gradients(points):
+        if best_sets.stopped is not None and not measurements.has_soft_gradients(points):
             warn(
-                f"The limit ({state.stopped}) left no room for integrated gradients, "
+                f"The limit ({best_sets.stopped}) left no room for integrated gradients, "
                 f"{2 * len(points)} passes, so mask-ig may find better sets. Allow more.",
                 SearchStoppedWarning,
             )
-        return state
-
-
-@dataclass(eq=False)
-class SearchState:
-    """The sets that a search has found."""
-
-    best_sets: BestSets
-    stopped: Stop | None = None
-    """The limit that cut it short."""
-
-    @property
-    def order(self) -> list[int]:
-        """All components as the gradient at the empty set ranks them."""
-        return _rankings_at_empty_set(self.best_sets.measurements)[0]
-
-    def selection(self, size: int, budget: int | None) -> Selection:
-        """The best set of at most a size; its history has the best effect at every size."""
-        best = self.best_sets
-        measurements, members = best.measurements, best.best_within(size)
-        return Selection(
-            mask=from_indices(members, measurements.target.n_components),
-            effects=measurements.effects(members),
-            history=tuple({"n_selected": s, "effect": best.effect(s)} for s in best.sizes),
-            budget=budget,
-            saved=measurements.saved,
-            stopped=self.stopped,
-        )
+        return best_sets
 
 
 def refine(
@@ -183,8 +153,8 @@ def refine(
 
 def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
     measurements = best_sets.measurements
-    rankings = _rankings_at_empty_set(measurements)
-    n, passes = measurements.target.n_components, measurements.n_affordable
+    rankings = best_sets.rankings_at_empty_set
+    n, passes = measurements.target.n_components, measurements.n_affordable()
     takes_all = n <= SETTINGS.share_of_all_singles * passes
     is_limited = search.max_passes is not None or search.max_seconds is not None
     budgets = goal.budgets if len(goal.budgets) <= SETTINGS.most_sizes else ()
@@ -217,7 +187,7 @@ def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
     has_many, has_few = n >= SETTINGS.many, n <= SETTINGS.passes_per_size
     if has_many:
         best_sets.measure(_backward_sets(measurements, sweeps.sizes), "backward elimination")
-    if has_few and n * n <= measurements.n_affordable:
+    if has_few and n * n <= measurements.n_affordable():
         best_sets.measure(combinations(range(n), 2), "pairs")
     sweeps.go_on(with_effort=search.max_passes is not None or has_many or has_few)
     sweeps.fill()
@@ -232,8 +202,3 @@ def _backward_sets(measurements: Measurements, sizes: Sequence[int]) -> list[Com
     for size in reversed(sizes):
         sets.append(shrink(sets[-1], size, predict))
     return sets[1:]
-
-
-def _rankings_at_empty_set(measurements: Measurements) -> list[list[int]]:
-    prediction = measurements.predict_changes(())
-    return [ranking(prediction.predicted_effects), ranking(prediction.gradient)]
