@@ -32,6 +32,7 @@ from tracekit.measure.shapley import (
     _corrected,
     _with_reverses,
     exact_values,
+    pair_interactions,
     sampled_values,
 )
 from tracekit.results.significance import sign_flip_p_values

@@ -192,7 +192,7 @@ def test_what_was_measured_before_an_interruption_is_told(model, is_exchanged, m
 
 def test_errors(model, is_exchanged):
     for value in (-0.1, 1.5, float("nan"), True):
-        with pytest.raises(ConfigError, match=r"The weight of the complement is .*\. It must lie"):
+        with pytest.raises(ConfigError, match=r"The option complement is .*\. (Input|Give)"):
             Faithful(complement=value)
     wrong = traced(model, exchange=not is_exchanged)
     with pytest.raises(MetricError, match=r"an effect of -\d.*Exchange x and y, or the prompts"):

@@ -25,7 +25,7 @@ from tracekit.engine.effects import stream_effects
 from tracekit.engine.engine import Engine
 from tracekit.engine.gradients import stream_changes
 from tracekit.errors import ComponentError, TracekitError
-from tracekit.measure.records import on_examples
+from tracekit.measure.question import on_examples
 from tracekit.metrics import Bounds, Effects
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.intervals import UNBOUNDED, effect_interval

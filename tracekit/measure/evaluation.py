@@ -22,9 +22,8 @@ from tracekit.components.members import ComponentsLike, mask_of, members_of, sco
 from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, MaskError, UnreliableResultWarning
-from tracekit.measure.question import Question, further_metrics
-from tracekit.measure.records import on_examples
-from tracekit.metrics import Direction, Metric, MetricFunction
+from tracekit.measure.question import AnyMetric, Question, further_metrics, on_examples
+from tracekit.metrics import Direction
 from tracekit.results.curve import TraceCurve
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness, Ranking
 from tracekit.results.intervals import effect_interval
@@ -58,7 +57,7 @@ def evaluate(
     question: Question,
     mask: ComponentsLike,
     *,
-    metrics: Sequence[str | Metric | MetricFunction],
+    metrics: Sequence[AnyMetric],
     per_example: bool = ...,
     held_out: bool | None = ...,
 ) -> pd.DataFrame: ...
@@ -68,7 +67,7 @@ def evaluate(
     question: Question,
     mask: ComponentsLike,
     *,
-    metrics: Sequence[str | Metric | MetricFunction] | None = None,
+    metrics: Sequence[AnyMetric] | None = None,
     per_example: bool = False,
     held_out: bool | None = None,
 ) -> float | Float[Tensor, " example"] | pd.DataFrame:
@@ -113,8 +112,15 @@ def evaluate(
     resolved = further_metrics(metrics, question.direction)
     if not resolved:
         raise ConfigError("metrics is empty. Name at least one, or leave it out.")
-    frame = _by_metric(engine, entries, resolved, per_example=per_example)
-    return frame if per_example else frame.rename_axis(index=_index_name(question, mask, engine))
+    by_name = metric_effects(engine, entries, resolved)
+    if per_example:
+        frame = pd.DataFrame({name: values.numpy() for name, values in by_name.items()})
+        return frame.rename_axis("example")
+    full = metric_effects(engine, torch.ones_like(entries), resolved)
+    rows = {}
+    for name, values in by_name.items():
+        rows[name] = replace(on_examples(engine, values, full=full[name]), metric=name).row()
+    return pd.DataFrame(rows).rename_axis(index=_index_name(question, mask, engine))
 
 
 def noising_and_denoising(question: Question, members: ComponentsLike) -> pd.DataFrame:
@@ -162,23 +168,6 @@ def _index_name(question: Question, given: ComponentsLike, engine: Engine) -> st
     return question.examples_text(
         given if ((entries == 0) | (entries == 1)).all() else "all", engine
     )
-
-
-def _by_metric(
-    engine: Engine, mask: Tensor, metrics: Sequence[Metric], *, per_example: bool
-) -> pd.DataFrame:
-    """A pandas DataFrame with a column per metric, from two passes over the data.
-
-    Its rows are examples or, of all of them, those of `OnExamples.row`. Metrics are in the
-    direction of the engine.
-    """
-    effects = metric_effects(engine, mask, metrics)
-    if per_example:
-        frame = pd.DataFrame({name: values.numpy() for name, values in effects.items()})
-        return frame.rename_axis("example")
-    full = metric_effects(engine, torch.ones_like(mask), metrics)
-    own = {name: on_examples(engine, each, full=full[name]) for name, each in effects.items()}
-    return pd.DataFrame({name: replace(each, metric=name).row() for name, each in own.items()})
 
 
 def faithfulness(

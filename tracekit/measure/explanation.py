@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
@@ -17,7 +16,7 @@ from tracekit._util import progress
 from tracekit._util.deferred import pd
 from tracekit._util.markup import printable, with_ends
 from tracekit._util.options import check_loss, check_seed, check_whole
-from tracekit.components import Component, ComponentRegistry, ComponentSet
+from tracekit.components import Component, ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
@@ -351,8 +350,8 @@ def explain(
         NonFiniteMetricError: The metric is not finite on a subset; names both.
     """
     check_seed(seed)
+    check_loss("tolerance", tolerance)
     engine, chosen = question.eval_engine, members_of(members, question.registry)
-    _check(engine.registry, chosen, max_sets, tolerance)
     planned = plan_explanation(engine, chosen, max_sets=max_sets, look_outside=look_outside)
     passes, n, before = planned.cost.forward_equivalents, engine.n_examples, engine.cost
     with progress.run("explain", passes, n, shown=engine.config.progress):
@@ -395,10 +394,14 @@ def plan_explanation(
     engine: Engine, members: ComponentSet, *, max_sets: int, look_outside: bool | None
 ) -> PlannedPasses:
     """Passes of an explanation: exact for up to 12 members and without non-members."""
-    registry, is_outside = engine.registry, _looks_outside(engine, look_outside)
-    _check(registry, members, max_sets, tolerance=0)
-    n = len(members)
-    is_exact = n <= MOST_EXACT
+    registry, n = engine.registry, len(members)
+    if n < 2:
+        named = ", ".join(map(registry.label, members)) or "none"
+        raise ComponentError(
+            f"A set of {n} components ({named}) has nothing to explain. Give at least two."
+        )
+    check_whole("max_sets", max_sets)
+    is_exact, is_outside = n <= MOST_EXACT, _looks_outside(engine, look_outside)
     subsets = n_subsets_of_values(n, max_sets)
     if not is_exact:
         # Pairs in two contexts; then, without redundant members, what is smaller than without two.
@@ -407,16 +410,3 @@ def plan_explanation(
     if is_outside and len(registry) > n:
         cost += Cost(n_sets_of_non_members(n, len(registry)) + n + 1, n + 1)
     return PlannedPasses(cost=cost, is_exact=is_exact and not is_outside)
-
-
-def _check(
-    registry: ComponentRegistry, members: Sequence[int], max_sets: int, tolerance: float
-) -> None:
-    if len(members) < 2:
-        named = ", ".join(map(registry.label, members)) or "none"
-        raise ComponentError(
-            f"A set of {len(members)} components ({named}) has nothing to explain. Give at least "
-            "two."
-        )
-    check_whole("max_sets", max_sets)
-    check_loss("tolerance", tolerance)

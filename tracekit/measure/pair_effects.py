@@ -32,9 +32,9 @@ MOST_IN_GRID = 256
 
 def chosen_for_pairs(
     registry: ComponentRegistry,
-    components: Sequence[int] | None,
+    components: ComponentsLike | None,
     *,
-    given: ComponentSet = (),
+    given: ComponentSet,
     layers: Sequence[int] | None = None,
     most: int | None = None,
 ) -> list[int]:
@@ -42,12 +42,13 @@ def chosen_for_pairs(
 
     By default all that are not `given`, which is patched besides. `most` is how many there may be.
     """
-    if components is not None and len(set(components)) < len(components):
+    paired = [i for i in range(len(registry)) if i not in set(given)]
+    if components is not None:
+        paired = ordered_in(components, registry)
+    if len(set(paired)) < len(paired):
         raise ComponentError(
             "A component is named twice among those to be paired. Name each one once."
         )
-    rest = [i for i in range(len(registry)) if i not in set(given)]
-    paired = rest if components is None else list(components)
     both = sorted(set(paired) & set(given))
     if both:
         raise ComponentError(
@@ -100,8 +101,6 @@ def interactions(
     registry, context = question.registry, members_of(given, question.registry, or_none=True)
     selected_on = None if components is None else question.selected_on(components)
     asked = [question, question.opposite] if both_directions else [question]
-    if components is not None:
-        components = ordered_in(components, registry)
     if layers is not None:
         n_layers = question.model.cfg.n_layers
         layers = [layer + n_layers if layer < 0 else layer for layer in layers]
@@ -132,9 +131,7 @@ def measure_pairs(
     """Measures every component and every pair of components, in the order wanted on the axes.
 
     `given` is patched besides, in every set. `selected_on` is the fingerprint of the examples that
-    the components were selected on, if a search found them: on these there are no p values. Effects
-    on single examples are held in float32 while intervals and p values are computed from them, and
-    no longer.
+    the components were selected on, if a search found them: on these there are no p values.
     """
     order = list(components)
     n = len(order)

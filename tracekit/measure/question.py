@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import assert_never
 
@@ -28,7 +29,6 @@ from tracekit.engine.setup import Setup
 from tracekit.engine.sources import Binding, ToPairs, as_source, name_of, with_counterfactuals
 from tracekit.errors import ConfigError, PairsError
 from tracekit.measure.known_sets import KnownSets
-from tracekit.measure.records import on_examples, positions_of
 from tracekit.metrics import Direction, Effects, Metric, MetricFunction
 from tracekit.metrics import resolve_metric as resolve_metric
 from tracekit.models import HookedModel, foreign_hooks, model_name, revision_of, weights_digest
@@ -278,15 +278,9 @@ def bind(
     held_out: PromptPairs | None = None,
     extra_metrics: Sequence[AnyMetric] = (),
 ) -> Question:
-    """Binds a setup to a model, whose hooks are checked, and to examples.
+    """Binds a setup to a model, whose hooks are checked, and to examples, as `Question` has them.
 
-    Args:
-        setup: What takes which values, and how the effect is measured.
-        model: The model.
-        pairs: The data set; means are taken over it, and its prompts name the spans.
-        config: Settings that change no result.
-        held_out: Examples that no search sees.
-        extra_metrics: Further metrics that every result is measured by.
+    Means are taken over `pairs`, and their prompts name the spans.
 
     Raises:
         HookPointError: A component cannot be intervened on in this model.
@@ -366,3 +360,37 @@ def further_metrics(given: Sequence[AnyMetric], direction: Direction) -> tuple[M
     if len(set(names)) < len(names):
         raise ConfigError(f"A metric is named twice in {names}. Name each one once.")
     return resolved if direction == "noising" else tuple(m.denoising() for m in resolved)
+
+
+def on_examples(
+    engine: Engine,
+    effects: Effects,
+    complement: Effects | None = None,
+    full: Effects | None = None,
+    choices: Float[Tensor, "run 5"] | None = None,
+) -> OnExamples:
+    """Returns measured effects together with the examples of the engine that measured them.
+
+    `full` are the effects of all components by another metric than that of the engine.
+    """
+    pairs = engine.pairs
+    return OnExamples(
+        effects=effects,
+        full=engine.full_effects if full is None else full,
+        complement=complement,
+        **pairs.over,
+        dataset=pairs.name,
+        fingerprint=engine.fingerprint,
+        prompts=tuple(pair.prompts_digest for pair in pairs),
+        origin=pairs.origin,
+        chat=pairs.chat,
+        metric=engine.metric.name,
+        direction=engine.metric.direction,
+        choices=choices,
+    )
+
+
+def positions_of(engine: Engine) -> str | tuple[int, ...]:
+    """Where an engine patches, as it is saved."""
+    positions = engine.config.positions
+    return positions if isinstance(positions, str) else tuple(positions)

@@ -80,9 +80,7 @@ class SetGame:
     ) -> Float[Tensor, "coalition example"]:
         """Effects of coalitions on every example; those that are new are measured together.
 
-        Args:
-            coalitions: Of each, the numbers of its members in the set.
-            label: Names the progress bar.
+        `label` names the progress bar.
 
         Raises:
             NonFiniteMetricError: Names the examples.

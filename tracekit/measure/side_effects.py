@@ -43,9 +43,8 @@ from tracekit.engine.engine import Engine
 from tracekit.errors import PairsError
 from tracekit.measure.evaluation import PlannedSets
 from tracekit.measure.figures import strengths_figure
-from tracekit.measure.question import Question
+from tracekit.measure.question import Question, positions_of
 from tracekit.measure.random_sets import control_overlap, control_sets, n_controls
-from tracekit.measure.records import positions_of
 from tracekit.metrics import Bounds, Effects, Metric, MetricFunction, bounds_of
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval, resamples

@@ -25,17 +25,13 @@ from tracekit._util.clusters import Over, n_text
 from tracekit._util.options import check_whole
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
-from tracekit.components.members import ComponentsLike, members_of, ordered_in
+from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.pair import split_disjoint
 from tracekit.engine.engine import Engine
 from tracekit.measure.pair_effects import added_effects, check_size, chosen_for_pairs
 from tracekit.measure.question import Question
 from tracekit.results.intervals import row_intervals
-from tracekit.results.significance import (
-    n_testable,
-    p_values,
-    without_rounding,
-)
+from tracekit.results.significance import n_testable, p_values, without_rounding
 from tracekit.results.strongest_pairs import StrongestPairs
 from tracekit.search.base import require_gradient
 
@@ -87,8 +83,6 @@ def strongest_pairs(
     """
     require_gradient(question.search_engine.metric, "strongest_pairs")
     context = members_of(given, question.registry, or_none=True)
-    if components is not None:
-        components = ordered_in(components, question.registry)
     engine = question.search_engine
     paired = chosen_for_pairs(question.registry, components, given=context)
     check_whole("count", count)

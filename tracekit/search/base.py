@@ -51,13 +51,7 @@ class Goal:
         budgets: Iterable[int | float] | None = None,
         target_effect: float | None = None,
     ) -> Goal:
-        """Checks a request.
-
-        Args:
-            n_components: Number of components in all.
-            budget: A count (int) or a share of all components (float in (0, 1]), rounded down.
-            budgets: Several of them.
-            target_effect: A mean effect.
+        """Checks a request, whose arguments are as in `Tracer.run`.
 
         Raises:
             BudgetError: Below one component, above all of them, or more than one kind of goal.

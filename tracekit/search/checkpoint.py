@@ -55,7 +55,10 @@ class SearchCheckpoint:
         self._target = target
         self._key = _search_key(target, config)
         # Before the ranks part: only one of them reads the file.
-        self._proof = _identifying_values(target)
+        clean = target.engine.clean
+        log_probs = [clean.x] if clean.y is None else [clean.x, clean.y]
+        # These tell models and metrics apart: the clean run, and effects of all components.
+        self._proof = torch.stack([*(row.cpu() for row in log_probs), target.full_effects])
         target.engine.ranks.decide(self._check_writable)
 
     @contextmanager
@@ -170,13 +173,6 @@ class SearchCheckpoint:
             raise ResultFormatError(
                 f"The checkpoint {self._path} cannot be written. Name a file in a folder of yours."
             ) from error
-
-
-def _identifying_values(target: Target) -> Tensor:
-    """Numbers that tell models and metrics apart: clean run, effects of all components."""
-    clean = target.engine.clean
-    log_probs = [clean.x] if clean.y is None else [clean.x, clean.y]
-    return torch.stack([*(row.cpu() for row in log_probs), target.full_effects])
 
 
 def _search_key(target: Target, config: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.devices import to_device
-from tracekit._util.options import check_keywords, shortened
+from tracekit._util.options import check_fields, check_keywords, shortened
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices, members_of_mask
 from tracekit.components.members import ComponentsLike
@@ -27,7 +27,7 @@ from tracekit.search.objectives import (
     ExampleScores,
     Faithful,
     Objective,
-    check_number,
+    PositiveNumber,
     named_metric,
 )
 from tracekit.search.targets import (
@@ -52,11 +52,11 @@ class Constraint:
     """Examples on which it is measured, e.g. neutral text; None: those that are traced."""
     metric: str | Metric | MetricFunction = "kl"
     """Metric that is measured on them."""
-    at_most: float
+    at_most: PositiveNumber
     """Bound on the absolute value of its mean effect, in units of the metric."""
 
     def __post_init__(self) -> None:
-        check_number("at_most", self.at_most, 0.0, float("inf"))
+        check_fields(self, "at_most")
         if self.pairs is not None and not isinstance(self.pairs, PromptPairs):
             raise ConfigError(
                 f"The pairs of the constraint are {shortened(self.pairs)}. Give PromptPairs."
@@ -88,13 +88,10 @@ class BoundedTarget(Target):
         measures: Engine,
         record: SetRecorder | None = None,
     ) -> None:
-        """Bounds a target.
+        """Bounds a target, which has no `record` of its own.
 
-        Args:
-            target: What is maximised within the bound; it has no `record` of its own.
-            constraint: The bound.
-            measures: Measures the effects on the constrained metric, for the same components.
-            record: Is called with the scores of every set within the bound, on all examples.
+        `measures` has the effects on the constrained metric, for the same components. `record` is
+        called with the scores of every set within the bound, on all examples.
         """
         self._inner, self._constraint, self._measures = target, constraint, measures
         self._within = record

@@ -19,37 +19,30 @@ Results report effects of the metric, whatever was maximised.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isfinite, isinf
-from typing import Any, ClassVar
+from math import isinf
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
 from tracekit._util.names import ObjectiveName, choices_text
-from tracekit._util.options import shortened
+from tracekit._util.options import Share, ValidatedFields, shortened
 from tracekit.errors import ConfigError
 from tracekit.metrics import ContinuationLogProbs, Effects, Metric
 
-
-def check_number(name: str, value: object, low: float, high: float) -> None:
-    """Refuses what is no number between two others."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
-    if not is_number or not low < float(value) < high:  # type: ignore[arg-type]
-        limits = "positive" if high == float("inf") else f"between {low:g} and {high:g}"
-        raise ConfigError(f"{name} is {value!r}. It must be {limits}.")
+PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""A finite number above 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrimmedMean:
+class TrimmedMean(ValidatedFields):
     """The mean without the least and the greatest effects."""
 
     title: ClassVar[str] = "trimmed-mean"
-    share: float = 0.1
+    share: Annotated[float, Field(gt=0, lt=0.5)] = 0.1
     """Share of the examples that is left out at either end; below 0.5."""
-
-    def __post_init__(self) -> None:
-        check_number("The share of a trimmed mean", self.share, 0.0, 0.5)
 
     def scores(self, effects: Float[Tensor, "*set example"]) -> Float[Tensor, "*set example"]:
         """Scores of examples, whose mean is the trimmed mean."""
@@ -61,15 +54,12 @@ class TrimmedMean:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LowerBound:
+class LowerBound(ValidatedFields):
     """The mean less standard errors of the mean."""
 
     title: ClassVar[str] = "lower-bound"
-    errors: float = 1.0
+    errors: PositiveNumber = 1.0
     """How many standard errors."""
-
-    def __post_init__(self) -> None:
-        check_number("The standard errors of a lower bound", self.errors, 0.0, float("inf"))
 
     def scores(self, effects: Float[Tensor, "*set example"]) -> Float[Tensor, "*set example"]:
         """Scores of examples, whose mean is the lower bound."""
@@ -81,15 +71,12 @@ class LowerBound:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantile:
+class Quantile(ValidatedFields):
     """The effect that a share of the examples does not exceed."""
 
     title: ClassVar[str] = "quantile"
-    level: float = 0.5
+    level: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """This share, in (0, 1); 0.5 is the median."""
-
-    def __post_init__(self) -> None:
-        check_number("The level of a quantile", self.level, 0.0, 1.0)
 
     def scores(self, effects: Float[Tensor, "*set example"]) -> Float[Tensor, "*set example"]:
         """The quantile, for every example."""
@@ -104,7 +91,7 @@ class LogOdds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Faithful:
+class Faithful(ValidatedFields):
     """How close a set comes to doing what all components do, and its complement to doing nothing.
 
     With f the effect of the set on an example, g that of its complement (all other components), F
@@ -118,14 +105,8 @@ class Faithful:
     """
 
     title: ClassVar[str] = "faithful"
-    complement: float = 0.5
+    complement: Share = 0.5
     """Weight w of the complement, in [0, 1]."""
-
-    def __post_init__(self) -> None:
-        value = self.complement
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 <= value <= 1:
-            raise ConfigError(f"The weight of the complement is {value!r}. It must lie in [0, 1].")
 
     def scores(
         self,

@@ -12,8 +12,7 @@ from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.measure.paths import Paths
-from tracekit.measure.question import Question
-from tracekit.measure.records import positions_of
+from tracekit.measure.question import Question, positions_of
 from tracekit.metrics import Effects
 from tracekit.models import model_name, weights_digest
 from tracekit.results.curve import TraceCurve

@@ -38,8 +38,7 @@ from tracekit.engine.patching import shares_of
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError, ModelWarning, OutputError, UnsupportedModelError
 from tracekit.measure import SideEffects
-from tracekit.measure.question import Question
-from tracekit.measure.records import on_examples
+from tracekit.measure.question import Question, on_examples
 from tracekit.metrics import Effects
 from tracekit.models import HookedModel, load_model, model_name
 from tracekit.models.architectures import PROJECTIONS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar, cast
 
 from tracekit._util.warn import warn
@@ -23,7 +24,7 @@ from tracekit.search.constraint import make_target, nothing_within_error
 from tracekit.search.local.best_sets import BestSets
 from tracekit.search.targets import Target
 from tracekit.tracer import diagnostics
-from tracekit.tracer.plan import Plan, plan_front, progress_bar
+from tracekit.tracer.plan import plan_front, progress_bar
 from tracekit.tracer.request import Request, ResolvedRequest, resolve_front
 from tracekit.tracer.search import Work, measure_work, results_of
 from tracekit.tracer.trackers import Observed, Observer
@@ -57,47 +58,32 @@ def run_front(
     *,
     statistics: bool = True,
 ) -> ParetoFront:
-    """The front that a request asks for, with the warnings about it; see `Tracer.pareto`."""
+    """The front that a request asks for, with the warnings about it; see `Tracer.pareto`.
+
+    Ctrl-C, or a limit, after the search ends the front with what was found until then.
+    """
     resolved = resolve_front(question, request, statistics=statistics)
     planned = plan_front(question, resolved, statistics=statistics)
     diagnostics.warn_before(question, resolved, request.sign, planned)
     with Observed(observe, question, resolved) as observed:
-        pareto_front = front(question, resolved, planned, observed.step, statistics=statistics)
-        observed.results(pareto_front.results)
-    diagnostics.warn_of_circuits(pareto_front.results)
-    return pareto_front
-
-
-def front(
-    question: Question,
-    request: ResolvedRequest,
-    planned: Plan | None,
-    on_note: Callable[..., None] | None = None,
-    *,
-    statistics: bool,
-) -> ParetoFront:
-    """The best set of every size.
-
-    The search of the request is local search, or an `Auto` of it. Ctrl-C, or a limit, after it ends
-    the front with what was found until then. `on_note` is called with every step of the search.
-    """
-    with progress_bar(question, request, planned, on_note):
-        target = request.target(question)
-        sets = _best_of_every_size(question, request, target)
-        note = _INTERRUPTED if sets.best.stopped == "interrupted" else None
-        if statistics and note is None:
-            sets, note = _unless_stopped(lambda: _walk_from_all(question, target, sets), sets)
-        if isinstance(request.search, Auto) and note is None:
-            sets, note = _unless_stopped(lambda: _choose(question, request, target, sets), sets)
-        pareto_front = _measured_front(question, request, target, sets)
-        if statistics and note is None:
-            pareto_front, note = _unless_stopped(
-                lambda: _with_statistics(question, request, target, sets, pareto_front),
-                pareto_front,
-            )
-        if note is not None:
-            warn(note, SearchStoppedWarning)
-        return pareto_front
+        with progress_bar(question, resolved, planned, observed.step):
+            target = resolved.target(question)
+            sets = _best_of_every_size(question, resolved, target)
+            note = _INTERRUPTED if sets.best.stopped == "interrupted" else None
+            if statistics and note is None:
+                sets, note = _unless_stopped(partial(_walk_from_all, question, target, sets), sets)
+            if isinstance(resolved.search, Auto) and note is None:
+                step = partial(_choose, question, resolved, target, sets)
+                sets, note = _unless_stopped(step, sets)
+            front = _measured_front(question, resolved, target, sets)
+            if statistics and note is None:
+                step = partial(_with_statistics, question, resolved, target, sets, front)
+                front, note = _unless_stopped(step, front)
+            if note is not None:
+                warn(note, SearchStoppedWarning)
+        observed.results(front.results)
+    diagnostics.warn_of_circuits(front.results)
+    return front
 
 
 def _unless_stopped(step: Callable[[], _T], before: _T) -> tuple[_T, str | None]:

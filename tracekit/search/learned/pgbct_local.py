@@ -57,7 +57,7 @@ def _passes(budgets: Sequence[int]) -> int:
 def _improved(selection: Selection, refined: BestSets) -> Selection:
     assert selection.budget is not None
     best = refined.best_within(selection.budget)
-    effects = refined.effects(best)
+    effects = refined.measurements.effects(best)
     if effects.mean() <= selection.effects.mean():
         return selection
     return replace(selection, mask=from_indices(best, len(selection.mask)), effects=effects)

@@ -61,16 +61,12 @@ class BestSets:
         members = self.best_within(size)
         return Selection(
             mask=from_indices(members, self.measurements.target.n_components),
-            effects=self.effects(members),
+            effects=self.measurements.effects(members),
             history=tuple({"n_selected": s, "effect": self.effect(s)} for s in self.sizes),
             budget=budget,
             saved=self.measurements.saved,
             stopped=self.stopped,
         )
-
-    def effects(self, members: ComponentSet) -> Effects:
-        """Effects of a measured set on every example."""
-        return self.measurements.effects(members)
 
     def smallest_reaching(self, target: float) -> int | None:
         """The smallest size whose best set reaches an effect."""
@@ -96,7 +92,7 @@ class BestSets:
 
     def _record(self, measured: Iterable[ComponentSet]) -> None:
         for members in measured:
-            size, mean = len(members), self.effects(members).mean().item()
+            size, mean = len(members), self.measurements.effects(members).mean().item()
             if size == 1:
                 self._single_effects[members[0]] = mean
             if 0 < size <= self.largest and mean > self.effect(size):
