@@ -129,7 +129,8 @@ ENTRIES = {
         Entry(
             errors.ComparisonError,
             "The results are of different ...",
-            "One tracer can measure sets from anywhere: "
+            "`tk.compare(results).heatmap()` and `.jaccard` compare sets of different sources, "
+            "directions, metrics or examples. One tracer can measure sets from anywhere: "
             "`tk.compare([tracer.as_result(each) for each in results])`.",
         ),
         Entry(

@@ -167,7 +167,7 @@ def test_two_sources_of_one_name_give_the_same_values(gpt2):
         assert first.setup == again.setup
         assert len(tk.compare([first, again])) == 2
         with pytest.raises(ComparisonError, match="of different sources"):
-            tk.compare([first, second])
+            tk.compare([first, second]).curve()
 
 
 def test_results_of_two_draws_are_not_on_one_scale(gpt2):

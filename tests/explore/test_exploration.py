@@ -374,7 +374,7 @@ def test_paths_go_to_the_view_and_those_of_another_question_do_not(demo):
     others = [replace(paths, metric="odds-ratio"), replace(paths, dataset_fingerprint="0")]
     others.append(replace(paths, positions="last"))
     for other in others:
-        text = f"by {other.metric} and noising from counterfactual at {other.positions}, and this"
+        text = f"by {other.metric} and {other.intervention}, and this"
         with pytest.raises(
             ConfigError, match=f"^The paths are of demo-facts data and demo, {text}"
         ):

@@ -23,7 +23,7 @@ class TestComparison:
         assert [note.text for note in figure.layout.annotations] == ["one", "two"]
         figure = tk.compare(tracer.results[:3]).heatmap()
         assert figure.layout.title.subtitle.text == (
-            "1, 4 and 3 of 15 selected by odds-ratio on 6 searched examples"
+            "1, 4 and 3 of 15 selected, counterfactual patching; odds-ratio on 6 searched examples"
         )
 
     def test_similarities(self, tracer):
@@ -89,7 +89,8 @@ class TestComparison:
         lines = comparison.to_markdown().splitlines()
         assert len(lines) == 2 + len(comparison) + 2
         assert lines[-1].startswith(
-            f"{comparison[0].axis_label} on 6 searched examples. Searched: "
+            f"{comparison[0].axis_label} on 6 searched examples. Effects are of counterfactual "
+            "patching. Searched: "
         )
         assert lines[0].startswith("| result | selected | effect, searched | 95 % spread | share")
 

@@ -85,8 +85,8 @@ def test_maps_of_both_directions_have_one_above_the_other(tracer):
     assert spots == {(i, j), (m, k)}
     assert figure.layout.title.subtitle.text.replace("<br>", " ") == (
         "l({i, j}) \u2212 l({i}) \u2212 l({j}), l: effect (odds ratio \u2212 1); "
-        "above: noising; below: denoising; given L2H1; n = 6 searched; +, \u2212: signs of the "
-        "largest"
+        "above: noising; below: denoising; given L2H1; counterfactual patching, n = 6 searched; "
+        "+, \u2212: signs of the largest"
     )
     low, high = grid.interaction_interval[1].tolist()
     assert f"({low:.3g} to {high:.3g}), q = 0.01" in cells.text[i][j]

@@ -88,22 +88,43 @@ def said_of(demo_model):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("interactions", ["l: effect (odds ratio \u2212 1); n = 8 (4 independent) searched; +, "]),
-        ("both", ["l: effect (odds ratio \u2212 1); above: noising; below: denoising; n = 8 (4"]),
-        ("given", ["l: effect (odds ratio \u2212 1); given L1H0; n = 8 (4 independent)"]),
-        ("members", ["effect (odds ratio \u2212 1); above", "on held-out examples, n = 8 (4 ind"]),
+        ("interactions", ["; counterfactual patching, n = 8 (4 independent) searched; +, "]),
+        (
+            "both",
+            ["1); above: noising; below: denoising; counterfactual patching, n = 8 (4"],
+        ),
+        (
+            "given",
+            ["l: effect (odds ratio \u2212 1); given L1H0; counterfactual patching, n = 8 (4 ind"],
+        ),
+        (
+            "members",
+            [
+                "effect (odds ratio \u2212 1); above",
+                "counterfactual patching, on held-out examples, n = 8 (4 ind",
+            ],
+        ),
         (
             "network",
             ["effect (odds ratio \u2212 1); area: Shapley value", "held-out examples, n = 8"],
         ),
         (
             "paths",
-            ["effect (odds ratio \u2212 1); ", "95 % interval leaves out 0, on held-out exam"],
+            [
+                "effect (odds ratio \u2212 1); ",
+                "leaves out 0, counterfactual patching, on held-out exam",
+            ],
         ),
-        ("compared", ["3 of 32 selected by odds-ratio on 8 (4 independent) searched examples"]),
+        (
+            "compared",
+            ["3 of 32 selected, counterfactual patching; odds-ratio on 8 (4 independent) sea"],
+        ),
         ("selection", ["effect (odds ratio \u2212 1) 0.", " on 8 (4 independent) searched, "]),
-        ("front", ["white: in none; odds-ratio, 8 (4 independent) searched examples"]),
-        ("effects", ["32 head-outputs in layers 0-3; on 8 (4 independent) searched examples'"]),
+        ("front", ["white: in none; counterfactual patching; odds-ratio, 8 (4 independent) sear"]),
+        (
+            "effects",
+            ["in layers 0-3; counterfactual patching; on 8 (4 independent) searched examples'"],
+        ),
         ("sizes", ["searched examples (held out: 8 (4 independent)); band: 95 % spread; bars: 95"]),
         (
             "strengths",
@@ -117,7 +138,7 @@ def said_of(demo_model):
             "faithfulness",
             [
                 "by odds-ratio",
-                "; on held-out examples, n = 8 (4 independent); bars: 95 % intervals",
+                "; counterfactual patching, on held-out examples, n = 8 (4 independent); bars: 95",
             ],
         ),
     ],

@@ -136,7 +136,8 @@ def test_no_interval_of_attention_leaves_what_weights_can_be(attention):
 def test_the_text_says_what_heads_see_and_what_was_left_out(tracer, attention, facts):
     lines = str(attention).splitlines()
     assert lines[0].startswith("Attention of 2 heads of ")
-    assert ", from the last token, n = 6: in the clean run, \u2192 in the counterf" in lines[0]
+    where = ", from the last token, counterfactual patching, n = 6"
+    assert f"{where}: in the clean run, \u2192 in the counterf" in lines[0]
     largest = attention.table.iloc[:3].sort_values("clean").iloc[-1]
     after = f"{largest['clean']:.2f} \u2192 {largest['counterfactual']:.2f}"
     assert lines[1].startswith(f"L1H2 attends to {largest['place']} {after} and ")

@@ -121,7 +121,8 @@ def test_random_sets_have_the_form_of_the_set(tracer):
 
 def test_the_text_says_examples_brackets_and_p(found):
     first, effect, *rest = str(found).splitlines()
-    assert first.startswith("3 components by logit-difference, held-out examples, n = ")
+    how = "3 components by logit-difference, counterfactual patching"
+    assert first.startswith(f"{how}, held-out examples, n = ")
     assert effect.startswith("effect: ")
     assert "(95 % interval " in effect
     assert len(rest) == 2 + 9

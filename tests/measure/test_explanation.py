@@ -334,7 +334,9 @@ def test_the_text_names_what_was_found(tracer):
     for label in why.labels:
         assert label in text
     assert f"{why.additivity['effect']:.3g}" in text
-    assert repr(why).startswith("Explanation(3 components of GPT2LMHeadModel on pairs, effect ")
+    assert repr(why).startswith(
+        "Explanation(3 components of GPT2LMHeadModel on pairs, counterfactual patching, effect "
+    )
 
 
 def test_coalitions_as_libraries_for_games_ask(tracer, plain_effects):

@@ -149,12 +149,15 @@ def test_coverage_of_the_interval(side):
 
 def test_the_text_has_a_line_for_each(side):
     lines = str(side).splitlines()
-    assert lines[0] == "3 components of GPT2LMHeadModel: L0H1, L1H0, L1H2."
+    assert lines[0] == (
+        "3 components of GPT2LMHeadModel, counterfactual patching: L0H1, L1H0, L1H2."
+    )
     row = side.table.iloc[2]
     assert lines[3].startswith(f"kl (kl on pairs): strength {row['strength']:.3g} (")
     assert f"; selectivity {row['selectivity']:.3g} (" in lines[3]
     assert f"p = {row['p']:.2g}" in lines[3]
-    assert repr(side).startswith("SideEffects(3 components of GPT2LMHeadModel on pairs; selectivi")
+    what = "3 components of GPT2LMHeadModel on pairs, counterfactual patching"
+    assert repr(side).startswith(f"SideEffects({what}; selectivity ")
     assert "\n" not in repr(side)
 
 

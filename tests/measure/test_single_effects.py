@@ -78,7 +78,7 @@ def test_the_map_has_the_effects_and_frames_what_is_significant(tracer, found):
         cells = [trace for trace in figure.data if trace.type == "heatmap"][1::2]
         drawn = sorted(v for cell in cells for row in cell.z for v in row if v is not None)
         assert drawn == pytest.approx(sorted(rows[column].tolist()), rel=1e-4, abs=1e-6)
-    assert "noising, n = 12 searched; all: " in plain.layout.title.subtitle.text
+    assert "counterfactual patching, n = 12 searched; all: " in plain.layout.title.subtitle.text
     assert "frame: q &lt; .05" in plain.layout.title.subtitle.text
     assert "family-wise p" in found.heatmap(mark="family").layout.title.subtitle.text
     unframed = found.heatmap(mark=None)
@@ -144,7 +144,7 @@ def test_it_is_read_back_and_printed(tracer, found, tmp_path):
     )
     first, *rest = str(found).splitlines()
     assert f"Single effects of {len(tracer.registry)} components of " in first
-    assert "effect (logit difference, nats), noising, n = 12 searched: " in first
+    assert "(logit difference, nats), counterfactual patching, n = 12 searched: " in first
     assert first.endswith("Brackets: 95 % intervals.")
     assert len(rest) == 8
     assert " to " in rest[0]

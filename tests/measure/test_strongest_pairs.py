@@ -127,7 +127,7 @@ def test_held_out_examples_test_what_the_others_propose(tracer):
     assert len(found.tests.q) == min(8, n_testable(fresh.n_distinct))
     n_found = sum(found.tests.significant())
     said = f"{len(found.tests.q)} tested, {n_found} with q < .05; l: effect (odds ratio \u2212 1); "
-    assert f"{said}held-out examples" in repr(found)
+    assert f"{said}counterfactual patching, held-out examples" in repr(found)
 
 
 @pytest.mark.slow

@@ -90,17 +90,17 @@ def test_texts_are_a_line_each(shown):
         assert "0x" not in text, name
     effects = shown["curve"].to_frame()["effect"]
     assert repr(shown["curve"]).startswith(
-        f"TraceCurve(top-k on demo-bias, demo; effect (odds ratio \u2212 1) on 16 searched "
-        f"examples by budget 1: {effects[0]:.4g}, 2: "
+        f"TraceCurve(top-k on demo-bias, demo, counterfactual patching; "
+        f"effect (odds ratio \u2212 1) on 16 searched examples by budget 1: {effects[0]:.4g}, 2: "
     )
     first = shown["grid"].to_frame().iloc[0]
     assert repr(shown["grid"]) == (
         "InteractionGrid(demo-bias data, demo model: 8 components; strongest "
         f"{first['first']}, {first['second']}: {first['interaction']:+.4g}; "
         "l: effect (odds ratio \u2212 1), noising; "
-        f"{sum(shown['grid'].significant)} of 28 pairs have q < .05; n = 16 searched; q is not "
-        "reliable here: the effects are skewed (median skewness 1.9) and there are fewer than 50 "
-        "independent examples. Decide by p_family.)"
+        f"{sum(shown['grid'].significant)} of 28 pairs have q < .05; counterfactual "
+        "patching, n = 16 searched; q is not reliable here: the effects are skewed (median "
+        "skewness 1.9) and there are fewer than 50 independent examples. Decide by p_family.)"
     )
     assert repr(shown["registry"]) == "ComponentRegistry(32 attention-patterns in layers 0-3)"
     assert repr(shown["metric"]) == "Metric(odds-ratio: effect (odds ratio \u2212 1))"

@@ -37,7 +37,9 @@ def test_hits_misses_and_extras(traced):
     )
     assert beside.precision == pytest.approx(2 / 3)
     assert beside.recall == pytest.approx(1 / 2)
-    assert str(beside).startswith("mine: precision 0.67, recall 0.50\n  2 hits: L1H4, MLP2")
+    assert str(beside).startswith(
+        "mine: precision 0.67, recall 0.50; set by counterfactual patching\n  2 hits: L1H4, MLP2"
+    )
     assert beside.table["score"].isna().all()
     assert "L1H7" in beside.to_latex()
 

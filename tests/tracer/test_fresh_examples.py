@@ -130,7 +130,8 @@ def test_tables_name_their_examples(without, fresh):
         assert list(both.index) == ["noising", "denoising"]
         found = tracer.faithfulness(result)
         assert found.examples == name
-        assert repr(found).splitlines()[0].endswith(f"; {name}; 95 % intervals")
+        how = "counterfactual patching"
+        assert repr(found).splitlines()[0].endswith(f"; {how}, {name}; 95 % intervals")
     assert frame.loc["effect", "probability-drop"] == pytest.approx(result.held_out_effect)
     assert both.loc["noising", "effect"] == pytest.approx(result.held_out_effect)
     tracer, result = without
@@ -225,14 +226,15 @@ class TestControls:
 
 def test_cpr_and_cmd_are_of_noising(model):
     tracer = tk.Tracer(model, PAIRS[:12], direction="denoising", metric="probability-drop")
-    assert repr(tracer).endswith(" probability-drop, denoising)")
+    how = "counterfactual patching, denoising"
+    assert repr(tracer).endswith(f" probability-drop, {how})")
     found = tracer.faithfulness(torch.arange(12.0), ranking="signed")
     for name in ("cpr", "cmd"):
         text = "CPR and CMD .* in denoising .*direction='noising', or read area and distance"
         with pytest.raises(ConfigError, match=text):
             getattr(found, name)
     areas = f"; area {found.area:.4g}, distance {found.distance:.4g} (denoising, not MIB's)"
-    assert repr(found).splitlines()[0].endswith(f"{areas}; n = 12; 95 % intervals")
+    assert repr(found).splitlines()[0].endswith(f"{areas}; {how}, n = 12; 95 % intervals")
     noising = tk.Tracer(model, PAIRS[:12], metric="probability-drop")
     found = noising.faithfulness(torch.arange(12.0), ranking="signed")
     assert (found.cpr, found.cmd) == (found.area, found.distance)

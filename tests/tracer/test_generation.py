@@ -128,8 +128,8 @@ class TestGenerate:
         assert loaded.table["counterfactual"].tolist() == CHANGED
         assert (loaded.labels, loaded.how) == (SET, written.how)
         assert loaded.how == (
-            "Source counterfactual of demo-professions, positions prompt, strength 0.5; at most 4 "
-            "tokens, sampled at temperature 1, seed 3."
+            "Intervention: counterfactual patching, pairs of demo-professions, strength 0.5; at "
+            "most 4 tokens, sampled at temperature 1, seed 3."
         )
 
     def test_the_empty_set_is_saved_and_read_too(self, demo_model, pairs, tmp_path):

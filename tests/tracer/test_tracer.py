@@ -134,7 +134,7 @@ def test_a_model_that_does_not_do_the_task_is_said(model, pairs):
         UnreliableResultWarning, match="as probable as x on 7 of 8 examples. x is .*known"
     ):
         tracer.run("top-k", budget=2)
-    assert repr(tracer).endswith("odds-ratio, x preferred on 1 of 8)")
+    assert repr(tracer).endswith("odds-ratio, counterfactual patching, x preferred on 1 of 8)")
     assert "x preferred on 1 of 8" in tracer._repr_html_()
 
 

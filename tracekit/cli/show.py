@@ -36,7 +36,7 @@ def _print_details(result: tk.TraceResult, all_components: bool) -> None:
         "data": result_examples_text(result),
         "metric": f"{result.setup.metric}, {result.setup.continuation_mean} mean",
         "positions": str(result.setup.positions),
-        "source": f"{result.setup.source}, {result.setup.direction}",
+        "source": f"{result.setup.source}: {result.setup.intervention}",
         "seed": result.seed,
         "options": ", ".join(f"{name}={value}" for name, value in options.items()),
         "versions": ", ".join(f"{package} {v}" for package, v in result.run.versions.items()),

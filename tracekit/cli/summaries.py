@@ -97,15 +97,9 @@ def _setting_text(result: tk.TraceResult) -> str:
 
     setup = result.setup
     parts = [result.model, result_examples_text(result), result.registry.describe()]
-    parts += [str(setup.positions), f"{setup.metric}: {result.axis_label}"]
-    if setup.continuation_mean != "geometric":
-        parts.append(setup.continuation_mean)
-    if setup.source != "counterfactual":
-        parts.append(f"source {setup.source}")
-    if setup.source_seed:
-        parts.append(f"seed of the source {setup.source_seed}")
-    if setup.direction != "noising":
-        parts.append(setup.direction)
+    parts += [setup.intervention, f"{setup.metric}: {result.axis_label}"]
+    parts += [setup.continuation_mean] if setup.continuation_mean != "geometric" else []
+    parts += [f"seed of the source {setup.source_seed}"] if setup.source_seed else []
     return "; ".join(parts)
 
 

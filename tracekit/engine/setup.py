@@ -20,7 +20,7 @@ from tracekit.components.kinds import KINDS, Kind
 from tracekit.components.registry import Components, SiteSpec
 from tracekit.engine.layout import Positions
 from tracekit.engine.setup_fields import Indices, SetupFields, SplitBy
-from tracekit.engine.sources import AnySource, as_source, draws, name_of
+from tracekit.engine.sources import AnySource, as_source, draws, intervention_text, name_of
 from tracekit.errors import ComponentError, ConfigError, SourceError
 from tracekit.metrics import METRICS, resolve_metric
 
@@ -97,6 +97,11 @@ class Setup(SetupFields):
         return self.split_by is not None or (
             isinstance(given, ComponentRegistry) and bool(given.spans)
         )
+
+    @property
+    def intervention(self) -> str:
+        """Source, positions and direction in words; see `intervention_text`."""
+        return intervention_text(self.source, self.positions, self.direction)
 
     def named(self, registry: ComponentRegistry) -> Setup:
         """The setup as a file can hold it: by names, or by `registry` if a kind is the user's."""

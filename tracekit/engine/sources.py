@@ -21,6 +21,7 @@ name has a digest. A new source is a class with an entry in `SOURCES`.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -399,6 +400,17 @@ SOURCES: Mapping[str, Source] = {source.name: source for source in _NAMED}
 """The sources that have a name; options are added to these."""
 _PYTHON_ONLY = ("mean over ", "mean-positional over ", "model ", "own tensors ")
 """How names begin whose source only Python can give."""
+_WORDINGS = {
+    "counterfactual": "counterfactual patching",
+    "noise": "patching under noise",
+    "zero": "zero ablation",
+    "mean": "mean ablation",
+    "mean-positional": "mean ablation by position",
+    "resample": "resample ablation",
+    "model": "patching from the model",
+    "own": "patching of own",
+}
+"""What patching values of a source is called, by the first word of its name."""
 AnySource = Source | str | Mapping[str, Tensor]
 """A source, its name, or tensors by hook point."""
 
@@ -456,6 +468,18 @@ def name_of(given: AnySource) -> str:
     if isinstance(given, str) and given.startswith(_PYTHON_ONLY):
         return given
     return as_source(given).name
+
+
+def intervention_text(source: AnySource, positions: str | Sequence[int], direction: str) -> str:
+    """What is patched, where and in which direction, e.g. `zero ablation at the last token`."""
+    name = source if isinstance(source, str) else name_of(source)
+    kind = re.split("[: ]", name, maxsplit=1)[0]
+    rest = name.removeprefix(kind)
+    rest = f" with {rest[1:]}" if rest.startswith(":") else rest
+    where = {"prompt": "", "last": " at the last token", "all": " at all tokens"}.get(
+        str(positions), f" at positions {', '.join(map(str, positions))}"
+    )
+    return f"{_WORDINGS.get(kind, kind)}{rest}{where}" + ", denoising" * (direction == "denoising")
 
 
 def draws(given: AnySource) -> bool:

@@ -21,6 +21,7 @@ from tracekit.components import Component, ComponentGrid, ComponentSet
 from tracekit.components.kinds import kind_of
 from tracekit.components.members import ComponentsLike
 from tracekit.data.display import ShownTokens, shown_pair
+from tracekit.engine.sources import intervention_text
 from tracekit.errors import ComponentError
 from tracekit.explore.exploration import (
     Circuit,
@@ -218,7 +219,8 @@ class Explorer(_Widget):
         effect = "not measured yet" if measured is None else f"effect {measured.effect:.4g}"
         return (
             f"Explorer({printable(engine.pairs.name)}, {printable(model_name(engine.model))}: "
-            f"{len(members)} of {engine.n_components} components, {effect})"
+            f"{len(members)} of {engine.n_components} components, {effect}; "
+            f"{self.setup['subtitle']})"
         )
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -346,13 +348,12 @@ def setup_of(
             f"({registry.describe()}). Build one of fewer, by layers= or indices=."
         )
     clean = engine.clean
-    subtitle = f"{registry.describe()}; {engine.metric.name}; {engine.metric.direction}"
-    subtitle += "" if source == "counterfactual" else f"; source {source}"
+    how = intervention_text(source, engine.config.positions, engine.metric.direction)
     front, keys = exploration.front, list(map(set_key, exploration.front))
     named_front = {"name": front_name, "sizes": list(map(len, front)), "keys": keys}
     return {
         "title": printable(f"{pairs.name} data, {model_name(engine.model)} model"),
-        "subtitle": printable(subtitle),
+        "subtitle": printable(f"{registry.describe()}; {engine.metric.name}; {how}"),
         "basis": printable(
             f"Mean {engine.metric.axis_label} on {len(pairs)} searched examples, "
             f"{pairs.n_distinct} of them independent. [ ]: 95 % spread of the mean over resampled "

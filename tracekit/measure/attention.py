@@ -121,7 +121,7 @@ class Attention(OfMembers, Tabular):
         change = "" if self.counterfactual is None else ", \u2192 in the counterfactual run"
         lines = [
             f"Attention of {len(self.labels)} heads of {self.model} on {self.dataset}, "
-            f"{self.query_text}, {self.examples}: in the clean run{change}. Contributions are to "
+            f"{self.query_text}, {self.setting}: in the clean run{change}. Contributions are to "
             "the logit of x less that of y (their first tokens that differ), before a final soft "
             "cap, with the scale of every norm frozen at the clean run; brackets: the 95 % "
             "interval in the clean run."
@@ -144,7 +144,7 @@ class Attention(OfMembers, Tabular):
     def __repr__(self) -> str:
         return printable(
             f"Attention({len(self.labels)} heads of {self.model} on {self.dataset}, "
-            f"{len(self.places)} places)"
+            f"{len(self.places)} places, {self.intervention})"
         )
 
 

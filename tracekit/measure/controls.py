@@ -27,13 +27,13 @@ from tracekit.errors import ComponentError
 from tracekit.measure.evaluation import PlannedSets, both_ways
 from tracekit.measure.question import Question
 from tracekit.measure.random_sets import LIKE, connected_control_sets, control_sets
-from tracekit.results.display import Tabular
+from tracekit.results.display import InWords, Tabular
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.search.targets import require_full_effect
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Controls(Tabular):
+class Controls(InWords, Tabular):
     """A set beside random sets of the same form."""
 
     labels: tuple[str, ...]
@@ -46,8 +46,6 @@ class Controls(Tabular):
     is_tested: bool
     """Whether the set was selected on other examples, or by nobody here. Else there is no p: a
     search finds sets that do more on its examples by chance."""
-    examples: str
-    """Which examples the numbers are of, in words."""
     metric: str
     """Metric of the effect."""
     cost: Cost
@@ -85,7 +83,7 @@ class Controls(Tabular):
         """The findings, a line for each quantity and form."""
         n = len(self.labels)
         noun = "component" if n == 1 else "components"
-        lines = [f"{n} {noun} by {self.metric}, {self.examples}."]
+        lines = [f"{n} {noun} by {self.metric}, {self.setting}."]
         for row in self.table.to_dict("records"):
             if row["random_sets"] == next(iter(self.random)):
                 ends = interval_text(row["value_low"], row["value_high"])
@@ -172,6 +170,7 @@ def controls(
         ),
         random={like: part for like, part in zip(LIKE, drawn, strict=True) if part.shape[1]},
         is_tested=question.selected_on(members) != engine.fingerprint,
+        intervention=question.setup.intervention,
         examples=f"{which} examples, n = {n_text(len(data), data.clusters)}",
         metric=engine.metric.name,
         cost=engine.cost - before,

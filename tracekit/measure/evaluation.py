@@ -208,7 +208,8 @@ def faithfulness(
     n_examples = n_text(fresh.n_examples, fresh.pairs.clusters)
     examples = examples_text(selected_on, fresh.fingerprint, n_examples)
     counts_like_mib = follows_mib or sum(n_in_mib(question.registry)) == n
-    return replace(measured, examples=examples, counts_like_mib=counts_like_mib)
+    how = question.setup.intervention
+    return replace(measured, intervention=how, examples=examples, counts_like_mib=counts_like_mib)
 
 
 def planned_faithfulness(

@@ -309,7 +309,7 @@ class Explanation(OfMembers):
     def __repr__(self) -> str:
         return printable(
             f"Explanation({len(self.members)} components of {self.model} on {self.dataset}, "
-            f"effect {self.effect.mean().item():.4g})"
+            f"{self.intervention}, effect {self.effect.mean().item():.4g})"
         )
 
 

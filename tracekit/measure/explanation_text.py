@@ -30,7 +30,7 @@ def explanation_text(why: Any) -> str:
     sums = why.additivity
     lines = [
         f"{len(why.members)} components of {why.model} on {why.dataset}: "
-        f"{number_text(sums, 'effect')}, {why.axis_label}, {why.examples}. Brackets: 95 % "
+        f"{number_text(sums, 'effect')}, {why.axis_label}, {why.setting}. Brackets: 95 % "
         "intervals.",
         f"Alone they sum to {number_text(sums, 'sum_of_singles')}; interaction brings "
         f"{number_text(sums, 'interaction')}.",

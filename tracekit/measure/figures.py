@@ -22,7 +22,7 @@ def member_waterfall(why: Any) -> go.Figure:
         _members(why.table),
         value_title=why.axis_label,
         title=data_and_model(why.dataset, why.model),
-        subtitle=f"Shapley values, with 95 % intervals; {why.examples}",
+        subtitle=f"Shapley values, with 95 % intervals; {plain(why.setting)}",
     )
 
 
@@ -67,7 +67,7 @@ def member_heatmap(why: Any) -> go.Figure:
         note=RING if ringed else "",
     )
     subtitle = f"{plain(why.axis_label)}; above: alone; below: {context} (+, \u2212: p &lt; .05)"
-    subtitle += f"; {why.examples}"
+    subtitle += f"; {plain(why.setting)}"
     return pair_map(drawn, title=data_and_model(why.dataset, why.model), subtitle=subtitle)
 
 
@@ -92,7 +92,8 @@ def member_network(why: Any) -> go.Figure:
         [component.layer for component in why.components],
         edges,
         title=data_and_model(why.dataset, why.model),
-        subtitle=f"{plain(why.axis_label)}; area: Shapley value; lines: interaction; {why.examples}"
+        subtitle=f"{plain(why.axis_label)}; area: Shapley value; lines: interaction; "
+        + plain(why.setting)
         + ("" if joined else " (no interval leaves out 0)"),
     )
 
@@ -142,7 +143,7 @@ def path_figure(paths: Any) -> go.Figure:
         ],
         title=data_and_model(paths.dataset, paths.model),
         subtitle=f"{plain(paths.axis_label)}; {count} paths whose 95 % interval leaves out 0, "
-        f"{paths.examples}" + ("; open: p \u2265 .05" if paths.is_tested else ""),
+        f"{plain(paths.setting)}" + ("; open: p \u2265 .05" if paths.is_tested else ""),
     )
 
 
@@ -176,7 +177,7 @@ def attention_figure(attention: Any) -> go.Figure:
         attention.places,
         beside="logits",
         title=data_and_model(attention.dataset, attention.model),
-        subtitle=f"attention {attention.query_text}; {attention.examples}"
+        subtitle=f"attention {attention.query_text}; {plain(attention.setting)}"
         + ("; cf.: counterfactual" if len(runs) > 1 else "")
         + "; logits: direct contribution, scales of norms frozen at the clean run",
     )
@@ -207,8 +208,8 @@ def strengths_figure(side: Any) -> go.Figure:
         beside="selectivity",
         value_title="strength (share of all components)",
         title=f"{len(side.members)} components of {plain(side.model)}",
-        subtitle="mean absolute effect, as a share of all; bars and brackets: 95 % intervals; "
-        f"target: {said}",
+        subtitle=f"{plain(side.intervention)}: mean absolute effect, as a share of all; bars and "
+        f"brackets: 95 % intervals; target: {said}",
     )
 
 

@@ -28,13 +28,13 @@ from tracekit.errors import ComponentError
 from tracekit.measure.evaluation import PlannedSets
 from tracekit.measure.question import Question
 from tracekit.metrics import Effects
-from tracekit.results.display import Tabular
+from tracekit.results.display import InWords, Tabular
 from tracekit.results.intervals import ratio_interval
 from tracekit.search.targets import require_full_effect
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Minimality(Tabular):
+class Minimality(InWords, Tabular):
     """What every member adds to the faithfulness of its set, and the set without idle members."""
 
     registry: ComponentRegistry
@@ -57,8 +57,6 @@ class Minimality(Tabular):
     """Faithfulness of these."""
     decided_on: str
     """Which examples decided who is dropped, in words."""
-    examples: str
-    """Which examples losses and faithfulness are of, in words."""
     cost: Cost
     """Passes over the data that this took."""
 
@@ -86,7 +84,8 @@ class Minimality(Tabular):
         ]
         title = (
             f"Faithfulness {self.faithfulness:.3g} with {len(self.labels)} members, "
-            f"{self.minimal_faithfulness:.3g} with {len(self.members)}; lost without each:"
+            f"{self.minimal_faithfulness:.3g} with {len(self.members)}, {self.intervention}; "
+            "lost without each:"
         )
         said = f"Measured on {self.examples}; {self.decided_on} decided who is dropped."
         return printable("\n".join([title, *lines, said]))
@@ -138,6 +137,7 @@ def minimality(
         members=staying,
         minimal_faithfulness=fresh.share(fresh.alone([staying])[0]),
         decided_on=own.described,
+        intervention=question.setup.intervention,
         examples=fresh.described,
         cost=sum(work, Cost()),
     )

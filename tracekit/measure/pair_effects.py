@@ -112,10 +112,11 @@ def interactions(
             engine,
             paired,
             title=question.title,
+            intervention=each.setup.intervention,
             given=context,
             selected_on=engine.fingerprint if is_own else selected_on,
         )
-        for engine in engines
+        for each, engine in zip(asked, engines, strict=True)
     ]
     return replace(grids[0], opposite=grids[1]) if both_directions else grids[0]
 
@@ -125,6 +126,7 @@ def measure_pairs(
     components: Sequence[int],
     *,
     title: str = "",
+    intervention: str = "",
     given: ComponentSet = (),
     selected_on: str | None = None,
 ) -> InteractionGrid:
@@ -157,6 +159,7 @@ def measure_pairs(
         pairs=grid,
         axis_label=engine.metric.axis_label,
         title=title,
+        intervention=intervention,
         given=tuple(engine.registry.label(i) for i in given),
         given_effect=context,
         direction=engine.metric.direction,

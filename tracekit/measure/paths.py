@@ -134,7 +134,7 @@ class Paths(OfMembers, Tabular):
         how = f", {int(table['significant'].sum())} have q < .05" if self.is_tested else ""
         lines = [
             f"Paths among {n} component{'' if n == 1 else 's'} of {self.model} on {self.dataset}, "
-            f"{self.examples}: {len(apart)} of {len(table)} have a 95 % interval (in brackets) "
+            f"{self.setting}: {len(apart)} of {len(table)} have a 95 % interval (in brackets) "
             f"apart from 0{how}. A \u2192 B: {self.axis_label} of what patching A changes in B "
             "alone, everything else clean."
         ]
@@ -154,7 +154,7 @@ class Paths(OfMembers, Tabular):
     def __repr__(self) -> str:
         return printable(
             f"Paths({len(self.table)} among {len(self.members)} components of {self.model} on "
-            f"{self.dataset})"
+            f"{self.dataset}, {self.intervention})"
         )
 
 

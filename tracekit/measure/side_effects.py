@@ -223,7 +223,7 @@ class SideEffects(PatchedSet, Tabular):
         """The findings, a line for each data set."""
         n = len(self.members)
         names = ", ".join(self.labels[:8]) + (", ..." if n > 8 else "")
-        lines = [f"{n} component{'' if n == 1 else 's'} of {self.model}: {names}."]
+        lines = [f"{n} component{'s' * (n != 1)} of {self.model}, {self.intervention}: {names}."]
         for row, each in zip(
             self.table.to_dict("records"), (self.target, *self.others), strict=True
         ):
@@ -256,7 +256,7 @@ class SideEffects(PatchedSet, Tabular):
         )
         return printable(
             f"SideEffects({len(self.members)} components of {self.model} on "
-            f"{self.target.dataset}; selectivity {others})"
+            f"{self.target.dataset}, {self.intervention}; selectivity {others})"
         )
 
 

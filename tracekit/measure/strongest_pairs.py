@@ -138,6 +138,7 @@ def strongest_pairs(
         n_measured=len(proposals),
         given=tuple(label(i) for i in context),
         axis_label=engine.metric.axis_label,
+        intervention=question.setup.intervention,
         title=question.title,
     )
 

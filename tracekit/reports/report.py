@@ -168,6 +168,7 @@ def _sections(
         )
         lead += f" First choices: {where.choices_text}." if where.choices_text else ""
     name = f"{first.dataset} data, {first.model} model, {first.setup.metric}"
+    name += f", {first.setup.intervention}"
     return [
         Section(heading=name if is_one_of_several else "", lead=lead),
         Section(heading="Setting", table=_setting(first), note=_CHECKED),
@@ -198,7 +199,7 @@ def _setting(result: TraceResult) -> Table:
         ("metric", f"{setup.metric}: {result.axis_label}"),
         ("continuations", f"{setup.continuation_mean} mean of token probabilities"),
         ("positions", setup.positions),
-        ("source", f"{setup.source}, {setup.direction}"),
+        ("source", f"{setup.source}: {setup.intervention}"),
         ("effect of all components", f"{result.full_effect:.4g} on the searched examples"),
         *((f"version of {package}", number) for package, number in result.run.versions.items()),
     ]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from math import inf, isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
 from tracekit._util.options import check_whole
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.edges import EMBEDDING, LOGITS, EdgeGraph
-from tracekit.components.masks import Mask
+from tracekit.components.masks import Mask, members_of_mask
 from tracekit.errors import ComponentError
 from tracekit.figures.paths import Arrow, path_network
-from tracekit.figures.style import plain
+from tracekit.figures.style import data_and_model, plain
 
 if TYPE_CHECKING:
     import networkx
@@ -54,10 +54,9 @@ def graph_of(
     return drawn
 
 
-def circuit_figure(
-    registry: ComponentRegistry, members: ComponentSet, scores: Mask, title: str, n: int
-) -> go.Figure:
-    """Draws the `n` strongest edges of a set; see `TraceResult.circuit`."""
+def circuit_figure(result: Any, scores: Mask, n: int) -> go.Figure:
+    """Draws the `n` strongest edges of a result; see `TraceResult.circuit`."""
+    registry, members = result.registry, members_of_mask(result.binary_mask)
     graph = _graph(registry)
     check_whole("n", n)
     values = [(float(scores[flat]), registry[flat]) for flat in members]
@@ -93,8 +92,8 @@ def circuit_figure(
         names,
         [places[name] if isfinite(places[name]) else None for name in names],
         arrows,
-        title=title,
-        subtitle=said,
+        title=f"{plain(result.title)}: {data_and_model(result.dataset, result.model)}",
+        subtitle=f"{plain(result.setup.intervention)}; {said}",
         quantity="score",
     )
 

@@ -21,6 +21,7 @@ from tracekit._util.options import check_keywords
 from tracekit._util.table import Column, Table, latex_text
 from tracekit.engine.setup import Setup
 from tracekit.errors import ComparisonError, NoResultError
+from tracekit.figures.style import plain
 from tracekit.metrics import bounds_of
 from tracekit.results.curve_figures import effect_curve
 from tracekit.results.display import card, line, table_html
@@ -36,6 +37,7 @@ from tracekit.results.tables import (
     competing,
     data_and_models,
     effect_columns,
+    interventions,
     legend,
     result_examples_text,
     result_table,
@@ -45,7 +47,7 @@ from tracekit.results.tables import (
 @check_arguments
 @dataclass(frozen=True, eq=False)
 class Comparison(Results):
-    """Results that answer the same question, on the same examples or others; see `compare`."""
+    """Results of the same components, side by side; see `compare`."""
 
     results: tuple[TraceResult, ...]
     labels: tuple[str, ...]
@@ -56,6 +58,8 @@ class Comparison(Results):
     @check_keywords
     def heatmap(self, *, color: CellColor = "selected") -> go.Figure:
         """Components of each result, layer by layer; `color` as in `TraceResult.heatmap`."""
+        if color == "score" and not self._is_one_question:
+            check_comparable(self.results)
         return comparison_heatmap(self.results, self.labels, color=color)
 
     def curve(self) -> go.Figure:
@@ -65,7 +69,8 @@ class Comparison(Results):
     def similarities(self) -> go.Figure:
         """The table of `jaccard` as a figure."""
         title = figures.data_and_model(*data_and_models(self.results))
-        return figures.similarities(self.jaccard, title=title, subtitle="Jaccard similarity")
+        subtitle = f"Jaccard similarity; {plain(interventions(self.results))}"
+        return figures.similarities(self.jaccard, title=title, subtitle=subtitle)
 
     def cross_effects(self, tracers: Sequence[Any]) -> Any:
         """Mean effect of every set on the examples of every result, as a pandas DataFrame.
@@ -79,10 +84,7 @@ class Comparison(Results):
         Raises:
             ComparisonError: There are not as many tracers as results, or one is of other examples.
         """
-        own = [
-            (tracer.pairs.fingerprint, *_question(tracer.question.named_setup))
-            for tracer in tracers
-        ]
+        own = [(each.pairs.fingerprint, *_question(each.question.named_setup)) for each in tracers]
         if own != [(each.dataset_fingerprint, *_question(each.setup)) for each in self.results]:
             raise ComparisonError(
                 f"The {len(own)} tracers are not those of the {len(self)} results, in their order. "
@@ -127,7 +129,8 @@ class Comparison(Results):
         """
         check_comparable(self.results, any_dtype=self.any_dtype)
         best, among = ("held_out" if self._has_held_out else "effect"), competing(self.results)
-        table = self._printed.aligned().ranked(best, ["n_selected"], second=True, among=among)
+        table = self._shown("passes").aligned()
+        table = table.ranked(best, ["n_selected"], second=True, among=among)
         return table.latex(self._caption() if caption is None else caption, label)
 
     @property
@@ -178,11 +181,24 @@ class Comparison(Results):
 
     def to_markdown(self) -> str:
         """The same columns as a Markdown table, and below it what they are."""
-        return f"{self._printed.markdown()}\n{self._summary}. {legend(self.results)}\n"
+        return f"{self._shown('passes').markdown()}\n{self._legend}\n"
+
+    def _shown(self, last: str) -> Table:
+        # One column would mix effects that mean different things.
+        effects = (*effect_columns(self.results), last)
+        shown = effects if self._is_one_question else ("n_selected", "components")
+        return self.table().only("result", *shown)
 
     @property
-    def _printed(self) -> Table:
-        return self.table().only("result", *effect_columns(self.results), "passes")
+    def _legend(self) -> str:
+        how = f"The sets were found by {interventions(self.results)}."
+        return f"{self._summary}. {legend(self.results) if self._is_one_question else how}"
+
+    @property
+    def _is_one_question(self) -> bool:
+        """Whether effects of all results mean the same, so that a column may hold them."""
+        setups = [result.setup for result in self.results]
+        return len({(s.intervention, s.metric, s.continuation_mean) for s in setups}) == 1
 
     def _caption(self) -> str:
         first, masks = self.results[0], [result.binary_mask for result in self.results]
@@ -207,23 +223,22 @@ class Comparison(Results):
         )
 
     def _repr_html_(self) -> str:
-        first = self.results[0]
+        metrics = dict.fromkeys(result.searched.metric for result in self.results)
         data, models = data_and_models(self.results)
-        title = f"{data} data, {models} model, {first.setup.metric}"
-        columns = ("result", *effect_columns(self.results), "components")
-        return card(title, table_html(self.table().only(*columns)), line(legend(self.results)))
+        title = f"{data} data, {models} model, {' / '.join(metrics)}"
+        return card(title, table_html(self._shown("components")), line(self._legend))
 
     def __repr__(self) -> str:
-        named = ", ".join(
-            f"{label} {result.effect:.4g}"
-            for label, result in zip(self.labels, self.results, strict=True)
-        )
-        return printable(f"Comparison({self._summary}: {named})")
+        form = "{0.effect:.4g}" if self._is_one_question else "{0.n_selected} components"
+        values = map(form.format, self.results)
+        named = ", ".join(map(" ".join, zip(self.labels, values, strict=True)))
+        return printable(f"Comparison({self._summary}, {interventions(self.results)}: {named})")
 
     @property
     def _summary(self) -> str:
         n = " and ".join(dict.fromkeys(result.searched.n_text for result in self.results))
-        return f"{self[0].axis_label} on {n} searched examples"
+        of = self[0].axis_label if self._is_one_question else "sets"
+        return f"{of} on {n} searched examples"
 
 
 Comparable = TraceResult | Sequence[TraceResult] | HasCurve | str | Path
@@ -239,12 +254,13 @@ def compare(
 ) -> Comparison:
     """Puts results side by side: figures, similarities and tables of several methods or sizes.
 
-    Of different examples, or of models with the same components, such as the checkpoints of a
-    training run, `jaccard`, `heatmap` and `cross_effects` compare the sets; curves and LaTeX
+    Of different examples, sources, directions, positions or metrics, or of models with the same
+    components, such as the checkpoints of a training run, `jaccard`, `heatmap` and `cross_effects`
+    compare the sets, and `first.against(second.labels)` counts hits and misses; curves and LaTeX
     tables, which have one scale, refuse them.
 
     Args:
-        results: Results, curves or fronts of searches of the same components and metric; what
+        results: Results, curves or fronts of searches of the same components; what
             `tk.load_runs` returns; and folders, of which every result saved there or below counts.
             One of these, or several in a list.
         labels: What to call each result. None: its method, and its size where methods repeat.
@@ -262,11 +278,10 @@ def compare(
     if not flat:
         raise NoResultError("There is no result to compare. Give at least one.")
     check_comparable(flat, of_sets=True, any_dtype=any_dtype)
-    own = {each.dataset_fingerprint for each in flat if each.held_out is not None}
     pairs = {
         (e.searched.fingerprint, e.held_out.fingerprint) for e in flat if e.held_out is not None
     }
-    if len(pairs) > len(own):
+    if len(pairs) > len({searched for searched, _ in pairs}):
         raise ComparisonError(
             f"The results have {len(pairs)} different sets of held-out examples, so one column "
             "would mix effects on them. Trace each with the same held_out."
@@ -286,8 +301,8 @@ def _question(setup: Setup) -> tuple[object, ...]:
 def _labels(results: Sequence[TraceResult]) -> list[str]:
     """Methods; with sizes where a method repeats, and numbers where these repeat too."""
     titles = [result.title for result in results]
-    for fact in (attrgetter("dataset"), attrgetter("model"), attrgetter("model_facts.dtype")):
-        names = [*map(fact, results)]
+    for fact in ("dataset", "model", "model_facts.dtype", "setup.metric", "setup.intervention"):
+        names = [*map(attrgetter(fact), results)]
         if len(set(names)) > 1:
             is_one = len(set(titles)) == 1
             titles = names if is_one else [f"{n}, {t}" for n, t in zip(names, titles, strict=True)]

@@ -38,17 +38,17 @@ class TraceCurve(Results):
         by_budget = ", ".join(f"{r.budget}: {r.effect:.4g}" for r in self.results[:12])
         more = ", ..." if len(self) > 12 else ""
         return printable(
-            f"TraceCurve({first.method} on {first.dataset}, {first.model_text}; {first.axis_label} "
-            f"on {first.searched.n_text} searched examples by budget {by_budget}{more})"
+            f"TraceCurve({first.method} on {first.dataset}, {first.model_text}, "
+            f"{first.setup.intervention}; {first.axis_label} on {first.searched.n_text} searched "
+            f"examples by budget {by_budget}{more})"
         )
 
     def _repr_html_(self) -> str:
         first = self.results[0]
-        model, metric = first.model_text, first.setup.metric
-        title = f"{first.title}: {first.dataset} data, {model} model, {metric}"
+        traced = f"{first.dataset} data, {first.model_text} model, {first.setup.metric}"
         columns = ("budget", *effect_columns(self.results), "components")
         shown = table_html(result_table(self.results).only(*columns))
-        return card(title, shown, line(legend(self.results)))
+        return card(f"{first.title}: {traced}", shown, line(legend(self.results)))
 
     def at(self, n_components: int) -> TraceResult:
         """The result for a budget of that many components, which the curve must have."""

@@ -77,7 +77,8 @@ def _of_results(
         value_title=plain(first.axis_label),
         title=data_and_model(first.dataset, first.model),
         subtitle=plain(
-            f"{first.registry.describe()}; on {first.searched.n_text} searched examples{brackets}"
+            f"{first.registry.describe()}; {first.setup.intervention}; on "
+            f"{first.searched.n_text} searched examples{brackets}"
         ),
         full=first.full_effect,
         **options,

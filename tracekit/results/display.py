@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from tracekit._util.markup import MOST_ROWS, card, html_text, interval_text
@@ -31,6 +32,21 @@ class Tabular:
         return card(str(self).splitlines()[0], shown.html(), *rest)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class InWords:
+    """What says in words how its numbers were made."""
+
+    intervention: str = ""
+    """What was patched (`tracekit.engine.sources.intervention_text`)."""
+    examples: str = ""
+    """Which examples the numbers are of, whether a search selected the set on them, how many."""
+
+    @property
+    def setting(self) -> str:
+        """Both, as far as they are known."""
+        return ", ".join(filter(None, [self.intervention, self.examples]))
+
+
 def line(text: str) -> str:
     """A line of text."""
     return f"<p>{html_text(text)}</p>"
@@ -43,10 +59,10 @@ def text_html(self: Any) -> str:
 
 
 def effects_text(result: Any) -> str:
-    """Effect of a `TraceResult` beside that of all components, searched and held out."""
+    """What was patched, and the effect beside that of all components, searched and held out."""
     text = (
-        f"{result.axis_label} {result.effect:.4g} (all: {result.full_effect:.4g}) "
-        f"on {result.searched.n_text} searched"
+        f"{result.setup.intervention}: {result.axis_label} {result.effect:.4g} "
+        f"(all: {result.full_effect:.4g}) on {result.searched.n_text} searched"
     )
     if result.held_out is not None:
         text += f", {result.held_out.mean:.4g} (all: {result.held_out.full_mean:.4g})"
@@ -56,7 +72,7 @@ def effects_text(result: Any) -> str:
 
 def result_html(result: Any) -> str:
     """A card for notebooks that shows a `TraceResult`: its numbers, its components, a picture."""
-    setup, members = result.setup, members_of_mask(result.binary_mask)
+    members = members_of_mask(result.binary_mask)
     facts = [effects_text(result), f"spread {interval_text(*result.spread)}"]
     if result.held_out_interval is not None:
         facts.append(f"95 % interval held out {interval_text(*result.held_out_interval)}")
@@ -74,10 +90,9 @@ def result_html(result: Any) -> str:
         facts.append(f"{result.run.n_skipped} idle edges skipped")
     if result.stopped:
         facts.append(f"stopped by {result.stopped}")
-    traced = f"{result.dataset} data, {result.model_text} model, {setup.metric}, {setup.direction}"
     return card(
         f"{result.title}: {result.n_selected} of {result.n_components} components",
-        line(traced),
+        line(f"{result.dataset} data, {result.model_text} model, {result.setup.metric}"),
         line(" \u00b7 ".join(facts)),
         line(join_labels(result.labels)),
         selection_svg(result.registry, members),

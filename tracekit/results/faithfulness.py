@@ -31,7 +31,7 @@ from tracekit.errors import BudgetError, ConfigError
 from tracekit.figures.size_axis import Line, size_lines
 from tracekit.figures.style import STYLES, plain
 from tracekit.metrics import Effects, bounds_of
-from tracekit.results.display import Tabular
+from tracekit.results.display import InWords, Tabular
 from tracekit.results.intervals import ratio_interval, row_intervals
 
 MIB_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -44,7 +44,7 @@ Ranking = Literal["signed", "absolute"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Faithfulness(Tabular):
+class Faithfulness(InWords, Tabular):
     """Faithfulness and completeness of sets of several sizes."""
 
     sizes: tuple[int, ...]
@@ -76,8 +76,6 @@ class Faithfulness(Tabular):
     """Search method of the sets."""
     direction: str = "noising"
     """`noising`, which computes the set anew among patched components, or `denoising`."""
-    examples: str = ""
-    """On which examples, and on how many, in words."""
     counts_like_mib: bool = True
     """Whether `shares` are of the edges that MIB counts. False for a curve of budgets where heads
     share keys: a budget counts an edge into a shared key once, MIB once for each head."""
@@ -243,8 +241,7 @@ class Faithfulness(Tabular):
             largest=max(self.sizes),
             value_title="share of the whole effect",
             title=f"{plain(self.method or 'scores')}: faithfulness by {plain(self.metric)}",
-            subtitle=plain("; ".join(filter(None, [f"{made} of {n} components", self.examples])))
-            + "; bars: 95 % intervals",
+            subtitle=plain(f"{made} of {n} components; {self.setting}; bars: 95 % intervals"),
         )
 
     def __repr__(self) -> str:
@@ -255,8 +252,8 @@ class Faithfulness(Tabular):
             names = ("area", "distance") if reason else ("CPR", "CMD")
             areas = f"; {names[0]} {self.area:.4g}, {names[1]} {self.distance:.4g}"
             areas += f" ({reason}, not MIB's)" if reason else ""
-        areas += f"; {self.examples}; 95 % intervals" if self.examples else ""
-        lines = [f"Faithfulness of {source} by {self.metric}, {self.ranking}{areas}"]
+        how = f"; {self.setting}; 95 % intervals" if self.setting else ""
+        lines = [f"Faithfulness of {source} by {self.metric}, {self.ranking}{areas}{how}"]
         for row in self.table.to_dict("records"):
             both = [f"{n} {number_text(row, n)}" for n in ("faithfulness", "completeness")]
             lines.append(f"  {row['size']} components: {', '.join(both)}")

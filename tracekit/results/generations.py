@@ -9,6 +9,7 @@ from typing import ClassVar
 from tracekit._util.deferred import pd
 from tracekit._util.markup import printable
 from tracekit.engine.setup import Setup
+from tracekit.results.display import line
 from tracekit.results.of_set import OfSet
 
 
@@ -57,8 +58,8 @@ class Generations(OfSet):
         if self.checkpoint_settings:
             chosen += ", with the settings of the checkpoint"
         return (
-            f"Source {self.setup.source} of {self.dataset}, positions {self.setup.positions}, "
-            f"strength {self.strength:g}; at most {self.max_new_tokens} tokens, {chosen}."
+            f"Intervention: {self.setup.intervention}, pairs of {self.dataset}, strength "
+            f"{self.strength:g}; at most {self.max_new_tokens} tokens, {chosen}."
         )
 
     def __repr__(self) -> str:
@@ -68,4 +69,4 @@ class Generations(OfSet):
         return printable("\n\n".join(["\n".join(lines) for lines in texts] + [self.how]))
 
     def _repr_html_(self) -> str:
-        return self.table.to_html(index=False)
+        return self.table.to_html(index=False) + line(self.how)

@@ -29,6 +29,7 @@ from tracekit.components import Component, kind_of
 from tracekit.errors import ConfigError
 from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
 from tracekit.figures.style import plain
+from tracekit.results.display import InWords
 from tracekit.results.significance import Mark, PValues, few_examples_note
 from tracekit.results.storage import SavedTable
 
@@ -43,7 +44,7 @@ _MOST_DOTTED = 24
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class InteractionGrid(SavedTable):
+class InteractionGrid(InWords, SavedTable):
     """Effects of all pairs of some components."""
 
     labels: tuple[str, ...]
@@ -73,8 +74,6 @@ class InteractionGrid(SavedTable):
     below 1e-4 of the effects that they are differences of count as 0: they may be rounding."""
     n_independent: int | None = None
     """Independent examples: equal ones, mirrors and groups count once."""
-    examples: str = ""
-    """Whether a set whose members are paired was selected on these examples, in words."""
     opposite: InteractionGrid | None = None
     """The same pairs in the other direction, if they were measured so."""
 
@@ -108,7 +107,7 @@ class InteractionGrid(SavedTable):
                 few = self.tests.caution if self.tests is not None else ""
             elif n:
                 few = few_examples_note(n, len(self.index_pairs))
-        return "".join(f"; {note}" for note in (share, self.examples, few) if note)
+        return "".join(f"; {note}" for note in (share, self.setting, few) if note)
 
     @cached_property
     def table(self) -> Any:
@@ -204,7 +203,7 @@ class InteractionGrid(SavedTable):
         if self.given:
             named = ", ".join(map(plain, self.given[:3])) + (", ..." if len(self.given) > 3 else "")
             subtitle += f"; given {named}"
-        subtitle += f"; {plain(self.examples)}" if self.examples else ""
+        subtitle += f"; {plain(self.setting)}" if self.setting else ""
         subtitle += "; +, \u2212: signs of the largest"
         title = f"Interactions: {plain(self.title)}" if self.title else "Interactions"
         return pair_map(drawn, title=title, subtitle=subtitle)

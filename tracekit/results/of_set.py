@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.engine.cost import Cost
-from tracekit.results.display import text_html
+from tracekit.engine.sources import intervention_text
+from tracekit.results.display import InWords, text_html
 from tracekit.results.on_examples import OverExamples, examples_text
 from tracekit.results.significance import few_examples_note
 from tracekit.results.storage import InFolder
@@ -55,6 +56,11 @@ class PatchedSet(OfSet):
     cost: Cost
     """Passes that it took, each over the data that it measured."""
 
+    @property
+    def intervention(self) -> str:
+        """Source, positions and direction in words; see `intervention_text`."""
+        return intervention_text(self.source, self.positions, self.direction)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OfMembers(PatchedSet, OverExamples):
@@ -81,6 +87,8 @@ class OfMembers(PatchedSet, OverExamples):
             "There is no p on the examples that the set was selected on: give the tracer held_out "
             "examples."
         ]
+
+    setting = InWords.setting
 
     @property
     def examples(self) -> str:

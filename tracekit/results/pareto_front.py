@@ -286,12 +286,11 @@ class ParetoFront(Results):
         return f"{legend(self.results)} {STATISTICS}" if self.statistics else legend(self.results)
 
     def __repr__(self) -> str:
-        last = self.results[-1]
-        stopped = f", stopped by {self.stopped}" if self.stopped else ""
+        last, stopped = self.results[-1], f", stopped by {self.stopped}" if self.stopped else ""
         return printable(
-            f"ParetoFront({last.dataset}, {last.model_text}: budgets up to {self.largest} of "
-            f"{last.n_components} components, {last.axis_label} {self.results[0].effect:.4g} to "
-            f"{last.effect:.4g} (all: {last.full_effect:.4g}), "
+            f"ParetoFront({last.dataset}, {last.model_text}, {last.setup.intervention}: budgets up "
+            f"to {self.largest} of {last.n_components} components, {last.axis_label} "
+            f"{self.results[0].effect:.4g} to {last.effect:.4g} (all: {last.full_effect:.4g}), "
             f"{last.searched.n_text} searched{stopped})"
         )
 

@@ -13,13 +13,13 @@ from tracekit._util.markup import printable
 from tracekit.components.masks import BinaryMask
 from tracekit.components.members import mask_of
 from tracekit.errors import ConfigError, UnknownNameError
-from tracekit.results.display import Tabular
+from tracekit.results.display import InWords, Tabular
 
 _CIRCUITS = Path(__file__).with_name("published_circuits.json")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Against(Tabular):
+class Against(InWords, Tabular):
     """A set beside a circuit that somebody has published, or named; `TraceResult.against`."""
 
     name: str
@@ -46,7 +46,8 @@ class Against(Tabular):
         return len(self["hit"]) / (len(self["hit"] + self["miss"]) or float("nan"))
 
     def __repr__(self) -> str:
-        lines = [f"{self.name}: precision {self.precision:.2f}, recall {self.recall:.2f}"]
+        shares = f"precision {self.precision:.2f}, recall {self.recall:.2f}"
+        lines = [f"{self.name}: {shares}; set by {self.intervention}"]
         by_verdict = {f"{each}s": self[each] for each in ("hit", "extra")}
         by_verdict |= {"misses": self["miss"], "not studied": [*self.not_studied]}
         lines += [f"  {len(each)} {name}: {', '.join(each)}" for name, each in by_verdict.items()]
@@ -94,7 +95,8 @@ def against(result: Any, circuit: str | Sequence[str], name: str | None) -> Agai
         if row.selected or label in roles
     ]
     others = tuple(label for label in roles if label not in whole.index)
-    return Against(name=name or called, table=pd.DataFrame(rows), not_studied=others)
+    how, table = result.setup.intervention, pd.DataFrame(rows)
+    return Against(name=name or called, intervention=how, table=table, not_studied=others)
 
 
 def _labels(result: Any) -> list[str]:

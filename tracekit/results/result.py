@@ -361,6 +361,7 @@ class TraceResult(InFolder):
             sizes=[self.n_selected],
             n_components=self.n_components,
             method=self.method,
+            intervention=self.setup.intervention,
             examples=examples_text(self.dataset_fingerprint, measured.fingerprint, measured.n_text),
         )
 
@@ -459,9 +460,7 @@ class TraceResult(InFolder):
         Raises:
             ComponentError: The components are no edges.
         """
-        title = f"{plain(self.title)}: {data_and_model(self.dataset, self.model)}"
-        members = members_of_mask(self.binary_mask)
-        return circuit_figure(self.registry, members, self._scores, title, n)
+        return circuit_figure(self, self._scores, n)
 
     @property
     def _scores(self) -> Mask:

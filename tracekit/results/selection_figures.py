@@ -11,7 +11,7 @@ from tracekit.figures.cells import BLUES, ColorScale, draw_panels
 from tracekit.figures.style import WIDE, WIDTH, data_and_model, plain
 from tracekit.results.panels import CellColor, panels_of, scale_of
 from tracekit.results.result import TraceResult
-from tracekit.results.tables import data_and_models
+from tracekit.results.tables import data_and_models, interventions
 
 _TICKS_OF_SIZES = 3
 """Steps between the sizes that a bar of sizes names, at most."""
@@ -32,14 +32,15 @@ def comparison_heatmap(
     n = " and ".join(dict.fromkeys(each.searched.n_text for each in results))
     score, *others = {each.score_title for each in results}
     largest = max(each.largest_score for each in results)
+    metrics = dict.fromkeys(each.searched.metric for each in results)
     return draw_panels(
         panels,
         scale=scale_of(color, first.n_components, largest, "score" if others else score),
         width=WIDE,
         outlines=color != "selected",
         title=data_and_model(*data_and_models(results)),
-        subtitle=f"{selected} of {first.n_components} selected by {plain(first.searched.metric)} "
-        f"on {n} searched examples",
+        subtitle=f"{selected} of {first.n_components} selected, {plain(interventions(results))}; "
+        f"{plain(' / '.join(metrics))} on {n} searched examples",
     )
 
 
@@ -69,6 +70,6 @@ def front_heatmap(results: Sequence[TraceResult], largest_budget: int) -> go.Fig
         outlines=False,
         title=f"Pareto front: {data_and_model(largest.dataset, largest.model)}",
         subtitle=f"sets of up to {largest_budget} of {largest.n_components} components; "
-        f"white: in none; {plain(largest.searched.metric)}, "
+        f"white: in none; {plain(largest.setup.intervention)}; {plain(largest.searched.metric)}, "
         f"{largest.searched.n_text} searched examples",
     )

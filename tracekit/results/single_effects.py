@@ -126,8 +126,8 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
             width=WIDTH,
             outlines=mark is not None,
             title=f"Single effects: {data_and_model(self.dataset, self.model)}",
-            subtitle=f"{self.direction}, n = {self.n_text} searched; all: {self.full_effect:.3g}"
-            + (test if marks else ""),
+            subtitle=f"{plain(self.intervention)}, n = {self.n_text} searched; "
+            f"all: {self.full_effect:.3g}" + (test if marks else ""),
             layers_on=layers_on,
         )
 
@@ -136,7 +136,7 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         few = self.tests.caution if n_significant else few_examples_note(self.n_independent, n)
         lines = [
             f"Single effects of {n} components of {self.model} on {self.dataset}, {self.axis_label}"
-            f", {self.direction}, n = {self.n_text} searched: {n_significant} with q < .05."
+            f", {self.intervention}, n = {self.n_text} searched: {n_significant} with q < .05."
             f"{' (tested on log-odds)' if self.tested == 'log-odds' else ''}"
             f"{f' {few}' if few else ''} Brackets: 95 % intervals."
         ]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tracekit._util.deferred import pd
 from tracekit._util.markup import printable
+from tracekit.results.display import InWords
 from tracekit.results.interactions import INTERACTION_ENDS
 from tracekit.results.significance import (
     PValues,
@@ -18,7 +19,7 @@ from tracekit.results.storage import SavedTable
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class StrongestPairs(SavedTable):
+class StrongestPairs(InWords, SavedTable):
     """Pairs of components that interact most, the strongest first."""
 
     first: tuple[str, ...]
@@ -39,8 +40,6 @@ class StrongestPairs(SavedTable):
     tests: PValues | None
     """P values on `examples` (see `InteractionGrid.tests`) of the first pairs: as many as one of
     which can have a q below 0.05 on so many examples."""
-    examples: str
-    """Which examples the numbers are of, in words."""
     n_components: int
     """Components whose pairs were in question."""
     n_measured: int
@@ -83,4 +82,4 @@ class StrongestPairs(SavedTable):
             passed, n = self.tests.significant(), len(self.tests.q)
             text += f"; {n} tested, {sum(passed)} with q < .05"
             text += f"; {self.tests.caution}" if any(passed) and self.tests.caution else ""
-        return printable(f"StrongestPairs({text}; l: {self.axis_label}; {self.examples})")
+        return printable(f"StrongestPairs({text}; l: {self.axis_label}; {self.setting})")

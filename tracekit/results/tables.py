@@ -62,8 +62,9 @@ def legend(results: Sequence[TraceResult]) -> str:
     held_out = "Held out: on examples that no search saw, with a 95 % interval. "
     units = [(name, METRICS[name].axis_label) for name in _extras(results) if name in METRICS]
     return (
-        "Searched: on the examples that the set was selected on, so the spread is computed like a "
-        f"95 % interval, and is none. {held_out * any(r.held_out for r in results)}"
+        f"Effects are of {interventions(results)}. Searched: on the examples that the set was "
+        "selected on, so the spread is computed like a 95 % interval, and is none. "
+        f"{held_out * any(r.held_out for r in results)}"
         "Share: of the effect of all components. Faithful: 1 less the share that all others have; "
         "complete: 1 less the share of the set (0 is complete); brackets: 95 % intervals."
     ) + "".join(f" {name}: {unit}, searched." for name, unit in units)
@@ -160,15 +161,20 @@ def data_and_models(results: Sequence[TraceResult]) -> tuple[str, str]:
     return " / ".join(data), " / ".join(shown)
 
 
+def interventions(results: Sequence[TraceResult]) -> str:
+    """What was patched in each of several results, in words."""
+    return " / ".join(dict.fromkeys(result.setup.intervention for result in results))
+
+
 def check_comparable(
     results: Sequence[TraceResult], *, of_sets: bool = False, any_dtype: bool = False
 ) -> None:
     """Refuses results of different questions, data or models, and says which.
 
-    `of_sets`, which are compared and not their effects, data may differ, and models whose names do.
-    One model may be loaded in `any_dtype`.
+    `of_sets`, which are compared and not their effects, all but the components may differ, and
+    models whose names do. One model may be loaded in `any_dtype`.
     """
-    may_differ = {"data sets", "examples", "seeds of the source"} if of_sets else set()
+    of_components, may_differ = {"models", "dtypes", "weights", "components"}, set[str]()
     dtypes = [result.model_facts.dtype for result in results]
     models = [(r.model, d if any_dtype else "") for r, d in zip(results, dtypes, strict=True)]
     weights = {*zip(models, [r.model_facts.weights_digest for r in results], strict=True)}
@@ -190,7 +196,7 @@ def check_comparable(
         ("components", [result.registry for result in results]),
     ):
         others = [value for value in values if value != values[0]]
-        if others and name not in may_differ:
+        if others and name not in may_differ and (name in of_components or not of_sets):
             is_long = name in ("examples", "components")
             shown = "" if is_long else f" ({values[0]} and {others[0]})"
             also = " Or give any_dtype=True." if name == "dtypes" and of_sets else ""
@@ -199,7 +205,7 @@ def check_comparable(
                     " The sets of two models can be compared if these have different names: "
                     'tk.load_model(..., name="...").'
                 )
-            if not of_sets and name in ("models", "data sets", "examples", "seeds of the source"):
+            if not of_sets and (name == "models" or name not in of_components):
                 also = " The heatmap and `jaccard` of tk.compare(...) compare the sets themselves."
             raise ComparisonError(
                 f"The results are of different {name}{shown}, so one figure or table would mix "

@@ -30,6 +30,7 @@ from tracekit.errors import (
     TracekitError,
 )
 from tracekit.results.curve import TraceCurve
+from tracekit.results.display import card
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import effect_columns, result_table
 from tracekit.runs.dispatch import run_jobs
@@ -118,10 +119,11 @@ class Runs(Sequence[Run]):
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
         models = ", ".join(dict.fromkeys(run.job.model for run in self.runs))
-        return printable(f"Runs({len(self)} of {models or 'no model'}{failed})")
+        done = "".join(dict.fromkeys(f", {run.job.setup.intervention}" for run in self.runs))
+        return printable(f"Runs({len(self)} of {models or 'no model'}{done}{failed})")
 
     def _repr_html_(self) -> str:
-        return self.shown().html()
+        return card(repr(self), self.shown().html())
 
 
 @check_arguments

@@ -11,12 +11,11 @@ from tracekit.results.tables import effect_columns, result_table
 
 def tracer_text(question: Question) -> str:
     """What a tracer traces, in a line."""
-    source = "" if question.source == "counterfactual" else f", source {question.source}"
-    unusual = source + (", denoising" if question.direction == "denoising" else "")
     model = model_text(question.model_name, question.dtype)
     return printable(
         f"Tracer({question.registry.describe()} of {model}, {_examples(question)}, "
-        f"{question.search_engine.metric.name}{unusual}{_preferred(question)}{_explained(question)})"
+        f"{question.search_engine.metric.name}, {question.setup.intervention}"
+        f"{_preferred(question)}{_explained(question)})"
     )
 
 
@@ -52,7 +51,7 @@ def tracer_html(question: Question) -> str:
         ("components", question.registry.describe() + _explained(question)),
         ("metric", f"{engine.metric.name}: {engine.metric.axis_label}"),
         ("positions", str(question.setup.positions)),
-        ("source", f"{question.source}, {question.direction}"),
+        ("source", f"{question.source}: {question.setup.intervention}"),
     ]
     if engine.known_full_effects is not None:
         facts.append(("all components", f"effect {engine.full_effects.mean():.4g}, searched"))

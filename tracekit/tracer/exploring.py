@@ -12,7 +12,7 @@ from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.measure.paths import Paths
-from tracekit.measure.question import Question, positions_of
+from tracekit.measure.question import Question
 from tracekit.metrics import Effects
 from tracekit.models import model_name, weights_digest
 from tracekit.results.curve import TraceCurve
@@ -77,15 +77,14 @@ def arrows_of(paths: Paths, question: Question) -> list[dict[str, Any]]:
     """
     engine, held_out = question.search_engine, question.held_out_engine
     prints = [each.fingerprint for each in (engine, held_out) if each is not None]
-    of_question = model_name(engine.model), engine.metric.name, engine.metric.direction
-    of_question += question.source, question.setup.source_seed, positions_of(engine)
-    of_paths = paths.model, paths.metric, paths.direction
-    of_paths += paths.source, paths.source_seed, paths.positions
+    how, model, metric = question.setup, model_name(engine.model), engine.metric.name
+    of_question = model, metric, how.intervention, how.source_seed
+    of_paths = paths.model, paths.metric, paths.intervention, paths.source_seed
     if of_paths != of_question or paths.dataset_fingerprint not in prints:
         raise ConfigError(
             f"The paths are of {paths.dataset} data and {paths.model}, by {paths.metric} and "
-            f"{paths.direction} from {paths.source} at {paths.positions}, and this tracer has "
-            "another model, question or examples. Give what tracer.paths(...) measured."
+            f"{paths.intervention}, and this tracer has another model, question or examples. Give "
+            "what tracer.paths(...) measured."
         )
     registry = question.search_engine.registry
     at = {
