@@ -157,7 +157,7 @@ def test_dtype_auto_is_float32_where_it_fits_else_of_the_checkpoint(
 
 def test_dtype_auto_knows_the_free_memory(monkeypatch):
     assert 2**27 < loading._free_bytes(torch.device("cpu")) < 2**50
-    monkeypatch.setattr(loading, "granted_bytes", lambda: 5)
+    monkeypatch.setattr(loading, "cgroup_free_bytes", lambda: 5)
     assert loading._free_bytes(torch.device("cpu")) == 5
 
 
@@ -246,7 +246,7 @@ def test_where_nobody_watches_the_log_says_what_is_loaded(
 
     monkeypatch.setattr(progress, "_FIRST_LINE_AFTER", after)
     monkeypatch.setattr(progress, "_LINE_EVERY", 0.3)
-    monkeypatch.setattr(progress, "is_watched", lambda: is_watched)
+    monkeypatch.setattr(progress, "is_interactive", lambda: is_watched)
     monkeypatch.setattr(loading, "locate", slow)
     load_model(source)
     assert not capsys.readouterr().out

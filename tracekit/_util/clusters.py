@@ -11,14 +11,14 @@ FEWEST = 3
 """Independent examples that an interval needs."""
 
 
-class Over(TypedDict):
+class EvidenceOptions(TypedDict):
     """Weights of examples, and which independent one each is part of; None if all are alike."""
 
     weights: Float[Tensor, " example"] | None
     clusters: Int[Tensor, " example"] | None
 
 
-def n_text(n_examples: int, clusters: Int[Tensor, " example"] | None) -> str:
+def count_text(n_examples: int, clusters: Int[Tensor, " example"] | None) -> str:
     """How many examples there are, and how many of them are independent if not all are."""
     n_independent = count_independent(n_examples, clusters)
     return f"{n_examples}" + (f" ({n_independent} independent)" * (n_independent < n_examples))
@@ -29,7 +29,7 @@ def count_independent(n_examples: int, clusters: Int[Tensor, " example"] | None)
     return n_examples if clusters is None else int(clusters.max()) + 1
 
 
-def by_cluster(
+def sum_by_cluster(
     values: Float[Tensor, "*row example"], clusters: Int[Tensor, " example"] | None
 ) -> Float[Tensor, "*row cluster"]:
     """Sums over the pairs of each independent example, in float64 on the CPU; None: all pairs."""

@@ -26,7 +26,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters of what a spreadsheet takes as a formula."""
 
 
-def write_beside(path: Path, content: bytes | str) -> None:
+def write_atomically(path: Path, content: bytes | str) -> None:
     """Writes a file beside its place and moves it there, so that it is never half written.
 
     Its folder is made if it is missing. Of texts, a question mark replaces what UTF-8 lacks.
@@ -67,7 +67,7 @@ def draft_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def marker(folder: Path) -> Iterator[Path]:
+def marker_file(folder: Path) -> Iterator[Path]:
     """A hidden empty file in a folder for the length of the block, removed as drafts are."""
     prefix = _draft_prefix(folder / "marker")
     handle, path = tempfile.mkstemp(f"-{os.getpid()}", prefix, folder)
@@ -82,7 +82,7 @@ def marker(folder: Path) -> Iterator[Path]:
 
 def remove_abandoned(folder: Path) -> None:
     """Removes drafts in a folder whose process was killed, if that was one of this machine."""
-    for draft in folder.glob(f".*-{glob.escape(_machine())}-*"):
+    for draft in folder.glob(f".*-{glob.escape(_host_name())}-*"):
         process = draft.name.rpartition("-")[2]
         if not process.isdecimal() or _is_running(int(process)):
             continue
@@ -95,10 +95,10 @@ def remove_abandoned(folder: Path) -> None:
 
 def _draft_prefix(path: Path) -> str:
     # Names of files have at most 255 bytes.
-    return f".{path.name[:20]}-{_machine()}-"
+    return f".{path.name[:20]}-{_host_name()}-"
 
 
-def _machine() -> str:
+def _host_name() -> str:
     return socket.gethostname()
 
 
@@ -111,7 +111,7 @@ def _is_running(process: int) -> bool:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool | float = True) -> Iterator[None]:
+def hold_lock(path: Path, *, wait: bool | float = True) -> Iterator[None]:
     """Within the block, no other process and no other thread holds the lock of a path.
 
     The lock is a hidden file beside the path and ends with its process; some file systems have
@@ -142,7 +142,7 @@ def remove_abandoned_locks(folder: Path) -> None:
     """Removes locks in a folder whose process was killed, all of which are to be waited for."""
     for path in folder.glob(f".*{_LOCK}"):
         locked_path = path.with_name(path.name[1 : -len(_LOCK)])
-        with suppress(BlockingIOError), locked(locked_path, wait=False):
+        with suppress(BlockingIOError), hold_lock(locked_path, wait=False):
             pass
 
 
@@ -155,11 +155,11 @@ def _umask() -> int:
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
     """Writes a table as CSV; a quote keeps spreadsheets from running texts as formulas."""
     texts = frame.select_dtypes(include=["object", "string", "category"]).columns
-    safe = frame.assign(**{str(column): frame[column].map(_without_formula) for column in texts})
-    write_beside(path, safe.to_csv(index=False, lineterminator="\n"))
+    safe = frame.assign(**{str(column): frame[column].map(_escape_formula) for column in texts})
+    write_atomically(path, safe.to_csv(index=False, lineterminator="\n"))
 
 
-def _without_formula(cell: object) -> object:
+def _escape_formula(cell: object) -> object:
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in _FORMULA else cell
 
 
@@ -174,6 +174,6 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def digest_of(entries: Mapping[str, Any]) -> str:
+def json_digest(entries: Mapping[str, Any]) -> str:
     """SHA-256 of a mapping as JSON, the same in whatever order its entries are."""
     return hashlib.sha256(json.dumps(entries, sort_keys=True, default=str).encode()).hexdigest()

@@ -11,21 +11,21 @@ from typing import Any
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that steer a terminal, but for tabs and line breaks; and halves of characters."""
-MOST_ROWS = 12
+MAX_ROWS = 12
 """Rows that a table in a notebook shows."""
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """A text with a mark in place of each control character, and of what UTF-8 cannot write."""
     return _CONTROL.sub("\ufffd", text)
 
 
 def html_text(value: object) -> str:
     """A value as HTML shows it letter by letter, in texts and in quoted attributes."""
-    return escape(printable(str(value)), quote=True)
+    return escape(make_printable(str(value)), quote=True)
 
 
-def card(title: str, *parts: str) -> str:
+def html_card(title: str, *parts: str) -> str:
     """A title and parts of HTML below it."""
     return f'<div style="overflow-x:auto"><p><b>{html_text(title)}</b></p>{"".join(parts)}</div>'
 
@@ -49,6 +49,6 @@ def number_text(row: Any, name: str, form: str = ".3g") -> str:
     return f"{row[name]:{form}} ({interval_text(row[f'{name}_low'], row[f'{name}_high'])})"
 
 
-def with_ends(name: str, value: Any, ends: Iterable[Any]) -> dict[str, Any]:
+def interval_entries(name: str, value: Any, ends: Iterable[Any]) -> dict[str, Any]:
     """A number of a row, or a column, and the ends of its interval: `NAME_low`, `NAME_high`."""
     return dict(zip((name, f"{name}_low", f"{name}_high"), (value, *ends), strict=True))

@@ -34,7 +34,7 @@ _LARGEST = 1e12
 """Far beyond any useful option; its square is still a number of float32."""
 
 
-def shortened(value: object) -> str:
+def short_repr(value: object) -> str:
     """A value as a message shows it."""
     try:
         return reprlib.repr(value)
@@ -42,28 +42,28 @@ def shortened(value: object) -> str:
         return f"{type(value).__name__} with thousands of digits"
 
 
-def first_few(cases: Sequence[str], most: int = 3) -> str:
+def join_first(cases: Sequence[str], most: int = 3) -> str:
     """The first of several cases, as a message shows them, and how many more there are."""
     more = f"; and {len(cases) - most} more" if len(cases) > most else ""
     return "; ".join(cases[:most]) + more
 
 
-def is_whole(value: object) -> TypeGuard[int]:
+def is_whole_number(value: object) -> TypeGuard[int]:
     """Whether a value is a whole number: an int, of Python or NumPy, and no bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def whole_numbers(values: object) -> tuple[int, ...] | None:
+def as_whole_numbers(values: object) -> tuple[int, ...] | None:
     """A list, tuple, range, array or tensor of whole numbers as a tuple; None if it is not one."""
     as_list = getattr(values, "tolist", None)
     if as_list is not None:
         values = as_list()
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes, bytearray)):
         return None
-    return tuple(map(int, values)) if all(map(is_whole, values)) else None
+    return tuple(map(int, values)) if all(map(is_whole_number, values)) else None
 
 
-def check_known(given: Iterable[str], allowed: Iterable[str], also: Iterable[str] = ()) -> None:
+def check_names(given: Iterable[str], allowed: Iterable[str], also: Iterable[str] = ()) -> None:
     """Refuses names that are not allowed, with a guess at what was meant; that may be `also`."""
     for name in given:
         if name not in allowed:
@@ -81,29 +81,31 @@ def check_keywords(function: _C) -> _C:
     taken = [each.name for each in parameters if each.name not in ("self", "question")]
 
     @wraps(function)
-    def checked(*args: Any, **keywords: Any) -> Any:
-        check_known(keywords, taken)
+    def call_checked(*args: Any, **keywords: Any) -> Any:
+        check_names(keywords, taken)
         return function(*args, **keywords)
 
-    return checked  # type: ignore[return-value]
+    return call_checked  # type: ignore[return-value]
 
 
 def check_seed(seed: object) -> None:
     """Refuses a seed that random generators would not take, or would round."""
-    if not is_whole(seed) or not 0 <= seed < 2**63:
-        raise ConfigError(f"The seed is {shortened(seed)}. Give a whole number from 0 to 2^63 - 1.")
+    if not is_whole_number(seed) or not 0 <= seed < 2**63:
+        raise ConfigError(
+            f"The seed is {short_repr(seed)}. Give a whole number from 0 to 2^63 - 1."
+        )
 
 
-def check_whole(name: str, value: object, least: int = 1) -> None:
+def check_whole_number(name: str, value: object, least: int = 1) -> None:
     """Refuses what is no whole number, or one below a bound."""
-    if not is_whole(value) or value < least:
-        raise ConfigError(f"{name} is {shortened(value)}. Give a whole number, at least {least}.")
+    if not is_whole_number(value) or value < least:
+        raise ConfigError(f"{name} is {short_repr(value)}. Give a whole number, at least {least}.")
 
 
-def check_loss(name: str, value: object) -> None:
+def check_max_loss(name: str, value: object) -> None:
     """Refuses what is no share that may be lost: a number from 0 to below 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise ConfigError(f"{name} is {shortened(value)}. Give a share from 0 to below 1.")
+        raise ConfigError(f"{name} is {short_repr(value)}. Give a share from 0 to below 1.")
 
 
 def check_numbers(options: object) -> None:
@@ -116,7 +118,7 @@ def check_numbers(options: object) -> None:
             # Comparisons with NaN are False.
             if isinstance(number, (int, float)) and not abs(number) <= _LARGEST:
                 raise ConfigError(
-                    f"The option {field.name} is {shortened(value)}. Give finite numbers, of at "
+                    f"The option {field.name} is {short_repr(value)}. Give finite numbers, of at "
                     f"most {_LARGEST:.0e} in size."
                 )
 
@@ -129,7 +131,7 @@ def as_path(name: str, value: Any) -> Path:
     longest = max(map(len, map(os.fsencode, path.parts)), default=0)
     if longest > _LONGEST_NAME or len(encoded) > _LONGEST_PATH or b"\0" in encoded:
         raise ConfigError(
-            f"{name} is {shortened(str(value))}, which no file system takes. Give at most "
+            f"{name} is {short_repr(str(value))}, which no file system takes. Give at most "
             f"{_LONGEST_PATH} bytes, in names of at most {_LONGEST_NAME}, without the character 0."
         )
     return path
@@ -149,7 +151,7 @@ def check_fields(options: Any, *names: str) -> None:
     """Refuses values of fields of a dataclass instance that their annotations do not allow."""
     for name in names:
         value = getattr(options, name)
-        converted = convert(name, value, hints_of(type(options))[name])
+        converted = convert_option(name, value, field_hints(type(options))[name])
         if isinstance(value, str) and not isinstance(converted, (str, Path)):
             raise ConfigError(
                 f"The option {name} is {value!r}. Give a number, True or False, not a text."
@@ -157,7 +159,7 @@ def check_fields(options: Any, *names: str) -> None:
 
 
 @cache
-def hints_of(kind: type) -> dict[str, Any]:
+def field_hints(kind: type) -> dict[str, Any]:
     """Annotations of a class by name, with bounds, but those that only type checkers can import."""
     hints: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
@@ -186,7 +188,7 @@ def field_help(kind: type) -> dict[str, str]:
 _adapter = cache(TypeAdapter)
 
 
-def convert(name: str, value: Any, hint: Any) -> Any:
+def convert_option(name: str, value: Any, hint: Any) -> Any:
     """A value as the type of its option, where nothing is lost.
 
     On a command line it is a text such as `"0.001"`, `"12"`, `"false"`, `"none"` where None is
@@ -203,7 +205,7 @@ def convert(name: str, value: Any, hint: Any) -> Any:
         converted = _adapter(hint).validate_python(value)
     except ValidationError as error:
         problem = error.errors()[0]["msg"]
-        raise ConfigError(f"The option {name} is {shortened(value)}. {problem}.") from None
+        raise ConfigError(f"The option {name} is {short_repr(value)}. {problem}.") from None
     if isinstance(value, bool) and not isinstance(converted, bool):
         raise ConfigError(f"The option {name} is {value}. Give a number.")
     return converted

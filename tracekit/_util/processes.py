@@ -36,18 +36,21 @@ class WorkerProcesses(Executor):
         # Packed: unpacking it in the worker imports the libraries that `start` needs.
         packed = pickle.dumps((start, arguments))
         self._pool = ProcessPoolExecutor(
-            processes, mp_context=context, initializer=_start, initargs=(self._end, begin, packed)
+            processes,
+            mp_context=context,
+            initializer=_start_worker,
+            initargs=(self._end, begin, packed),
         )
 
     @property
-    def has_begun(self) -> bool:
+    def has_ready_worker(self) -> bool:
         """Whether any worker was made ready; until then it runs the main script, as far as that."""
         return self._begun.poll()
 
     def submit(self, function: Callable[..., _R], /, *arguments: Any, **options: Any) -> Future[_R]:
         """Calls a function of a module in a worker; `BrokenProcessPool` if any worker is killed."""
         # A worker may be started here.
-        with _held_back(_STOPPING):
+        with _block_signals(_STOPPING):
             return self._pool.submit(function, *arguments, **options)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
@@ -59,7 +62,7 @@ class WorkerProcesses(Executor):
 
 
 @contextmanager
-def _held_back(names: Iterable[str]) -> Iterator[None]:
+def _block_signals(names: Iterable[str]) -> Iterator[None]:
     """Signals within the block wait for its end; processes started in it inherit that."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -72,21 +75,21 @@ def _held_back(names: Iterable[str]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def leave_if_in_start() -> None:
+def exit_if_restarted() -> None:
     """Ends a worker that runs the main script again and comes to where workers are started."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit(1)  # Quietly: the process that started it says what to do.
 
 
-def _start(end: Connection, begin: Connection, packed: bytes) -> None:
+def _start_worker(end: Connection, begin: Connection, packed: bytes) -> None:
     """Makes a worker end with its parent, then makes it ready for work."""
-    Thread(target=_end_with, args=(end,), daemon=True).start()
+    Thread(target=_exit_when_closed, args=(end,), daemon=True).start()
     start, arguments = pickle.loads(packed)
     start(*arguments)
     begin.send_bytes(b"1")
 
 
-def _end_with(end: Connection) -> None:
+def _exit_when_closed(end: Connection) -> None:
     """Waits until the other end of the pipe is closed, then ends this process at once."""
     try:
         end.recv_bytes()

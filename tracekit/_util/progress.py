@@ -32,7 +32,7 @@ _FIRST_LINE_AFTER = 0.25
 """Seconds before the first line about a wait; shorter waits write nothing."""
 
 
-def is_watched() -> bool:
+def is_interactive() -> bool:
     """Whether somebody watches: in notebooks and terminals, where a bar is redrawn in place."""
     return _in_notebook() or sys.stderr.isatty()
 
@@ -53,7 +53,7 @@ def duration_text(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-class _Lines:
+class _ProgressLines:
     """Takes the place of a bar that nobody watches: writes a line a minute to standard error."""
 
     last_line = last_step = -inf
@@ -62,15 +62,15 @@ class _Lines:
     def __init__(self, label: str, total: float | None, unit: str) -> None:
         self._label, self._total, self._unit, self.n = label, total, unit, 0.0
         self._start = time.monotonic()
-        if self._start - _Lines.last_step > _PAUSE:
-            _Lines.last_line = self._start
+        if self._start - _ProgressLines.last_step > _PAUSE:
+            _ProgressLines.last_line = self._start
 
     def update(self, n: float) -> None:
         self.n += n
-        _Lines.last_step = now = time.monotonic()
-        if now - _Lines.last_line < _LINE_EVERY:
+        _ProgressLines.last_step = now = time.monotonic()
+        if now - _ProgressLines.last_line < _LINE_EVERY:
             return
-        _Lines.last_line = now
+        _ProgressLines.last_line = now
         taken = now - self._start
         of_all = f" of {self._total:.0f}" if self._total else ""
         left = taken * (self._total / self.n - 1) if self._total and self.n else 0.0
@@ -108,7 +108,7 @@ class RunProgress:
             shown = self.done if self._passes is None else min(self.done, self._passes)
             self._bar.update(shown - self._bar.n)
 
-    def note(self, **values: float) -> None:
+    def report_values(self, **values: float) -> None:
         """Reports what a step reached, e.g. `size=4, effect=0.31`."""
         if self._bar is not None:
             shown = {name: f"{value:.3g}" for name, value in values.items()}
@@ -121,13 +121,13 @@ _NOTHING = RunProgress(None, None, 1)
 _CURRENT: ContextVar[RunProgress | None] = ContextVar("progress", default=None)
 
 
-def current() -> RunProgress:
+def current_progress() -> RunProgress:
     """The progress of the current run; one that shows nothing if there is none."""
     return _CURRENT.get() or _NOTHING
 
 
 @contextmanager
-def run(
+def open_bar(
     label: str,
     passes: float | None,
     n_examples: int,
@@ -145,7 +145,7 @@ def run(
     if outer is not None:
         yield outer
         return
-    bar = _bar(label, passes, shown)
+    bar = _make_bar(label, passes, shown)
     progress = RunProgress(bar, passes, n_examples, on_note)
     token = _CURRENT.set(progress)
     try:
@@ -157,7 +157,7 @@ def run(
 
 
 @contextmanager
-def waiting(label: str) -> Iterator[None]:
+def report_waiting(label: str) -> Iterator[None]:
     """Reports a block without steps in the log: soon after its start, then every minute."""
     done, start = Event(), time.monotonic()
 
@@ -168,7 +168,7 @@ def waiting(label: str) -> Iterator[None]:
             sys.stderr.write(f"{label}{text}\n")
             sys.stderr.flush()
 
-    if not is_watched():
+    if not is_interactive():
         # A daemon thread does not keep an interrupted program from ending.
         Thread(target=write_lines, daemon=True).start()
     try:
@@ -177,24 +177,24 @@ def waiting(label: str) -> Iterator[None]:
         done.set()
 
 
-def track(items: Iterable[_T], label: str, *, shown: bool | None) -> Iterable[_T]:
+def show_steps(items: Iterable[_T], label: str, *, shown: bool | None) -> Iterable[_T]:
     """A loop with a bar, or lines as in `run`, unless it is short or within a run with a bar."""
     total = len(items) if hasattr(items, "__len__") else None  # type: ignore[arg-type]
     is_short = total is not None and total < _FEWEST_STEPS
     if shown is False or _CURRENT.get() is not None or is_short:
         return items
-    if shown or is_watched():
-        return _tqdm()(items, desc=label, leave=False)
-    return _with_lines(items, _Lines(label, total, "steps"))
+    if shown or is_interactive():
+        return _import_tqdm()(items, desc=label, leave=False)
+    return _iterate_with_lines(items, _ProgressLines(label, total, "steps"))
 
 
-def _with_lines(items: Iterable[_T], lines: _Lines) -> Iterator[_T]:
+def _iterate_with_lines(items: Iterable[_T], lines: _ProgressLines) -> Iterator[_T]:
     for item in items:
         yield item
         lines.update(1)
 
 
-def _tqdm() -> Any:
+def _import_tqdm() -> Any:
     with warnings.catch_warnings():
         # Without ipywidgets, tqdm writes text in notebooks too, and warns of it.
         warnings.simplefilter("ignore")
@@ -202,13 +202,13 @@ def _tqdm() -> Any:
     return tqdm
 
 
-def _bar(label: str, passes: float | None, shown: bool | None) -> Any:
+def _make_bar(label: str, passes: float | None, shown: bool | None) -> Any:
     if shown is False:
         return None
-    if not (shown or is_watched()):
-        return _Lines(label, passes, "passes")
+    if not (shown or is_interactive()):
+        return _ProgressLines(label, passes, "passes")
     bar_format = _FORMAT_WITHOUT_END if passes is None else _FORMAT
     options: dict[str, Any] = {"bar_format": bar_format, "leave": False, "mininterval": 0.2}
     if not _in_notebook():
         options["dynamic_ncols"] = True
-    return _tqdm()(desc=label, total=passes, **options)
+    return _import_tqdm()(desc=label, total=passes, **options)

@@ -38,19 +38,19 @@ class Ranks:
     """Its number; 0 reads the clock and writes."""
     count: int = 1
     """Number of processes."""
-    _own: _OwnGroup | None = field(default=None, repr=False)
+    _own: _CpuGroup | None = field(default=None, repr=False)
     """Their process group; None for a single process."""
 
     @classmethod
-    def joined(cls) -> Ranks:
+    def current(cls) -> Ranks:
         """The processes that `torch.distributed` has joined; this one alone if it has not."""
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
             return _ALONE
         world = dist.group.WORLD
-        if world not in _JOINED:
-            _Interrupt.catch()
-            _JOINED[world] = cls(dist.get_rank(), dist.get_world_size(), _OwnGroup())
-        return _JOINED[world]
+        if world not in _RANKS_OF_GROUPS:
+            _Interrupt.handle_interrupts()
+            _RANKS_OF_GROUPS[world] = cls(dist.get_rank(), dist.get_world_size(), _CpuGroup())
+        return _RANKS_OF_GROUPS[world]
 
     @property
     def is_first(self) -> bool:
@@ -61,18 +61,18 @@ class Ranks:
     def _group(self) -> Any:
         return None if self._own is None else self._own.group
 
-    def share(self, items: Int[Tensor, " item"]) -> Int[Tensor, " own"]:
+    def take_share(self, items: Int[Tensor, " item"]) -> Int[Tensor, " own"]:
         """This rank's part of some items; neighbours go to different ranks."""
         return items[self.rank :: self.count]
 
-    def add(self, *parts: Tensor) -> tuple[Tensor, ...]:
+    def sum_over_ranks(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """Sums tensors over all ranks, in one reduction; Ctrl-C in any of them raises in all."""
         if self.count == 1:
             return parts
         # Ctrl-C reaches ranks at different points; it is heeded where all of them meet.
         message = torch.tensor([float(_Interrupt.pressed)], dtype=torch.float64)
         flat = torch.cat([message, *(part.detach().cpu().double().flatten() for part in parts)])
-        with _rank_errors():
+        with _translate_errors():
             dist.all_reduce(flat, group=self._group)
         if flat[0]:
             _Interrupt.pressed = False
@@ -83,7 +83,7 @@ class Ranks:
             for total, part in zip(sums, parts, strict=True)
         )
 
-    def decide(self, make: Callable[[], _T]) -> _T:
+    def broadcast(self, make: Callable[[], _T]) -> _T:
         """The value that `make` returns on rank 0, or its error, on all ranks."""
         if self.count == 1:
             return make()
@@ -93,19 +93,19 @@ class Ranks:
                 message = [(make(), None)]
             except Exception as error:  # Handed on to the other ranks, which wait for it.
                 message = [(None, error)]
-        with _rank_errors():
+        with _translate_errors():
             dist.broadcast_object_list(message, src=0, group=self._group)
         value, error = message[0]
         if error is not None:
             raise error
         return value
 
-    def require_same(self, **named: object) -> None:
+    def check_same(self, **named: object) -> None:
         """Raises a `WorkerError` for ranks whose named values differ, and names what differs."""
         if self.count == 1:
             return
         message: list[Any] = [None] * self.count
-        with _rank_errors():
+        with _translate_errors():
             dist.all_gather_object(message, named, group=self._group)
         for name in named:
             values = [each.get(name) for each in message]
@@ -118,7 +118,7 @@ class Ranks:
                 )
 
 
-class _OwnGroup:
+class _CpuGroup:
     """A process group on the CPU, let go before Python ends.
 
     A thread of the group that still holds a tensor then aborts the process: exit code -6 after
@@ -137,7 +137,7 @@ class _OwnGroup:
 
 
 _ALONE = Ranks()
-_JOINED: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
+_RANKS_OF_GROUPS: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 """The ranks of each process group; all of them make theirs together, once."""
 
 
@@ -145,10 +145,10 @@ def join_launched() -> Ranks:
     """Joins the processes that a launcher has started, by its environment; else this one alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        with _rank_errors():
+        with _translate_errors():
             dist.init_process_group(backend, timeout=_PATIENCE)
         atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
-    return Ranks.joined()
+    return Ranks.current()
 
 
 def launched_device() -> str | None:
@@ -164,7 +164,7 @@ class _Interrupt:
     pressed: bool = False
 
     @classmethod
-    def catch(cls) -> None:
+    def handle_interrupts(cls) -> None:
         """Has Ctrl-C noted instead of raised; pressed twice, it ends this process."""
 
         def note(number: int, frame: Any) -> None:
@@ -177,7 +177,7 @@ class _Interrupt:
 
 
 @contextmanager
-def _rank_errors() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Turns the errors of a lost rank into one clear error."""
     try:
         yield

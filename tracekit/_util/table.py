@@ -9,7 +9,7 @@ from math import floor, isfinite, log10
 from typing import Any
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import html_text, interval_text, printable
+from tracekit._util.markup import html_text, interval_text, make_printable
 
 _MISSING = "-"
 _LONG = 24
@@ -63,7 +63,7 @@ class Column:
     @property
     def texts(self) -> list[str]:
         """All values for readers."""
-        return [printable(self.text(value)) for value in self.values]
+        return [make_printable(self.text(value)) for value in self.values]
 
     @property
     def is_text(self) -> bool:
@@ -120,7 +120,7 @@ class Table:
             keys = [name, f"{name}_low", f"{name}_high"]
             if name not in ends:
                 is_joined = joined and {*keys} <= {*names}
-                cells = [tuple(_native(row.get(key)) for key in keys) for row in rows]
+                cells = [tuple(_to_python_number(row.get(key)) for key in keys) for row in rows]
                 values = cells if is_joined else [cell[0] for cell in cells]
                 title = (titles or {}).get(name, name.replace("_", " "))
                 form = (forms or {}).get(name, ".4g")
@@ -263,7 +263,7 @@ def json_value(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if isfinite(value) else None
-    return printable(str(value))
+    return make_printable(str(value))
 
 
 _ESCAPES = {
@@ -277,7 +277,7 @@ _ESCAPES = {
 
 def latex_text(text: str) -> str:
     """A text in which LaTeX takes nothing for a command."""
-    return printable(text).translate(str.maketrans(_ESCAPES))
+    return make_printable(text).translate(str.maketrans(_ESCAPES))
 
 
 def _latex_cell(text: str, style: str | None) -> str:
@@ -286,7 +286,7 @@ def _latex_cell(text: str, style: str | None) -> str:
     return f"\\{command}{{{escaped}}}" if command else escaped
 
 
-def _native(value: Any) -> Any:
+def _to_python_number(value: Any) -> Any:
     """Python's own number in place of one of NumPy."""
     return value.item() if hasattr(value, "item") else value
 

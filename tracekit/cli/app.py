@@ -18,8 +18,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from tracekit._util.markup import printable
-from tracekit._util.options import shortened
+from tracekit._util.markup import make_printable
+from tracekit._util.options import short_repr
 from tracekit._util.version import __version__
 from tracekit.cli.console import console, error_console, print_problem
 from tracekit.errors import ConfigError, TracekitError
@@ -140,7 +140,7 @@ def main() -> None:
         sys.exit(_BROKEN_PIPE)
     except OSError as error:
         # A full or read-only disk: what was written before is kept.
-        file_name = f" ({shortened(error.filename)})" if error.filename else ""
+        file_name = f" ({short_repr(error.filename)})" if error.filename else ""
         print_problem("Error", f"{error.strerror or error}{file_name}.", "bold red")
         sys.exit(1)
     except (typer.Abort, KeyboardInterrupt):
@@ -164,8 +164,8 @@ def _check_arguments() -> None:
     for text in sys.argv[1:]:
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise ConfigError(
-                f"The argument {printable(text)!r} is no text in UTF-8, so nothing that is saved "
-                "could name it. Rename the file; or set PYTHONUTF8=1, if only your locale differs."
+                f"The argument {make_printable(text)!r} is not valid UTF-8, so no saved file could "
+                "name it. Rename the file; or set PYTHONUTF8=1, if only your locale differs."
             )
 
 

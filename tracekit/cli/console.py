@@ -11,7 +11,7 @@ from rich.text import Text
 from typer import Exit
 from typing_extensions import TypedDict
 
-from tracekit._util.markup import printable
+from tracekit._util.markup import make_printable
 from tracekit._util.version import __version__
 
 
@@ -59,7 +59,7 @@ class PlainConsole(Console):
             super().print(*objects, **options)
             return
         for each in objects:
-            self.document["lines"] += printable(str(each)).splitlines()
+            self.document["lines"] += make_printable(str(each)).splitlines()
 
     def begin_document(self, command: str) -> None:
         """From now on nothing is printed until `print_document`."""
@@ -89,7 +89,7 @@ class PlainConsole(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """A text without markup or emoji codes, and with control characters shown as �."""
         plain = {"markup": False, "emoji": False}
-        return super().render_str(printable(text), **{**options, **plain})
+        return super().render_str(make_printable(text), **{**options, **plain})
 
     def on_broken_pipe(self) -> NoReturn:
         """Leaves it to the program, which ends."""
@@ -106,12 +106,12 @@ def print_problem(word: str, text: object, style: str) -> None:
     Of several processes that share a trace, the others say who they are.
     """
     if console.document is not None and word == "Warning":
-        console.document["warnings"].append(printable(str(text)))
-    message = Text.assemble((f"{word}:", style), " ", printable(str(text)))
+        console.document["warnings"].append(make_printable(str(text)))
+    message = Text.assemble((f"{word}:", style), " ", make_printable(str(text)))
     if console.quiet:
         from tracekit._util.ranks import Ranks
 
-        message = Text.assemble((f"Rank {Ranks.joined().rank}: ", style), message)
+        message = Text.assemble((f"Rank {Ranks.current().rank}: ", style), message)
     error_console.print(message, soft_wrap=True)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import with_ends
+from tracekit._util.markup import interval_entries
 from tracekit._util.table import Table
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import print_problem
@@ -46,7 +46,7 @@ _NOT_HERE = ("split", "skip_mismatched")
 )
 def evaluate(values: OptionValues) -> None:
     """Measures the effects of given masks: soft or binary, 1 takes the counterfactual value."""
-    from tracekit._util.clusters import n_text
+    from tracekit._util.clusters import count_text
     from tracekit._util.files import write_csv
     from tracekit.components.members import mask_of
     from tracekit.results import TraceResult, effect_interval
@@ -74,7 +74,7 @@ def evaluate(values: OptionValues) -> None:
         )
         if n_searched:
             print_problem("Warning", _SEARCHED.format(name, n_searched, len(pairs)), "yellow")
-        effects_of_mask = with_ends("effect", effects.mean().item(), ends)
+        effects_of_mask = interval_entries("effect", effects.mean().item(), ends)
         effects_of_mask |= {column: further[column].mean() for column in names}
         n = {"n_examples": len(pairs), "n_independent": pairs.n_distinct, "n_searched": n_searched}
         mask_rows.append({"mask": name, "sum": total, **effects_of_mask, **n})
@@ -92,7 +92,7 @@ def evaluate(values: OptionValues) -> None:
     titles = {name: name for name in names} | {"effect": f"effect (95 % {brackets})"}
     table = Table.of_rows(mask_rows, titles, forms, joined=True)
     held_out = "" if tracer.held_out is None else " held-out"
-    n, metric = n_text(len(pairs), pairs.clusters), tracer.engine.metric.axis_label
+    n, metric = count_text(len(pairs), pairs.clusters), tracer.engine.metric.axis_label
     further = "".join(f"; {each.name}: {each.axis_label}" for each in tracer.extra_metrics)
     heading = f"On {n}{held_out} examples: {metric}{further}; ends: 95 % {brackets}"
     print_table("masks", table, table.without("n examples", "n independent"), heading=heading)

@@ -81,11 +81,11 @@ def _tables(why: tk.measure.Explanation) -> dict[str, Table]:
 
 
 def _write(why: tk.measure.Explanation, output: Path) -> None:
-    from tracekit._util.files import write_beside, write_csv
+    from tracekit._util.files import write_atomically, write_csv
 
     tables = _tables(why)
     rows = {name: table.records() for name, table in tables.items()}
-    write_beside(output / "findings.json", json.dumps(rows, indent=1))
+    write_atomically(output / "findings.json", json.dumps(rows, indent=1))
     del tables["explanation"]
     for name, table in tables.items():
         write_csv(table.frame(), output / f"{name}.csv")

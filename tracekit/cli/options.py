@@ -30,7 +30,7 @@ from tracekit._util.names import (
     SourceName,
     choices_text,
 )
-from tracekit._util.options import field_help, hints_of
+from tracekit._util.options import field_help, field_hints
 from tracekit.cli.app import PANELS
 from tracekit.cli.console import console, join_ranks, print_step
 from tracekit.cli.files import check_file
@@ -153,7 +153,7 @@ _WITHOUT_OPTION = ("indices", "source_seed")
 
 def setup_options(kind: type[SetupFields]) -> dict[str, Option]:
     """An option for each field of a `Setup`, by name; its help is that of the field."""
-    helps, hints, options = field_help(kind), hints_of(kind), {}
+    helps, hints, options = field_help(kind), field_hints(kind), {}
     for each in fields(kind):
         if each.name in _WITHOUT_OPTION:
             continue
@@ -456,11 +456,11 @@ def write_options(path: str | Path, options: Mapping[str, Any]) -> None:
     """Writes options as TOML, but for None, empty lists, and leave to run the code of a model."""
     import tomli_w
 
-    from tracekit._util.files import write_beside
+    from tracekit._util.files import write_atomically
 
     plain = {name: _plain(value) for name, value in options.items()}
     content = {name: value for name, value in plain.items() if value not in (None, [])}
-    write_beside(Path(path), tomli_w.dumps(content))
+    write_atomically(Path(path), tomli_w.dumps(content))
 
 
 def _plain(value: Any) -> Any:

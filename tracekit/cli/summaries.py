@@ -20,11 +20,11 @@ _MOST_LABELS = 20
 
 def print_tracer(tracer: tk.Tracer) -> None:
     """Prints what is traced, and the effect of all components together."""
-    from tracekit._util.clusters import n_text
+    from tracekit._util.clusters import count_text
 
     console.print(f"{tracer}", soft_wrap=True)
     searched = "" if tracer.held_out is None else " searched"
-    n = f"{n_text(tracer.engine.n_examples, tracer.engine.pairs.clusters)}{searched} examples"
+    n = f"{count_text(tracer.engine.n_examples, tracer.engine.pairs.clusters)}{searched} examples"
     console.print(
         f"Effect of all components together ({tracer.engine.metric.name}, {n}): "
         f"{tracer.full_effect:.4g}"

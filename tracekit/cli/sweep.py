@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from tracekit import runs
-from tracekit._util.markup import printable
+from tracekit._util.markup import make_printable
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder
@@ -79,7 +79,7 @@ class _Tally:
             state = "ran" if outcome.fresh else "kept"
         self._counts[state] += 1
         if self._prints:
-            console.print(f"{state}: {printable(outcome.job.description)}", style="dim")
+            console.print(f"{state}: {make_printable(outcome.job.description)}", style="dim")
 
     def __str__(self) -> str:
         text = f"Ran {self._counts['ran']} of {self._counts.total()}"

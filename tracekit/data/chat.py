@@ -12,7 +12,7 @@ from datetime import datetime
 from threading import Lock
 from typing import Any
 
-from tracekit._util.options import shortened
+from tracekit._util.options import short_repr
 from tracekit._util.warn import warn
 from tracekit.errors import ConfigError, DataWarning, PairsError, UnsupportedModelError, near_miss
 
@@ -106,7 +106,7 @@ class ChatTemplate:
         messages = _messages(given)
         if messages is None:
             raise PairsError(
-                f"The {part} of example {number} is {shortened(given)}. With chat=True give a "
+                f"The {part} of example {number} is {short_repr(given)}. With chat=True give a "
                 "text, or a list of messages with the keys role and content."
             )
         try:
@@ -138,7 +138,7 @@ class ChatTemplate:
         first, *others = (self._region(messages, located, text) for located in order)
         if first is None:
             raise PairsError(
-                f"The chat template changes {shortened(messages[main]['content'])} of example "
+                f"The chat template changes {short_repr(messages[main]['content'])} of example "
                 f"{number}, or writes it several times, so no part of it can be found. Give ranges "
                 "of tokens [first, one past the last] as spans, or leave them out."
             )
@@ -171,7 +171,7 @@ class ChatTemplate:
         if len(others) == 1 and text.endswith(begun) and not begun[:1].isspace():
             return text
         raise ValueError(
-            f"it changes the beginning of the answer, {shortened(begun)}, and ends with "
+            f"it changes the beginning of the answer, {short_repr(begun)}, and ends with "
             f"{text[-len(begun) - 40 :]!r}"
         )
 
@@ -193,7 +193,7 @@ def chat_template(tokenizer: Any, chat: Any) -> ChatTemplate | None:
         return None
     if chat is not True and not isinstance(chat, Mapping):
         raise ConfigError(
-            f"chat is {shortened(chat)}. Give True, or a mapping of the arguments of the chat "
+            f"chat is {short_repr(chat)}. Give True, or a mapping of the arguments of the chat "
             "template, e.g. chat={'enable_thinking': False}."
         )
     return ChatTemplate(tokenizer, chat)
@@ -210,14 +210,14 @@ def _check_arguments(arguments: Mapping[str, Any], template: str) -> None:
         if name not in words:
             hint = near_miss(str(name), words)
             raise ConfigError(
-                f"The chat template does not read the argument {shortened(name)}. {hint}".rstrip()
+                f"The chat template does not read the argument {short_repr(name)}. {hint}".rstrip()
                 + " Give one that it reads, or leave it out."
             )
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"The argument {name} of the chat template is {shortened(value)}. Give a text, a "
+                f"The argument {name} of the chat template is {short_repr(value)}. Give a text, a "
                 "number, True, False, None, or lists and mappings of them."
             ) from error
 
@@ -227,7 +227,7 @@ def _time(given: Any) -> datetime:
         return datetime.fromisoformat(str(given))
     except ValueError as error:
         raise ConfigError(
-            f"The time {CLOCK} of the chat is {shortened(given)}. Give a date such as "
+            f"The time {CLOCK} of the chat is {short_repr(given)}. Give a date such as "
             "'2026-01-31', or a date and time."
         ) from error
 

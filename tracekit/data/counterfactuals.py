@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tracekit._util.options import check_seed, shortened, whole_numbers
+from tracekit._util.options import as_whole_numbers, check_seed, short_repr
 from tracekit.components import Kind
 from tracekit.errors import ConfigError, PairsError
 
@@ -31,11 +31,11 @@ _ROUNDING_OF_ROWS = 5e-3
 
 def as_ids(value: object, part: str, example: int) -> Ids:
     """Token ids as a user gives them: a list, tuple, array or tensor of whole numbers."""
-    ids = whole_numbers(value)
+    ids = as_whole_numbers(value)
     # Of a larger number no tensor can be made.
     if ids is None or any(abs(token) >= 2**63 for token in ids):
         raise PairsError(
-            f"The ids of the {part} of example {example} are {shortened(value)}. "
+            f"The ids of the {part} of example {example} are {short_repr(value)}. "
             "Give a list of whole numbers: token ids."
         )
     return ids
@@ -163,7 +163,7 @@ class NoiseCounterfactual(Counterfactual):
             noise = torch.as_tensor(value, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise PairsError(
-                f"The noise of example {example} is {shortened(value)}. "
+                f"The noise of example {example} is {short_repr(value)}. "
                 "Give numbers with two axes: prompt position and d_model."
             ) from error
         if noise.ndim != 2 or not torch.isfinite(noise).all():
@@ -328,7 +328,7 @@ class GaussianNoise:
     def __post_init__(self) -> None:
         if not 0 < self.std <= sys.float_info.max:
             raise ConfigError(
-                f"The noise has std {shortened(self.std)}. It must be positive and finite."
+                f"The noise has std {short_repr(self.std)}. It must be positive and finite."
             )
         check_seed(self.seed)
 

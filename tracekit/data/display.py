@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from tracekit._util.markup import MOST_ROWS, card, html_text
+from tracekit._util.markup import MAX_ROWS, html_card, html_text
 from tracekit.data.counterfactuals import (
     ConstantCounterfactual,
     Ids,
@@ -88,7 +88,7 @@ def _changed(own: Sequence[int], other: Sequence[int]) -> tuple[tuple[bool, ...]
 def pairs_html(title: str, pairs: Sequence[PromptPair], token_texts: Mapping[int, str]) -> str:
     """The first examples as a table of HTML: all tokens visible, changed ones bold."""
     rows = []
-    for number, pair in enumerate(pairs[:MOST_ROWS]):
+    for number, pair in enumerate(pairs[:MAX_ROWS]):
         shown = shown_pair(pair, token_texts)
         other = shown.counterfactual
         cells = [
@@ -104,7 +104,7 @@ def pairs_html(title: str, pairs: Sequence[PromptPair], token_texts: Mapping[int
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     more = f"<p>and {len(pairs) - len(rows)} more</p>" if len(pairs) > len(rows) else ""
-    return card(title, table, more)
+    return html_card(title, table, more)
 
 
 def _tokens_html(texts: Sequence[str], changed: Sequence[bool] = ()) -> str:

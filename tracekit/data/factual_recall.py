@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tracekit._util.options import check_whole
+from tracekit._util.options import check_whole_number
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.download import Files, check_count
 from tracekit.data.formats import FORMATS, subject_span
@@ -56,7 +56,7 @@ def load(
     prepend BOS.
     """
     if n is not None:
-        check_whole("n", n)
+        check_whole_number("n", n)
     text = Files.of(dataset).read(data_dir, file_name)
     try:
         rows = [to_row(record) for record in json.loads(text)]

@@ -15,7 +15,7 @@ from shlex import quote
 from typing import Any
 
 from tracekit._util.arguments import check_arguments
-from tracekit._util.options import as_path, shortened
+from tracekit._util.options import as_path, short_repr
 from tracekit._util.warn import warn
 from tracekit.data.chat import Chat
 from tracekit.data.counterfactuals import GaussianNoise
@@ -114,7 +114,7 @@ def load_pairs(
     for option in unread:
         if options[option] is not None:
             raise ConfigError(
-                f"{option}={shortened(options[option])} was given, and {source} {reason}, so "
+                f"{option}={short_repr(options[option])} was given, and {source} {reason}, so "
                 "nothing reads it. Leave it out."
             )
     name = name or (Path(data).stem if isinstance(data, (str, Path)) else "pairs")

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from tracekit._util.options import check_whole
+from tracekit._util.options import check_whole_number
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 from tracekit.data.templates import reader
 from tracekit.data.tokenization import encoder, tokenizer_of
@@ -51,7 +51,7 @@ def load_ioi(
 
     The spans `IO`, `S1` and `S2` are the indirect object and both mentions of the subject.
     """
-    check_whole("n", n)
+    check_whole_number("n", n)
     tokenizer = tokenizer_of(model)
     read = reader(tokenizer, prepend_bos)
     names = _of_one_token(encoder(tokenizer), (*FEMALE, *MALE), 5, "ioi")
@@ -81,7 +81,7 @@ def load_greater_than(
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Makes `n` pairs; `seed` draws nouns and years."""
-    check_whole("n", n)
+    check_whole_number("n", n)
     encode = encoder(tokenizer_of(model))
     by_digit = _are_tokens(encode, map(str, range(10))) and not _are_tokens(encode, ["32"])
     years = {
@@ -120,7 +120,7 @@ def load_gendered_pronouns(
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Makes `n` pairs, women and men in turn, with the span `name`; `seed` draws them."""
-    check_whole("n", n)
+    check_whole_number("n", n)
     encode = encoder(tokenizer_of(model))
     women, men = (_of_one_token(encode, each, 2, "gendered-pronouns") for each in (FEMALE, MALE))
     rng, rows = random.Random(seed), []

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.clusters import FEWEST
-from tracekit._util.options import first_few, is_whole, shortened
+from tracekit._util.options import is_whole_number, join_first, short_repr
 from tracekit._util.warn import warn
 from tracekit.data import counterfactuals
 from tracekit.data.counterfactuals import (
@@ -262,7 +262,7 @@ def check_keys(
         hint = hints.get(key) or near_miss(key, known_keys)
         if is_strict or hint:
             raise PairsError(
-                f"Example {number} has the key {shortened(key)}, which nobody reads. "
+                f"Example {number} has the key {short_repr(key)}, which nobody reads. "
                 f"{hint}".rstrip()
                 + f" Keys: {', '.join(sorted(known_keys))}."
             )
@@ -304,7 +304,7 @@ def pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
     for key, tokens in read.items():
         if not tokens:
             part = key.removesuffix("_ids")
-            text = f" ({shortened(row[part])})" if part in row else ""
+            text = f" ({short_repr(row[part])})" if part in row else ""
             raise PairsError(
                 f"The {part} of example {number}{text} encodes to no token. "
                 "Give it at least one token, or leave the example out."
@@ -317,7 +317,7 @@ def pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
         weight = float("nan")
     if not 0 < weight < float("inf"):
         raise PairsError(
-            f"The weight of example {number} is {shortened(row['weight'])}. "
+            f"The weight of example {number} is {short_repr(row['weight'])}. "
             "Weights must be positive numbers; leave out what is to count for nothing."
         )
     pair = PromptPair(
@@ -357,11 +357,11 @@ def _with_spans(pair: PromptPair, row: Mapping[str, Any], number: int) -> Prompt
 def mappings(rows: object) -> list[Mapping[str, Any]]:
     """The rows as a list; refuses anything but mappings."""
     if not isinstance(rows, Iterable) or isinstance(rows, (str, Mapping)):
-        raise PairsError(f"The rows are {shortened(rows)}. Give a list of mappings.")
+        raise PairsError(f"The rows are {short_repr(rows)}. Give a list of mappings.")
     listed = list(rows)
     for number, row in enumerate(listed):
         if not isinstance(row, Mapping):
-            raise PairsError(f"Example {number} is {shortened(row)}. Give a list of mappings.")
+            raise PairsError(f"Example {number} is {short_repr(row)}. Give a list of mappings.")
     return listed
 
 
@@ -434,10 +434,10 @@ def split_by_position(pairs: Sequence[PromptPair], names: Sequence[str]) -> tupl
 
 def group_from_row(group: object, number: int) -> str | None:
     """The group of an example, as text; a number is as good as its text."""
-    if group is None or isinstance(group, str) or is_whole(group):
+    if group is None or isinstance(group, str) or is_whole_number(group):
         return None if group in (None, "") else str(group)
     text = (
-        f"The group of example {number} is {shortened(group)}. Give a text or a whole number, "
+        f"The group of example {number} is {short_repr(group)}. Give a text or a whole number, "
         "the same for examples that share a template, say."
     )
     if isinstance(group, float):
@@ -577,7 +577,7 @@ def check_disjoint(searched: Sequence[Any], held_out: Sequence[Any]) -> None:
     evidence = {pair.evidence for pair in searched}
     both = [n for n, pair in enumerate(held_out) if pair.evidence in evidence]
     if both:
-        named = first_few([f"example {n}: {held_out[n].describe()}" for n in both])
+        named = join_first([f"example {n}: {held_out[n].describe()}" for n in both])
         raise PairsError(
             f"{len(both)} of {len(held_out)} held-out examples are also among those that are "
             f"searched on, or mirrors of them, or of one prompt ({named}). Leave them out of one; "

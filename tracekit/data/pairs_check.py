@@ -16,7 +16,7 @@ from jaxtyping import Float
 from tracekit._util import progress
 from tracekit._util.clusters import FEWEST
 from tracekit._util.deferred import pd
-from tracekit._util.markup import printable
+from tracekit._util.markup import make_printable
 from tracekit._util.warn import warn
 from tracekit.data.counterfactuals import Ids, PromptCounterfactual
 from tracekit.data.pair import PromptPair, beginnings_text, describe_independent, independent
@@ -84,7 +84,7 @@ class PairsCheck:
         return "yellow" if "yellow" in colors else "green"
 
     def __str__(self) -> str:
-        return "\n".join(printable(f"{each.color:<6} {each.text}") for each in self.lines)
+        return "\n".join(make_printable(f"{each.color:<6} {each.text}") for each in self.lines)
 
     def __repr__(self) -> str:
         return f"PairsCheck({self.color}: {len(self.table)} pairs)\n{self}"
@@ -161,7 +161,7 @@ def _mean_probabilities(
     ]
     values = np.zeros(len(sequences))
     with frozen(model), torch.no_grad():
-        for batch in progress.track(batches, "check", shown=shown):
+        for batch in progress.show_steps(batches, "check", shown=shown):
             tokens = torch.tensor(batch, device=device_of(model))
             logits = model.run_with_hooks(tokens, fwd_hooks=[])
             for row, read in enumerate(batch):

@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from tracekit._util.markup import printable
+from tracekit._util.markup import make_printable
 from tracekit._util.warn import warn
 from tracekit.data.counterfactuals import Ids, PromptCounterfactual
 from tracekit.data.pair import PromptPair, brief, n_shared
@@ -46,7 +46,7 @@ class Finding:
         ]
         n_more = len(self.examples) - len(cases)
         more = f"; and {n_more} more" if n_more else ""
-        return printable(
+        return make_printable(
             f"{len(self.examples)} of {self.n_pairs} examples {phrase} "
             f"({'; '.join(cases)}{more}). {advice}"
         )

@@ -14,9 +14,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.arguments import check_arguments
-from tracekit._util.clusters import Over
-from tracekit._util.markup import printable
-from tracekit._util.options import check_seed, first_few, is_whole, shortened, whole_numbers
+from tracekit._util.clusters import EvidenceOptions
+from tracekit._util.markup import make_printable
+from tracekit._util.options import (
+    as_whole_numbers,
+    check_seed,
+    is_whole_number,
+    join_first,
+    short_repr,
+)
 from tracekit.data.chat import Chat, chat_template
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.display import pairs_html
@@ -92,7 +98,7 @@ class PromptPairs(Sequence[PromptPair]):
         if problems := describe_misaligned(self.pairs):
             raise PairsError(
                 f"{len(problems)} of {len(self)} counterfactuals differ in length from their "
-                f"prompts ({first_few(problems, 5)}). Align them token by token, give both spans, "
+                f"prompts ({join_first(problems, 5)}). Align them token by token, give both spans, "
                 'or drop them with on_mismatch="skip" (--skip-mismatched).'
             )
         # The name of a file may be no text, and what is saved holds texts.
@@ -107,7 +113,7 @@ class PromptPairs(Sequence[PromptPair]):
         # Not that of a dataclass, which would print all noise.
         skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
         shown = f"{kinds_and_lengths(self.pairs)}{skipped}{self.report.summary}"
-        return f"PromptPairs({printable(self.name)}: {shown})"
+        return f"PromptPairs({make_printable(self.name)}: {shown})"
 
     def _repr_html_(self) -> str:
         return pairs_html(repr(self), self.pairs, self.token_texts)
@@ -119,11 +125,11 @@ class PromptPairs(Sequence[PromptPair]):
         """The pair of a number, or the pairs of a slice or of a list of numbers."""
         if isinstance(item, slice):
             return self.subset(range(len(self))[item])
-        if is_whole(item):
+        if is_whole_number(item):
             return self.pairs[item]
-        numbers = whole_numbers(item)
+        numbers = as_whole_numbers(item)
         if numbers is None:
-            text = f"{shortened(item)} selects no pairs."
+            text = f"{short_repr(item)} selects no pairs."
             raise PairsError(f"{text} Give a number, a slice or a list of numbers.")
         return self.subset(numbers)
 
@@ -180,7 +186,7 @@ class PromptPairs(Sequence[PromptPair]):
         first, rest = split_disjoint(pairs, order, count)
         if not (first and rest):
             raise ConfigError(
-                f"A share of {shortened(share)} leaves one part of the {len(self)} pairs empty. "
+                f"A share of {short_repr(share)} leaves one part of the {len(self)} pairs empty. "
                 "Use a share strictly between 0 and 1 that gives each part a pair; pairs of the "
                 "same prompts, and groups, stay in one part."
             )
@@ -234,9 +240,9 @@ class PromptPairs(Sequence[PromptPair]):
         return None if self.n_distinct == len(self) else self.examples.clone()
 
     @property
-    def over(self) -> Over:
+    def over(self) -> EvidenceOptions:
         """Weights and clusters, as intervals take them."""
-        return Over(weights=self.weights, clusters=self.clusters)
+        return EvidenceOptions(weights=self.weights, clusters=self.clusters)
 
     @cached_property
     def report(self) -> PairsReport:

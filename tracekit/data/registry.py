@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from tracekit._util.arguments import check_arguments
-from tracekit._util.options import check_known, convert
+from tracekit._util.options import check_names, convert_option
 from tracekit.data import (
     demo,
     factual_recall,
@@ -108,10 +108,12 @@ def load_dataset(name: str, model: HookedModel | str | Path, **options: Any) -> 
     """
     dataset = describe(name)
     model = load_model(model) if isinstance(model, (str, Path)) else model
-    check_known(options, dataset.options)
+    check_names(options, dataset.options)
     load = dataset.load.func if isinstance(dataset.load, partial) else dataset.load
     hints = get_type_hints(load)
-    typed = {option: convert(option, value, hints[option]) for option, value in options.items()}
+    typed = {
+        option: convert_option(option, value, hints[option]) for option, value in options.items()
+    }
     pairs = dataset.load(model, **typed)
     options = {n: str(v) if isinstance(v, Path) else v for n, v in options.items()}
     origin = DataOrigin(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tracekit._util.options import shortened, whole_numbers
+from tracekit._util.options import as_whole_numbers, short_repr
 from tracekit.errors import PairsError
 
 Spans = Mapping[str, tuple[int, ...]]
@@ -133,7 +133,7 @@ def checked_spans(given: Any, n_tokens: int, number: int, of: str = "prompt") ->
     """Spans from token ranges, [first, one past the last], by name."""
     if not isinstance(given, Mapping) or not given:
         raise PairsError(
-            f"The spans of example {number} are {shortened(given)}. Give a mapping from name to "
+            f"The spans of example {number} are {short_repr(given)}. Give a mapping from name to "
             "text, e.g. {'subject': 'Space Needle'}, or to a range of tokens [first, one past the "
             "last]."
         )
@@ -145,10 +145,10 @@ def checked_spans(given: Any, n_tokens: int, number: int, of: str = "prompt") ->
                 f"A span of example {number} is called {name!r}. Give a name without @ , + that is "
                 "neither 'last' nor 'rest', which are implied."
             )
-        numbers = whole_numbers(edges)
+        numbers = as_whole_numbers(edges)
         if numbers is None or len(numbers) != 2 or not 0 <= numbers[0] < numbers[1] <= n_tokens:
             raise PairsError(
-                f"The span {name!r} of example {number} is {shortened(edges)}. Give a range of "
+                f"The span {name!r} of example {number} is {short_repr(edges)}. Give a range of "
                 f"tokens [first, one past the last] within the {n_tokens} of its {of}."
             )
         spans[name] = tuple(range(*numbers))

@@ -13,7 +13,7 @@ from math import prod
 from string import Formatter
 from typing import Any, NamedTuple
 
-from tracekit._util.options import check_seed, check_whole, shortened
+from tracekit._util.options import check_seed, check_whole_number, short_repr
 from tracekit._util.warn import warn
 from tracekit.data.chat import Chat, ChatTemplate, chat_template
 from tracekit.data.spans import spans_from_places
@@ -133,7 +133,7 @@ class Template:
         Fewer than `count` are a warning, none is an error.
         """
         check_seed(seed)
-        check_whole("n", count)
+        check_whole_number("n", count)
         tokenizer = tokenizer_of(model)
         writer = chat_template(tokenizer, chat)
         read = reader(tokenizer, prepend_bos, writer)
@@ -233,7 +233,7 @@ def _group(names: Any, rows: Sequence[Any]) -> _Group:
     is_text = all(isinstance(value, (str, int)) for row in given for value in row)
     if not given or not is_text or any(len(row) != len(names) for row in given):
         raise PairsError(
-            f"The values of {', '.join(map(str, names))} are {shortened(rows)}. Give a list of "
+            f"The values of {', '.join(map(str, names))} are {short_repr(rows)}. Give a list of "
             "texts; for several fields that belong together a list of rows, e.g. "
             "values={('country', 'capital'): [('France', 'Paris'), ...]}."
         )
@@ -245,13 +245,13 @@ def _parsed(text: str) -> list[tuple[str, str | None]]:
         pieces = list(Formatter().parse(text))
     except (ValueError, TypeError) as error:
         raise PairsError(
-            f"The template {shortened(text)} cannot be read: {error}. Write fields as {{name}}, "
+            f"The template {short_repr(text)} cannot be read: {error}. Write fields as {{name}}, "
             "and braces of the text twice."
         ) from error
     for _, name, spec, conversion in pieces:
         if name is not None and (not name.isidentifier() or spec or conversion):
             raise PairsError(
-                f"The template {shortened(text)} has the field {name!r}. Write fields as {{name}}."
+                f"The template {short_repr(text)} has the field {name!r}. Write fields as {{name}}."
             )
     return [(literal, name) for literal, name, _, _ in pieces]
 

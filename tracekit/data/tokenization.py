@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tracekit._util.options import first_few, shortened
+from tracekit._util.options import join_first, short_repr
 from tracekit._util.warn import warn
 from tracekit.data.chat import ChatTemplate, Region, last_message_text
 from tracekit.data.pair import SET_KEYS, TEXT_KEYS, check_keys, mappings, n_shared
@@ -69,7 +69,7 @@ def warn_of_boundaries(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> Non
                 reason, tokens = problem
                 problems.setdefault(reason, []).append(f"{part} of example {number}: {tokens}")
     for reason, cases in problems.items():
-        warn(f"{reason} ({first_few(cases)}).", DataWarning)
+        warn(f"{reason} ({join_first(cases)}).", DataWarning)
 
 
 def _boundary_problem(tokenizer: Any, row: Mapping[str, Any], part: str) -> tuple[str, str] | None:
@@ -202,7 +202,7 @@ def _require_text(entry: Mapping[str, Any], number: int) -> None:
             is_number = isinstance(text, (int, float))
             hint = " Read columns of numbers with dtype=str." if is_number else ""
             raise PairsError(
-                f"The {key} of example {number} {problem}: {shortened(text)}. "
+                f"The {key} of example {number} {problem}: {short_repr(text)}. "
                 f"Give a text, or token ids (prompt_ids, x_ids, ...).{hint}"
             )
 
@@ -213,7 +213,7 @@ def _encode_set(
     texts = row[key]
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise PairsError(
-            f"The {key} of example {number} is {shortened(texts)}. Give a list of texts, each of "
+            f"The {key} of example {number} is {short_repr(texts)}. Give a list of texts, each of "
             "them one token."
         )
     ids = []

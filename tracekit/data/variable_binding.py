@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from tracekit._util.options import check_whole
+from tracekit._util.options import check_whole_number
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 from tracekit.data.tokenization import encoder, tokenizer_of
 from tracekit.errors import PairsError
@@ -64,7 +64,7 @@ def load(
     There are `n` examples of each desideratum; `weights` are those of the two in their sum. The
     published Llama scripts prepend BOS.
     """
-    check_whole("n", n)
+    check_whole_number("n", n)
     parts = []
     for part in _PARTS[desideratum]:
         # Both splits come from one draw without repetitions, which keeps them disjoint.

@@ -101,4 +101,6 @@ def assemble(
             whole = values.new_zeros(n_examples, *values.shape[1:])
             whole[numbers] = values
             assembled[name] = whole
-    return ContinuationLogProbs(**dict(zip(assembled, ranks.add(*assembled.values()), strict=True)))
+    return ContinuationLogProbs(
+        **dict(zip(assembled, ranks.sum_over_ranks(*assembled.values()), strict=True))
+    )

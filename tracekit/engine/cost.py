@@ -45,7 +45,9 @@ class Account:
         """Counts examples that all ranks ran; `reported` of them are on the bar already."""
         self.n_forward += n_examples
         self.n_backward += n_examples if backward else 0
-        _progress.current().advance((2 * n_examples if backward else n_examples) - reported)
+        _progress.current_progress().advance(
+            (2 * n_examples if backward else n_examples) - reported
+        )
 
     def cost(self, n_examples: int) -> Cost:
         """The work in passes over a data set of so many examples."""

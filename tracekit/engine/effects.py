@@ -56,7 +56,7 @@ def mask_effects(
         for batch, some, log_probs in data.passes(stack, batches):
             effects[some, batch.examples] = data.effects_from(batch, log_probs)
     data.account.count(len(stack) * (data.n_examples if examples is None else len(examples)))
-    (effects,) = data.ranks.add(effects.cpu())
+    (effects,) = data.ranks.sum_over_ranks(effects.cpu())
     for row in effects:
         data.check_finite(row)
     picked = effects if examples is None else effects[:, examples]
@@ -79,7 +79,7 @@ def metric_effects(
                 if data.ranks.count == 1:
                     _check_alone(data, batch, metric, clean, log_probs)
     data.account.count(data.n_examples)
-    (effects,) = data.ranks.add(effects.cpu())
+    (effects,) = data.ranks.sum_over_ranks(effects.cpu())
     for row, metric in zip(effects, metrics, strict=True):
         data.check_finite(row, metric)
     return dict(zip([metric.name for metric in metrics], effects, strict=True))
@@ -191,7 +191,7 @@ def choices_in(
             for _, some, run in data.passes(masks, [batch] if sets else [], reads=reads):
                 sums[2:][some] += _sum_choices(batch, runs[0], run)
     data.account.count(len(sets) * data.n_examples)
-    (sums,) = data.ranks.add(sums.cpu())
+    (sums,) = data.ranks.sum_over_ranks(sums.cpu())
     sums[:, 3:] /= data.n_examples
     if other is None:
         sums[1] = nan
@@ -249,7 +249,7 @@ def noise_floor(data: PreparedData) -> float:
                 effects = data.effects_from(some, run)[0].cpu().double()
                 powers = (effects**power for power in range(3))
                 moments[way] += torch.stack([each.sum() for each in powers])
-    (moments,) = data.ranks.add(moments)
+    (moments,) = data.ranks.sum_over_ranks(moments)
     n, total, squares = moments.T
     errors = (squares / n / data.n_examples).sqrt()
     return torch.maximum((total / n).abs(), 2 * errors).max().item()

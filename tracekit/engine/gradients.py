@@ -95,7 +95,7 @@ def gradient(
             total += data.mask_gradient(example_weights(values.detach()) * values, leaf)
             effects[batch.examples] = values.detach()
     data.account.count(n_masks * len(examples), backward=True)
-    effects, total = data.ranks.add(effects, total)
+    effects, total = data.ranks.sum_over_ranks(effects, total)
     return effects[to_device(examples, data.device)].to(mask.device), total.to(mask.device)
 
 
@@ -120,7 +120,7 @@ def gradients_along_inputs(data: PreparedData, levels: Mapping[float, float]) ->
                 effects = data.effects_from(batch, moved, clean=clean)
                 total += weight * data.mask_gradient(effects, leaf)
     data.account.count(len(levels) * data.n_examples, backward=True)
-    (total,) = data.ranks.add(total.detach())
+    (total,) = data.ranks.sum_over_ranks(total.detach())
     return total.cpu()
 
 
@@ -144,7 +144,7 @@ def predict_changes(
             values = values * to_device(example_weights, data.device)[batch.examples, None]
         sums += values.sum(1)
     data.account.count(n_examples, backward=True)
-    (sums,) = data.ranks.add(sums)
+    (sums,) = data.ranks.sum_over_ranks(sums)
     return FirstOrderPrediction(*(sums / n_examples).cpu())
 
 
@@ -166,7 +166,7 @@ def expand(
         quantity[rows] = expansion.quantity.float()
         gradients[rows] = expansion.gradients.float()
     data.account.count(len(examples), backward=True)
-    quantity, gradients = data.ranks.add(quantity, gradients)
+    quantity, gradients = data.ranks.sum_over_ranks(quantity, gradients)
     return Expansion(quantity.cpu(), gradients.cpu())
 
 

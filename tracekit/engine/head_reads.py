@@ -116,7 +116,7 @@ def head_reads(
                     written = _with_frozen_scale(norm, written, scales.attention[layer, examples])
                     written = residual_multiplier(data.model) * written
                 reads.outputs[number, examples] = written
-    return HeadReads(*data.ranks.add(*reads))
+    return HeadReads(*data.ranks.sum_over_ranks(*reads))
 
 
 def _check_that_blocks_add(
@@ -148,7 +148,7 @@ def contributions(
             norm = partial(_final_norm, data, batch)
             values = _with_frozen_scale(norm, outputs[:, examples], streams[examples])
             direct[:, examples] = (values * weights).sum(-1)
-    return data.ranks.add(direct)[0]
+    return data.ranks.sum_over_ranks(direct)[0]
 
 
 def _with_frozen_scale(

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tracekit._util.options import shortened, whole_numbers
+from tracekit._util.options import as_whole_numbers, short_repr
 from tracekit.data.counterfactuals import Counterfactual, Ids
 from tracekit.data.pair import PromptPair
 from tracekit.data.prompts import PromptPairs
@@ -277,10 +277,10 @@ def _branches_of_sides(pair: PromptPair, packed: bool) -> list[tuple[tuple[Ids, 
 def _check_positions(positions: Positions, pairs: PromptPairs) -> str | tuple[int, ...]:
     if isinstance(positions, str) and positions in _SCOPES:
         return positions
-    indices = whole_numbers(positions)
+    indices = as_whole_numbers(positions)
     if indices is None:
         raise PairsError(
-            f"The positions are {shortened(positions)}. "
+            f"The positions are {short_repr(positions)}. "
             f"Use one of {', '.join(_SCOPES)}, or a list of prompt positions."
         )
     shortest = min(range(len(pairs)), key=lambda number: len(pairs[number].prompt_ids))

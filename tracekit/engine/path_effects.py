@@ -118,7 +118,9 @@ class PathRuns:
         """
         data, numbers = self.data, {row: number for number, row in enumerate(self.rows)}
         effects = torch.zeros(len(numbers), data.n_examples, device=data.device)
-        shown = _progress.run("paths", len(numbers), data.n_examples, shown=data.config.progress)
+        shown = _progress.open_bar(
+            "paths", len(numbers), data.n_examples, shown=data.config.progress
+        )
         n_done = 0
         with data.measuring(), shown:
             self.check_hooks()
@@ -126,9 +128,9 @@ class PathRuns:
                 for row, values in _BatchPaths(self, batch).measured():
                     effects[numbers[row], batch.examples] = values.to(effects)
                     n_done += len(values)
-                    _progress.current().advance(len(values))
+                    _progress.current_progress().advance(len(values))
             data.account.count(len(numbers) * data.n_examples, reported=n_done)
-        (effects,) = data.ranks.add(effects.cpu())
+        (effects,) = data.ranks.sum_over_ranks(effects.cpu())
         for row in effects:
             data.check_finite(row)
         return effects

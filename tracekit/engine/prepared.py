@@ -21,8 +21,8 @@ from torch import Tensor
 
 from tracekit._util import progress as _progress
 from tracekit._util.devices import to_device
-from tracekit._util.files import digest_of
-from tracekit._util.options import is_whole, shortened
+from tracekit._util.files import json_digest
+from tracekit._util.options import is_whole_number, short_repr
 from tracekit._util.ranks import Ranks
 from tracekit._util.version import __version__
 from tracekit.components import ComponentRegistry, ComponentSet
@@ -85,12 +85,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         size = self.max_batch_size
-        if size is not None and (not is_whole(size) or size < 1):
+        if size is not None and (not is_whole_number(size) or size < 1):
             raise ConfigError(f"max_batch_size is {size!r}. It must be a whole number, at least 1.")
         bound = self.max_memory
         is_number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
         if bound is not None and not (is_number and bound >= 0):
-            shown = bound if is_number else shortened(bound)
+            shown = bound if is_number else short_repr(bound)
             raise ConfigError(f"max_memory is {shown} bytes. It must be a number of at least 0.")
 
 
@@ -139,10 +139,10 @@ class PreparedData:
                 longer than the model's context.
         """
         check_traceable(pairs, model, registry, metric)
-        config, ranks = config or EngineConfig(), Ranks.joined()
+        config, ranks = config or EngineConfig(), Ranks.current()
         capabilities = config.capabilities or capabilities_of(model)
         forward_pass = ForwardPass(model, capabilities, config.continuation_mean)
-        bar = partial(_progress.track, shown=config.progress)
+        bar = partial(_progress.show_steps, shown=config.progress)
         # X and y share a row where the model supports that at the length needed.
         layout = _build_layout(model, pairs, registry, config, packed=True)
         if not capabilities.supports_packing(model, layout.longest):
@@ -190,10 +190,10 @@ class PreparedData:
     def _require_same_question(self) -> None:
         if self.ranks.count == 1:
             return
-        self.ranks.require_same(
+        self.ranks.check_same(
             version_of_tracekit=__version__,
             data_set=f"{self.pairs.name} ({self.pairs.fingerprint[:12]})",
-            components=digest_of({"spec": self.registry.spec()})[:12],
+            components=json_digest({"spec": self.registry.spec()})[:12],
             metric=self.metric.name,
             model=f"{model_name(self.model)} ({weights_digest(self.model)[:12]})",
             # Each process has as many rows as its own card holds.
@@ -468,4 +468,4 @@ def _room_on(card: torch.device) -> int:
 def _own_part(
     ranks: Ranks, layout: Layout, examples: Int[Tensor, " example"]
 ) -> Int[Tensor, " own"]:
-    return ranks.share(examples[layout.lengths_of(examples).argsort(stable=True)])
+    return ranks.take_share(examples[layout.lengths_of(examples).argsort(stable=True)])

@@ -57,7 +57,7 @@ def set_effects(
     effects_of_own = torch.zeros(len(own), data.n_examples, device=data.device)
     n_done = torch.zeros(len(own), dtype=torch.long)
     is_shown = data.config.progress if len(sets) >= _FEWEST_SHOWN else False
-    shown = _progress.run(label, n_measured / data.n_examples, data.n_examples, shown=is_shown)
+    shown = _progress.open_bar(label, n_measured / data.n_examples, data.n_examples, shown=is_shown)
     with data.measuring(), shown:
         try:
             for batch in batches:
@@ -72,7 +72,7 @@ def set_effects(
         data.account.count(n_measured, reported=int(n_done.sum()))
     effects = torch.zeros(len(sets), data.n_examples)
     effects[own] = effects_of_own.cpu()
-    (effects,) = data.ranks.add(effects)
+    (effects,) = data.ranks.sum_over_ranks(effects)
     for row in effects[~torch.isfinite(effects.mean(1))]:
         data.check_finite(row)
     if examples is not None:
@@ -159,7 +159,7 @@ class _Descent:
             values = self.data.effects_from(self.batch, log_probs)[: len(sets)]
             self.effects[rows[:, None], self.batch.examples] = values
             self.n_done[numbers] += len(self.batch.examples)
-            _progress.current().advance(len(numbers) * len(self.batch.examples))
+            _progress.current_progress().advance(len(numbers) * len(self.batch.examples))
 
     @staticmethod
     def _rows_of(

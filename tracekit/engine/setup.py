@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 
 from typing_extensions import TypedDict
 
-from tracekit._util.markup import printable
+from tracekit._util.markup import make_printable
 from tracekit._util.names import ContinuationMean, Direction
 from tracekit._util.options import check_fields, check_keywords
 from tracekit.components import ComponentRegistry
@@ -151,7 +151,7 @@ class Setup(SetupFields):
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={code}" for name, code in self.code().items())
-        return printable(f"tk.Setup({options})")
+        return make_printable(f"tk.Setup({options})")
 
 
 SETUP_OPTIONS = tuple(

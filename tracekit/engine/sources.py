@@ -32,8 +32,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tracekit._util.files import digest_of, tensors_digest
-from tracekit._util.options import first_few, shortened
+from tracekit._util.files import json_digest, tensors_digest
+from tracekit._util.options import join_first, short_repr
 from tracekit._util.warn import warn
 from tracekit.components import ComponentRegistry, Kind
 from tracekit.data.counterfactuals import (
@@ -169,7 +169,7 @@ class Mean(Source):
     def __post_init__(self) -> None:
         if not isinstance(self.pairs, PromptPairs | str | Path | None):
             raise SourceError(
-                f"The mean is over {shortened(self.pairs)}. Give PromptPairs, e.g. of "
+                f"The mean is over {short_repr(self.pairs)}. Give PromptPairs, e.g. of "
                 "tk.load_dataset, or the path of a file."
             )
 
@@ -372,7 +372,7 @@ class Tensors(Source):
             by_name = {str(name): each.detach().cpu() for name, each in self.values.items()}
             digest = tensors_digest(by_name)
         else:  # These are refused when the source is bound.
-            digest = digest_of({"values": shortened(self.values)})
+            digest = json_digest({"values": short_repr(self.values)})
         return f"{self.kind} ({digest[:_SHOWN_DIGITS]})"
 
     def bind(self, at: Binding) -> ToPairs:
@@ -531,7 +531,7 @@ def _resampled(pairs: PromptPairs, seed: int) -> PromptPairs:
     if alone:
         raise SourceError(
             f"source='resample' takes the activations of another prompt with as many tokens, and "
-            f"there is none for {first_few(alone)}. Leave these examples out, or use "
+            f"there is none for {join_first(alone)}. Leave these examples out, or use "
             "source='mean'."
         )
     return with_counterfactuals(pairs, counterfactuals)
@@ -575,7 +575,7 @@ def _checked(tensors: Any, model: HookedModel, kinds: Mapping[str, Kind]) -> dic
             value = torch.as_tensor(tensors[name]).detach().float().cpu()
         except (TypeError, ValueError, RuntimeError) as error:
             raise SourceError(
-                f"The source has {shortened(tensors[name])} at {name}. Give a tensor of shape "
+                f"The source has {short_repr(tensors[name])} at {name}. Give a tensor of shape "
                 f"{tuple(shape)}."
             ) from error
         if list(value.shape) != shape:

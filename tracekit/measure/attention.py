@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import interval_text, printable, with_ends
+from tracekit._util.markup import interval_entries, interval_text, make_printable
 from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.pair import PromptPair
@@ -106,7 +106,7 @@ class Attention(OfMembers, Tabular):
             if rows is not None:
                 rows = rows.double().reshape(-1, rows.shape[-1])
                 ends = row_intervals(rows, bounds=bounds, **self.over).T.tolist()
-                columns |= with_ends(name, rows.mean(1).tolist(), ends)
+                columns |= interval_entries(name, rows.mean(1).tolist(), ends)
         return pd.DataFrame(columns)
 
     def figure(self) -> go.Figure:
@@ -139,10 +139,10 @@ class Attention(OfMembers, Tabular):
         if self.left_out:
             names = ", ".join(map(self.registry.label, self.left_out))
             lines.append(f"No heads, so left out: {names}.")
-        return printable("\n".join(lines))
+        return make_printable("\n".join(lines))
 
     def __repr__(self) -> str:
-        return printable(
+        return make_printable(
             f"Attention({len(self.labels)} heads of {self.model} on {self.dataset}, "
             f"{len(self.places)} places)"
         )

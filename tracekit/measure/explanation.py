@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tracekit._util import progress
 from tracekit._util.deferred import pd
-from tracekit._util.markup import printable, with_ends
-from tracekit._util.options import check_loss, check_seed, check_whole
+from tracekit._util.markup import interval_entries, make_printable
+from tracekit._util.options import check_max_loss, check_seed, check_whole_number
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
@@ -263,8 +263,10 @@ class Explanation(OfMembers):
     ) -> dict[str, float]:
         """A mean of a sum of effects less others, and its interval."""
         if values is None:
-            return with_ends(name, nan, (nan, nan))
-        return with_ends(name, values.mean().item(), self._interval(values, n_added, n_subtracted))
+            return interval_entries(name, nan, (nan, nan))
+        return interval_entries(
+            name, values.mean().item(), self._interval(values, n_added, n_subtracted)
+        )
 
     def _interval(
         self, values: Effects, n_added: int = 1, n_subtracted: int = 1
@@ -302,7 +304,7 @@ class Explanation(OfMembers):
         return explanation_text(self)
 
     def __repr__(self) -> str:
-        return printable(
+        return make_printable(
             f"Explanation({len(self.members)} components of {self.model} on {self.dataset}, "
             f"effect {self.effect.mean().item():.4g})"
         )
@@ -349,7 +351,7 @@ def explain(
     _check(engine.registry, chosen, max_sets, tolerance)
     planned = plan_explanation(engine, chosen, max_sets=max_sets, look_outside=look_outside)
     passes, n, before = planned.cost.forward_equivalents, engine.n_examples, engine.cost
-    with progress.run("explain", passes, n, shown=engine.config.progress):
+    with progress.open_bar("explain", passes, n, shown=engine.config.progress):
         game = SetGame(engine, chosen)
         all_members = game.all_members
         without = [tuple(p for p in all_members if p != member) for member in all_members]
@@ -412,5 +414,5 @@ def _check(
             f"A set of {len(members)} components ({named}) has nothing to explain. Give at least "
             "two."
         )
-    check_whole("max_sets", max_sets)
-    check_loss("tolerance", tolerance)
+    check_whole_number("max_sets", max_sets)
+    check_max_loss("tolerance", tolerance)

@@ -16,8 +16,8 @@ from typing import Any
 from torch import Tensor
 from typing_extensions import assert_never
 
-from tracekit._util.clusters import n_text
-from tracekit._util.options import shortened
+from tracekit._util.clusters import count_text
+from tracekit._util.options import short_repr
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.masks import complement_of, from_indices
 from tracekit.components.members import ComponentsLike, members_of
@@ -269,7 +269,7 @@ class Question:
 
     def examples_text(self, members: ComponentsLike, engine: Engine) -> str:
         """Returns on which examples an engine measures a set, in words."""
-        n = n_text(engine.n_examples, engine.pairs.clusters)
+        n = count_text(engine.n_examples, engine.pairs.clusters)
         return examples_text(self.selected_on(members), engine.fingerprint, n)
 
 
@@ -363,7 +363,7 @@ def further_metrics(given: Sequence[AnyMetric], direction: Direction) -> tuple[M
     """Further metrics, in a direction; refuses one that is named twice."""
     if isinstance(given, (str, Metric)):
         raise ConfigError(
-            f"The metrics are {shortened(given)}. Give a list, e.g. ['kl', 'accuracy']."
+            f"The metrics are {short_repr(given)}. Give a list, e.g. ['kl', 'accuracy']."
         )
     resolved = tuple(map(resolve_metric, given))
     names = [metric.name for metric in resolved]

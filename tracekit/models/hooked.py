@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tracekit._util.files import digest_of
-from tracekit._util.threads import threads_for
+from tracekit._util.files import json_digest
+from tracekit._util.threads import limit_threads
 from tracekit.errors import ConfigError, UnsupportedModelError
 from tracekit.models import passes
 from tracekit.models.architectures import SCORED_HOOKS, patterns_in_place, residual_hook
@@ -101,7 +101,7 @@ def weights_digest(model: HookedModel) -> str:
         prints: dict[str, Any] = {str(n): _fingerprint(each) for n, each in enumerate(parameters)}
     if (logits := getattr(model.cfg, "tracekit_logits", None)) is not None:
         prints["logits"] = list(logits)
-    return digest_of(prints)
+    return json_digest(prints)
 
 
 def _fingerprint(parameter: Tensor) -> list[Any]:
@@ -284,7 +284,7 @@ def frozen(model: HookedModel) -> Iterator[None]:
         use_of(model).alone(),
         # On the meta device there is none.
         torch.autocast("cpu" if device == "meta" else device, enabled=False),
-        threads_for(width),
+        limit_threads(width),
         patterns_in_place(model),
     ):
         yield from _frozen(model)

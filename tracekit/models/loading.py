@@ -18,9 +18,9 @@ import torch
 
 from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import transformers
-from tracekit._util.options import check_known
-from tracekit._util.progress import waiting
-from tracekit._util.threads import granted_bytes, threads_for
+from tracekit._util.options import check_names
+from tracekit._util.progress import report_waiting
+from tracekit._util.threads import cgroup_free_bytes, limit_threads
 from tracekit.demo import DEMO
 from tracekit.errors import (
     ConfigError,
@@ -120,7 +120,7 @@ def load_model(
     check_torch_settings()
     if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
         raise ConfigError(f"The name of a model is a text of one line, not {name!r}. Give one.")
-    check_known(options, signature(_bridge().boot_transformers).parameters if options else {})
+    check_names(options, signature(_bridge().boot_transformers).parameters if options else {})
     if not isinstance(model, (str, Path)):
         stated = {"device": device, "dtype": dtype, "revision": options.get("revision")}
         given = [name for name, value in stated.items() if value is not None]
@@ -135,7 +135,7 @@ def load_model(
         revision = options.pop("revision", None)
         source = str(model) if revision is None else f"{model}@{revision}"
         # The embedded model is read at once.
-        with nullcontext() if source == DEMO else waiting(f"Loading the model {source}"):
+        with nullcontext() if source == DEMO else report_waiting(f"Loading the model {source}"):
             loaded = _from_files(source, locate(source), tokenizer, _dtype(dtype), options)
     use_of(loaded)
     if name is not None:
@@ -151,7 +151,7 @@ def _from_files(
     loader = Loader(name, device, options.pop("model_class", causal))
     is_adapter = (folder / ADAPTER).exists() and not (folder / "config.json").exists()
     # transformers draws weights before it reads them; the user's random numbers stay as they were.
-    with _loading, torch.random.fork_rng(devices=[]), threads_for(), _loading_errors(name):
+    with _loading, torch.random.fork_rng(devices=[]), limit_threads(), _loading_errors(name):
         if files.gguf is not None:
             file = GGUFModel.read(files)
             dtype = dtype or torch.float32
@@ -267,7 +267,7 @@ def _free_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     with suppress(OSError, ValueError):
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return min(1024 * int(lines["MemAvailable"].split()[0]), granted_bytes())
+        return min(1024 * int(lines["MemAvailable"].split()[0]), cgroup_free_bytes())
     return _SMALL_MODEL
 
 

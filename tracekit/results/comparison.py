@@ -16,14 +16,14 @@ import torch
 from tracekit import figures
 from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import pd
-from tracekit._util.markup import printable, with_ends
+from tracekit._util.markup import interval_entries, make_printable
 from tracekit._util.options import check_keywords
 from tracekit._util.table import Column, Table, latex_text
 from tracekit.engine.setup import Setup
 from tracekit.errors import ComparisonError, NoResultError
 from tracekit.metrics import bounds_of
 from tracekit.results.curve_figures import effect_curve
-from tracekit.results.display import card, line, table_html
+from tracekit.results.display import html_card, line, table_html
 from tracekit.results.intervals import row_intervals
 from tracekit.results.panels import CellColor
 from tracekit.results.pareto_statistics import jaccard
@@ -168,7 +168,7 @@ class Comparison(Results):
             {
                 "first": [self.labels[i] for i, _ in pairs],
                 "second": [self.labels[j] for _, j in pairs],
-                **with_ends("difference", rows.mean(1).tolist(), ends.T.tolist()),
+                **interval_entries("difference", rows.mean(1).tolist(), ends.T.tolist()),
                 **p_values(without_rounding(rows, scale), **over).columns("family"),
                 "metric": metric,
                 "n_held_out": held_out[0].n_examples,
@@ -211,14 +211,14 @@ class Comparison(Results):
         data, models = data_and_models(self.results)
         title = f"{data} data, {models} model, {first.setup.metric}"
         columns = ("result", *effect_columns(self.results), "components")
-        return card(title, table_html(self.table().only(*columns)), line(legend(self.results)))
+        return html_card(title, table_html(self.table().only(*columns)), line(legend(self.results)))
 
     def __repr__(self) -> str:
         named = ", ".join(
             f"{label} {result.effect:.4g}"
             for label, result in zip(self.labels, self.results, strict=True)
         )
-        return printable(f"Comparison({self._summary}: {named})")
+        return make_printable(f"Comparison({self._summary}: {named})")
 
     @property
     def _summary(self) -> str:

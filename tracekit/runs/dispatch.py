@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tracekit._util.files import marker, remove_abandoned, remove_abandoned_locks
+from tracekit._util.files import marker_file, remove_abandoned, remove_abandoned_locks
 from tracekit.errors import NoResultError, WorkerError
 from tracekit.runs.devices import device_for_worker
 from tracekit.runs.executors import Workers, workers_of
@@ -111,7 +111,7 @@ def do_all(
             # Workers may have been ended while they wrote.
             last.callback(_tidy, root)
             last.callback(workers.close)
-            mark = last.enter_context(marker(root))
+            mark = last.enter_context(marker_file(root))
             last.callback(workers.release, mark.name)
             return _Dispatch(unique, environment, mark, workers, on_done).run()
     worker = Worker(environment, root)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from tracekit._util.options import shortened
+from tracekit._util.options import short_repr
 from tracekit._util.processes import WorkerProcesses
 from tracekit._util.threads import allowed_threads
 from tracekit.errors import ConfigError, MissingExtraError, WorkerError
@@ -131,7 +131,7 @@ class LocalProcesses(GivenExecutor):
 
     def reason(self, error: BaseException) -> Exception | None:
         """Error to raise instead; tells workers that were killed from those that never began."""
-        if isinstance(error, BrokenExecutor) and not self._executor.has_begun:
+        if isinstance(error, BrokenExecutor) and not self._executor.has_ready_worker:
             return WorkerError(
                 "No worker process could begin. Each first runs the main script again, which must "
                 f"not start the sweep once more. Write what it does in a file under {_GUARD}, also "
@@ -271,7 +271,7 @@ class SubmititWorkers(Workers):
             executor.update_parameters(**{"timeout_min": _MINUTES, "name": "tracekit", **options})
         except (NameError, AssertionError, ValueError, TypeError) as error:
             raise ConfigError(
-                f"submitit does not take the options {shortened(dict(options))}: "
+                f"submitit does not take the options {short_repr(dict(options))}: "
                 f"{' '.join(str(error).split())}"
             ) from error
         return cls(executor, at_most)
@@ -346,4 +346,4 @@ def workers_of(
         return SubmititWorkers(executor, jobs)
     if isinstance(executor, Executor):
         return GivenExecutor(executor, jobs)
-    raise ConfigError(f"Unknown executor {shortened(executor)}. Give {_KINDS}.")
+    raise ConfigError(f"Unknown executor {short_repr(executor)}. Give {_KINDS}.")

@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from tracekit._util.names import ObjectiveName, SignName
-from tracekit._util.options import check_known, check_seed, convert, is_whole, shortened
+from tracekit._util.options import (
+    check_names,
+    check_seed,
+    convert_option,
+    is_whole_number,
+    short_repr,
+)
 from tracekit.components.kinds import kind_of
 from tracekit.data.registry import describe
 from tracekit.demo import DEMO
@@ -82,18 +88,18 @@ class Grid:
             value, is_list = getattr(self, name), str(hint).startswith("collections.abc.Sequence")
             if is_list and (isinstance(value, (str, bytes)) or not isinstance(value, Sequence)):
                 raise ConfigError(
-                    f"The option {name} is {shortened(value)}. Give a list, even of one entry."
+                    f"The option {name} is {short_repr(value)}. Give a list, even of one entry."
                 )
-            object.__setattr__(self, name, convert(name, value, hint))
+            object.__setattr__(self, name, convert_option(name, value, hint))
         for name in ("models", "datasets", "methods", "seeds"):
             if not getattr(self, name):
                 raise ConfigError(f"A sweep needs {name}, and none are given. Name at least one.")
         self.sources()
         for each in self.budgets:
             is_share = isinstance(each, float) and isfinite(each) and 0 < each <= 1
-            if not is_share and not (is_whole(each) and each >= 1):
+            if not is_share and not (is_whole_number(each) and each >= 1):
                 raise BudgetError(
-                    f"A budget of {shortened(each)} is no number of components. Give a count such "
+                    f"A budget of {short_repr(each)} is no number of components. Give a count such "
                     "as 6, or a share (float) that is above 0 and at most 1."
                 )
         for seed in self.seeds:
@@ -114,14 +120,14 @@ class Grid:
         for method in self.methods:
             _method(method)
         options = [describe(_dataset(entry)[0]).options for entry in self.datasets]
-        check_known(self.data_options, set().union(*options))
+        check_names(self.data_options, set().union(*options))
 
     def sources(self) -> dict[str, ModelSource]:
         """The models by their names in tables; refuses two of one name."""
         for entry in self.models:
             if not isinstance(entry, (str, Path)) or not str(entry).strip():
                 raise ConfigError(
-                    f"The model {shortened(entry)} is no name. Workers load models themselves: "
+                    f"The model {short_repr(entry)} is no name. Workers load models themselves: "
                     "give a directory, a hub name, or NAME=DIRECTORY."
                 )
         return by_title(ModelSource.parse(str(entry)) for entry in self.models)
@@ -230,7 +236,7 @@ def _method(entry: Any) -> tuple[str, dict[str, Any]]:
 
 def _dataset(entry: Any) -> tuple[str, dict[str, Any]]:
     name, options = _name_and_options("data set", entry)
-    check_known(options, describe(name).options)
+    check_names(options, describe(name).options)
     return name, options
 
 
@@ -240,7 +246,7 @@ def _name_and_options(noun: str, entry: Any) -> tuple[str, dict[str, Any]]:
     if isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
         return entry["name"], _plain({n: v for n, v in entry.items() if n != "name"})
     raise ConfigError(
-        f"The {noun} {shortened(entry)} has no name. Give a name, or a table with the key name."
+        f"The {noun} {short_repr(entry)} has no name. Give a name, or a table with the key name."
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tracekit._util.files import digest_of, draft_folder, tensors_digest
+from tracekit._util.files import draft_folder, json_digest, tensors_digest
 from tracekit.errors import TracekitError
 from tracekit.measure.paths import Paths
 from tracekit.models.loading import HookedModel
@@ -112,7 +112,7 @@ def weights_hash(model: HookedModel) -> str:
     settings = {name: value for name, value in settings.items() if name not in irrelevant}
     state: Mapping[str, Any] = model.state_dict()  # type: ignore[attr-defined]
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    return digest_of({"config": settings, "weights": tensors_digest(tensors)})
+    return json_digest({"config": settings, "weights": tensors_digest(tensors)})
 
 
 def configuration(job: Job, weights: str, data: str) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def decisive_versions() -> dict[str, str]:
 
 def folder_of(root: Path, config: Mapping[str, Any]) -> Path:
     """Folder of a run of a `configuration`, whether it exists or not."""
-    return root / digest_of(config)[:_NAME_LENGTH]
+    return root / json_digest(config)[:_NAME_LENGTH]
 
 
 def save(folder: Path, info: RunInfo, results: TraceCurve | InteractionGrid | Paths) -> None:

@@ -14,11 +14,11 @@ from pydantic import PositiveInt
 from tqdm.auto import tqdm
 
 from tracekit._util.arguments import check_arguments
-from tracekit._util.files import locked, write_csv
-from tracekit._util.markup import printable
-from tracekit._util.options import as_path, check_known, convert, is_whole
-from tracekit._util.processes import leave_if_in_start
-from tracekit._util.progress import is_watched
+from tracekit._util.files import hold_lock, write_csv
+from tracekit._util.markup import make_printable
+from tracekit._util.options import as_path, check_names, convert_option, is_whole_number
+from tracekit._util.processes import exit_if_restarted
+from tracekit._util.progress import is_interactive
 from tracekit._util.table import Table
 from tracekit._util.warn import warn
 from tracekit.engine.setup import SETUP_OPTIONS, Setup
@@ -69,7 +69,7 @@ class Runs(Sequence[Run]):
         """
         of_job, of_setup = (set(signature(each).parameters) for each in (Job, Setup))
         of_job |= {"label", "description"}
-        check_known(fields, of_job | of_setup)
+        check_names(fields, of_job | of_setup)
 
         def value(job: Job, name: str) -> Any:
             return getattr(job if name in of_job else job.setup, name)
@@ -118,7 +118,7 @@ class Runs(Sequence[Run]):
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
         models = ", ".join(dict.fromkeys(run.job.model for run in self.runs))
-        return printable(f"Runs({len(self)} of {models or 'no model'}{failed})")
+        return make_printable(f"Runs({len(self)} of {models or 'no model'}{failed})")
 
     def _repr_html_(self) -> str:
         return self.shown().html()
@@ -236,29 +236,29 @@ def sweep(
         ConfigError, WorkerError, MissingExtraError: About the executor and its workers. What is
             finished is kept.
     """
-    if jobs is not None and (not is_whole(jobs) or jobs < 1):
+    if jobs is not None and (not is_whole_number(jobs) or jobs < 1):
         raise ConfigError(f"jobs is {jobs!r}. Give the number of runs at a time, 1 or more.")
     if executor is not None or (jobs or 1) > 1:
-        leave_if_in_start()
+        exit_if_restarted()
     parameters = {*signature(sweep).parameters, *signature(Grid).parameters}
-    check_known(further, {*parameters, *SETUP_OPTIONS} - {"further", "setup"})
+    check_names(further, {*parameters, *SETUP_OPTIONS} - {"further", "setup"})
     further["setup"] = {name: further.pop(name) for name in SETUP_OPTIONS if name in further}
     grid = Grid(models=models, datasets=datasets, methods=methods, budgets=budgets, **further)
     planned = grid.jobs()
     if executor is None:
         grid.check_models()
-    max_batch_size = convert("max_batch_size", max_batch_size, PositiveInt | None)
-    device = convert("device", device, str | None)
-    loading = dict(convert("model_options", model_options or {}, dict[str, Any]))
-    executor_options = convert("executor_options", executor_options or {}, dict[str, Any])
-    shows_bar = is_watched() if progress is None else progress
+    max_batch_size = convert_option("max_batch_size", max_batch_size, PositiveInt | None)
+    device = convert_option("device", device, str | None)
+    loading = dict(convert_option("model_options", model_options or {}, dict[str, Any]))
+    executor_options = convert_option("executor_options", executor_options or {}, dict[str, Any])
+    shows_bar = is_interactive() if progress is None else progress
     folder = as_path("output", output)
     total = len(part_of(planned, part))
     bar = tqdm(total=total, disable=not shows_bar, unit="run", desc="sweep")
     with _made(folder), _in_use(folder, part), bar:
 
         def count(outcome: Run | Failure) -> None:
-            bar.set_postfix_str(printable(outcome.job.description))
+            bar.set_postfix_str(make_printable(outcome.job.description))
             bar.update()
             on_done(outcome)
 
@@ -274,7 +274,7 @@ def sweep(
             executor=executor,
             executor_options=executor_options,
             part=part,
-            progress=None if progress is None and not is_watched else False,
+            progress=None if progress is None and not is_interactive else False,
             on_done=count,
         )
         if part is None:
@@ -310,15 +310,15 @@ def _in_use(folder: Path, part: str | None) -> Iterator[None]:
     with ExitStack() as locks:
         try:
             if part is None:
-                locks.enter_context(locked(whole, wait=False))
+                locks.enter_context(hold_lock(whole, wait=False))
                 for path in folder.glob(f".{_LOCK}-part-*.lock"):
-                    with locked(path.with_name(path.stem[1:]), wait=False):
+                    with hold_lock(path.with_name(path.stem[1:]), wait=False):
                         pass
             else:
                 name = f"{_LOCK}-part-{part.replace('/', '-of-')}"
                 # Another part holds the lock of the whole while it takes its own.
-                with locked(whole, wait=_LOCK_SECONDS):
-                    locks.enter_context(locked(folder / name, wait=False))
+                with hold_lock(whole, wait=_LOCK_SECONDS):
+                    locks.enter_context(hold_lock(folder / name, wait=False))
         except BlockingIOError as error:
             at_part = "" if part is None else f", or part {part} of it"
             raise OutputError(

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from tracekit._util.files import locked
+from tracekit._util.files import hold_lock
 from tracekit._util.names import MetricName
-from tracekit._util.warn import about
+from tracekit._util.warn import name_job
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset
 from tracekit.errors import TracekitError, WorkerError
@@ -78,7 +78,7 @@ class Worker:
         config = store.configuration(job, weights, pairs.fingerprint)
         folder = store.folder_of(self.root, config)
         # A process that works on the same store may be at this run: then it is waited for.
-        with locked(folder):
+        with hold_lock(folder):
             if store.is_finished(folder):
                 return Run(job, folder)
             tracer = self._tracer_for(job, model, pairs)
@@ -201,7 +201,7 @@ def try_job(
     if job.model in missing:
         return Failure(job, missing[job.model], no_model=True)
     try:
-        with about(job.description, in_worker=in_worker):
+        with name_job(job.description, in_worker=in_worker):
             try:
                 worker.load(job)
             except TracekitError as error:

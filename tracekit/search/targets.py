@@ -482,7 +482,7 @@ class FaithfulTarget(Target):
             total += torch.stack([gains.sum(0), gradient.sum(0)])
         n_examples = self.n_examples if examples is None else len(examples)
         engine.account.count(2 * n_examples, backward=True)
-        (total,) = self.engine.ranks.add(total)
+        (total,) = self.engine.ranks.sum_over_ranks(total)
         return FirstOrderPrediction(*(total / n_examples).cpu())
 
 

@@ -24,7 +24,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from tracekit._util import progress
 from tracekit._util.deferred import transformers
-from tracekit._util.files import write_beside
+from tracekit._util.files import write_atomically
 from tracekit._util.options import as_path
 from tracekit._util.table import join_labels
 from tracekit._util.warn import warn
@@ -119,7 +119,7 @@ def export(
         tokenizer = _save_tokenizer(engine.model, Path(draft))
         again = load_model(draft, device=device_of(engine.model), dtype=dtype_of(engine.model))
         n, n_fresh = engine.n_examples, 0 if held_out is None else held_out.n_examples
-        with progress.run("export", 2 + n_fresh / n, n, shown=engine.config.progress):
+        with progress.open_bar("export", 2 + n_fresh / n, n, shown=engine.config.progress):
             export = Export(
                 folder=folder,
                 tokenizer=tokenizer,
@@ -142,7 +142,7 @@ def export(
         choices = question.choices([indices], is_held_out=measured is held_out)
         text = on_examples(measured, effects, choices=choices).choices_text
         card = _readme(engine, setup, mask, export, result, side_effects, text)
-        write_beside(Path(draft) / "README.md", card)
+        write_atomically(Path(draft) / "README.md", card)
         if result is not None:
             result.save(Path(draft) / "trace")
         shutil.copytree(draft, folder, dirs_exist_ok=True)
@@ -361,7 +361,7 @@ def _effects_of(written: HookedModel, engine: Engine) -> Effects:
         for batch in data.batches_of(None, of_all_ranks=True):
             log_probs = forward.log_probs(batch, [], reads=data.metric.reads)
             effects[batch.examples.cpu()] = data.effects_from(batch, log_probs).flatten().cpu()
-            progress.current().advance(len(batch.examples))
+            progress.current_progress().advance(len(batch.examples))
     return effects
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tracekit._util import progress
-from tracekit._util.options import check_seed, is_whole, shortened
+from tracekit._util.options import check_seed, is_whole_number, short_repr
 from tracekit.components import ComponentRegistry
 from tracekit.components.masks import from_indices
 from tracekit.components.members import ComponentsLike, members_of
@@ -116,10 +116,10 @@ def generate(
             "The components are split by span, and a new prompt does not say where its spans are. "
             "Build a tracer without split_by, e.g. with positions='last', and generate with that."
         )
-    if not is_whole(max_new_tokens) or max_new_tokens < 1 or not temperature >= 0:
+    if not is_whole_number(max_new_tokens) or max_new_tokens < 1 or not temperature >= 0:
         raise ConfigError(
-            f"max_new_tokens is {shortened(max_new_tokens)} and the temperature "
-            f"{shortened(temperature)}. Give at least one token, and 0 for the likeliest one."
+            f"max_new_tokens is {short_repr(max_new_tokens)} and the temperature "
+            f"{short_repr(temperature)}. Give at least one token, and 0 for the likeliest one."
         )
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     other_prompts = [counterfactuals] if isinstance(counterfactuals, str) else counterfactuals
@@ -154,7 +154,9 @@ def generate(
     mask = strength * from_indices(selection, engine.n_components).float()
     constants = constants_of([pair.counterfactual for pair in engine.pairs])
     texts_of_prompts = []
-    for number in progress.track(range(len(prompts)), "generate", shown=question.config.progress):
+    for number in progress.show_steps(
+        range(len(prompts)), "generate", shown=question.config.progress
+    ):
         (batch,) = engine.batches_of(torch.tensor([number]), of_all_ranks=True)
         if constants is not None and not constants.positional and question.setup.positions == "all":
             hooks = constant_hooks(question.registry, constants, mask)

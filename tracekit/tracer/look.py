@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tracekit._util.options import check_seed, check_whole
+from tracekit._util.options import check_seed, check_whole_number
 from tracekit.components.members import members_of
 from tracekit.data.pair import identified_by_prompt, independent
 from tracekit.data.prompts import PromptPairs
@@ -68,7 +68,7 @@ def look(
         ConfigError: About the number of examples, or the seed.
     """
     check_seed(seed)
-    check_whole("examples", examples)
+    check_whole_number("examples", examples)
     pairs, searched, held_out = _split(question, examples, seed)
     parts: list[LookPart] = []
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from pydantic import PositiveInt
 from torch import Tensor
 
-from tracekit._util.clusters import by_cluster
+from tracekit._util.clusters import sum_by_cluster
 from tracekit._util.options import ValidatedFields
 from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
@@ -148,7 +148,7 @@ def shrunken_means(
     sizes = _weighted_means(changes.square(), weights).sqrt()
     is_moved = sizes > 0
     # Weights and groups make examples fewer (Kish's effective number).
-    n_examples = (weights.sum().square() / by_cluster(weights, clusters).square().sum()).item()
+    n_examples = (weights.sum().square() / sum_by_cluster(weights, clusters).square().sum()).item()
     if n_examples <= 1 or int(is_moved.sum()) < _FEWEST:
         return means
     ratios = means[is_moved] / sizes[is_moved]
