@@ -105,7 +105,7 @@ def joined_again(file: Path, held: list[weakref.ref]) -> dict[str, object]:
     dist.init_process_group("gloo", init_method=store, rank=first.rank, world_size=first.count)
     second = Ranks.current()
     held.append(weakref.ref(second._group))
-    total = second.sum_over_ranks(torch.ones(1))[0].item()
+    total = second.sum_ranks(torch.ones(1))[0].item()
     return {"sum": total, "is another": second._group is not first._group}
 
 

@@ -42,7 +42,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from tracekit._util.markup import make_printable
+from tracekit._util.markup import clean_text
 from tracekit._util.names import ContinuationMean as ContinuationMean
 from tracekit._util.names import Direction as Direction
 from tracekit._util.names import MetricName as MetricName
@@ -225,7 +225,7 @@ class Metric:
 
     def __repr__(self) -> str:
         direction = "" if self.direction == "noising" else f", {self.direction}"
-        return make_printable(f"Metric({self.name}: {self.axis_label}{direction})")
+        return clean_text(f"Metric({self.name}: {self.axis_label}{direction})")
 
     def denoising(self) -> Metric:
         """The metric for clean values that are put back into the counterfactual run.

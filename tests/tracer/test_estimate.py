@@ -184,7 +184,7 @@ class TestPassesOfExplanations:
             opened.append((label, passes))
             return bar(label, passes, *rest, **options)
 
-        monkeypatch.setattr(_progress, "run", recorded)
+        monkeypatch.setattr(_progress, "open_bar", recorded)
         members = list(tracer.registry)[:4]
         expected = tracer.estimate_explain(members).passes
         opened.clear()
@@ -538,7 +538,7 @@ class TestBar:
         with pytest.raises(KeyboardInterrupt):
             watched.run("top-k", budget=2)
         assert [bar.is_open for bar in bars.bars] == [False]
-        assert _progress.current_progress() is _progress._NOTHING
+        assert _progress.current_run() is _progress._NOTHING
 
     def test_an_estimate_that_was_too_low_leaves_it_full(self, bars):
         with _progress.open_bar("mine", 2, 10, shown=True) as progress:
@@ -580,7 +580,7 @@ class TestWhereItIsShown:
         assert all(re.fullmatch(pattern, line) or " run: 3 of 3 steps" in line for line in said)
         assert bool(said) == is_said
         assert not bars.bars
-        batches = _progress.show_steps(iter(range(6)), "generate", shown=given)
+        batches = _progress.track(iter(range(6)), "generate", shown=given)
         assert [*batches] == [*range(6)]
         said = capsys.readouterr().err.splitlines()
         assert said == (["generate: 3 steps in 75 s", "generate: 6 steps in 2 min"] * is_said)
@@ -590,7 +590,7 @@ class TestWhereItIsShown:
         monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
         for label, pause in (("first", 0.0), ("second", 5.0), ("third", 600.0)):
             now[0] += pause
-            for _ in _progress.show_steps(range(4), label, shown=None):
+            for _ in _progress.track(range(4), label, shown=None):
                 now[0] += 10.0
         # 40 s of the first, 5 of a pause and 20 of the second; the third begins anew.
         assert capsys.readouterr().err == "second: 2 of 4 steps in 20 s, about 20 s left\n"

@@ -276,7 +276,7 @@ class TestLocks:
         environment = RunEnvironment(sources={"demo": ModelSource.parse("demo")})
         done = []
         threads = [
-            threading.Thread(target=lambda: done.append(Worker(environment, tmp_path).do(job)))
+            threading.Thread(target=lambda: done.append(Worker(environment, tmp_path).run_job(job)))
             for _ in range(2)
         ]
         for thread in threads:

@@ -79,7 +79,7 @@ class TestAlone:
         items = torch.arange(7)
         assert ranks.take_share(items).tolist() == items.tolist()
         part = torch.rand(3)
-        assert ranks.sum_over_ranks(part)[0] is part
+        assert ranks.sum_ranks(part)[0] is part
         assert ranks.broadcast(lambda: 5) == 5
         ranks.check_same(anything=1)
 
@@ -294,4 +294,4 @@ def test_a_lost_process_is_one_clear_error(monkeypatch):
 
     monkeypatch.setattr(torch.distributed, "all_reduce", lost)
     with pytest.raises(WorkerError, match="Another process of this trace has ended or cannot be"):
-        Ranks(0, 2).sum_over_ranks(torch.zeros(1))
+        Ranks(0, 2).sum_ranks(torch.zeros(1))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tracekit._util import threads
-from tracekit.models.hooked import frozen
+from tracekit.models.hooked import freeze
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_threads_are_restored_after_an_error(two_threads):
 
 
 def test_threads_passes_of_a_small_model_are_on_one(two_threads, model):
-    with frozen(model):
+    with freeze(model):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
 

@@ -34,7 +34,7 @@ class Timed:
     @classmethod
     def watch(cls) -> None:
         """Counts from now on."""
-        add = Ranks.sum_over_ranks
+        add = Ranks.sum_ranks
 
         def timed(ranks: Ranks, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
             start = time.perf_counter()
@@ -47,7 +47,7 @@ class Timed:
                 cls.waited += met - start
                 cls.added += time.perf_counter() - met
 
-        Ranks.sum_over_ranks = timed
+        Ranks.sum_ranks = timed
 
 
 def work(file: Path, device: str | None) -> None:
@@ -75,7 +75,7 @@ def work(file: Path, device: str | None) -> None:
         ),
         strict=True,
     ):
-        ranks.sum_over_ranks(torch.zeros(1))  # All begin together.
+        ranks.sum_ranks(torch.zeros(1))  # All begin together.
         Timed.waited = Timed.added = 0.0
         start = time.perf_counter()
         task()

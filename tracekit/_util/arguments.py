@@ -1,7 +1,7 @@
 """Checks the arguments of public functions against their annotations.
 
-Most functions check their own arguments, with messages that say more. So annotations are only
-consulted after a function failed with an error of Python, and beforehand for switches.
+Most functions check their own arguments, with better messages. Therefore annotations are only
+consulted after a function has raised a Python error, and beforehand for booleans.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from typing_extensions import get_protocol_members, is_protocol
 
-from tracekit._util.options import is_whole_number, short_repr
+from tracekit._util.options import is_int, short_repr
 from tracekit.errors import ConfigError, TracekitError
 
 _C = TypeVar("_C", bound=Callable[..., Any])
 _TYPE_FAULTS = (TypeError, AttributeError, ValueError, LookupError)
-"""What a value of a wrong type raises where nobody checks it."""
+"""Errors that Python raises for a value of a wrong type."""
 
 
 def check_arguments(function: _C) -> _C:
-    """The same function, or class with its public methods, which refuses values of a wrong type.
+    """Wraps a function, or the public methods of a class, to refuse values of a wrong type.
 
     Raises:
         ConfigError: An argument does not fit its annotation; the message has its value.
@@ -45,7 +45,7 @@ def check_arguments(function: _C) -> _C:
 
     @wraps(function)
     def call_checked(*args: Any, **keywords: Any) -> Any:
-        switches = _boolean_parameters(function)
+        switches = _flag_names(function)
         for name in switches & keywords.keys():
             _check_argument(name, keywords[name], _parameter_hints(function)[name])
         try:
@@ -74,7 +74,7 @@ def _check_argument(name: str, value: object, hint: Any, error: Exception | None
 
 @cache
 def _parameter_hints(function: Any) -> dict[str, Any]:
-    """Annotations by parameter, but those with names that only type checkers import."""
+    """Annotations by parameter, without those whose names only type checkers import."""
     function, hints = unwrap(function), {}
     for name, annotation in function.__annotations__.items():
         with suppress(NameError):
@@ -84,19 +84,13 @@ def _parameter_hints(function: Any) -> dict[str, Any]:
 
 
 @cache
-def _boolean_parameters(function: Any) -> frozenset[str]:
-    hints = _parameter_hints(function).items()
-    return frozenset(
-        name for name, hint in hints if all(map(_is_boolean_hint, get_args(hint) or [hint]))
-    )
-
-
-def _is_boolean_hint(hint: Any) -> bool:
-    return hint is bool or hint is NoneType
+def _flag_names(function: Any) -> frozenset[str]:
+    hints = {name: get_args(hint) or [hint] for name, hint in _parameter_hints(function).items()}
+    return frozenset(n for n, parts in hints.items() if all(p in (bool, NoneType) for p in parts))
 
 
 def fits_annotation(value: object, hint: Any) -> bool:
-    """Whether a value is of an annotated type; True of annotations that are not understood."""
+    """Whether a value fits an annotation; True for annotations that are not supported here."""
     origin, parts = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
@@ -105,7 +99,7 @@ def fits_annotation(value: object, hint: Any) -> bool:
     if origin is Annotated:
         return fits_annotation(value, parts[0])
     if origin is Literal:
-        # Functions list the names that they know.
+        # The function itself checks the value, and lists the names that it knows.
         return any(isinstance(value, type(part)) for part in parts)
     if hint is None or hint is NoneType:
         return value is None
@@ -113,7 +107,7 @@ def fits_annotation(value: object, hint: Any) -> bool:
         # Booleans of NumPy have the dtype bool.
         return isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
     if hint is int:
-        return is_whole_number(value)
+        return is_int(value)
     if hint is float:
         return isinstance(value, Real) and not isinstance(value, bool)
     base = origin or hint
@@ -132,7 +126,7 @@ def fits_annotation(value: object, hint: Any) -> bool:
         within = value if is_several and isinstance(value, (list, tuple)) else ()
         inner = parts[0] if parts else Any
         return is_several and all(fits_annotation(each, inner) for each in within)
-    # Annotations of arrays have shapes, which functions check.
+    # The functions themselves check the shapes of arrays.
     is_array = base.__module__.startswith("jaxtyping")
     return is_array or isinstance(value, base)
 

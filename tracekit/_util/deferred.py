@@ -1,4 +1,4 @@
-"""Libraries that take long to import, which happens when they are first used."""
+"""Libraries that are slow to import; each is imported when it is first used."""
 
 from __future__ import annotations
 

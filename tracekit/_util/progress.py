@@ -1,9 +1,9 @@
 """One progress bar for a whole run, with an estimate of the remaining time.
 
-Outside of notebooks and terminals, as in a batch system, it is a line a minute in the log. The code
-that starts a run opens the bar (`run`). Everything below only reports to it: engines the examples
-they have run (`advance`), searches the results so far (`note`). A bar that is opened within another
-one becomes part of it, so bars are never nested.
+Outside of notebooks and terminals, e.g. in a batch system, it is one line per minute in the log.
+The code that starts a run opens the bar (`open_bar`). All other code only reports to it: engines
+report the examples that they have run (`advance`), searches the results so far (`report_values`). A
+bar that is opened within another one becomes part of it, so bars are never nested.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _FIRST_LINE_AFTER = 0.25
 
 
 def is_interactive() -> bool:
-    """Whether somebody watches: in notebooks and terminals, where a bar is redrawn in place."""
+    """Whether the program runs in a notebook or terminal, where a bar is redrawn in place."""
     return _in_notebook() or sys.stderr.isatty()
 
 
 def _in_notebook() -> bool:
-    # IPython is asked only if it runs already.
+    # Do not import IPython for this.
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and getattr(shell, "kernel", None) is not None
@@ -54,7 +54,7 @@ def duration_text(seconds: float) -> str:
 
 
 class _ProgressLines:
-    """Takes the place of a bar that nobody watches: writes a line a minute to standard error."""
+    """Replaces the bar outside of terminals: writes one line per minute to standard error."""
 
     last_line = last_step = -inf
     """When any bar last wrote a line, and last took a step."""
@@ -94,7 +94,7 @@ class RunProgress:
         n_examples: int,
         on_note: Callable[..., None] | None = None,
     ) -> None:
-        """Starts at nothing; `bar` shows it, if there is one, and the rest is as in `run`."""
+        """Starts at zero; `bar` may be None, and the other arguments are as in `open_bar`."""
         self._on_note = on_note
         self._bar, self._passes, self._n_examples = bar, passes, n_examples
         self.done = 0.0
@@ -121,8 +121,8 @@ _NOTHING = RunProgress(None, None, 1)
 _CURRENT: ContextVar[RunProgress | None] = ContextVar("progress", default=None)
 
 
-def current_progress() -> RunProgress:
-    """The progress of the current run; one that shows nothing if there is none."""
+def current_run() -> RunProgress:
+    """The progress of the current run, or a silent one if no run is open."""
     return _CURRENT.get() or _NOTHING
 
 
@@ -135,11 +135,11 @@ def open_bar(
     shown: bool | None,
     on_note: Callable[..., None] | None = None,
 ) -> Iterator[RunProgress]:
-    """Opens the bar of a run; within another run, that one's.
+    """Opens the bar of a run; within another run, yields the bar of that run.
 
     `passes` is the largest number of passes over the data; if None, no end is shown. With
     `shown=None`, the run shows a bar in notebooks and terminals, else lines. `on_note` is called
-    with the values of each `note`, shown or not.
+    with the values of each `report_values`, whether shown or not.
     """
     outer = _CURRENT.get()
     if outer is not None:
@@ -177,8 +177,8 @@ def report_waiting(label: str) -> Iterator[None]:
         done.set()
 
 
-def show_steps(items: Iterable[_T], label: str, *, shown: bool | None) -> Iterable[_T]:
-    """A loop with a bar, or lines as in `run`, unless it is short or within a run with a bar."""
+def track(items: Iterable[_T], label: str, *, shown: bool | None) -> Iterable[_T]:
+    """Shows a bar or lines for a loop, unless it is short or within a run that has a bar."""
     total = len(items) if hasattr(items, "__len__") else None  # type: ignore[arg-type]
     is_short = total is not None and total < _FEWEST_STEPS
     if shown is False or _CURRENT.get() is not None or is_short:

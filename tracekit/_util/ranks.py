@@ -2,8 +2,8 @@
 
 `torchrun`, `accelerate launch` and Slurm start the same program once for each device; the processes
 (*ranks*) do the same things in the same order, and in every pass each runs the model on its part of
-the examples. `Ranks.add` puts the parts together. What only one process can know (the clock,
-Ctrl-C, a file) is decided by rank 0 for all.
+the examples. `Ranks.sum_over_ranks` adds the parts up. Rank 0 decides for all ranks what they could
+see differently (the clock, Ctrl-C, a file).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PATIENCE = timedelta(minutes=30)
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """This process among those that share a trace."""
+    """The rank of this process among the processes that share a trace."""
 
     rank: int = 0
     """Its number; 0 reads the clock and writes."""
@@ -43,7 +43,7 @@ class Ranks:
 
     @classmethod
     def current(cls) -> Ranks:
-        """The processes that `torch.distributed` has joined; this one alone if it has not."""
+        """The ranks of `torch.distributed`, or this process alone if that is not initialised."""
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
             return _ALONE
         world = dist.group.WORLD
@@ -54,7 +54,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process speaks and writes for all."""
+        """Whether this process is the one that prints and writes."""
         return self.rank == 0
 
     @property
@@ -65,11 +65,11 @@ class Ranks:
         """This rank's part of some items; neighbours go to different ranks."""
         return items[self.rank :: self.count]
 
-    def sum_over_ranks(self, *parts: Tensor) -> tuple[Tensor, ...]:
+    def sum_ranks(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """Sums tensors over all ranks, in one reduction; Ctrl-C in any of them raises in all."""
         if self.count == 1:
             return parts
-        # Ctrl-C reaches ranks at different points; it is heeded where all of them meet.
+        # Ranks get Ctrl-C at different points of the code; they react where all of them meet.
         message = torch.tensor([float(_Interrupt.pressed)], dtype=torch.float64)
         flat = torch.cat([message, *(part.detach().cpu().double().flatten() for part in parts)])
         with _translate_errors():
@@ -84,14 +84,14 @@ class Ranks:
         )
 
     def broadcast(self, make: Callable[[], _T]) -> _T:
-        """The value that `make` returns on rank 0, or its error, on all ranks."""
+        """Calls `make` on rank 0; returns its value, or raises its error, on all ranks."""
         if self.count == 1:
             return make()
         message: list[Any] = [None]
         if self.is_first:
             try:
                 message = [(make(), None)]
-            except Exception as error:  # Handed on to the other ranks, which wait for it.
+            except Exception as error:  # The other ranks wait for a value or an error.
                 message = [(None, error)]
         with _translate_errors():
             dist.broadcast_object_list(message, src=0, group=self._group)
@@ -119,10 +119,10 @@ class Ranks:
 
 
 class _CpuGroup:
-    """A process group on the CPU, let go before Python ends.
+    """A process group on the CPU that is released before Python ends.
 
-    A thread of the group that still holds a tensor then aborts the process: exit code -6 after
-    everything went well (pytorch/pytorch#179291). So nothing else keeps the group.
+    Otherwise a thread of the group that still holds a tensor aborts the process with exit code -6
+    after all went well (pytorch/pytorch#179291). So nothing else may keep the group.
     """
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ _RANKS_OF_GROUPS: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 
 
 def join_launched() -> Ranks:
-    """Joins the processes that a launcher has started, by its environment; else this one alone."""
+    """Joins the processes that a launcher has started, if its environment variables are set."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         with _translate_errors():
@@ -152,7 +152,7 @@ def join_launched() -> Ranks:
 
 
 def launched_device() -> str | None:
-    """The accelerator that a launcher means for this process, e.g. `cuda:1`; None without one."""
+    """The accelerator that a launcher assigned to this process, e.g. `cuda:1`, or None."""
     if "LOCAL_RANK" not in os.environ or not torch.cuda.is_available():
         return None
     return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
@@ -165,14 +165,14 @@ class _Interrupt:
 
     @classmethod
     def handle_interrupts(cls) -> None:
-        """Has Ctrl-C noted instead of raised; pressed twice, it ends this process."""
+        """Makes Ctrl-C set `pressed`; a second Ctrl-C ends this process."""
 
         def note(number: int, frame: Any) -> None:
             if cls.pressed:
                 raise KeyboardInterrupt
             cls.pressed = True
 
-        with suppress(ValueError):  # Not the main thread: Ctrl-C does not come here.
+        with suppress(ValueError):  # Only the main thread gets Ctrl-C.
             signal.signal(signal.SIGINT, note)
 
 

@@ -1,7 +1,7 @@
 """Threads of torch, as many as the work needs and the process may use.
 
-The threads of one operation wait for each other: beside one busy program that makes small models
-ten times slower. So a small model runs on one thread, a larger one on the usable cores, unless
+The threads of one operation wait for each other, which makes small models ten times slower beside
+one busy program. So a small model runs on one thread, a larger one on the usable cores, unless
 OMP_NUM_THREADS, MKL_NUM_THREADS or `torch.set_num_threads` was set.
 """
 
@@ -30,14 +30,14 @@ def _count_available_cores() -> int:
 
 
 def allowed_threads() -> int:
-    """Threads that the user asked torch for; else its own number, within the usable cores."""
+    """Threads that the user set for torch; else torch's default, within the usable cores."""
     current = torch.get_num_threads()
     return current if _is_user_choice() else min(current, usable_cores())
 
 
 @contextmanager
 def limit_threads(width: int | None = None) -> Iterator[None]:
-    """Within the block, this thread runs torch on as many threads as a model of a width needs."""
+    """Limits torch within the block to the threads that a model of this width needs."""
     before = torch.get_num_threads()
     if _is_user_choice():
         yield
@@ -51,11 +51,11 @@ def limit_threads(width: int | None = None) -> Iterator[None]:
 
 
 def _is_user_choice() -> bool:
-    """Whether somebody chose the number of threads: the user, or a block around this one."""
+    """Whether the user, or a block around this one, chose the number of threads."""
     if any(os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")):
         return True
     cores = (os.cpu_count() or 1, _count_available_cores())
-    # By itself torch takes all cores, or one of two hyperthreads.
+    # By default torch takes all cores, or one of two hyperthreads.
     by_itself = {share for number in cores for share in (number, max(1, number // 2))}
     return torch.get_num_threads() != _AT_IMPORT or _AT_IMPORT not in by_itself
 
@@ -65,7 +65,7 @@ CGROUP_ROOT, PROCESS_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def cgroup_cores(mounted: Path = CGROUP_ROOT, own: Path = PROCESS_CGROUPS) -> int:
-    """Whole cores, at least 1; very many if nothing limits them."""
+    """Whole cores that control groups allow, at least 1; `sys.maxsize` without a limit."""
     quotas = [sys.maxsize]
     for group in _control_groups("cpu", mounted, own):
         with suppress(OSError, ValueError):
@@ -79,7 +79,7 @@ def cgroup_cores(mounted: Path = CGROUP_ROOT, own: Path = PROCESS_CGROUPS) -> in
 
 
 def cgroup_free_bytes(mounted: Path = CGROUP_ROOT, own: Path = PROCESS_CGROUPS) -> int:
-    """Memory that is left, files in the cache counted as free; very much if nothing limits it."""
+    """Free bytes that control groups allow, with cached files; `sys.maxsize` without a limit."""
     left = [sys.maxsize]
     for group in _control_groups("memory", mounted, own):
         is_new = (group / "memory.max").exists()
@@ -105,7 +105,7 @@ def _control_groups(controller: str, mounted: Path, own: Path) -> Iterator[Path]
                 continue
             root = mounted / controller if controllers else mounted
             inner = root / path.lstrip("/")
-            # In a container its own group is the root, and the path is the host's.
+            # In a container, its own group is mounted as the root, and the path is the host's.
             for folder in (inner, *inner.parents):
                 if folder == root or root in folder.parents:
                     yield folder

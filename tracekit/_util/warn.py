@@ -12,14 +12,14 @@ from contextvars import ContextVar
 from pathlib import Path
 
 _LIBRARY_FILES = (str(Path(__file__).parents[1]) + os.sep, functools.__file__)
-"""Files below are tracekit's own; a cached property is one of its frames."""
+"""Files of tracekit, and functools, which has frames of its cached properties."""
 _CURRENT_JOB: ContextVar[tuple[str, bool]] = ContextVar("about", default=("", False))
 """The job that runs, in words, and whether an executor's worker runs it."""
 
 
 @contextmanager
 def name_job(job: str, *, in_worker: bool = False) -> Iterator[None]:
-    """Within the block warnings begin with a job. No line of the user's calls a worker."""
+    """Begins warnings within the block with a job. In a worker they point to no user's line."""
     token = _CURRENT_JOB.set((job, in_worker))
     try:
         yield
@@ -28,7 +28,7 @@ def name_job(job: str, *, in_worker: bool = False) -> Iterator[None]:
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """A warning that points to the line outside of tracekit from which it was called."""
+    """Warns, and points to the line outside of tracekit from which the code was called."""
     job, in_worker = _CURRENT_JOB.get()
     text = f"{job}: {text}" if job else text
     if in_worker:

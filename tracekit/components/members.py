@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.options import as_whole_numbers, is_whole_number, short_repr
+from tracekit._util.options import as_ints, is_int, short_repr
 from tracekit.components import masks
 from tracekit.components.registry import Component, ComponentRegistry, ComponentSet
 from tracekit.errors import MaskError
@@ -77,7 +77,7 @@ def named_in(given: Any, registry: ComponentRegistry) -> list[int] | None:
     if isinstance(given, str) and "," in given and given not in registry.flat_by_label:
         given = [label.strip() for label in given.split(",")]
     if isinstance(given, Mapping):
-        by_layer = {layer: as_whole_numbers(indices) for layer, indices in given.items()}
+        by_layer = {layer: as_ints(indices) for layer, indices in given.items()}
         given = [
             (layer, index)
             for layer, indices in by_layer.items()
@@ -143,4 +143,4 @@ def scores_of(given: Any, registry: ComponentRegistry) -> Float[Tensor, " compon
 
 def _is_name(given: Any) -> bool:
     is_place = isinstance(given, tuple) and len(given) == 2
-    return isinstance(given, (str, Component)) or (is_place and all(map(is_whole_number, given)))
+    return isinstance(given, (str, Component)) or (is_place and all(map(is_int, given)))

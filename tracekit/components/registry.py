@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 
 from typing_extensions import NotRequired, TypedDict
 
-from tracekit._util.markup import make_printable
+from tracekit._util.markup import clean_text
 from tracekit._util.names import KindName
-from tracekit._util.options import as_whole_numbers, is_whole_number, short_repr
+from tracekit._util.options import as_ints, is_int, short_repr
 from tracekit.components.edges import (
     EDGE_KINDS,
     EMBEDDING,
@@ -215,7 +215,7 @@ class ComponentRegistry(Sequence[Component]):
                     "some of them by layers, or by ComponentRegistry.of_edges."
                 )
             return cls.of_edges(shape, EDGE_KINDS[chosen[0].name], layers=layers, spans=spans)
-        if not is_whole_number(layer_window) or not 1 <= layer_window <= shape.n_layers:
+        if not is_int(layer_window) or not 1 <= layer_window <= shape.n_layers:
             raise ComponentError(
                 f"layer_window is {short_repr(layer_window)}. Give a number of layers, 1 to "
                 f"{shape.n_layers}."
@@ -287,7 +287,7 @@ class ComponentRegistry(Sequence[Component]):
         return cls(tuple(sites))
 
     def __repr__(self) -> str:
-        return make_printable(f"ComponentRegistry({self.describe()})")
+        return clean_text(f"ComponentRegistry({self.describe()})")
 
     def __len__(self) -> int:
         return self.sites[-1].stop
@@ -323,7 +323,7 @@ class ComponentRegistry(Sequence[Component]):
             flats = self._flat_of(value.layer, value.index, value)
         elif isinstance(value, str):
             flats = self.flat_by_label.get(value, ())
-        elif isinstance(value, tuple) and len(value) == 2 and all(map(is_whole_number, value)):
+        elif isinstance(value, tuple) and len(value) == 2 and all(map(is_int, value)):
             flats = self._flat_of(*value)
         else:
             flats = ()
@@ -626,7 +626,7 @@ def _window(layer: int, width: int, n_layers: int) -> tuple[int, ...]:
 def _check_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
     if layers is None:
         return list(range(n_layers))
-    numbers = as_whole_numbers(layers)
+    numbers = as_ints(layers)
     in_layers = sorted({each + n_layers if each < 0 else each for each in numbers or ()})
     if numbers is None or (in_layers and not 0 <= in_layers[0] <= in_layers[-1] < n_layers):
         raise ComponentError(
@@ -639,7 +639,7 @@ def _check_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
 def _check_keys(
     indices: Mapping[int, Sequence[int]], in_layers: Sequence[int], n_layers: int
 ) -> dict[int, Sequence[int]]:
-    if as_whole_numbers(tuple(indices)) is None:
+    if as_ints(tuple(indices)) is None:
         raise ComponentError(
             f"The keys of the indices are {short_repr(list(indices))}. They must be whole numbers: "
             "layers."
@@ -659,7 +659,7 @@ def _check_indices(
     if indices is None or kind.component_dim is None:
         return tuple(range(width))
     given = indices.get(layer, ()) if isinstance(indices, Mapping) else indices
-    numbers = as_whole_numbers(given)
+    numbers = as_ints(given)
     picked = tuple(sorted(set(numbers or ())))
     if numbers is None or (picked and not 0 <= picked[0] <= picked[-1] < width):
         raise ComponentError(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from tracekit._util.arguments import check_arguments
-from tracekit._util.options import check_names, convert_option
+from tracekit._util.options import check_names, convert
 from tracekit.data import (
     demo,
     factual_recall,
@@ -111,9 +111,7 @@ def load_dataset(name: str, model: HookedModel | str | Path, **options: Any) -> 
     check_names(options, dataset.options)
     load = dataset.load.func if isinstance(dataset.load, partial) else dataset.load
     hints = get_type_hints(load)
-    typed = {
-        option: convert_option(option, value, hints[option]) for option, value in options.items()
-    }
+    typed = {option: convert(option, value, hints[option]) for option, value in options.items()}
     pairs = dataset.load(model, **typed)
     options = {n: str(v) if isinstance(v, Path) else v for n, v in options.items()}
     origin = DataOrigin(
@@ -125,7 +123,7 @@ def load_dataset(name: str, model: HookedModel | str | Path, **options: Any) -> 
 
 
 def load_origin(origin: DataOrigin, model: Any) -> PromptPairs:
-    """The pairs of an origin once more; errors as of `load_dataset`, or if there are fewer."""
+    """Loads the pairs of an origin again; errors as in `load_dataset`, or if pairs are missing."""
     pairs = load_dataset(origin.dataset, model, **origin.options)
     if max(origin.examples) >= len(pairs):
         raise DataFormatError(

@@ -16,14 +16,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.options import is_whole_number, short_repr
+from tracekit._util.options import is_int, short_repr
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, complement_of, from_indices
 from tracekit.components.registry import ranges
 from tracekit.engine import checks
 from tracekit.engine.effects import stream_effects
 from tracekit.engine.engine import Engine
-from tracekit.engine.gradients import stream_changes
+from tracekit.engine.gradients import stream_predictions
 from tracekit.errors import ComponentError, TracekitError
 from tracekit.measure.records import on_examples
 from tracekit.metrics import Bounds, Effects
@@ -201,7 +201,7 @@ class Exploration:
     def _checked(self, members: Iterable[int]) -> ComponentSet:
         indices = list(members)
         for index in indices:
-            if not is_whole_number(index) or not 0 <= index < self.n_components:
+            if not is_int(index) or not 0 <= index < self.n_components:
                 raise ComponentError(
                     f"{short_repr(index)} is no component. Give flat indices, 0 to "
                     f"{self.n_components - 1}."
@@ -337,7 +337,7 @@ class Exploration:
             else:
                 per_example = torch.zeros(engine.n_examples, self.n_components)
                 n_done = 0
-                for batch in stream_changes(engine, members):
+                for batch in stream_predictions(engine, members):
                     per_example[batch.examples] = batch.predicted_effects.float()
                     n_done += len(batch.examples)
                     if n_done < engine.n_examples:
@@ -372,10 +372,8 @@ class Exploration:
                 name: self._checked(members_of_key(key)) for name, key in state["pins"].items()
             }
             n_examples = self.engine.n_examples
-            is_example = example is None or (
-                is_whole_number(example) and 0 <= int(example) < n_examples
-            )
-            is_position = is_whole_number(position) and 0 <= position < len(history)
+            is_example = example is None or (is_int(example) and 0 <= int(example) < n_examples)
+            is_position = is_int(position) and 0 <= position < len(history)
             if not is_position or set(pins) - set(get_args(Pin)) or not is_example:
                 raise ValueError(position, pins, example)
         except ComponentError:

@@ -22,8 +22,8 @@ from torch import Tensor
 from tracekit._util import progress
 from tracekit._util.clusters import count_text
 from tracekit._util.deferred import pd
-from tracekit._util.markup import interval_entries, interval_text, make_printable
-from tracekit._util.options import check_seed, check_whole_number
+from tracekit._util.markup import as_cells, clean_text, interval_text
+from tracekit._util.options import check_int, check_seed
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
@@ -78,12 +78,8 @@ class Controls(Tabular):
                         "random_sets": form,
                         "draws": len(values),
                         "quantity": name,
-                        **interval_entries(
-                            "value", own[name], (own[f"{name}_low"], own[f"{name}_high"])
-                        ),
-                        **interval_entries(
-                            "control", values.mean().item(), map(float, values.aminmax())
-                        ),
+                        **as_cells("value", own[name], (own[f"{name}_low"], own[f"{name}_high"])),
+                        **as_cells("control", values.mean().item(), map(float, values.aminmax())),
                         "p": _p(name, own[name], values) if self.is_tested else float("nan"),
                     }
                 )
@@ -108,7 +104,7 @@ class Controls(Tabular):
                 f"{row['draws']} random sets of the same {row['random_sets']}, {row['quantity']}: "
                 f"{row['control']:.3g} (least to greatest: {ends}){p}"
             )
-        return make_printable("\n".join(lines))
+        return clean_text("\n".join(lines))
 
     __repr__ = __str__
 
@@ -194,7 +190,7 @@ def planned_controls(
 ) -> PlannedSets:
     """What `controls` patches: the set, and random sets of each form, with their complements."""
     check_seed(seed)
-    check_whole_number("draws", draws)
+    check_int("draws", draws)
     chosen, n = members_of(members, question.registry), len(question.registry)
     if not 0 < len(chosen) < n:
         raise ComponentError(

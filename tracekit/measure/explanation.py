@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tracekit._util import progress
 from tracekit._util.deferred import pd
-from tracekit._util.markup import interval_entries, make_printable
-from tracekit._util.options import check_max_loss, check_seed, check_whole_number
+from tracekit._util.markup import as_cells, clean_text
+from tracekit._util.options import check_int, check_max_loss, check_seed
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
@@ -263,10 +263,8 @@ class Explanation(OfMembers):
     ) -> dict[str, float]:
         """A mean of a sum of effects less others, and its interval."""
         if values is None:
-            return interval_entries(name, nan, (nan, nan))
-        return interval_entries(
-            name, values.mean().item(), self._interval(values, n_added, n_subtracted)
-        )
+            return as_cells(name, nan, (nan, nan))
+        return as_cells(name, values.mean().item(), self._interval(values, n_added, n_subtracted))
 
     def _interval(
         self, values: Effects, n_added: int = 1, n_subtracted: int = 1
@@ -304,7 +302,7 @@ class Explanation(OfMembers):
         return explanation_text(self)
 
     def __repr__(self) -> str:
-        return make_printable(
+        return clean_text(
             f"Explanation({len(self.members)} components of {self.model} on {self.dataset}, "
             f"effect {self.effect.mean().item():.4g})"
         )
@@ -414,5 +412,5 @@ def _check(
             f"A set of {len(members)} components ({named}) has nothing to explain. Give at least "
             "two."
         )
-    check_whole_number("max_sets", max_sets)
+    check_int("max_sets", max_sets)
     check_max_loss("tolerance", tolerance)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from einops import rearrange
 
-from tracekit._util.markup import interval_entries
+from tracekit._util.markup import as_cells
 from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.measure.random_sets import control_overlap, control_sets, n_controls
@@ -66,9 +66,7 @@ def measure_statistics(
             controls = engine.set_effects(drawn, f"controls of {size}").mean(1)
             fields["controls"] = n_controls(engine.registry, members)
             fields["control_overlap"] = control_overlap(engine.registry, members)
-            fields |= interval_entries(
-                "control", controls.mean().item(), map(float, controls.aminmax())
-            )
+            fields |= as_cells("control", controls.mean().item(), map(float, controls.aminmax()))
         statistics.append(SizeStatistics(size=size, **fields))
     return tuple(statistics)
 
@@ -84,7 +82,7 @@ def _cross_fitted(fit: CrossFit, names: Sequence[str], engine: Engine) -> list[d
         by_search = (fit.sign * fit.effects[:, rank].mean(-1)).tolist()
         rows.append(
             {
-                **interval_entries("cross_fitted", effects.mean().item(), ends),
+                **as_cells("cross_fitted", effects.mean().item(), ends),
                 "cross_fitted_error": standard_error(effects, pairs.weights, pairs.clusters),
                 "cross_fitted_by": dict(zip(names, by_search, strict=True)),
                 "stability": jaccard(first[rank], second[rank]),

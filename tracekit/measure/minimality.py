@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tracekit._util.clusters import count_text
 from tracekit._util.deferred import pd
-from tracekit._util.markup import interval_entries, make_printable, number_text
+from tracekit._util.markup import as_cells, clean_text, number_text
 from tracekit._util.options import check_max_loss
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.components.masks import complement_of
@@ -75,7 +75,7 @@ class Minimality(Tabular):
         frame = pd.DataFrame(
             {
                 "component": self.labels,
-                **interval_entries("loss", self.losses, zip(*self.loss_intervals, strict=True)),
+                **as_cells("loss", self.losses, zip(*self.loss_intervals, strict=True)),
                 "stays": [label not in self.dropped for label in self.labels],
             }
         )
@@ -91,7 +91,7 @@ class Minimality(Tabular):
             f"{self.minimal_faithfulness:.3g} with {len(self.members)}; lost without each:"
         )
         said = f"Measured on {self.examples}; {self.decided_on} decided who is dropped."
-        return make_printable("\n".join([title, *lines, said]))
+        return clean_text("\n".join([title, *lines, said]))
 
 
 def minimality(

@@ -34,9 +34,9 @@ from torch import Tensor
 from tracekit._util import progress
 from tracekit._util.clusters import sum_by_cluster
 from tracekit._util.deferred import pd
-from tracekit._util.markup import interval_entries, make_printable, number_text
+from tracekit._util.markup import as_cells, clean_text, number_text
 from tracekit._util.names import MetricName
-from tracekit._util.options import check_seed, check_whole_number, short_repr
+from tracekit._util.options import check_int, check_seed, short_repr
 from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.prompts import PromptPairs
@@ -208,11 +208,11 @@ class SideEffects(PatchedSet, Tabular):
             "dataset": each.dataset,
             "metric": each.metric,
             "examples": each.n_examples,
-            **interval_entries("effect", each.effects.mean().item(), interval),
-            **interval_entries("strength", each.strength, of_strength),
-            **interval_entries("control", mean, ends),
+            **as_cells("effect", each.effects.mean().item(), interval),
+            **as_cells("strength", each.strength, of_strength),
+            **as_cells("control", mean, ends),
             "p": nan if each.dataset_fingerprint == self.selected_on else each.p,
-            **interval_entries("selectivity", selectivity, ends_of_it),
+            **as_cells("selectivity", selectivity, ends_of_it),
             "control_selectivity": control,
         }
 
@@ -252,13 +252,13 @@ class SideEffects(PatchedSet, Tabular):
             )
         strength = "Strength: mean absolute effect, as a share of that of all components."
         lines.append(f"{strength} Brackets: 95 % intervals.")
-        return make_printable("\n".join(lines))
+        return clean_text("\n".join(lines))
 
     def __repr__(self) -> str:
         others = ", ".join(
             f"{other.name}: {self.selectivity(other.name):.3g}" for other in self.others
         )
-        return make_printable(
+        return clean_text(
             f"SideEffects({len(self.members)} components of {self.model} on "
             f"{self.target.dataset}; selectivity {others})"
         )
@@ -340,7 +340,7 @@ def planned_side_effects(
     check_seed(seed)
     chosen, registry = members_of(members, question.registry), question.registry
     engines = _engines_of(question, others)
-    check_whole_number("draws", draws, 0)
+    check_int("draws", draws, 0)
     if not chosen:
         raise PairsError("An empty set has no side effects. Give at least one component.")
     sets = [chosen, *control_sets(registry, chosen, draws, torch.Generator().manual_seed(seed))]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tracekit._util import progress
 from tracekit._util.clusters import EvidenceOptions, count_text
-from tracekit._util.options import check_whole_number
+from tracekit._util.options import check_int
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
 from tracekit.components.members import ComponentsLike, members_of, ordered_in
@@ -91,8 +91,8 @@ def strongest_pairs(
         components = ordered_in(components, question.registry)
     engine = question.search_engine
     paired = chosen_for_pairs(question.registry, components, given=context)
-    check_whole_number("count", count)
-    check_whole_number("n_looked_at", n_looked_at)
+    check_int("count", count)
+    check_int("n_looked_at", n_looked_at)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(engine.n_examples, generator=generator).tolist()
     # Whoever chooses pairs by some examples cannot test them by the same ones.

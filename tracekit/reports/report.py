@@ -16,7 +16,7 @@ from tracekit._util.markup import interval_text
 from tracekit._util.options import as_path, short_repr
 from tracekit._util.table import Column, Table, join_labels
 from tracekit.components import Component
-from tracekit.data.display import shown_pair
+from tracekit.data.display import make_shown_pair
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import DATASETS
 from tracekit.engine.setup import Setup
@@ -246,7 +246,7 @@ def _prompts(pairs: PromptPairs) -> list[str]:
     texts = []
     for pair in pairs:
         given = (pair.texts or {}).get("prompt")
-        tokens = shown_pair(pair, pairs.token_texts).prompt.texts
+        tokens = make_shown_pair(pair, pairs.token_texts).prompt.texts
         texts.append(given if isinstance(given, str) and given else " ".join(tokens))
     return texts
 

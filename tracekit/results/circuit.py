@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from tracekit._util.options import check_whole_number
+from tracekit._util.options import check_int
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.edges import EMBEDDING, LOGITS, EdgeGraph
 from tracekit.components.masks import Mask
@@ -59,7 +59,7 @@ def circuit_figure(
 ) -> go.Figure:
     """Draws the `n` strongest edges of a set; see `TraceResult.circuit`."""
     graph = _graph(registry)
-    check_whole_number("n", n)
+    check_int("n", n)
     values = [(float(scores[flat]), registry[flat]) for flat in members]
     values.sort(key=lambda each: -abs(each[0]))
     shown, rest = values[:n], values[n:]

@@ -16,7 +16,7 @@ import torch
 from tracekit import figures
 from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import pd
-from tracekit._util.markup import interval_entries, make_printable
+from tracekit._util.markup import as_cells, clean_text
 from tracekit._util.options import check_keywords
 from tracekit._util.table import Column, Table, latex_text
 from tracekit.engine.setup import Setup
@@ -168,7 +168,7 @@ class Comparison(Results):
             {
                 "first": [self.labels[i] for i, _ in pairs],
                 "second": [self.labels[j] for _, j in pairs],
-                **interval_entries("difference", rows.mean(1).tolist(), ends.T.tolist()),
+                **as_cells("difference", rows.mean(1).tolist(), ends.T.tolist()),
                 **p_values(without_rounding(rows, scale), **over).columns("family"),
                 "metric": metric,
                 "n_held_out": held_out[0].n_examples,
@@ -218,7 +218,7 @@ class Comparison(Results):
             f"{label} {result.effect:.4g}"
             for label, result in zip(self.labels, self.results, strict=True)
         )
-        return make_printable(f"Comparison({self._summary}: {named})")
+        return clean_text(f"Comparison({self._summary}: {named})")
 
     @property
     def _summary(self) -> str:

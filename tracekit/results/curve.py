@@ -12,7 +12,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tracekit._util.arguments import check_arguments
-from tracekit._util.markup import make_printable
+from tracekit._util.markup import clean_text
 from tracekit._util.options import short_repr
 from tracekit.errors import BudgetError, TracekitError
 from tracekit.results.curve_figures import effect_curve
@@ -37,7 +37,7 @@ class TraceCurve(Results):
         first = self.results[0]
         by_budget = ", ".join(f"{r.budget}: {r.effect:.4g}" for r in self.results[:12])
         more = ", ..." if len(self) > 12 else ""
-        return make_printable(
+        return clean_text(
             f"TraceCurve({first.method} on {first.dataset}, {first.model_text}; {first.axis_label} "
             f"on {first.searched.n_text} searched examples by budget {by_budget}{more})"
         )

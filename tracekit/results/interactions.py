@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import interval_text, make_printable
+from tracekit._util.markup import clean_text, interval_text
 from tracekit._util.options import short_repr
 from tracekit.components import Component, kind_of
 from tracekit.errors import ConfigError
@@ -95,7 +95,7 @@ class InteractionGrid(SavedTable):
         for row in self.to_frame().head(1).itertuples():
             text += f"; strongest {row.first}, {row.second}: {row.interaction:+.4g}"
         text += f"; l: {self.axis_label}, {self.direction}"
-        return make_printable(f"InteractionGrid({text}{self._notes})")
+        return clean_text(f"InteractionGrid({text}{self._notes})")
 
     @property
     def _notes(self) -> str:

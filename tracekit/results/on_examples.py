@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.clusters import EvidenceOptions, count_independent, count_text
-from tracekit._util.markup import interval_entries
+from tracekit._util.markup import as_cells
 from tracekit._util.table import value_text
-from tracekit.data.pair import identified_by_prompt
+from tracekit.data.pair import identify_by_prompt
 from tracekit.data.prompts import DataOrigin, PromptPairs
 from tracekit.errors import NoResultError
 from tracekit.metrics import Effects, bounds_of
@@ -112,13 +112,13 @@ class OnExamples(OverExamples):
     direction: str
     """`noising` or `denoising`."""
     choices: Float[Tensor, "run 5"] | None = None
-    """First choices of the model by itself and with the set (`choices_in`); None: not measured."""
+    """First choices of the model alone and with the set (`count_choices`); None: not measured."""
 
     def n_among(self, pairs: PromptPairs) -> int:
         """How many of some pairs, as they were given, are of the prompts of these examples."""
         own = {*self.prompts}
         # Under zeros, say, all pairs of one prompt are one example.
-        alone = identified_by_prompt(pairs)
+        alone = identify_by_prompt(pairs)
         both = zip(pairs, alone, strict=True)
         return sum(not own.isdisjoint(each.prompts_digest for each in forms) for forms in both)
 
@@ -169,7 +169,7 @@ class OnExamples(OverExamples):
     def row(self) -> dict[str, float]:
         """Entries of a table: `effect` and its ends, `full_effect` and `share` of it."""
         whole = {"full_effect": self.full_mean, "share": self.share}
-        return interval_entries("effect", self.mean, self.interval) | whole
+        return as_cells("effect", self.mean, self.interval) | whole
 
     def faithfulness(self, **labels: Any) -> Faithfulness:
         """Faithfulness and completeness of the set; `labels` are other fields of these.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import pd
-from tracekit._util.markup import make_printable
+from tracekit._util.markup import clean_text
 from tracekit._util.table import Table
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
@@ -288,7 +288,7 @@ class ParetoFront(Results):
     def __repr__(self) -> str:
         last = self.results[-1]
         stopped = f", stopped by {self.stopped}" if self.stopped else ""
-        return make_printable(
+        return clean_text(
             f"ParetoFront({last.dataset}, {last.model_text}: budgets up to {self.largest} of "
             f"{last.n_components} components, {last.axis_label} {self.results[0].effect:.4g} to "
             f"{last.effect:.4g} (all: {last.full_effect:.4g}), "

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import pd
-from tracekit._util.markup import make_printable
+from tracekit._util.markup import clean_text
 from tracekit._util.options import as_path, check_keywords, short_repr
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask, members_of_mask
@@ -323,7 +323,7 @@ class TraceResult(InFolder):
 
     def __repr__(self) -> str:
         names = ", ".join(self.labels[:12]) + (", ..." if self.n_selected > 12 else "")
-        return make_printable(
+        return clean_text(
             f"TraceResult({self.method} on {self.dataset}, {self.model_text}: "
             f"{self.n_selected} of {self.n_components} components, {effects_text(self)}; {names})"
         )

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import interval_entries, interval_text, number_text
+from tracekit._util.markup import as_cells, interval_text, number_text
 from tracekit._util.options import check_keywords, short_repr
 from tracekit.errors import ConfigError, MetricError
 from tracekit.figures.cells import LayersOn, draw_panels
@@ -59,7 +59,7 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         """
         columns = {
             "component": [self.registry.label(member) for member in self.members],
-            **interval_entries("effect", self.effects.tolist(), self.intervals.T.tolist()),
+            **as_cells("effect", self.effects.tolist(), self.intervals.T.tolist()),
             "share": (self.effects / (self.full_effect or float("nan"))).tolist(),
             "same_sign": self.same_sign.tolist(),
             **self.tests.columns(),

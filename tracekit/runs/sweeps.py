@@ -15,8 +15,8 @@ from tqdm.auto import tqdm
 
 from tracekit._util.arguments import check_arguments
 from tracekit._util.files import hold_lock, write_csv
-from tracekit._util.markup import make_printable
-from tracekit._util.options import as_path, check_names, convert_option, is_whole_number
+from tracekit._util.markup import clean_text
+from tracekit._util.options import as_path, check_names, convert, is_int
 from tracekit._util.processes import exit_if_restarted
 from tracekit._util.progress import is_interactive
 from tracekit._util.table import Table
@@ -34,7 +34,7 @@ from tracekit.results.result import TraceResult
 from tracekit.results.tables import effect_columns, result_table
 from tracekit.runs.dispatch import run_jobs
 from tracekit.runs.grid import Grid, part_of
-from tracekit.runs.jobs import Job, named
+from tracekit.runs.jobs import Job, options_text
 from tracekit.runs.store import RUN_FOLDERS, Run, is_run_folder, read_run_folder
 from tracekit.runs.worker import Failure
 from tracekit.search import DEFAULT_METHOD
@@ -47,7 +47,7 @@ _LOCK_SECONDS = 30.0
 
 @dataclass(frozen=True, eq=False)
 class Runs(Sequence[Run]):
-    """Finished runs; `sweep` and `load_runs` give them."""
+    """Finished runs, as `sweep` and `load_runs` return them."""
 
     runs: tuple[Run, ...]
     failures: tuple[Failure, ...] = ()
@@ -104,21 +104,21 @@ class Runs(Sequence[Run]):
             return Table([])
         jobs = Table.of_rows([row for run in self.runs for row in _job_rows(run)])
         columns = result_table(self.results).columns
-        measures = [column for column in columns if column.key not in _IN_JOB]
+        measures = [column for column in columns if column.key not in _JOB_COLUMNS]
         return Table([*jobs.without(*_STORED).columns, *measures, *jobs.only(*_STORED).columns])
 
     def shown(self) -> Table:
         """The columns of `table` that readers see: what differs between results, and effects."""
         table, measured = self.table(), effect_columns(self.results)
-        names = [name for name in _FIELDS if len({*table[name].texts}) > 1]
+        names = [name for name in _VARYING if len({*table[name].texts}) > 1]
         if "budget" in names and table["budget"].values == table["n_selected"].values:
             names.remove("n_selected")
-        return table.only(*names, *(each for each in _EFFECTS if each in measured))
+        return table.only(*names, *(each for each in _EFFECT_COLUMNS if each in measured))
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
         models = ", ".join(dict.fromkeys(run.job.model for run in self.runs))
-        return make_printable(f"Runs({len(self)} of {models or 'no model'}{failed})")
+        return clean_text(f"Runs({len(self)} of {models or 'no model'}{failed})")
 
     def _repr_html_(self) -> str:
         return self.shown().html()
@@ -147,16 +147,16 @@ def load_runs(folder: str | Path) -> Runs:
         except TracekitError as error:
             warn(f"{error} It is left out; the sweep that wrote it does it again.", RecordWarning)
     saved = [] if folders else sorted(path.parent for path in root.rglob("result.json"))
-    runs += [_run_of(TraceResult.load(each), each) for each in saved]
+    runs += [_wrap_result(TraceResult.load(each), each) for each in saved]
     if not folders and not saved:
         raise ResultNotFoundError(
             f"The folder {folder} holds no runs. Give the output folder of a sweep or of a "
             "reproduction, or one with saved results."
         )
-    return Runs(tuple(sorted(runs, key=_order)))
+    return Runs(tuple(sorted(runs, key=_sort_key)))
 
 
-def _run_of(result: TraceResult, folder: Path) -> Run:
+def _wrap_result(result: TraceResult, folder: Path) -> Run:
     """A result that was saved by itself, as a run."""
     job = Job(
         model=result.model,
@@ -236,7 +236,7 @@ def sweep(
         ConfigError, WorkerError, MissingExtraError: About the executor and its workers. What is
             finished is kept.
     """
-    if jobs is not None and (not is_whole_number(jobs) or jobs < 1):
+    if jobs is not None and (not is_int(jobs) or jobs < 1):
         raise ConfigError(f"jobs is {jobs!r}. Give the number of runs at a time, 1 or more.")
     if executor is not None or (jobs or 1) > 1:
         exit_if_restarted()
@@ -247,18 +247,18 @@ def sweep(
     planned = grid.jobs()
     if executor is None:
         grid.check_models()
-    max_batch_size = convert_option("max_batch_size", max_batch_size, PositiveInt | None)
-    device = convert_option("device", device, str | None)
-    loading = dict(convert_option("model_options", model_options or {}, dict[str, Any]))
-    executor_options = convert_option("executor_options", executor_options or {}, dict[str, Any])
+    max_batch_size = convert("max_batch_size", max_batch_size, PositiveInt | None)
+    device = convert("device", device, str | None)
+    loading = dict(convert("model_options", model_options or {}, dict[str, Any]))
+    executor_options = convert("executor_options", executor_options or {}, dict[str, Any])
     shows_bar = is_interactive() if progress is None else progress
     folder = as_path("output", output)
     total = len(part_of(planned, part))
     bar = tqdm(total=total, disable=not shows_bar, unit="run", desc="sweep")
-    with _made(folder), _in_use(folder, part), bar:
+    with _make_folder(folder), _lock_output(folder, part), bar:
 
         def count(outcome: Run | Failure) -> None:
-            bar.set_postfix_str(make_printable(outcome.job.description))
+            bar.set_postfix_str(clean_text(outcome.job.description))
             bar.update()
             on_done(outcome)
 
@@ -284,7 +284,7 @@ def sweep(
 
 
 @contextmanager
-def _made(folder: Path) -> Iterator[None]:
+def _make_folder(folder: Path) -> Iterator[None]:
     """Makes a folder, and removes it again where the block fails and leaves it empty."""
     is_new = not folder.exists()
     try:
@@ -292,7 +292,7 @@ def _made(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise OutputError(
             f"The output {folder} cannot be written to ({error.strerror or error}). Give a folder "
-            "of yours."
+            "that you can write to."
         ) from error
     try:
         yield
@@ -304,8 +304,8 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _in_use(folder: Path, part: str | None) -> Iterator[None]:
-    """Within the block, no other sweep works in a folder, but other parts may."""
+def _lock_output(folder: Path, part: str | None) -> Iterator[None]:
+    """Locks a folder against other sweeps; other parts of the same sweep may use it."""
     whole = folder / _LOCK
     with ExitStack() as locks:
         try:
@@ -328,7 +328,7 @@ def _in_use(folder: Path, part: str | None) -> Iterator[None]:
         yield
 
 
-def _order(run: Run) -> tuple[Any, ...]:
+def _sort_key(run: Run) -> tuple[Any, ...]:
     job = run.job
     components_and_metric = str(job.setup.components), str(job.setup.metric)
     parts = re.split(r"(\d+)", job.model)
@@ -336,13 +336,13 @@ def _order(run: Run) -> tuple[Any, ...]:
     return name, job.dataset, *components_and_metric, job.method, job.seed, run.folder.name
 
 
-_IN_JOB = ("method", "model", "dataset", "kind", "metric", "positions", "seed")
+_JOB_COLUMNS = ("method", "model", "dataset", "kind", "metric", "positions", "seed")
 """Columns of results whose values are taken from the job instead."""
 _STORED = ("device", "tracekit", "folder")
-_FIELDS = ("model", "dataset", "kind", "metric", "positions", "setting", "method", "options")
-_FIELDS += ("objective", "sign", "seed", "budget", "n_selected")
+_VARYING = ("model", "dataset", "kind", "metric", "positions", "setting", "method", "options")
+_VARYING += ("objective", "sign", "seed", "budget", "n_selected")
 """Columns that are shown where they differ."""
-_EFFECTS = ("effect", "95 % spread", "held_out", "95 % interval")
+_EFFECT_COLUMNS = ("effect", "95 % spread", "held_out", "95 % interval")
 
 
 def _job_rows(run: Run) -> Iterator[dict[str, Any]]:
@@ -357,9 +357,9 @@ def _job_rows(run: Run) -> Iterator[dict[str, Any]]:
             "kind": job.setup.components,
             "metric": job.setup.metric,
             "positions": str(job.setup.positions),
-            "setting": named(job.unusual),
+            "setting": options_text(job.unusual),
             "method": job.method,
-            "options": named(job.options),
+            "options": options_text(job.options),
             "objective": job.objective or result.run.objective,
             "sign": result.run.sign,
             "seed": job.seed,

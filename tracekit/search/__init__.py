@@ -12,13 +12,7 @@ from dataclasses import fields
 from typing import Any, cast
 
 from tracekit._util.names import MethodName
-from tracekit._util.options import (
-    check_keywords,
-    check_names,
-    check_numbers,
-    convert_option,
-    field_hints,
-)
+from tracekit._util.options import check_keywords, check_names, check_numbers, convert, field_hints
 from tracekit.errors import UnknownNameError, UnknownOptionError
 from tracekit.search.base import Goal, PlannedPasses, Search, Selection
 from tracekit.search.baselines.attribution import EAPIG, Attribution, MaskIG
@@ -115,8 +109,6 @@ def make(
     allowed = {field.name for field in fields(cast(Any, kind))}
     check_names(options, allowed, {*also} - {"self", "question", "method", "options"})
     hints = field_hints(kind)
-    search = kind(
-        **{name: convert_option(name, value, hints[name]) for name, value in options.items()}
-    )
+    search = kind(**{name: convert(name, value, hints[name]) for name, value in options.items()})
     check_numbers(search)
     return search

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tracekit._util.options import is_whole_number, short_repr
+from tracekit._util.options import is_int, short_repr
 from tracekit.components.masks import BinaryMask, Mask, from_indices
 from tracekit.engine.cost import Cost
 from tracekit.errors import (
@@ -168,7 +168,7 @@ class Search(Protocol):
 
 def _is_finite(value: object) -> bool:
     # Whole numbers beyond the largest float are not finite either.
-    return (is_whole_number(value) or isinstance(value, float)) and abs(value) <= sys.float_info.max
+    return (is_int(value) or isinstance(value, float)) and abs(value) <= sys.float_info.max
 
 
 def require_gradient(metric: Metric, method: str) -> None:

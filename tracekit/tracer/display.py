@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracekit._util.clusters import count_text
-from tracekit._util.markup import MAX_ROWS, html_card, make_printable
+from tracekit._util.markup import MAX_ROWS, clean_text, html_card
 from tracekit.measure.question import Question
 from tracekit.results.display import facts_table, line, model_text
 from tracekit.results.tables import effect_columns, result_table
@@ -14,7 +14,7 @@ def tracer_text(question: Question) -> str:
     source = "" if question.source == "counterfactual" else f", source {question.source}"
     unusual = source + (", denoising" if question.direction == "denoising" else "")
     model = model_text(question.model_name, question.dtype)
-    return make_printable(
+    return clean_text(
         f"Tracer({question.registry.describe()} of {model}, {_examples(question)}, "
         f"{question.search_engine.metric.name}{unusual}{_preferred(question)}{_explained(question)})"
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal
 
-from tracekit._util.markup import make_printable
+from tracekit._util.markup import clean_text
 from tracekit._util.options import short_repr
 from tracekit._util.warn import warn
 from tracekit.errors import ConfigError, MissingExtraError, RecordWarning
@@ -102,8 +102,8 @@ class Observed:
             observer, self._observe = self._observe, None
             name = getattr(observer, "__name__", type(observer).__name__)
             warn(
-                f"The tracker {make_printable(name)} failed ({type(error).__name__}: "
-                f"{make_printable(str(error))}). It gets no further records of this run; the "
+                f"The tracker {clean_text(name)} failed ({type(error).__name__}: "
+                f"{clean_text(str(error))}). It gets no further records of this run; the "
                 "search goes on.",
                 RecordWarning,
             )

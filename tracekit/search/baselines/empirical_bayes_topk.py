@@ -114,8 +114,8 @@ def shrunken_effects_by_gradients(
 ) -> Mask:
     """The same by gradients, for components that are too many to be measured one by one.
 
-    They are of the quantity of the metric's linearization (`tracekit.engine.gradients.expand`), or
-    without one of the effect, times the weight of the example.
+    They are of the quantity of the metric's linearization (`gradients.expand_quantity`), or without
+    one of the effect, times the weight of the example.
     """
     weights, clusters, curves = target.pairs.weights, target.pairs.clusters, _curves(target)
     weights = torch.ones(target.n_examples).double() if weights is None else weights.double()
@@ -132,7 +132,7 @@ def shrunken_effects_by_gradients(
 
 def _curves(target: Target) -> ExampleCurves | None:
     data = target.engine
-    return ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
+    return ExampleCurves.for_metric(data.metric, data.clean, data.pairs.weights)
 
 
 def shrunken_means(
