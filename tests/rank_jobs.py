@@ -99,13 +99,13 @@ def checkpointed(file: Path) -> dict[str, object]:
 
 def joined_again(file: Path, held: list[weakref.ref]) -> dict[str, object]:
     """Sums over the ranks of a process group that the job makes itself, after another one."""
-    first = Ranks.joined()
+    first = Ranks.current()
     dist.destroy_process_group()
     store = file.with_suffix(".store").as_uri()
     dist.init_process_group("gloo", init_method=store, rank=first.rank, world_size=first.count)
-    second = Ranks.joined()
+    second = Ranks.current()
     held.append(weakref.ref(second._group))
-    total = second.add(torch.ones(1))[0].item()
+    total = second.sum_ranks(torch.ones(1))[0].item()
     return {"sum": total, "is another": second._group is not first._group}
 
 

@@ -39,13 +39,13 @@ def tracer():
 def test_new_name_of_a_setup(tracer, monkeypatch, field, literal):
     names = (*get_args(getattr(setup_fields, literal)), NEW)
     monkeypatch.setattr(setup_fields, literal, Literal[names])
-    options.hints_of.cache_clear()
+    options.field_hints.cache_clear()
     # What is no other way to split is the name of a span, which these prompts have not.
     rows = [row | {"spans": {"first": [0, 1]}} for row in tiny.rows(2)]
     pairs = tk.PromptPairs.from_ids(rows) if field == "split_by" else tracer.pairs
     with pytest.raises(Exception, match=NEW):  # checked annotations refuse it earlier
         tk.Tracer(tracer.model, pairs, Setup(components="mlp-blocks", **{field: NEW}))
-    options.hints_of.cache_clear()
+    options.field_hints.cache_clear()
 
 
 def test_new_positions():

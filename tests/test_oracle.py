@@ -10,7 +10,7 @@ import torch
 import tracekit as tk
 from tests import oracle
 from tests.conftest import SHARED
-from tracekit.engine.effects import log_probs
+from tracekit.engine.effects import masked_log_probs
 from tracekit.metrics import Metric
 
 FILES = [
@@ -128,7 +128,7 @@ def test_heads_and_blocks_at_the_last_token(shared):
     for case in record["cases"]:
         mask = torch.cat([torch.tensor(case["heads"]).flatten(), torch.tensor(case["mlp_blocks"])])
         expected = torch.tensor(case["last_token_logit_difference"])
-        scores = log_probs(tracer.engine, mask)
+        scores = masked_log_probs(tracer.engine, mask)
         torch.testing.assert_close(
             difference.function(scores, scores), expected, rtol=1e-3, atol=1e-4
         )

@@ -13,7 +13,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit._util.arguments import check_arguments, fits
+from tracekit._util.arguments import check_arguments, fits_annotation
 from tracekit.errors import ConfigError, TracekitError
 
 
@@ -148,13 +148,13 @@ def test_what_fits_an_annotation():
     right |= {"d": [{}, {"x": 1}], "e": [Path("x")]}
     bad = {"a": [True, 1.0, "1"], "b": [True, "1"], "c": ["x", [1], {}], "d": [[]], "e": ["x"]}
     for name, hint in hints.items():
-        assert all(fits(value, hint) for value in right[name]), name
-        assert not any(fits(value, hint) for value in bad[name]), name
+        assert all(fits_annotation(value, hint) for value in right[name]), name
+        assert not any(fits_annotation(value, hint) for value in bad[name]), name
     for value in (True, np.bool_(False)):
-        assert fits(value, bool)
-    assert fits("other", Literal["a", "b"])  # Functions say which names there are.
-    assert not fits(1, Literal["a", "b"])
-    assert fits(torch.zeros(2), Any)
+        assert fits_annotation(value, bool)
+    assert fits_annotation("other", Literal["a", "b"])  # Functions say which names there are.
+    assert not fits_annotation(1, Literal["a", "b"])
+    assert fits_annotation(torch.zeros(2), Any)
 
 
 def test_errors_are_translated_only_where_an_argument_does_not_fit():

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from tracekit._util.deferred import transformers
 from tracekit._util.names import KindName
-from tracekit._util.options import check_whole
+from tracekit._util.options import check_int
 from tracekit.components import Component
 from tracekit.data.prompts import PromptPairs
 from tracekit.errors import ConfigError
@@ -142,7 +142,7 @@ def planted_model(
         )
     if name == "backup" and kind != "head-outputs":
         raise ConfigError("The planted backup is a head. Leave the kind out, or use head-outputs.")
-    check_whole("n_examples", n_examples, 2)
+    check_int("n_examples", n_examples, 2)
     last = max(player for _, players, _ in _GATES[name] for player in players)
     components = [Component(kind, 0, player) for player in range(last + 1)]
     if name == "backup":

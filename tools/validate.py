@@ -23,8 +23,8 @@ from paper.models import SINGLE_HEAD_TABLES
 from paper.published import SingleHeads, single_heads, table_of_heads
 from tracekit._util.table import Table
 from tracekit.cli.console import console, print_problem
-from tracekit.cli.options import load
-from tracekit.cli.parsing import parse_loading
+from tracekit.cli.options import load_quietly
+from tracekit.cli.parsing import parse_loading_options
 from tracekit.cli.tables import print_facts
 from tracekit.engine import checks
 from tracekit.errors import ComparisonError, DataFormatError, DataNotFoundError, TracekitError
@@ -178,7 +178,9 @@ def main(
         else:
             pairs_name = SINGLE_HEAD_TABLES.get(dataset, dataset)
             published = single_heads(table_of or Path(model).name, pairs_name)
-        loaded = load(model, device=device, dtype=dtype, **parse_loading(model_option))
+        loaded = load_quietly(
+            model, device=device, dtype=dtype, **parse_loading_options(model_option)
+        )
         options: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
         if dataset == "winogender":
             # Unlike those of the paper, the published effects keep the case of pronouns.

@@ -42,11 +42,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from tracekit._util.markup import printable
+from tracekit._util.markup import clean_text
 from tracekit._util.names import ContinuationMean as ContinuationMean
 from tracekit._util.names import Direction as Direction
 from tracekit._util.names import MetricName as MetricName
-from tracekit._util.options import first_few
+from tracekit._util.options import join_first
 from tracekit.errors import (
     ConfigError,
     MetricError,
@@ -225,7 +225,7 @@ class Metric:
 
     def __repr__(self) -> str:
         direction = "" if self.direction == "noising" else f", {self.direction}"
-        return printable(f"Metric({self.name}: {self.axis_label}{direction})")
+        return clean_text(f"Metric({self.name}: {self.axis_label}{direction})")
 
     def denoising(self) -> Metric:
         """The metric for clean values that are put back into the counterfactual run.
@@ -584,6 +584,6 @@ def check_finite(effects: Effects, metric: Metric, describe: Callable[[int], str
         named = [f"example {i} ({describe(i)}): {effects[i].item():g}" for i in bad]
         raise NonFiniteMetricError(
             f"The metric {metric.name!r} is not finite on {len(bad)} of {len(effects)} examples: "
-            f"{first_few(named, 5)}. Leave them out, or use a bounded metric such as "
+            f"{join_first(named, 5)}. Leave them out, or use a bounded metric such as "
             "probability-drop."
         )

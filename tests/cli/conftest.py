@@ -54,7 +54,7 @@ def run(monkeypatch, capsys, *arguments):
     monkeypatch.setattr(console, "width", 160)
     monkeypatch.setattr(error_console, "width", 400)
     for name in ("last_line", "last_step"):  # A command is a process of its own: no bar ran before.
-        monkeypatch.setattr(progress._Lines, name, -math.inf)
+        monkeypatch.setattr(progress._ProgressLines, name, -math.inf)
     code = 0
     try:
         cli.main()

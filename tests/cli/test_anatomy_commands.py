@@ -144,7 +144,7 @@ def test_held_out_examples_are_told_from_the_others(command, tmp_path, demo_mode
     run = tracer.run("top-k", budget=2, seed=4).save(tmp_path / "run")
     code, _, err = command("explain", run, "--limit", 8, *QUICK)
     assert code == 1
-    assert "The run is of 8 examples of 'demo-facts', and these 8 are not the same." in err
+    assert "The run used 8 examples of 'demo-facts', and these 8 are different ones." in err
     # The run itself knows which they were.
     code, _, err = command("explain", run, *QUICK)
     assert code == 0, err
@@ -227,12 +227,12 @@ def test_runs_that_cannot_be_measured_again(
     )
     code, _, err = command("explain", mine, *QUICK)
     assert code == 1
-    assert "The run is of 'mine', which is no data set of tracekit. Give its file by --da" in err
+    assert "The run used 'mine', which is not a data set of tracekit. Give its file by --da" in err
     # Another model of the same form: its set has another effect.
     shifted = replace(result, searched=replace(result.searched, effects=result.per_example * 1.1))
     code, _, err = command("explain", shifted.save(tmp_path / "shifted"), *QUICK)
     assert code == 1
-    assert "in the run, so the model is another one. Give --model, --dtype and" in err
+    assert "in the run, so this is not the same model. Give --model, --dtype and" in err
     assert f"{result.effect:.4g}" in err
     assert not (tmp_path / "shifted" / "explanation.json").exists()
 
@@ -241,8 +241,8 @@ def test_names_of_other_data(command, folder):
     arguments = ("side-effects", folder, "--other", "a=demo-bias")
     code, _, err = command(*arguments, "--other-metric", "b=kl")
     assert code == 1
-    assert "--other-metric names 'b', which no --other is called." in err
+    assert "--other-metric names 'b', and no --other has this name." in err
     code, _, err = command(*arguments, "--other", "a=demo-facts")
-    assert "--other names 'a' twice. Give each a name of its own." in err
+    assert "--other names 'a' twice. Give each its own name." in err
     code, _, err = command("side-effects", folder, "--other", "demo-bias")
     assert "The option 'demo-bias' is not of the form name=value." in err

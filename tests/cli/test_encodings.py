@@ -100,7 +100,7 @@ def test_names_that_are_no_text_are_refused_before_any_work(monkeypatch, tmp_pat
     assert code == 1
     assert "The argument '" in err
     assert "caf�" in err
-    assert "is no text in UTF-8" in err
+    assert "is not valid UTF-8" in err
     assert "Rename the file" in err
     assert not out
     assert not list(tmp_path.iterdir())

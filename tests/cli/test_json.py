@@ -411,7 +411,7 @@ class TestVerify:
         tracer.export(result, tmp_path / "edited")
         model = ("--model", tmp_path / "edited")
         parsed = document("verify", result.save(tmp_path / "run"), *model)
-        assert "so the model is another one. Give --model" in parsed["error"]["message"]
+        assert "so this is not the same model. Give --model" in parsed["error"]["message"]
 
     def test_another_model(self, document, folder, tmp_path):
         result = tk.TraceResult.load(folder)

@@ -11,7 +11,7 @@ import pytest
 
 from tracekit._util.names import SourceName
 from tracekit._util.options import field_help
-from tracekit.cli.options import OPTIONS, TRACED, setup_options
+from tracekit.cli.options import OPTIONS, TRACE_KEYS, make_setup_options
 from tracekit.components.kinds import KINDS
 from tracekit.engine.setup import Setup
 from tracekit.metrics import METRICS
@@ -28,10 +28,10 @@ def test_a_held_out_share_lies_between_0_and_1(command, share):
 def test_every_field_of_a_setup_is_an_option_of_commands_that_trace():
     # `--seed` draws the values of sources too; single components are named in Python.
     names = {each.name for each in fields(Setup)} - {"indices", "source_seed"}
-    assert {*setup_options(Setup)} == names <= {*TRACED}
+    assert {*make_setup_options(Setup)} == names <= {*TRACE_KEYS}
     helps = field_help(Setup)
     for name in names:
-        assert OPTIONS[name].shown.help.startswith(helps[name])
+        assert OPTIONS[name].option_info.help.startswith(helps[name])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,8 @@ class WithDepth(Setup):
 
 
 def test_a_new_field_of_a_setup_is_an_option_with_its_help_and_default():
-    option = setup_options(WithDepth)["depth"]
-    assert (option.kind, option.default, option.shown.help) == (int, 3, "How deep it goes.")
+    option = make_setup_options(WithDepth)["depth"]
+    assert (option.kind, option.default, option.option_info.help) == (int, 3, "How deep it goes.")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,13 @@ def test_a_new_field_of_a_setup_is_an_option_with_its_help_and_default():
     ],
 )
 def test_help_names_all_that_there_is(option, names):
-    words = OPTIONS[option].shown.help.replace(",", " ").replace(".", " ").replace(";", " ").split()
+    words = (
+        OPTIONS[option]
+        .option_info.help.replace(",", " ")
+        .replace(".", " ")
+        .replace(";", " ")
+        .split()
+    )
     assert {*names} <= {*words}
 
 

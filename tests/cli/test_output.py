@@ -23,7 +23,7 @@ class TestPathsAreCheckedFirst:
         def loaded(*given, **options):
             pytest.fail("a model was loaded")
 
-        monkeypatch.setattr("tracekit.cli.options.load", loaded)
+        monkeypatch.setattr("tracekit.cli.options.load_quietly", loaded)
 
     @pytest.mark.parametrize("start", [("trace", "--budget", 2), ("pareto",)])
     def test_of_one_trace(self, command, tmp_path, start):
@@ -50,7 +50,7 @@ class TestOutputs:
             raise AssertionError("a model was loaded")
 
         for module in (cli.options, cli.demo):
-            monkeypatch.setattr(module, "load", load)
+            monkeypatch.setattr(module, "load_quietly", load)
 
     @pytest.mark.parametrize("name", ["afile", "afile/sub", "x" * 300, "/dev/null/x"])
     @pytest.mark.parametrize(

@@ -231,7 +231,9 @@ class TestClock:
         return made.decode(pair.prompt_ids), pairs.chat
 
     def test_a_template_that_reads_it_is_noticed_and_recorded(self, tokenizer):
-        with pytest.warns(DataWarning, match="reads the clock .* Pin it by chat={'strftime_now'"):
+        with pytest.warns(
+            DataWarning, match="reads the clock .* Fix the time by chat={'strftime_now'"
+        ):
             text, recorded = self.read(tokenizer)
         at = datetime.fromisoformat(recorded["strftime_now"])
         assert at.strftime("today is %d %b %Y") in text

@@ -72,7 +72,7 @@ class TestTables:
         rows = [{**row, "notes": "!"} for row in ROWS]
         with pytest.raises(
             DataFormatError,
-            match="unknown column 'notes'.* or that it is nothing: columns={'notes': N",
+            match="unknown column 'notes'.* or to nothing: columns={'notes': N",
         ):
             tk.load_pairs(rows, demo_model)
         assert tk.load_pairs(rows, demo_model, columns={"notes": None}).fingerprint == expected
@@ -267,7 +267,7 @@ GUESSED = {
 def test_columns_are_guessed_by_their_usual_names(gpt2_tokenizer, number):
     own = [{**row, "group": f"t{n}"} for n, row in enumerate([*ROWS, *ROWS])]
     rows = [{GUESSED[key][number]: text for key, text in row.items()} for row in own]
-    with pytest.warns(DataWarning, match="The option columns says otherwise") as caught:
+    with pytest.warns(DataWarning, match="Pass columns to change this") as caught:
         found, _ = read_rows(rows)
     assert found == own
     (said,) = [str(each.message) for each in caught]
@@ -294,7 +294,7 @@ def test_what_cannot_be_guessed_is_asked_for_as_options_are_written(row, columns
     for on_command_line, option in ((True, f"--data-option {typed}"), (False, f"{columns=}")):
         with pytest.raises(DataFormatError) as caught:
             read_rows(rows, typed=on_command_line)
-        assert str(caught.value).endswith(f"or that it is nothing: {option}")
+        assert str(caught.value).endswith(f"or to nothing: {option}")
     found, _ = read_rows(rows, columns=columns)
     assert set(found[0]) <= {"prompt", "x", "weight"}
 
@@ -306,7 +306,7 @@ def test_what_cannot_be_guessed_is_asked_for_as_options_are_written(row, columns
         # A field that is none, and the direction the wrong way round.
         (["columns=note:notes"], "columns=note:"),
         (["columns=answer:x,note:grop"], "columns=answer:x,note:group"),
-        (["columns=x:answer"], "maps 'x', which {} does not have, to 'answer'. First comes one of"),
+        (["columns=x:answer"], "maps 'x', which {} does not have, to 'answer'. Map one of"),
     ],
 )
 def test_the_options_of_a_command_are_in_its_errors(monkeypatch, capsys, tmp_path, columns, option):

@@ -84,7 +84,7 @@ def test_a_pair_and_its_mirror_are_one_example(model):
     assert tracer.question.held_out_engine.pairs.n_distinct == 6
     first, second = pairs.split(0.5)
     check_disjoint(first, second)
-    with pytest.raises(PairsError, match="among those that are searched on, or mirrors of them"):
+    with pytest.raises(PairsError, match="also searched, or are mirrors of searched ones"):
         check_disjoint(pairs[:6], pairs[8:])
 
 
@@ -98,7 +98,7 @@ def test_rows_that_differ_in_the_foil_are_one_example(model):
     assert len(set(effects.tolist())) == 4
     own, fresh = pairs.split(0.5)
     assert not {pair.prompt_ids for pair in own} & {pair.prompt_ids for pair in fresh}
-    with pytest.raises(PairsError, match="among those that are searched on"):
+    with pytest.raises(PairsError, match="held-out examples are also searched"):
         check_disjoint(pairs[:1], pairs[1:])
 
 
@@ -130,7 +130,7 @@ def test_noise_counts_alike_in_both_directions():
     swapped = [row | {"x_ids": row["y_ids"], "y_ids": row["x_ids"]} for row in rows]
     pairs = tk.PromptPairs.from_ids([*rows, *swapped])
     assert pairs.n_distinct == pairs.reversed().n_distinct == 3
-    with pytest.raises(PairsError, match="among those that are searched on"):
+    with pytest.raises(PairsError, match="held-out examples are also searched"):
         check_disjoint(pairs, pairs.reversed())
 
 
@@ -162,7 +162,7 @@ def test_too_few_groups_for_an_interval_are_warned_of():
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (["a"] * 6, "All 6 pairs are of the one group 'a', so no two are independent, and nothing"),
+        (["a"] * 6, "All 6 pairs are of the one group 'a', so no two are independent, and no"),
         (["a"] * 7, "7 groups were given for 6 pairs. Give the group of each pair, in their order"),
         ([*"abcde", 1.5], "The group of example 5 is 1.5. Give a text or a whole number, the same"),
         ([*"abcde", True], "The group of example 5 is True. Give a text or a whole number"),
@@ -184,8 +184,8 @@ def test_a_group_on_both_sides_is_refused(model):
     with pytest.raises(PairsError) as caught:
         tk.Tracer(model, pairs[:5], held_out=pairs[5:])
     assert str(caught.value) == (
-        "1 groups have pairs among those that are held out and among those that are searched on "
-        "('c'). Keep each group on one side; pairs.split(...) does."
+        "1 groups have both held-out and searched pairs ('c'). Keep each group on one side, as "
+        "pairs.split(...) does."
     )
     tracer = tk.Tracer(model, pairs[:4], held_out=pairs[4:])
     result = tracer.run("top-k", budget=2)
@@ -228,20 +228,20 @@ def test_the_interval_of_grouped_examples_is_that_of_their_sums():
 def test_groups_of_the_built_in_data_sets(monkeypatch):
     first = "1 [The developer] argued with the designer because [he] did not like the design."
     second = "2 The developer argued with [the designer] because [her] idea cannot be implemented."
-    row = winobias._example(
+    row = winobias._make_row(
         first, second.replace("[her] idea", "[she] had an idea"), keep_case=False
     )
     assert row["group"] == "The developer argued with the designer because"
     sentence = "The $OCCUPATION told the $PARTICIPANT that $NOM_PRONOUN could pay with cash."
     rows = [["technician", "customer", answer, sentence] for answer in "01"]
-    row = winogender._example(*rows, {"technician": 20.0}, keep_case=False)
+    row = winogender._make_row(*rows, {"technician": 20.0}, keep_case=False)
     assert row["group"] == "The $OCCUPATION told the $PARTICIPANT that"
     record = {"prompt": "Paris is in", "attribute": "France", "relation_id": "P17"}
     assert _known_fact_row(record)["group"] == "P17"
     rewrite = {"prompt": "{} is in", "subject": "Paris", "relation_id": "P17"}
     rewrite |= {"target_true": {"str": "France"}, "target_new": {"str": "Peru"}}
     assert _counterfact_row({"requested_rewrite": rewrite})["group"] == "P17"
-    monkeypatch.setattr(professions, "check_count", lambda *_: None)
+    monkeypatch.setattr(professions, "check_size", lambda *_: None)
     lines = {"templates.txt": ["The {} said", "The {} ran"]}
     monkeypatch.setattr(
         type(professions._FILES), "lines", lambda self, folder, name: lines.get(name, ["nurse"])

@@ -44,9 +44,9 @@ def from_ids(rows, change=lambda row: row):
 
 
 def kinds(pairs, tokenizer=None) -> list[str]:
-    from tracekit.data.pairs_report import report_on
+    from tracekit.data.pairs_report import make_report
 
-    report = report_on(pairs, pairs.token_texts, tokenizer)
+    report = make_report(pairs, pairs.token_texts, tokenizer)
     return [finding.kind for finding in report.findings]
 
 
@@ -107,7 +107,7 @@ class TestPaddingAndSpecialTokens:
             check_padding(ending(2), model.tokenizer)
 
     def test_words_that_the_tokenizer_does_not_know_are_warned_of(self, demo_model, gpt2_tokenizer):
-        from tracekit.data.pairs_report import report_on
+        from tracekit.data.pairs_report import make_report
 
         tokenizer = demo_model.tokenizer
         rows = [
@@ -115,12 +115,14 @@ class TestPaddingAndSpecialTokens:
         ]
         rows[0]["counterfactual"] = rows[1]["counterfactual"] = "the farmer said that"
         pairs = tk.PromptPairs.from_text(rows, demo_model)
-        (found,) = report_on(pairs, {}, tokenizer).findings
+        (found,) = make_report(pairs, {}, tokenizer).findings
         assert (found.kind, found.examples) == ("unknown-token", (1,))
         assert "have a word that the tokenizer does not know" in str(found)
         of_set = [{**rows[0], "y_set": [" he", " quux"]}]
         pairs = tk.PromptPairs.from_text(of_set, demo_model)
-        assert [each.kind for each in report_on(pairs, {}, tokenizer).findings] == ["unknown-token"]
+        assert [each.kind for each in make_report(pairs, {}, tokenizer).findings] == [
+            "unknown-token"
+        ]
         # Of tokenizers that know every text, what ends a text stands in its place.
         end = gpt2_tokenizer.unk_token_id
         assert end == gpt2_tokenizer.eos_token_id
@@ -286,12 +288,12 @@ class TestRepeatedExamples:
         with pytest.raises(PairsError) as caught:
             tk.Tracer(demo_model, bias, held_out=bias[2:])
         assert str(caught.value).startswith(
-            "6 of 6 held-out examples are also among those that are searched on, or mirrors of "
-            "them, or of one prompt (example 0: 'the maid visited the soldier since she'; "
+            "6 of 6 held-out examples are also searched, or are mirrors of searched ones, or have "
+            "the same prompt (example 0: 'the maid visited the soldier since she'; "
         )
         assert str(caught.value).endswith(
-            "; and 3 more). Leave them out of one; pairs.split(...) makes parts that share none, "
-            "and keeps groups whole; give it by_prompt=True where the source is not the "
+            "; and 3 more). Leave them out of one part. pairs.split(...) makes disjoint parts and "
+            "keeps groups whole; pass by_prompt=True if the source does not read the "
             "counterfactuals of the pairs."
         )
 

@@ -338,7 +338,7 @@ class TestBoundaries:
     def test_a_space_at_the_end_of_the_prompt(self, gpt2_tokenizer):
         (text,) = self.warnings_of(gpt2_tokenizer, "The doctor said ", "he")
         assert text.startswith(
-            "A continuation is encoded otherwise than it stands in the text "
+            "A continuation alone has other tokens than in the text "
             "(x of example 0: [' said', ' '] + ['he'], in the text [' said', ' he']"
         )
 

@@ -18,7 +18,7 @@ def test_blocks_are_whole_again_after_an_error(model):
     blocks = capabilities_of(model).block_skipper
     tokens = torch.tensor([[1, 2, 3]])
     before = model.run_with_hooks(tokens, fwd_hooks=[])
-    with pytest.raises(RuntimeError, match="on purpose"), blocks.run_only(2, None, before):
+    with pytest.raises(RuntimeError, match="on purpose"), blocks.run_blocks(2, None, before):
         raise RuntimeError("on purpose")
     assert all("forward" not in vars(block) for block in model.blocks)
     assert torch.equal(model.run_with_hooks(tokens, fwd_hooks=[]), before)
@@ -40,10 +40,12 @@ def test_a_model_whose_passes_differ_a_little_is_refused():
         return (leaked, *output[1:]) if isinstance(output, tuple) else leaked
 
     tokens = torch.tensor([[1, 2, 3]])
-    assert BlockSkipper(model).refusal(model, tokens) == ""
+    assert BlockSkipper(model).reason_unsupported(model, tokens) == ""
     model.blocks[0].register_forward_hook(remember)
     model.blocks[-1].register_forward_hook(leak)
-    assert BlockSkipper(model).refusal(model, tokens) == "a pass resumed at block 2 differs"
+    assert (
+        BlockSkipper(model).reason_unsupported(model, tokens) == "a pass resumed at block 2 differs"
+    )
 
 
 def test_a_model_whose_blocks_read_something_else_is_refused():
@@ -56,7 +58,7 @@ def test_a_model_whose_blocks_read_something_else_is_refused():
 
     # Cut off twice it is the same, so a pass that is resumed there does not show it.
     model.hook_dict[residual_hook(1)].register_forward_hook(cut_off, prepend=True)
-    reason = BlockSkipper(model).refusal(model, tokens)
+    reason = BlockSkipper(model).reason_unsupported(model, tokens)
     assert reason == "block 1 reads something else than the residual stream"
 
 
@@ -81,7 +83,7 @@ def test_state_beside_the_residual_stream_of_a_deep_model_is_found(source, targe
     for start in range(source % 2, 11, 2) if step == 1 else (source,):
         model.blocks[start].register_forward_hook(partial(remember, number=start))
         model.blocks[start + step].register_forward_hook(partial(leak, number=start))
-    refusal = BlockSkipper(model).refusal(model, torch.tensor([[1, 2, 3]]))
+    refusal = BlockSkipper(model).reason_unsupported(model, torch.tensor([[1, 2, 3]]))
     assert refusal.startswith("a pass resumed at block")
 
 
@@ -94,5 +96,5 @@ def test_trial_of_a_deep_model_takes_few_passes(monkeypatch):
         return original(*args, **options)
 
     monkeypatch.setattr(model, "run_with_hooks", run)
-    assert BlockSkipper(model).refusal(model, torch.tensor([[1, 2, 3]])) == ""
+    assert BlockSkipper(model).reason_unsupported(model, torch.tensor([[1, 2, 3]])) == ""
     assert len(passes) == 9

@@ -31,7 +31,7 @@ def test_discarded_edits_of_attention_patterns_are_found_on_opt(monkeypatch):
         assert traced.full_effect != 0
     # Without firing the hook point where patterns are computed. A model is checked once.
     model = tk.load_model(tiny.hf_model("opt"))
-    monkeypatch.setattr(hooked, "patterns_in_place", lambda model: nullcontext())
+    monkeypatch.setattr(hooked, "make_patterns_editable", lambda model: nullcontext())
     with pytest.raises(HookPointError) as caught:
         tk.Tracer(model, tiny.pairs(), components="attention-patterns")
     text = str(caught.value)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import tracekit as tk
 from tests import tiny
-from tracekit.engine.effects import log_probs
+from tracekit.engine.effects import masked_log_probs
 from tracekit.engine.patching import MaskedPatch
 from tracekit.errors import (
     ConfigError,
@@ -112,7 +112,7 @@ def test_the_engine_equals_one_example_at_a_time(any_model, kinds, positions):
     pairs = tiny.pairs(4, seed=1)
     engine = tiny.engine(any_model, pairs, kinds, positions=positions)
     mask = random_mask(engine.n_components)
-    found = log_probs(engine, mask)
+    found = masked_log_probs(engine, mask)
     expected = reference_scores(any_model, pairs, kinds, mask, positions)
     torch.testing.assert_close(found.x, expected[:, 0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.y, expected[:, 1], rtol=1e-4, atol=1e-4)
@@ -123,7 +123,9 @@ def test_the_engine_equals_one_example_at_a_time_with_noise(any_model):
     engine = tiny.engine(any_model, pairs, "mlp-outputs")
     mask = random_mask(engine.n_components)
     expected = reference_scores(any_model, pairs, "mlp-outputs", mask, "prompt")
-    torch.testing.assert_close(log_probs(engine, mask).x, expected[:, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        masked_log_probs(engine, mask).x, expected[:, 0], rtol=1e-4, atol=1e-4
+    )
 
 
 LIMIT = 6
@@ -171,7 +173,7 @@ def test_rows_on_both_sides_of_a_long_rope_limit_never_share_a_batch(
         max_batch_size=64,
     )
     mask = random_mask(engine.n_components)
-    found = log_probs(engine, mask)
+    found = masked_log_probs(engine, mask)
     expected = reference_scores(long_rope_model, pairs, "attention-patterns", mask, positions)
     torch.testing.assert_close(found.x, expected[:, 0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.y, expected[:, 1], rtol=1e-4, atol=1e-4)

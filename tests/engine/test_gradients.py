@@ -9,7 +9,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import from_indices
 from tracekit.engine.cost import Cost
-from tracekit.engine.effects import log_probs
+from tracekit.engine.effects import masked_log_probs
 from tracekit.engine.gradients import expand
 from tracekit.metrics import METRICS, ContinuationLogProbs
 
@@ -67,7 +67,7 @@ def test_gains_are_first_order_in_the_linearization_and_exact_in_the_metric(
         if link is None:
             gains += slope
             continue
-        value = link.to_linear(log_probs(alone, mask)).detach().requires_grad_(True)
+        value = link.to_linear(masked_log_probs(alone, mask)).detach().requires_grad_(True)
         weight = torch.autograd.grad(link.to_effect(alone.clean, value).sum(), value)[0]
         step = (slope / weight) * (1 - 2 * mask)
         ahead = link.to_effect(alone.clean, value.detach()[:, None] + step)[0]
@@ -110,7 +110,9 @@ def test_every_example_is_expanded_at_a_mask_of_its_own(model, data, metric):
         if link is None:
             value, weight = effects, torch.ones(1)
         else:
-            value = link.to_linear(log_probs(alone, masks[row])).detach().requires_grad_(True)
+            value = (
+                link.to_linear(masked_log_probs(alone, masks[row])).detach().requires_grad_(True)
+            )
             weight = torch.autograd.grad(link.to_effect(alone.clean, value).sum(), value)[0]
         torch.testing.assert_close(expansion.quantity[row], value.detach()[0])
         torch.testing.assert_close(expansion.gradients[row], slope / weight, rtol=1e-3, atol=1e-5)

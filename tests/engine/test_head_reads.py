@@ -8,7 +8,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tests.architectures import ARCHITECTURES
-from tracekit.engine.head_reads import contributions, head_reads
+from tracekit.engine.head_reads import direct_contributions, measure_heads
 from tracekit.errors import UnsupportedModelError
 
 HEADS = ((0, 1), (1, 3), (2, 0))
@@ -134,8 +134,8 @@ def plain_reads(hf, parts, prompt, x, y, heads, scales_of=None):
 
 def check(architecture, hf, data, heads=HEADS, *, with_patterns=True):
     hf.set_attn_implementation("eager")
-    reads = head_reads(data, heads)
-    direct = contributions(data, reads.outputs, reads.streams)
+    reads = measure_heads(data, heads)
+    direct = direct_contributions(data, reads.outputs, reads.streams)
     parts = parts_of(architecture, hf)
     for number, pair in enumerate(data.pairs):
         patterns, expected, of_blocks = plain_reads(
@@ -230,4 +230,4 @@ def test_blocks_that_do_more_than_add_have_no_contributions():
     model = tk.load_model(tiny.hf_model("bloom", **changes))
     engine = tiny.engine(model, tiny.pairs(2), "head-outputs")
     with pytest.raises(UnsupportedModelError, match="Block 1 .* does more to the residual stream"):
-        head_reads(engine, [(1, 0)])
+        measure_heads(engine, [(1, 0)])

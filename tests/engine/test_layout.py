@@ -127,7 +127,7 @@ def test_a_filled_batch_stays_on_its_side_of_a_long_rope_limit():
 
     def widths(numbers):
         for filled in (False, True):
-            one = built.batch(torch.tensor(numbers), filled=filled)
+            one = built.make_batch(torch.tensor(numbers), filled=filled)
             yield tuple(one.sequences.tokens.shape)
 
     # Of the short rows the longest has 6 tokens; the others are filled up to multiples of 8.

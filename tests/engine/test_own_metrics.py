@@ -42,7 +42,7 @@ def traced(change, **options):
 def test_a_metric_of_all_examples_together_is_refused(change):
     with pytest.raises(
         MetricError,
-        match="must look at each example alone: it draws, or gives .* alone and .* beside others",
+        match="must depend on one example alone: it is random, or gives .* alone and .* in a batch",
     ):
         traced(change)
 

@@ -372,7 +372,7 @@ def test_blocks_below_a_receiver_are_not_run_for_it():
     ("kinds", "options", "members", "text"),
     [
         ("residual", {}, "all", "'residual' add nothing .*at one place.*Give parts of attention"),
-        ("mlp-blocks", {"layer_window": 2}, "all", "act in several layers at once are at no place"),
+        ("mlp-blocks", {"layer_window": 2}, "all", "act in several layers at once have no place"),
         ("mlp-outputs", {}, "all", "among 72 components .*Give 1 to 64"),
         ("mlp-blocks", {}, [], "among 0 components .*Give 1 to 64"),
     ],
@@ -403,5 +403,5 @@ def test_models_in_which_paths_cannot_be_followed(monkeypatch):
         "out_of",
         lambda layer, part: f"blocks.{layer}.{('attn.hook_v', 'hook_mlp_out')[part]}",
     )
-    with pytest.raises(HookPointError, match="change of its input does not arrive unchanged"):
+    with pytest.raises(HookPointError, match="change of its input does not reach its output"):
         tracer.paths("L0H0", by_input=False)

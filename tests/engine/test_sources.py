@@ -20,8 +20,8 @@ from tests import tiny
 from tests.plain import MODULES, Plain
 from tracekit._util.names import SourceName
 from tracekit.demo import MODEL_DIR
-from tracekit.engine.effects import log_probs
-from tracekit.engine.sources import SOURCES, name_of, parse_source
+from tracekit.engine.effects import masked_log_probs
+from tracekit.engine.sources import SOURCES, parse_source, source_name
 from tracekit.errors import ConfigError, ModelWarning, PairsError, SourceError
 from tracekit.search import METHODS
 
@@ -320,8 +320,8 @@ class TestNames:
         ],
     )
     def test_names_give_the_source(self, source):
-        parsed = parse_source(name_of(source))
-        assert (parsed.name, type(parsed)) == (name_of(source), type(parse_source(parsed.name)))
+        parsed = parse_source(source_name(source))
+        assert (parsed.name, type(parsed)) == (source_name(source), type(parse_source(parsed.name)))
         if isinstance(source, tk.Noise):
             assert parsed == source
 
@@ -531,7 +531,7 @@ def test_look_ahead_knows_the_direction(model, even_pairs, metric, direction):
         slope = (tracer.evaluate(nudged) - tracer.evaluate(base)) / (nudged - base)[index].item()
         assert prediction.gradient[index].item() == pytest.approx(slope, rel=0.05, abs=2e-3)
     linear, restored = tracer.engine.metric.linearization, tracer.engine.metric
-    restored_log_probs = log_probs(tracer.engine, base)
+    restored_log_probs = masked_log_probs(tracer.engine, base)
     values = linear.to_effect(tracer.engine.clean, linear.to_linear(restored_log_probs))
     torch.testing.assert_close(
         values, restored(tracer.engine.clean, restored_log_probs), rtol=1e-4, atol=1e-5

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import from_indices
-from tracekit.engine.effects import log_probs, stream_effects
+from tracekit.engine.effects import masked_log_probs, stream_effects
 from tracekit.errors import (
     ComponentError,
     ConfigError,
@@ -47,7 +47,7 @@ def test_batches_give_the_effects_and_probabilities_of_the_whole(engine):
         y[batch.examples] = batch.y
     assert (engine.cost - before).forward == 1
     assert torch.equal(effects, engine.effects(mask))
-    scores = log_probs(engine, mask)
+    scores = masked_log_probs(engine, mask)
     assert torch.equal(x, scores.x)
     assert torch.equal(y, scores.y)
 
@@ -131,7 +131,7 @@ def test_effects_of_searches_count_until_probabilities_are_asked_for(engine):
     exploration = Exploration(engine, [2], measured=[Measurement((2,), effects)])
     assert exploration.measure().x is None
     measured = next(event for event in exploration.steps() if isinstance(event, Measurement))
-    assert torch.equal(measured.x, log_probs(engine, from_indices((2,), 12)).x)
+    assert torch.equal(measured.x, masked_log_probs(engine, from_indices((2,), 12)).x)
     assert exploration.measure(complete=True) is measured
 
 

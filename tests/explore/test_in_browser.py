@@ -11,8 +11,8 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.engine.effects import log_probs
-from tracekit.engine.gradients import stream_changes
+from tracekit.engine.effects import masked_log_probs
+from tracekit.engine.gradients import stream_predictions
 from tracekit.explore import exploration
 from tracekit.explore.exploration import set_key
 
@@ -235,7 +235,7 @@ def test_everything_by_keyboard_and_for_screen_readers(chromium, heads):
             await page.get_by_text(f"predicted gain on example {order[-2]}").wait_for()
             members = view.widget.exploration.members
             rows = {}
-            for batch in stream_changes(heads.engine, members):
+            for batch in stream_predictions(heads.engine, members):
                 rows |= dict(zip(batch.examples.tolist(), batch.predicted_effects, strict=True))
             largest = rows[order[-2]].abs().max().item()
             legend = await page.locator(".tk-legend").inner_text()
@@ -259,7 +259,7 @@ def test_examples_mark_the_changed_token_and_probabilities(chromium, demo_model)
             number = 3
             await view.page.locator(f"[id$=example{number}]").hover(force=True)
             detail = view.page.locator(".tk-detail")
-            after = log_probs(
+            after = masked_log_probs(
                 tracer.engine,
                 tk.components.masks.from_indices(view.widget.exploration.members, 32),
             )

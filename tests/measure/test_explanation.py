@@ -202,7 +202,7 @@ def test_values_are_right_on_average_where_the_model_is_wrong():
     game = SetGame(with_metric(value, "probability-drop"), range(8))
     exact = exact_values(game).per_example.mean(1)
     data = game.engine
-    curves = ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
+    curves = ExampleCurves.for_metric(data.metric, data.clean, data.pairs.weights)
     drawn = []
     for seed in range(12):
         orders = _with_reverses(8, 7, torch.Generator().manual_seed(seed))
@@ -223,7 +223,7 @@ def test_values_are_right_on_average_where_the_model_is_wrong():
 def test_curves_are_inverted_and_weighted(metric, direction):
     named = tk.metrics.METRICS[metric]
     data = Weighted(saturating, named if direction == "noising" else named.denoising())
-    curves = ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
+    curves = ExampleCurves.for_metric(data.metric, data.clean, data.pairs.weights)
     quantity = torch.linspace(-4, 4, 9, dtype=torch.float64).repeat(6, 1)
     effects = curves.effects(quantity)
     assert torch.allclose(curves.quantity(effects), quantity, atol=1e-4)

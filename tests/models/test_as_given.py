@@ -462,7 +462,7 @@ def test_models_that_memory_does_not_hold_in_float32_are_traced_with_a_warning(m
     given = hooked(MLP).bfloat16()
     monkeypatch.setattr(torch.Tensor, "float", fails)
     with pytest.warns(ModelWarning, match="memory does not hold LlamaForCausalLM in float32"):
-        assert verification.float32_reference_of(given, "LlamaForCausalLM") is None
+        assert verification.record_float32_reference(given, "LlamaForCausalLM") is None
     assert {each.dtype for each in given.parameters()} == {torch.bfloat16}
 
 

@@ -122,7 +122,9 @@ def test_gguf_errors_come_before_weights_are_read(tmp_path, monkeypatch):
     with pytest.raises(UnsupportedModelError, match="cut.gguf cannot be read .* If it is cut sho"):
         tk.load_model(cut)
     (tmp_path / "foreign.gguf").write_bytes(b"PK\x03\x04" * 100)
-    with pytest.raises(UnknownModelError, match="is no GGUF file: it does not begin with the let"):
+    with pytest.raises(
+        UnknownModelError, match="is not a GGUF file: it does not begin with the let"
+    ):
         tk.load_model(tmp_path / "foreign.gguf")
     with pytest.raises(UnknownModelError, match="no config.json, and the GGUF files cut.gguf, "):
         tk.load_model(tmp_path)

@@ -278,7 +278,7 @@ def test_a_setting_acts_or_is_named(case, tmp_path):
         assert texts == []
     else:
         assert len(texts) == 1
-        assert "tiny.gguf says how to compute what transformers cannot be told" in texts[0]
+        assert "tiny.gguf has settings that transformers does not take" in texts[0]
         assert named in texts[0]
         assert "Give it as a directory in Hugging Face layout" in texts[0]
     if named in (None, SCALAR):

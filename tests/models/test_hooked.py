@@ -13,7 +13,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.errors import ConfigError, ModelWarning, UnsupportedModelError
-from tracekit.models.hooked import foreign_hooks, frozen, revision_of, weights_digest
+from tracekit.models.hooked import foreign_hooks, freeze, revision_of, weights_digest
 
 TOKENS = torch.tensor([[1, 2, 3]])
 
@@ -187,7 +187,7 @@ def test_a_pass_in_another_thread_is_refused_while_the_model_is_traced(name, way
     model, run = tk.load_model(tiny.hf_model(name)), WAYS_TO_RUN[way]
     with ThreadPoolExecutor(1) as pool, torch.no_grad():
         expected = run(model)
-        with frozen(model):
+        with freeze(model):
             assert torch.equal(run(model), expected)
             with pytest.raises(ConfigError, match=ELSEWHERE):
                 pool.submit(run, model).result()
@@ -223,17 +223,17 @@ def test_a_pass_that_failed_elsewhere_is_over(own_model):
         raise ZeroDivisionError
 
     hooks = [("blocks.1.hook_mlp_out", fail)]
-    with frozen(own_model):
+    with freeze(own_model):
         pass
     with ThreadPoolExecutor(1) as pool:
         with pytest.raises(ZeroDivisionError):
             pool.submit(own_model.run_with_hooks, TOKENS, fwd_hooks=hooks).result()
-        with frozen(own_model):
+        with freeze(own_model):
             pass
 
 
 def test_a_copy_of_a_model_is_used_apart_from_it(own_model):
-    with frozen(own_model):
+    with freeze(own_model):
         twin = copy.deepcopy(own_model)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(twin, TOKENS).result()

@@ -32,7 +32,7 @@ from tracekit.models import loading
 from tracekit.models.checkpoint import Checkpoint, _files_to_load, checkpoint_dtype
 from tracekit.models.hooked import (
     HookedModel,
-    frozen,
+    freeze,
     model_name,
     revision_of,
     scored_hook,
@@ -78,7 +78,7 @@ def test_frozen_restores_what_it_found(directory):
     first, second = list(model.parameters())[:2]
     first.requires_grad_(True)
     model.train(True)
-    with pytest.raises(ZeroDivisionError), frozen(model):
+    with pytest.raises(ZeroDivisionError), freeze(model):
         assert not first.requires_grad
         assert not model.training
         raise ZeroDivisionError
@@ -95,7 +95,7 @@ def test_frozen_restores_every_part_as_it_was(directory):
         module.training = False
     before = [module.training for module in modules]
     assert len(set(before)) == 2
-    with frozen(model):
+    with freeze(model):
         assert not any(module.training for module in modules)
     assert [module.training for module in modules] == before
 
@@ -105,8 +105,8 @@ def test_a_block_within_another_one_changes_nothing(directory):
     first = next(iter(model.parameters()))
     first.requires_grad_(True)
     model.train(True)
-    with frozen(model):
-        with frozen(model):
+    with freeze(model):
+        with freeze(model):
             pass
         assert not first.requires_grad
         assert not model.training
@@ -119,7 +119,7 @@ def test_every_wrapper_of_a_model_is_frozen():
     one, other = load_model(hf), load_model(hf)
     one.train(True)
     other.train(True)
-    with frozen(one), frozen(other), frozen(one):
+    with freeze(one), freeze(other), freeze(one):
         assert not one.training
         assert not other.training
     assert one.training
@@ -157,7 +157,7 @@ def test_dtype_auto_is_float32_where_it_fits_else_of_the_checkpoint(
 
 def test_dtype_auto_knows_the_free_memory(monkeypatch):
     assert 2**27 < loading._free_bytes(torch.device("cpu")) < 2**50
-    monkeypatch.setattr(loading, "granted_bytes", lambda: 5)
+    monkeypatch.setattr(loading, "cgroup_free_bytes", lambda: 5)
     assert loading._free_bytes(torch.device("cpu")) == 5
 
 
@@ -246,7 +246,7 @@ def test_where_nobody_watches_the_log_says_what_is_loaded(
 
     monkeypatch.setattr(progress, "_FIRST_LINE_AFTER", after)
     monkeypatch.setattr(progress, "_LINE_EVERY", 0.3)
-    monkeypatch.setattr(progress, "is_watched", lambda: is_watched)
+    monkeypatch.setattr(progress, "is_interactive", lambda: is_watched)
     monkeypatch.setattr(loading, "locate", slow)
     load_model(source)
     assert not capsys.readouterr().out
@@ -287,7 +287,7 @@ def test_a_directory_with_a_broken_model(tmp_path, config):
 def test_mps_is_taken_before_the_cpu_and_compared_with_it(directory, monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert loading._device(None, {}) == torch.device("mps")
+    assert loading._as_device(None, {}) == torch.device("mps")
 
     def with_faults(model, device):
         assert device == torch.device("mps")
@@ -475,7 +475,7 @@ def test_lora_of_peft_is_merged_from_memory_and_from_a_folder(tmp_path, monkeypa
 
 def test_a_model_larger_than_the_free_memory_is_refused(directory, monkeypatch):
     monkeypatch.setattr(loading, "_free_bytes", lambda device: 100)
-    monkeypatch.setattr(loading, "_bridged", None)
+    monkeypatch.setattr(loading, "_make_bridge", None)
     with pytest.raises(
         UnsupportedModelError, match="The weights of .* take 0.0 GiB, and 0.0 GiB are free on cpu"
     ):

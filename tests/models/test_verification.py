@@ -104,12 +104,12 @@ def test_short_contexts_and_padded_heads_are_no_difference():
 
 
 def test_a_model_that_cannot_be_run_by_itself_warns(monkeypatch):
-    from tracekit.models.verification import reference_of
+    from tracekit.models.verification import record_reference
 
     hf = tiny.hf_model("gpt2")
     monkeypatch.setattr(hf, "forward", lambda *args, **kwargs: 1 / 0)
     with pytest.warns(ModelWarning, match="cannot be run before it is wrapped"):
-        assert reference_of(hf, "broken") is None
+        assert record_reference(hf, "broken") is None
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from paper.jobs import ModelAt, PaperJob
 from paper.models import DEMO_SIZES, PAPER_MODELS
 from paper.reproduction import EXPERIMENTS, plan, reproduce, select_experiments
 from tests import tiny
-from tracekit.engine.effects import log_probs
+from tracekit.engine.effects import masked_log_probs
 from tracekit.engine.setup import Setup
 from tracekit.errors import (
     ComparisonError,
@@ -43,9 +43,9 @@ from tracekit.errors import (
 )
 from tracekit.results.storage import FORMAT_VERSION, read_document, write_document
 from tracekit.runs import Failure, Run, store, worker
-from tracekit.runs.dispatch import do_all
+from tracekit.runs.dispatch import dispatch_jobs
 from tracekit.runs.jobs import Job, RunEnvironment
-from tracekit.runs.store import folder_of, weights_hash
+from tracekit.runs.store import run_folder, weights_hash
 from tracekit.runs.worker import Worker
 
 DEMO = ModelAt.parse("demo")
@@ -206,7 +206,7 @@ class TestPlans:
         tiny.hf_model("gpt2").save_pretrained(folder)
         at = ModelAt.parse(f"GPT2-small={folder}")
         with pytest.raises(ComparisonError, match="is not GPT2-small: its n_layers is 3 in"):
-            Worker(RunEnvironment(sources={at.title: at}), tmp_path / "runs").do(
+            Worker(RunEnvironment(sources={at.title: at}), tmp_path / "runs").run_job(
                 job(model=at.title)
             )
 
@@ -216,10 +216,10 @@ class TestStore:
 
     @pytest.mark.slow
     def test_a_run_is_found_again(self, tmp_path, environment, monkeypatch):
-        first = Worker(environment, tmp_path).do(job())
+        first = Worker(environment, tmp_path).run_job(job())
         assert first.fresh
         monkeypatch.setattr(worker, "run_search", None)
-        again = Worker(environment, tmp_path).do(job())
+        again = Worker(environment, tmp_path).run_job(job())
         assert not again.fresh
         assert again.folder == first.folder
         assert [r.budget for r in again.curve] == [2, 8]
@@ -234,7 +234,7 @@ class TestStore:
         self, tmp_path, environment, monkeypatch
     ):
         def folder(**changes):
-            return Worker(environment, tmp_path).do(job(**changes)).folder
+            return Worker(environment, tmp_path).run_job(job(**changes)).folder
 
         base = folder()
         changes = (
@@ -249,8 +249,8 @@ class TestStore:
         )
         assert len({base, *(folder(**change) for change in changes)}) == len(changes) + 1
         config = {"job": job().spec(), "weights": "a", "data": "b", "versions": {"torch": "1"}}
-        names = {folder_of(tmp_path, {**config, key: "other"}) for key in config}
-        assert len(names | {folder_of(tmp_path, config)}) == 5
+        names = {run_folder(tmp_path, {**config, key: "other"}) for key in config}
+        assert len(names | {run_folder(tmp_path, config)}) == 5
 
     def test_weights_hash(self, model):
         one = tk.load_model(tiny.hf_model("gpt2"))
@@ -289,7 +289,7 @@ class TestStore:
         with monkeypatch.context() as patch:
             patch.setattr(tk.search.LocalSearch, "search", interrupted)
             with pytest.warns(SearchStoppedWarning), pytest.raises(KeyboardInterrupt):
-                Worker(environment, tmp_path).do(
+                Worker(environment, tmp_path).run_job(
                     job(method="local-search", options={"max_passes": 20})
                 )
         assert not list(tmp_path.iterdir())
@@ -319,9 +319,9 @@ class TestStore:
         with monkeypatch.context() as patch:
             patch.setattr(tk.results.TraceCurve, "save", die)
             with pytest.raises(KeyboardInterrupt):
-                Worker(environment, tmp_path).do(job())
+                Worker(environment, tmp_path).run_job(job())
         assert not [p for p in tmp_path.iterdir() if not p.name.startswith(".")]
-        run = Worker(environment, tmp_path).do(job())
+        run = Worker(environment, tmp_path).run_job(job())
         assert run.fresh
         assert run.curve[0].effect > 0
 
@@ -331,7 +331,7 @@ class TestStore:
         "damage", ["run cut short", "tensors lost", "no curve", "no info", "a file", "effect"]
     )
     def test_a_damaged_run_is_moved_aside_and_done_again(self, tmp_path, environment, damage):
-        first = Worker(environment, tmp_path).do(job())
+        first = Worker(environment, tmp_path).run_job(job())
         effect, folder = first.curve[0].effect, first.folder
         run = min(folder.glob("budget-*"))
         document = run / "result.json"
@@ -349,16 +349,16 @@ class TestStore:
         else:
             edited = re.sub(r'"effect": [^,]*', '"effect": 99.0', document.read_text())
             document.write_text(edited)
-        again = Worker(environment, tmp_path).do(job())
+        again = Worker(environment, tmp_path).run_job(job())
         assert again.fresh
         assert again.curve[0].effect == effect
         assert (tmp_path / f"{folder.name}.damaged-1").exists()
-        assert not Worker(environment, tmp_path).do(job()).fresh
+        assert not Worker(environment, tmp_path).run_job(job()).fresh
 
     def test_a_run_that_another_process_finished_first_is_kept(self, tmp_path, environment):
-        run = Worker(environment, tmp_path).do(job())
+        run = Worker(environment, tmp_path).run_job(job())
         folder, before = run.folder, (run.folder / "run.json").read_bytes()
-        store.save(folder, run.info, tk.results.TraceCurve.load(folder))
+        store.save_run(folder, run.info, tk.results.TraceCurve.load(folder))
         assert (folder / "run.json").read_bytes() == before
         assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
@@ -372,8 +372,8 @@ class TestStore:
         with monkeypatch.context() as patch:
             patch.setattr(Path, "rename", full)
             with pytest.raises(OSError, match="No space left"):
-                Worker(environment, tmp_path).do(job())
-        assert Worker(environment, tmp_path).do(job()).fresh
+                Worker(environment, tmp_path).run_job(job())
+        assert Worker(environment, tmp_path).run_job(job()).fresh
 
     def test_what_killed_processes_left_is_removed(self, tmp_path, environment):
         ended = subprocess.Popen([sys.executable, "-c", ""])
@@ -384,7 +384,7 @@ class TestStore:
         elsewhere = tmp_path / f".0123-another.machine-{ended.pid}"
         for folder in (left, at_work, elsewhere):
             folder.mkdir()
-        run = Worker(environment, tmp_path).do(job())
+        run = Worker(environment, tmp_path).run_job(job())
         assert set(tmp_path.iterdir()) == {run.folder, at_work, elsewhere}
 
     @pytest.mark.slow
@@ -417,15 +417,15 @@ class TestStore:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            do_all(jobs, environment, tmp_path, on_done=stop)
-        fresh = [run.fresh for run in do_all([*jobs, jobs[0]], environment, tmp_path)]
+            dispatch_jobs(jobs, environment, tmp_path, on_done=stop)
+        fresh = [run.fresh for run in dispatch_jobs([*jobs, jobs[0]], environment, tmp_path)]
         assert fresh == [False, False, True]
 
     @pytest.mark.slow
     def test_several_processes_find_the_same(self, tmp_path, environment):
         jobs = [job(), job(method="greedy"), job(work="pairs", relative_layers=(0.5,), budgets=())]
-        ours = do_all(jobs, environment, tmp_path / "one")
-        theirs = do_all(jobs, environment, tmp_path / "two", processes=2)
+        ours = dispatch_jobs(jobs, environment, tmp_path / "one")
+        theirs = dispatch_jobs(jobs, environment, tmp_path / "two", processes=2)
         assert [run.folder.name for run in ours] == [run.folder.name for run in theirs]
         for one, other in zip(ours[:2], theirs[:2], strict=True):
             assert [r.labels for r in one.curve] == [r.labels for r in other.curve]
@@ -436,7 +436,7 @@ class TestStore:
         gone = ModelAt.parse("nobody/nothing")
         environment = RunEnvironment(sources={"demo": DEMO, gone.title: gone})
         jobs = [job(model=gone.title), job(model=gone.title, seed=1), job()]
-        done = do_all(jobs, environment, tmp_path)
+        done = dispatch_jobs(jobs, environment, tmp_path)
         assert [type(one) for one in done] == [Failure, Failure, Run]
         assert "is not on this machine and the hub cannot be reached" in done[0].reason
         assert done[0].no_model
@@ -506,7 +506,9 @@ class TestReports:
 
     def test_published_values_stand_beside_the_papers_models_only(self, tmp_path):
         """With a stand-in for GPT-2 small: its numbers are other ones, and the table says so."""
-        runs = do_all([job(budgets=(0.1, 0.2))], RunEnvironment(sources={"demo": DEMO}), tmp_path)
+        runs = dispatch_jobs(
+            [job(budgets=(0.1, 0.2))], RunEnvironment(sources={"demo": DEMO}), tmp_path
+        )
         real = [_as(run, model="GPT2-small", dataset="winobias", limit=None) for run in runs]
         paper = ModelAt.parse("gpt2")
         frame = effects_frame(Setting(models=[paper]), real, "heads")
@@ -574,7 +576,7 @@ class TestReports:
         tracer = tk.Tracer(
             demo_model, pairs, "head-outputs+mlp-blocks", "accuracy", positions="last"
         )
-        chosen = log_probs(tracer.engine, mask).y_is_argmax
+        chosen = masked_log_probs(tracer.engine, mask).y_is_argmax
         assert row["accuracy"] == pytest.approx(chosen.float().mean().item())
         assert row["without"] == tracer.engine.clean.y_is_argmax.float().mean().item()
         assert "selected-demo-demo-binding-top-k-10" in written.report.figures

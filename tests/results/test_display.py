@@ -13,7 +13,7 @@ import pytest
 import tracekit as tk
 from tests import tiny
 from tests.files import renamed
-from tracekit.data.display import _changed, shown_pair
+from tracekit.data.display import _changed_tokens, make_shown_pair
 from tracekit.results.picture import selection_svg
 
 HOSTILE = "<script>alert('1')</script>\"&\u001b[31m\u202e"
@@ -143,7 +143,7 @@ def test_pairs_without_a_tokenizer_show_ids_and_noise_is_said(model):
     noisy = Reader(tiny.pairs(2, noise=True)._repr_html_())
     assert noisy.rows[1][2] == "the prompt with noise on its embeddings"
     assert noisy.bold == []
-    shown = shown_pair(tiny.pairs(1, noise=True).reversed()[0], {})
+    shown = make_shown_pair(tiny.pairs(1, noise=True).reversed()[0], {})
     assert shown.source.startswith("the prompt with noise on its embeddings; the counter")
 
 
@@ -156,7 +156,7 @@ def test_prompts_of_other_lengths_are_compared_as_in_a_diff(demo_model):
         "counterfactual_spans": {"who": "guard", "pronoun": " he"},
     }
     pairs = tk.PromptPairs.from_text([row], demo_model)
-    shown = shown_pair(pairs[0], pairs.token_texts)
+    shown = make_shown_pair(pairs[0], pairs.token_texts)
 
     def changed(tokens):
         flagged = zip(tokens.texts, tokens.changed, strict=True)
@@ -175,7 +175,7 @@ def test_constant_values_are_said(model):
 def test_long_prompts_are_compared_token_by_token():
     """Tokens that stand often in a long prompt are no noise."""
     long, longer = [3, 4] * 150, [3, 4] * 75 + [9] + [3, 4] * 75
-    in_long, in_longer = _changed(long, longer)
+    in_long, in_longer = _changed_tokens(long, longer)
     assert not any(in_long)
     assert [number for number, is_changed in enumerate(in_longer) if is_changed] == [150]
 

@@ -29,7 +29,7 @@ from tracekit.errors import (
 from tracekit.runs import devices, dispatch, executors
 from tracekit.runs import worker as worker_module
 from tracekit.runs.store import decisive_versions
-from tracekit.runs.worker import Worker, work
+from tracekit.runs.worker import Worker, run_task
 
 SLOW = {"methods": [{"name": "random", "draws": 400}], "budgets": [4]}
 """Runs that take a second or so."""
@@ -74,7 +74,7 @@ class TestAnyExecutor:
     @pytest.mark.slow
     def test_threads_find_the_same_and_keep_their_model(self, grid, monkeypatch):
         plain = tk.sweep(**{**grid, "output": grid["output"] / "plain"})
-        loads, load = Counter(), Worker.load
+        loads, load = Counter(), Worker.load_job_model
 
         def count(self, job):
             before = self._model
@@ -82,7 +82,7 @@ class TestAnyExecutor:
             loads[job.model] += self._model is not before
             return model
 
-        monkeypatch.setattr(Worker, "load", count)
+        monkeypatch.setattr(Worker, "load_job_model", count)
         more = {**grid, "seeds": [0, 1, 2]}
         with ThreadPoolExecutor(2) as executor:
             runs = tk.sweep(**more, executor=executor)
@@ -100,7 +100,7 @@ class TestAnyExecutor:
 
     @pytest.mark.slow
     def test_one_worker_does_one_model_after_the_other(self, grid, monkeypatch):
-        order, do = [], Worker.do
+        order, do = [], Worker.run_job
         monkeypatch.setattr(
             Worker, "do", lambda self, job: (order.append(job.model), do(self, job))[1]
         )
@@ -203,7 +203,7 @@ class TestWorkersThatDoNotFit:
 
         here = decisive_versions()["tracekit"]
         # What the other version sends need not be readable here.
-        report = work({**decisive_versions(), "tracekit": "9.9"}, b"of another version")
+        report = run_task({**decisive_versions(), "tracekit": "9.9"}, b"of another version")
         assert isinstance(report.refused, WorkerError)
         monkeypatch.setattr(worker_module, "decisive_versions", elsewhere)
         text = rf"has tracekit 9\.9, this process has {re.escape(here)}\. Install the same"
@@ -238,7 +238,7 @@ class TestWorkersThatDoNotFit:
         assert not list(other.iterdir())
 
     def test_errors_pass_between_processes(self):
-        report = work({**decisive_versions(), "torch": "0.1"}, b"")
+        report = run_task({**decisive_versions(), "torch": "0.1"}, b"")
         again = pickle.loads(pickle.dumps(report))
         assert type(again.refused) is WorkerError
         assert str(again.refused) == str(report.refused)
@@ -251,7 +251,7 @@ class TestDevices:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         monkeypatch.setattr(devices.tempfile, "gettempdir", lambda: str(tmp_path))
-        monkeypatch.setattr(devices, "_locks", {})
+        monkeypatch.setattr(devices, "_worker_locks", {})
 
     def test_each_worker_takes_one_of_its_own(self, two_devices):
         with ExitStack() as stack:
@@ -531,8 +531,8 @@ def test_a_submitted_job_that_is_killed_costs_its_run(grid):
 class TestLostWorkers:
     """What is sent again, without processes."""
 
-    class Dying(executors.GivenExecutor):
-        whole_groups = True
+    class Dying(executors.FuturesExecutor):
+        starts_processes = True
 
         def __init__(self, executor, dies):
             super().__init__(executor, None)
@@ -557,7 +557,7 @@ class TestLostWorkers:
     def test_jobs_of_a_lost_task_are_done_each_for_itself(self, grid, monkeypatch):
         with ThreadPoolExecutor(1) as executor:
             dying = self.Dying(executor, lambda seeds: 1 in seeds)
-            monkeypatch.setattr(dispatch, "workers_of", lambda *given: dying)
+            monkeypatch.setattr(dispatch, "make_workers", lambda *given: dying)
             one = {**grid, "models": grid["models"][:1], "methods": ["top-k"], "seeds": [0, 1, 2]}
             runs = tk.sweep(**one, executor=executor)
         assert dying.sent == [[0, 1, 2], [0], [1], [2]]

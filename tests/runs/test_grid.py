@@ -109,7 +109,7 @@ def test_parts_are_every_so_many_th_job_and_together_all():
         ),
         ({"methods": []}, ConfigError, "A sweep needs methods, and none are given"),
         ({"models": []}, ConfigError, "A sweep needs models, and none are given"),
-        ({"models": [3]}, ConfigError, "The model 3 is no name. Workers load models themselves"),
+        ({"models": [3]}, ConfigError, "The model 3 is not a name. Workers load models themselves"),
         (
             {"models": ["a/final", "b/final"]},
             ConfigError,
@@ -126,7 +126,11 @@ def test_parts_are_every_so_many_th_job_and_together_all():
         ({"components": ["head-output"]}, UnknownNameError, "Did you mean 'head-outputs'?"),
         ({"metrics": ["odds"]}, UnknownNameError, "Unknown metric 'odds'"),
         ({"extra_metrics": ["lk"]}, UnknownNameError, "Unknown metric 'lk'"),
-        ({"budgets": [0]}, BudgetError, "A budget of 0 is no number of components. Give a count"),
+        (
+            {"budgets": [0]},
+            BudgetError,
+            "A budget of 0 is not a number of components. Give a count",
+        ),
         ({"budgets": [1.5]}, BudgetError, "A budget of 1.5 is no number"),
         ({"budgets": ["2"]}, BudgetError, "A budget of '2' is no number"),
         ({"budgets": [float("nan")]}, BudgetError, "A budget of nan is no number"),
@@ -194,7 +198,7 @@ class TestFiles:
     )
     def test_no_file_runs_the_code_of_a_model(self, tmp_path, text):
         (path := tmp_path / "sweep.toml").write_text(text)
-        with pytest.raises(ConfigError, match="asks for trust_remote_code, and a file of options"):
+        with pytest.raises(ConfigError, match="sets trust_remote_code, which a file of options"):
             read_options(path, ["model_options", "model_option", "models"])
         write_options(path, {"model_option": ["trust_remote_code=true", "revision=a"]})
         assert read_options(path, ["model_option"]) == {"model_option": ["revision=a"]}

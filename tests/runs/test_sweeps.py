@@ -26,7 +26,7 @@ from tracekit.errors import (
     ResultNotFoundError,
 )
 from tracekit.runs import sweeps, worker
-from tracekit.runs.dispatch import do_all
+from tracekit.runs.dispatch import dispatch_jobs
 from tracekit.runs.jobs import RunEnvironment
 from tracekit.runs.worker import Failure, Worker
 
@@ -274,7 +274,7 @@ class TestFailures:
             with pytest.raises(ConfigError, match=r"jobs is .*\. Give the number of runs"):
                 tk.sweep(**grid, jobs=jobs)
         for name in ("data_dir", "output"):
-            text = f"{name} is 0, which is no path. Give a text or a Path."
+            text = f"{name} is 0, which is not a path. Give a str or a Path."
             with pytest.raises(ConfigError, match=text):
                 tk.sweep(**{**grid, name: 0})
         with pytest.raises(ConfigError, match="output is .*, which no file system takes. Give"):
@@ -298,7 +298,7 @@ def test_one_bar(grid, capsys):
 @pytest.mark.slow
 def test_a_model_is_loaded_once(grid, monkeypatch):
     loaded = []
-    load = Worker.load
+    load = Worker.load_job_model
 
     def count(self, job):
         before = self._model
@@ -307,13 +307,13 @@ def test_a_model_is_loaded_once(grid, monkeypatch):
             loaded.append(job.model)
         return model
 
-    monkeypatch.setattr(Worker, "load", count)
+    monkeypatch.setattr(Worker, "load_job_model", count)
     jobs = sweeps.Grid(
         **{name: grid[name] for name in ("models", "datasets", "methods", "budgets")}
     )
     environment = RunEnvironment(sources=jobs.sources())
     mixed = jobs.jobs()[::2] + jobs.jobs()[1::2]
-    outcomes = do_all(mixed, environment, grid["output"])
+    outcomes = dispatch_jobs(mixed, environment, grid["output"])
     assert loaded == ["first", "second"]
     assert not any(isinstance(outcome, Failure) for outcome in outcomes)
 

@@ -141,7 +141,7 @@ def test_estimates_bound_the_passes_of_balancing(model, both, kinds, method):
     n, options = len(tracer.registry), {"steps": 3} if method == "mask-ig" else {}
     asked = {"budgets": [n // 6, n // 3, n // 2], "objective": "faithful", **options}
     estimate, _ = tracer.estimate(method, **asked), tracer.full_effect
-    with _progress.run("counts", None, len(tracer.pairs), shown=False) as counted:
+    with _progress.open_bar("counts", None, len(tracer.pairs), shown=False) as counted:
         curve = tracer.run(method, **asked)
     passes = curve[0].cost.forward_equivalents
     least = tracer.estimate(method, **asked | {"objective": "mean"}).passes

@@ -185,7 +185,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_search(model, tmp_path, mo
     data = tiny.pairs(6, seed=3)
     options = {"statistics": False, "max_passes": 40}
     whole = tk.Tracer(model, data).pareto(**options)
-    monkeypatch.setattr(checkpoint, "write_beside", full)
+    monkeypatch.setattr(checkpoint, "write_atomically", full)
     with pytest.warns(RecordWarning, match=r"cannot be written \(No space left on device\)"):
         front = tk.Tracer(model, data).pareto(checkpoint=tmp_path / "kept", **options)
     assert front.to_frame().equals(whole.to_frame())

@@ -166,7 +166,7 @@ def test_a_limit_on_passes_counts_what_is_kept(tracer, neutral, max_passes):
     n, n_kept = len(tracer.pairs), len(neutral)
     keep = tk.Constraint(pairs=neutral, metric="kl", at_most=1e3)
     _ = tracer.full_effect
-    with _progress.run("counts", None, 1, shown=False) as counted:
+    with _progress.open_bar("counts", None, 1, shown=False) as counted:
         front = tracer.pareto(
             max_budget=6, statistics=False, max_passes=max_passes, constraint=keep
         )

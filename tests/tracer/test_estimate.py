@@ -81,7 +81,7 @@ class TestPasses:
         """Twelve components alone, three sets, each once more, without others, and said."""
         asked = {"budgets": [1, 2, 3], "objective": "median"}
         estimate, _ = tracer.estimate("top-k", **asked), tracer.full_effect
-        with _progress.run("counts", None, len(tracer.pairs), shown=False) as counted:
+        with _progress.open_bar("counts", None, len(tracer.pairs), shown=False) as counted:
             tracer.run("top-k", **asked)
         assert counted.done == estimate.passes + estimate.further == 12 + 3 + 3 + 3 + 3
 
@@ -107,7 +107,7 @@ class TestPasses:
         options = {"max_budget": 3, "max_passes": 40, "statistics": statistics, "objective": "mean"}
         _ = tracer.full_effect  # Shared by all runs, and in the account of none.
         estimate = tracer.estimate_pareto(**options)
-        with _progress.run("counts", None, 1, shown=False) as counted:
+        with _progress.open_bar("counts", None, 1, shown=False) as counted:
             tracer.pareto(**options)
         assert estimate.passes == 40
         # What is left is less than a gradient takes, which is two passes.
@@ -121,7 +121,7 @@ class TestPasses:
         options = {"max_budget": 3, "max_passes": 40, **question}
         _ = tracer.full_effect
         estimate = tracer.estimate_pareto(**options)
-        with _progress.run("counts", None, 1, shown=False) as counted:
+        with _progress.open_bar("counts", None, 1, shown=False) as counted:
             front = tracer.pareto(**options)
         assert counted.done <= estimate.example_passes
         spent = front[0].cost + front.statistics_cost
@@ -137,7 +137,7 @@ class TestPasses:
         _ = tracer.full_effect
         estimate = tracer.estimate_pareto(objective="auto", **options)
         assert estimate.passes == 40 + 12 + 3
-        with _progress.run("counts", None, 1, shown=False) as counted:
+        with _progress.open_bar("counts", None, 1, shown=False) as counted:
             front = tracer.pareto(objective="auto", **options)
         assert {result.cost for result in front} == {front[0].cost}
         assert {result.stopped for result in front} == {"max_passes"}
@@ -178,13 +178,13 @@ class TestPassesOfExplanations:
 
     def test_are_the_end_of_its_bar(self, tracer, monkeypatch):
         opened = []
-        bar = _progress.run
+        bar = _progress.open_bar
 
         def recorded(label, passes, *rest, **options):
             opened.append((label, passes))
             return bar(label, passes, *rest, **options)
 
-        monkeypatch.setattr(_progress, "run", recorded)
+        monkeypatch.setattr(_progress, "open_bar", recorded)
         members = list(tracer.registry)[:4]
         expected = tracer.estimate_explain(members).passes
         opened.clear()
@@ -230,7 +230,7 @@ class TestPassesOfCallsOnASet:
         found = tracer.run("top-k", budget=4)
         members = found if is_found else tracer.registry[2:5]
         estimate = getattr(tracer, f"estimate_{call}")(members, **CALLS[call])
-        with _progress.run("counts", None, 1, shown=False) as counted:
+        with _progress.open_bar("counts", None, 1, shown=False) as counted:
             outcome = getattr(tracer, call)(members, **CALLS[call])
         times = 1.5 if call == "minimality" else 1.0
         assert estimate.is_exact == (call != "minimality")
@@ -358,7 +358,7 @@ class TestTime:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", SearchStoppedWarning)
-            with _progress.run("counts", None, len(tracer.pairs), shown=False) as counted:
+            with _progress.open_bar("counts", None, len(tracer.pairs), shown=False) as counted:
                 work(observe=lambda record: caught.append(record))
         said = [str(w.message) for w in caught if isinstance(w, warnings.WarningMessage)]
         said = [text for text in said if "Measuring the results takes further" in text]
@@ -462,7 +462,7 @@ class _Bar:
 @pytest.fixture
 def bars(monkeypatch):
     recorded = Recorded()
-    monkeypatch.setattr(_progress, "_tqdm", lambda: recorded)
+    monkeypatch.setattr(_progress, "_import_tqdm", lambda: recorded)
     return recorded
 
 
@@ -538,10 +538,10 @@ class TestBar:
         with pytest.raises(KeyboardInterrupt):
             watched.run("top-k", budget=2)
         assert [bar.is_open for bar in bars.bars] == [False]
-        assert _progress.current() is _progress._NOTHING
+        assert _progress.current_run() is _progress._NOTHING
 
     def test_an_estimate_that_was_too_low_leaves_it_full(self, bars):
-        with _progress.run("mine", 2, 10, shown=True) as progress:
+        with _progress.open_bar("mine", 2, 10, shown=True) as progress:
             progress.advance(50)
         assert bars.bars[0].n == 2
         assert progress.done == 5
@@ -557,10 +557,10 @@ class TestWhereItIsShown:
     @pytest.fixture(autouse=True)
     def _nothing_was_said(self, monkeypatch):
         for name in ("last_line", "last_step"):
-            monkeypatch.setattr(_progress._Lines, name, -math.inf)
+            monkeypatch.setattr(_progress._ProgressLines, name, -math.inf)
 
     def test_off_elsewhere(self, model, bars):
-        assert not _progress.is_watched()
+        assert not _progress.is_interactive()
         tracer = tk.Tracer(model, tiny.pairs(12), max_batch_size=2)
         tracer.run("top-k", budget=2)
         assert not bars.bars
@@ -618,7 +618,7 @@ class TestWhereItIsShown:
             get_ipython = staticmethod(lambda: Shell())
 
         monkeypatch.setitem(sys.modules, "IPython", IPython)
-        assert _progress.is_watched()
+        assert _progress.is_interactive()
 
     def test_what_it_prints(self, model, monkeypatch):
         terminal = io.StringIO()
@@ -626,8 +626,8 @@ class TestWhereItIsShown:
         monkeypatch.setattr(sys, "stderr", terminal)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with _progress.run("pgb-ct", 250, 12, shown=True) as progress:
-                progress.note(selected=4)
+            with _progress.open_bar("pgb-ct", 250, 12, shown=True) as progress:
+                progress.report_values(selected=4)
                 progress.advance(12 * 100)
                 progress._bar.refresh()
         assert "pgb-ct:  40% |" in terminal.getvalue()

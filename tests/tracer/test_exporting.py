@@ -17,7 +17,7 @@ from tracekit.errors import (
     OutputError,
     UnsupportedModelError,
 )
-from tracekit.models.tokenizers import differences
+from tracekit.models.tokenizers import tokenizer_differences
 from tracekit.tracer import exporting
 
 KINDS = ("head-outputs", "mlp-outputs", "mlp-neurons", "mlp-blocks", "attention-blocks")
@@ -129,7 +129,7 @@ class TestTheSameEffect:
         assert f"{len(written):,} tokens" in export.tokenizer
         assert export.tokenizer in (tmp_path / "edited" / "README.md").read_text()
         plain = AutoTokenizer.from_pretrained(MODEL_DIR)
-        assert differences(plain, written) != []
+        assert tokenizer_differences(plain, written) != []
 
     def test_a_tokenizer_that_is_read_otherwise_is_warned_of(
         self, demo_model, tmp_path, monkeypatch
@@ -140,8 +140,8 @@ class TestTheSameEffect:
             "head-outputs",
             source="zero",
         )
-        given = exporting.as_given(demo_model.tokenizer)
-        monkeypatch.setattr(exporting, "as_given", lambda tokenizer: given)
+        given = exporting.copy_as_given(demo_model.tokenizer)
+        monkeypatch.setattr(exporting, "copy_as_given", lambda tokenizer: given)
         monkeypatch.setattr(given, "encode", lambda text: [1])
         with pytest.warns(ModelWarning, match="is read with ids of a text other than those of the"):
             tracer.export(["L0H0"], tmp_path / "edited")

@@ -9,7 +9,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.engine.effects import log_probs
+from tracekit.engine.effects import masked_log_probs
 from tracekit.errors import (
     BudgetError,
     ComponentError,
@@ -164,7 +164,7 @@ def test_the_hook_factory_works_with_plain_transformer_lens(model):
     engine = tiny.engine(
         model, tk.PromptPairs.from_ids([{**rows, "x_ids": rows["x_ids"][:1]}]), "mlp-outputs"
     )
-    torch.testing.assert_close(log_probs(engine, mask).x[0], logs[rows["x_ids"][0]])
+    torch.testing.assert_close(masked_log_probs(engine, mask).x[0], logs[rows["x_ids"][0]])
 
 
 def test_settings_are_fixed(tracer):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tracekit._util.threads import granted_bytes, granted_cores
+from tracekit._util.threads import cgroup_cores, cgroup_free_bytes
 
 CORES = {
     "version 2": ("0::/pod", {"pod/cpu.max": "150000 100000"}, 1),
@@ -83,13 +83,13 @@ def write(folder: Path, own: str, files: dict[str, str]) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize(("own", "files", "expected"), CORES.values(), ids=CORES)
 def test_control_groups_cores(tmp_path, own, files, expected):
-    assert granted_cores(*write(tmp_path, own, files)) == expected
+    assert cgroup_cores(*write(tmp_path, own, files)) == expected
 
 
 @pytest.mark.parametrize(("own", "files", "expected"), MEMORY.values(), ids=MEMORY)
 def test_control_groups_memory(tmp_path, own, files, expected):
-    assert granted_bytes(*write(tmp_path, own, files)) == expected
+    assert cgroup_free_bytes(*write(tmp_path, own, files)) == expected
 
 
 def test_control_groups_where_there_are_none():
-    assert granted_cores(Path("/nowhere"), Path("/nowhere")) == sys.maxsize
+    assert cgroup_cores(Path("/nowhere"), Path("/nowhere")) == sys.maxsize

@@ -133,7 +133,7 @@ class TestDrafts:
         kept = [f".a-{machine}-x-{os.getppid()}", f".a-elsewhere-x-{ended}", f"a-{machine}-{ended}"]
         for name in kept:
             (tmp_path / name).write_text("of a process at work, of another machine, of a user")
-        files.write_beside(tmp_path / "file", b"content")
+        files.write_atomically(tmp_path / "file", b"content")
         assert {path.name for path in tmp_path.iterdir()} == {"file", *kept}
 
     @pytest.mark.slow
@@ -143,31 +143,31 @@ class TestDrafts:
         script = (
             "import os, sys; from pathlib import Path; from tracekit._util import files;"
             "os.replace = lambda *given: os.kill(os.getpid(), 9);"
-            "files.write_beside(Path(sys.argv[1]), b'new')"
+            "files.write_atomically(Path(sys.argv[1]), b'new')"
         )
         done = subprocess.run([sys.executable, "-c", script, str(path)], check=False)
         assert done.returncode == -signal.SIGKILL
         assert path.read_text() == "old"
         assert len(list(tmp_path.iterdir())) == 2
-        files.write_beside(path, b"newer")
+        files.write_atomically(path, b"newer")
         assert path.read_text() == "newer"
         assert list(tmp_path.iterdir()) == [path]
 
     def test_names_as_long_as_the_system_allows(self, tmp_path):
         path = tmp_path / ("ü" * 127)
-        files.write_beside(path, b"content")
+        files.write_atomically(path, b"content")
         assert list(tmp_path.iterdir()) == [path]
 
     def test_devices_and_links_stay_what_they_are(self, tmp_path):
         pipe, link = tmp_path / "pipe", tmp_path / "link"
         os.mkfifo(pipe)
         reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-        files.write_beside(pipe, b"content")
+        files.write_atomically(pipe, b"content")
         assert os.read(reader, 100) == b"content"
         os.close(reader)
         assert pipe.is_fifo()
         link.symlink_to(tmp_path / "file")
-        files.write_beside(link, b"content")
+        files.write_atomically(link, b"content")
         assert link.is_symlink()
         assert (tmp_path / "file").read_bytes() == b"content"
 
@@ -178,7 +178,7 @@ class TestLocks:
 
         def hold():
             for _ in range(20):
-                with files.locked(path):
+                with files.hold_lock(path):
                     held.append(1)
                     assert len(held) == 1
                     time.sleep(0.001)
@@ -191,18 +191,22 @@ class TestLocks:
             thread.join()
         assert not held
         assert not list(tmp_path.iterdir())
-        with files.locked(path), pytest.raises(BlockingIOError), files.locked(path, wait=False):
+        with (
+            files.hold_lock(path),
+            pytest.raises(BlockingIOError),
+            files.hold_lock(path, wait=False),
+        ):
             pass
 
     @pytest.mark.slow
     def test_a_lock_ends_with_its_process(self, tmp_path):
         script = (
             "import os, sys; from pathlib import Path; from tracekit._util import files\n"
-            "with files.locked(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+            "with files.hold_lock(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
         )
         subprocess.run([sys.executable, "-c", script, str(tmp_path / "path")], check=False)
         assert [path.name for path in tmp_path.iterdir()] == [".path.lock"]
-        with files.locked(tmp_path / "other"):
+        with files.hold_lock(tmp_path / "other"):
             files.remove_abandoned_locks(tmp_path)
             assert [path.name for path in tmp_path.iterdir()] == [".other.lock"]
         assert not list(tmp_path.iterdir())
@@ -214,7 +218,7 @@ class TestLocks:
             raise NotImplementedError
 
         monkeypatch.setattr(filelock.FileLock, "acquire", fail)
-        with files.locked(tmp_path / "path"), files.locked(tmp_path / "path", wait=False):
+        with files.hold_lock(tmp_path / "path"), files.hold_lock(tmp_path / "path", wait=False):
             pass
 
     def test_a_checkpoint_is_of_one_search_at_a_time(self, model, tmp_path):
@@ -225,7 +229,7 @@ class TestLocks:
             return tracer.pareto(statistics=False, max_passes=40, checkpoint=file)
 
         text = "front.ckpt is in use by another search. Wait until that ends, or name another file."
-        with files.locked(file), pytest.raises(ResultFormatError, match=text):
+        with files.hold_lock(file), pytest.raises(ResultFormatError, match=text):
             search()
         assert not file.exists()
         search()
@@ -239,7 +243,7 @@ class TestLocks:
         def look(self, sets, label="effects", **rest):
             measured.append(label)
             try:
-                with files.locked(file, wait=False):
+                with files.hold_lock(file, wait=False):
                     pass
             except BlockingIOError:
                 refused.append(label)
@@ -272,7 +276,7 @@ class TestLocks:
         environment = RunEnvironment(sources={"demo": ModelSource.parse("demo")})
         done = []
         threads = [
-            threading.Thread(target=lambda: done.append(Worker(environment, tmp_path).do(job)))
+            threading.Thread(target=lambda: done.append(Worker(environment, tmp_path).run_job(job)))
             for _ in range(2)
         ]
         for thread in threads:

@@ -74,18 +74,18 @@ class TestAlone:
     """One process needs no others."""
 
     def test_a_single_rank_does_everything_itself(self):
-        ranks = Ranks.joined()
+        ranks = Ranks.current()
         assert (ranks.rank, ranks.count, ranks.is_first) == (0, 1, True)
         items = torch.arange(7)
-        assert ranks.share(items).tolist() == items.tolist()
+        assert ranks.take_share(items).tolist() == items.tolist()
         part = torch.rand(3)
-        assert ranks.add(part)[0] is part
-        assert ranks.decide(lambda: 5) == 5
-        ranks.require_same(anything=1)
+        assert ranks.sum_ranks(part)[0] is part
+        assert ranks.broadcast(lambda: 5) == 5
+        ranks.check_same(anything=1)
 
     def test_parts_of_several_make_the_whole(self):
         items = torch.arange(23)
-        parts = [Ranks(rank, 4).share(items).tolist() for rank in range(4)]
+        parts = [Ranks(rank, 4).take_share(items).tolist() for rank in range(4)]
         assert sorted(item for part in parts for item in part) == items.tolist()
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -294,4 +294,4 @@ def test_a_lost_process_is_one_clear_error(monkeypatch):
 
     monkeypatch.setattr(torch.distributed, "all_reduce", lost)
     with pytest.raises(WorkerError, match="Another process of this trace has ended or cannot be"):
-        Ranks(0, 2).add(torch.zeros(1))
+        Ranks(0, 2).sum_ranks(torch.zeros(1))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tracekit._util import threads
-from tracekit.models.hooked import frozen
+from tracekit.models.hooked import freeze
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def two_threads(monkeypatch):
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(threads, "_AT_IMPORT", 2)
-    monkeypatch.setattr(threads, "_affinity", lambda: 2)
+    monkeypatch.setattr(threads, "_count_available_cores", lambda: 2)
     monkeypatch.setattr(threads, "usable_cores", lambda: 2)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -24,7 +24,7 @@ def two_threads(monkeypatch):
 
 
 def within(width):
-    with threads.threads_for(width):
+    with threads.limit_threads(width):
         return torch.get_num_threads()
 
 
@@ -35,13 +35,13 @@ def test_threads_small_model_runs_on_one_thread_and_restores_them(two_threads):
 
 
 def test_threads_are_restored_after_an_error(two_threads):
-    with pytest.raises(KeyError), threads.threads_for(8):
+    with pytest.raises(KeyError), threads.limit_threads(8):
         raise KeyError
     assert torch.get_num_threads() == 2
 
 
 def test_threads_passes_of_a_small_model_are_on_one(two_threads, model):
-    with frozen(model):
+    with freeze(model):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
 
@@ -67,7 +67,7 @@ def test_threads_of_the_user_are_respected(two_threads):
 
 
 def test_threads_of_an_outer_block_hold(two_threads):
-    with threads.threads_for(8):
+    with threads.limit_threads(8):
         assert within(768) == 1
 
 
@@ -79,8 +79,8 @@ def test_threads_set_before_the_import_are_the_users(two_threads, monkeypatch):
 
 
 def test_threads_usable_cores_by_affinity_and_quota(monkeypatch):
-    monkeypatch.setattr(threads, "_affinity", lambda: 3)
-    monkeypatch.setattr(threads, "granted_cores", lambda: 8)
+    monkeypatch.setattr(threads, "_count_available_cores", lambda: 3)
+    monkeypatch.setattr(threads, "cgroup_cores", lambda: 8)
     assert threads.usable_cores() == 3
-    monkeypatch.setattr(threads, "granted_cores", lambda: 1)
+    monkeypatch.setattr(threads, "cgroup_cores", lambda: 1)
     assert threads.usable_cores() == 1

@@ -39,7 +39,7 @@ def main(
     def forward() -> None:
         with edges.measuring():
             for batch in edges.batches:
-                inputs = batch.sequences.inputs(torch.float32)
+                inputs = batch.sequences.model_inputs(torch.float32)
                 model.run_with_hooks(batch.sequences.tokens, fwd_hooks=[], **inputs)
 
     def seconds(run: Callable[[], Any]) -> float:

@@ -34,7 +34,7 @@ class Timed:
     @classmethod
     def watch(cls) -> None:
         """Counts from now on."""
-        add = Ranks.add
+        add = Ranks.sum_ranks
 
         def timed(ranks: Ranks, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
             start = time.perf_counter()
@@ -47,7 +47,7 @@ class Timed:
                 cls.waited += met - start
                 cls.added += time.perf_counter() - met
 
-        Ranks.add = timed
+        Ranks.sum_ranks = timed
 
 
 def work(file: Path, device: str | None) -> None:
@@ -75,7 +75,7 @@ def work(file: Path, device: str | None) -> None:
         ),
         strict=True,
     ):
-        ranks.add(torch.zeros(1))  # All begin together.
+        ranks.sum_ranks(torch.zeros(1))  # All begin together.
         Timed.waited = Timed.added = 0.0
         start = time.perf_counter()
         task()

@@ -31,7 +31,7 @@ from tracekit.components import ComponentRegistry
 from tracekit.components.masks import ranking
 from tracekit.engine.engine import Engine
 from tracekit.measure.evaluation import measure_faithfulness
-from tracekit.models.hooked import frozen, recording_hooks
+from tracekit.models.hooked import freeze, recording_hooks
 from tracekit.results.faithfulness import MIB_SHARES
 from tracekit.search import Goal, make
 from tracekit.search.constraint import make_target
@@ -154,7 +154,7 @@ def node_scores(engine: Engine) -> Float[Tensor, " component"]:
                 entries = leaf[site.start : site.stop]
                 entries = entries[:, None] if change.ndim == 4 else entries
                 hooks.append((name, partial(_moved, by=change * at * entries)))
-            with frozen(data.model), torch.enable_grad():
+            with freeze(data.model), torch.enable_grad():
                 under = data.forward_pass.log_probs(batch, hooks, reads=data.metric.reads)
                 effects = data.effects_from(batch, under)
                 (gradient,) = torch.autograd.grad(effects.sum(), leaf)

@@ -1,7 +1,7 @@
 """Checks the arguments of public functions against their annotations.
 
-Most functions check their own arguments, with messages that say more. So annotations are only
-consulted after a function failed with an error of Python, and beforehand for switches.
+Most functions check their own arguments, with better messages. Therefore annotations are only
+consulted after a function has raised a Python error, and beforehand for booleans.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from typing_extensions import get_protocol_members, is_protocol
 
-from tracekit._util.options import is_whole, shortened
+from tracekit._util.options import is_int, short_repr
 from tracekit.errors import ConfigError, TracekitError
 
 _C = TypeVar("_C", bound=Callable[..., Any])
-_OF_PYTHON = (TypeError, AttributeError, ValueError, LookupError)
-"""What a value of a wrong type raises where nobody checks it."""
+_TYPE_FAULTS = (TypeError, AttributeError, ValueError, LookupError)
+"""Errors that Python raises for a value of a wrong type."""
 
 
 def check_arguments(function: _C) -> _C:
-    """The same function, or class with its public methods, which refuses values of a wrong type.
+    """Wraps a function, or the public methods of a class, to refuse values of a wrong type.
 
     Raises:
         ConfigError: An argument does not fit its annotation; the message has its value.
     """
     if isinstance(function, type):
-        for name, method in list(vars(function).items()):
-            inner = getattr(method, "__func__", method)
+        for name, call_checked in list(vars(function).items()):
+            inner = getattr(call_checked, "__func__", call_checked)
             if isfunction(inner) and (name == "__init__" or not name.startswith("_")):
                 checked = check_arguments(inner)
-                if isinstance(method, (classmethod, staticmethod)):
-                    checked = type(method)(checked)
+                if isinstance(call_checked, (classmethod, staticmethod)):
+                    checked = type(call_checked)(checked)
                 setattr(function, name, checked)
         return function  # type: ignore[return-value]
     parameters = signature(function)
 
     @wraps(function)
-    def method(*args: Any, **keywords: Any) -> Any:
-        switches = _switches(function)
+    def call_checked(*args: Any, **keywords: Any) -> Any:
+        switches = _flag_names(function)
         for name in switches & keywords.keys():
-            _refuse(name, keywords[name], _hints(function)[name])
+            _check_argument(name, keywords[name], _parameter_hints(function)[name])
         try:
             return function(*args, **keywords)
         except TracekitError:
             raise
-        except _OF_PYTHON as error:
+        except _TYPE_FAULTS as error:
             try:
                 given = parameters.bind(*args, **keywords).arguments
             except TypeError:
@@ -60,21 +60,21 @@ def check_arguments(function: _C) -> _C:
             for name, value in given.items():
                 kind = parameters.parameters[name].kind
                 if kind not in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL):
-                    _refuse(name, value, _hints(function).get(name, Any), error)
+                    _check_argument(name, value, _parameter_hints(function).get(name, Any), error)
             raise
 
-    return method  # type: ignore[return-value]
+    return call_checked  # type: ignore[return-value]
 
 
-def _refuse(name: str, value: object, hint: Any, error: Exception | None = None) -> None:
-    if not fits(value, hint):
-        text = f"{name} is {shortened(value)}. Pass {formatannotation(hint)}."
+def _check_argument(name: str, value: object, hint: Any, error: Exception | None = None) -> None:
+    if not fits_annotation(value, hint):
+        text = f"{name} is {short_repr(value)}. Pass {formatannotation(hint)}."
         raise ConfigError(text) from error
 
 
 @cache
-def _hints(function: Any) -> dict[str, Any]:
-    """Annotations by parameter, but those with names that only type checkers import."""
+def _parameter_hints(function: Any) -> dict[str, Any]:
+    """Annotations by parameter, without those whose names only type checkers import."""
     function, hints = unwrap(function), {}
     for name, annotation in function.__annotations__.items():
         with suppress(NameError):
@@ -84,26 +84,22 @@ def _hints(function: Any) -> dict[str, Any]:
 
 
 @cache
-def _switches(function: Any) -> frozenset[str]:
-    hints = _hints(function).items()
-    return frozenset(name for name, hint in hints if all(map(_is_switch, get_args(hint) or [hint])))
+def _flag_names(function: Any) -> frozenset[str]:
+    hints = {name: get_args(hint) or [hint] for name, hint in _parameter_hints(function).items()}
+    return frozenset(n for n, parts in hints.items() if all(p in (bool, NoneType) for p in parts))
 
 
-def _is_switch(hint: Any) -> bool:
-    return hint is bool or hint is NoneType
-
-
-def fits(value: object, hint: Any) -> bool:
-    """Whether a value is of an annotated type; True of annotations that are not understood."""
+def fits_annotation(value: object, hint: Any) -> bool:
+    """Whether a value fits an annotation; True for annotations that are not supported here."""
     origin, parts = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
     if origin in (Union, UnionType):
-        return any(fits(value, part) for part in parts)
+        return any(fits_annotation(value, part) for part in parts)
     if origin is Annotated:
-        return fits(value, parts[0])
+        return fits_annotation(value, parts[0])
     if origin is Literal:
-        # Functions list the names that they know.
+        # The function itself checks the value, and lists the names that it knows.
         return any(isinstance(value, type(part)) for part in parts)
     if hint is None or hint is NoneType:
         return value is None
@@ -111,7 +107,7 @@ def fits(value: object, hint: Any) -> bool:
         # Booleans of NumPy have the dtype bool.
         return isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
     if hint is int:
-        return is_whole(value)
+        return is_int(value)
     if hint is float:
         return isinstance(value, Real) and not isinstance(value, bool)
     base = origin or hint
@@ -125,14 +121,14 @@ def fits(value: object, hint: Any) -> bool:
         return isinstance(value, os.PathLike)
     if issubclass(base, Mapping):
         return isinstance(value, Mapping)
-    if base in _SEVERAL:
+    if base in _SEQUENCE_TYPES:
         is_several = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
         within = value if is_several and isinstance(value, (list, tuple)) else ()
         inner = parts[0] if parts else Any
-        return is_several and all(fits(each, inner) for each in within)
-    # Annotations of arrays have shapes, which functions check.
+        return is_several and all(fits_annotation(each, inner) for each in within)
+    # The functions themselves check the shapes of arrays.
     is_array = base.__module__.startswith("jaxtyping")
     return is_array or isinstance(value, base)
 
 
-_SEVERAL = (Sequence, Iterable, list, tuple, set, frozenset)
+_SEQUENCE_TYPES = (Sequence, Iterable, list, tuple, set, frozenset)

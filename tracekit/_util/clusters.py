@@ -1,4 +1,4 @@
-"""Sums over examples that are no independent evidence, and standard errors from these."""
+"""Sums over examples that are not independent, and standard errors computed from them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ FEWEST = 3
 """Independent examples that an interval needs."""
 
 
-class Over(TypedDict):
-    """Weights of examples, and which independent one each is part of; None if all are alike."""
+class EvidenceOptions(TypedDict):
+    """Weights of examples and the cluster of each; None where all are equal or independent."""
 
     weights: Float[Tensor, " example"] | None
     clusters: Int[Tensor, " example"] | None
 
 
-def n_text(n_examples: int, clusters: Int[Tensor, " example"] | None) -> str:
-    """How many examples there are, and how many of them are independent if not all are."""
+def count_text(n_examples: int, clusters: Int[Tensor, " example"] | None) -> str:
+    """The number of examples, followed by the number of independent ones if that is smaller."""
     n_independent = count_independent(n_examples, clusters)
     return f"{n_examples}" + (f" ({n_independent} independent)" * (n_independent < n_examples))
 
@@ -29,10 +29,10 @@ def count_independent(n_examples: int, clusters: Int[Tensor, " example"] | None)
     return n_examples if clusters is None else int(clusters.max()) + 1
 
 
-def by_cluster(
+def sum_by_cluster(
     values: Float[Tensor, "*row example"], clusters: Int[Tensor, " example"] | None
 ) -> Float[Tensor, "*row cluster"]:
-    """Sums over the pairs of each independent example, in float64 on the CPU; None: all pairs."""
+    """Sums values over each cluster, in float64 on the CPU; returns all values without clusters."""
     values = values.double().cpu()
     if clusters is None:
         return values

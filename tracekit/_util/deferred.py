@@ -1,4 +1,4 @@
-"""Libraries that take long to import, which happens when they are first used."""
+"""Libraries that are slow to import; each is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     import transformers
 else:
 
-    class _Deferred:
+    class _LazyModule:
         def __init__(self, name: str) -> None:
             self._name = name
 
         def __getattr__(self, name: str) -> Any:
             return getattr(import_module(self._name), name)
 
-    pd, transformers = _Deferred("pandas"), _Deferred("transformers")
+    pd, transformers = _LazyModule("pandas"), _LazyModule("transformers")
 
 __all__ = ["pd", "transformers"]

@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def to_device(value: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; from the CPU to CUDA without waiting for the copy."""
+    """Moves a tensor to a device; from the CPU to CUDA without waiting for the copy."""
     if value.device.type == "cpu" and device.type == "cuda":
         if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("A copy from host memory would be recorded, not what it holds.")
+            raise RuntimeError("A CUDA graph cannot capture a copy from host memory.")
         return value.pin_memory().to(device, non_blocking=True)
     return value.to(device)

@@ -1,4 +1,4 @@
-"""Files: written beside their place and moved there, and digests of their content."""
+"""Writes files to a temporary name and renames them; computes digests of their content."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters of what a spreadsheet takes as a formula."""
 
 
-def write_beside(path: Path, content: bytes | str) -> None:
-    """Writes a file beside its place and moves it there, so that it is never half written.
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Writes a temporary file and renames it, so that the file is never half written.
 
-    Its folder is made if it is missing. Of texts, a question mark replaces what UTF-8 lacks.
+    Makes its folder if needed. A question mark replaces characters that UTF-8 cannot encode.
     """
     if isinstance(content, str):
         content = content.encode("utf-8", "replace")
@@ -40,7 +40,7 @@ def write_beside(path: Path, content: bytes | str) -> None:
         path.write_bytes(content)
         return
     remove_abandoned(path.parent)
-    # Every process has a file of its own, whose name nobody can foresee.
+    # Each process writes its own file, whose name cannot be guessed.
     handle, draft = tempfile.mkstemp(f"-{os.getpid()}", _draft_prefix(path), path.parent)
     try:
         with open(handle, "wb") as file:
@@ -55,7 +55,7 @@ def write_beside(path: Path, content: bytes | str) -> None:
 
 @contextmanager
 def draft_folder(path: Path) -> Iterator[Path]:
-    """A new folder beside a path, to be moved there; removed at the end if it was not."""
+    """Makes a folder beside a path, to be renamed to it; removes it if it was not renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(path.parent)
     draft = Path(tempfile.mkdtemp(f"-{os.getpid()}", _draft_prefix(path), path.parent))
@@ -67,8 +67,8 @@ def draft_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def marker(folder: Path) -> Iterator[Path]:
-    """A hidden empty file in a folder for the length of the block, removed as drafts are."""
+def marker_file(folder: Path) -> Iterator[Path]:
+    """Keeps a hidden empty file in a folder for the length of the block."""
     prefix = _draft_prefix(folder / "marker")
     handle, path = tempfile.mkstemp(f"-{os.getpid()}", prefix, folder)
     os.close(handle)
@@ -81,8 +81,8 @@ def marker(folder: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Removes drafts in a folder whose process was killed, if that was one of this machine."""
-    for draft in folder.glob(f".*-{glob.escape(_machine())}-*"):
+    """Removes the drafts in a folder that killed processes of this machine left."""
+    for draft in folder.glob(f".*-{glob.escape(_host_name())}-*"):
         process = draft.name.rpartition("-")[2]
         if not process.isdecimal() or _is_running(int(process)):
             continue
@@ -95,10 +95,10 @@ def remove_abandoned(folder: Path) -> None:
 
 def _draft_prefix(path: Path) -> str:
     # Names of files have at most 255 bytes.
-    return f".{path.name[:20]}-{_machine()}-"
+    return f".{path.name[:20]}-{_host_name()}-"
 
 
-def _machine() -> str:
+def _host_name() -> str:
     return socket.gethostname()
 
 
@@ -111,11 +111,11 @@ def _is_running(process: int) -> bool:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool | float = True) -> Iterator[None]:
-    """Within the block, no other process and no other thread holds the lock of a path.
+def hold_lock(path: Path, *, wait: bool | float = True) -> Iterator[None]:
+    """Holds the lock of a path for the block; other processes and threads wait or fail.
 
-    The lock is a hidden file beside the path and ends with its process; some file systems have
-    none. After `wait` seconds, or at once if that is false, `BlockingIOError` is raised.
+    The lock is a hidden file beside the path, released when its process ends; some systems have
+    none. After `wait` seconds, or at once if `wait` is False, a `BlockingIOError` is raised.
     """
     lock = FileLock(path.with_name(f".{path.name}{_LOCK}"))
     try:
@@ -132,17 +132,17 @@ def locked(path: Path, *, wait: bool | float = True) -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            # Removed while it is held: whoever waits for it sees that it is gone and makes another.
+            # Remove the file while the lock is held: a process that waits then makes a new one.
             with suppress(OSError):
                 os.unlink(lock.lock_file)
             lock.release()
 
 
 def remove_abandoned_locks(folder: Path) -> None:
-    """Removes locks in a folder whose process was killed, all of which are to be waited for."""
+    """Removes the lock files in a folder that no process holds."""
     for path in folder.glob(f".*{_LOCK}"):
         locked_path = path.with_name(path.name[1 : -len(_LOCK)])
-        with suppress(BlockingIOError), locked(locked_path, wait=False):
+        with suppress(BlockingIOError), hold_lock(locked_path, wait=False):
             pass
 
 
@@ -155,25 +155,25 @@ def _umask() -> int:
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
     """Writes a table as CSV; a quote keeps spreadsheets from running texts as formulas."""
     texts = frame.select_dtypes(include=["object", "string", "category"]).columns
-    safe = frame.assign(**{str(column): frame[column].map(_without_formula) for column in texts})
-    write_beside(path, safe.to_csv(index=False, lineterminator="\n"))
+    safe = frame.assign(**{str(column): frame[column].map(_escape_formula) for column in texts})
+    write_atomically(path, safe.to_csv(index=False, lineterminator="\n"))
 
 
-def _without_formula(cell: object) -> object:
+def _escape_formula(cell: object) -> object:
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in _FORMULA else cell
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, shapes, types and values, the same in whatever order they are."""
+    """SHA-256 over names, shapes, types and values, whatever the order of the tensors."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        # By its bytes: NumPy has no bfloat16.
+        # Hash the bytes, because NumPy has no bfloat16.
         digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
-def digest_of(entries: Mapping[str, Any]) -> str:
-    """SHA-256 of a mapping as JSON, the same in whatever order its entries are."""
+def json_digest(entries: Mapping[str, Any]) -> str:
+    """SHA-256 of a mapping as JSON, whatever the order of its entries."""
     return hashlib.sha256(json.dumps(entries, sort_keys=True, default=str).encode()).hexdigest()

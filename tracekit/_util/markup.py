@@ -10,35 +10,35 @@ from math import isinf, isnan
 from typing import Any
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that steer a terminal, but for tabs and line breaks; and halves of characters."""
-MOST_ROWS = 12
+"""Characters that control a terminal, except tabs and line breaks, and lone surrogates."""
+MAX_ROWS = 12
 """Rows that a table in a notebook shows."""
 
 
-def printable(text: str) -> str:
-    """A text with a mark in place of each control character, and of what UTF-8 cannot write."""
+def clean_text(text: str) -> str:
+    """Replaces control characters, and characters that UTF-8 cannot encode, by a mark."""
     return _CONTROL.sub("\ufffd", text)
 
 
 def html_text(value: object) -> str:
-    """A value as HTML shows it letter by letter, in texts and in quoted attributes."""
-    return escape(printable(str(value)), quote=True)
+    """Escapes a value for the text and the quoted attributes of HTML."""
+    return escape(clean_text(str(value)), quote=True)
 
 
-def card(title: str, *parts: str) -> str:
-    """A title and parts of HTML below it."""
+def html_card(title: str, *parts: str) -> str:
+    """HTML of a title with further HTML below it."""
     return f'<div style="overflow-x:auto"><p><b>{html_text(title)}</b></p>{"".join(parts)}</div>'
 
 
 def script_json(value: Any) -> str:
-    """A value as JSON that may stand within a script element."""
+    """JSON of a value that is safe within a script element."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     # An HTML parser looks for tags in scripts too.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def interval_text(low: float, high: float) -> str:
-    """Both ends for a text; says where there are none."""
+    """The ends of an interval as text, or why there is no interval."""
     if isnan(low):
         return "too few independent examples for an interval"
     return "unbounded" if isinf(low) and isinf(high) else f"{low:.3g} to {high:.3g}"
@@ -49,6 +49,6 @@ def number_text(row: Any, name: str, form: str = ".3g") -> str:
     return f"{row[name]:{form}} ({interval_text(row[f'{name}_low'], row[f'{name}_high'])})"
 
 
-def with_ends(name: str, value: Any, ends: Iterable[Any]) -> dict[str, Any]:
-    """A number of a row, or a column, and the ends of its interval: `NAME_low`, `NAME_high`."""
+def as_cells(name: str, value: Any, ends: Iterable[Any]) -> dict[str, Any]:
+    """Entries `NAME`, `NAME_low` and `NAME_high`: a value and the ends of its interval."""
     return dict(zip((name, f"{name}_low", f"{name}_high"), (value, *ends), strict=True))

@@ -1,4 +1,4 @@
-"""Options and numbers from Python or a command line; a `ConfigError` names the wrong one."""
+"""Checks options from Python or the command line; a `ConfigError` names the wrong one."""
 
 from __future__ import annotations
 
@@ -34,44 +34,44 @@ _LARGEST = 1e12
 """Far beyond any useful option; its square is still a number of float32."""
 
 
-def shortened(value: object) -> str:
-    """A value as a message shows it."""
+def short_repr(value: object) -> str:
+    """The repr of a value, shortened for messages."""
     try:
         return reprlib.repr(value)
     except ValueError:  # Python does not write out whole numbers of thousands of digits.
         return f"{type(value).__name__} with thousands of digits"
 
 
-def first_few(cases: Sequence[str], most: int = 3) -> str:
-    """The first of several cases, as a message shows them, and how many more there are."""
+def join_first(cases: Sequence[str], most: int = 3) -> str:
+    """Joins the first cases for a message, and says how many more there are."""
     more = f"; and {len(cases) - most} more" if len(cases) > most else ""
     return "; ".join(cases[:most]) + more
 
 
-def is_whole(value: object) -> TypeGuard[int]:
-    """Whether a value is a whole number: an int, of Python or NumPy, and no bool."""
+def is_int(value: object) -> TypeGuard[int]:
+    """Whether a value is an int of Python or NumPy, and not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def whole_numbers(values: object) -> tuple[int, ...] | None:
-    """A list, tuple, range, array or tensor of whole numbers as a tuple; None if it is not one."""
+def as_ints(values: object) -> tuple[int, ...] | None:
+    """Converts a list, range, array or tensor of whole numbers to a tuple; else returns None."""
     as_list = getattr(values, "tolist", None)
     if as_list is not None:
         values = as_list()
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes, bytearray)):
         return None
-    return tuple(map(int, values)) if all(map(is_whole, values)) else None
+    return tuple(map(int, values)) if all(map(is_int, values)) else None
 
 
-def check_known(given: Iterable[str], allowed: Iterable[str], also: Iterable[str] = ()) -> None:
-    """Refuses names that are not allowed, with a guess at what was meant; that may be `also`."""
+def check_names(given: Iterable[str], allowed: Iterable[str], also: Iterable[str] = ()) -> None:
+    """Refuses names that are not `allowed`; suggests a similar one of `allowed` or `also`."""
     for name in given:
         if name not in allowed:
             raise UnknownOptionError(name, {*allowed, *also} or {"none"})
 
 
 def check_keywords(function: _C) -> _C:
-    """The same function or class, which says what keywords it takes where one is unknown."""
+    """Wraps a function or class to refuse unknown keywords with a list of the known ones."""
     if isinstance(function, type):
         function.__init__ = check_keywords(function.__init__)
         return function  # type: ignore[return-value]
@@ -81,29 +81,30 @@ def check_keywords(function: _C) -> _C:
     taken = [each.name for each in parameters if each.name not in ("self", "question")]
 
     @wraps(function)
-    def checked(*args: Any, **keywords: Any) -> Any:
-        check_known(keywords, taken)
+    def call_checked(*args: Any, **keywords: Any) -> Any:
+        check_names(keywords, taken)
         return function(*args, **keywords)
 
-    return checked  # type: ignore[return-value]
+    return call_checked  # type: ignore[return-value]
 
 
 def check_seed(seed: object) -> None:
     """Refuses a seed that random generators would not take, or would round."""
-    if not is_whole(seed) or not 0 <= seed < 2**63:
-        raise ConfigError(f"The seed is {shortened(seed)}. Give a whole number from 0 to 2^63 - 1.")
+    if not is_int(seed) or not 0 <= seed < 2**63:
+        shown = short_repr(seed)
+        raise ConfigError(f"The seed is {shown}. Give a whole number from 0 to 2^63 - 1.")
 
 
-def check_whole(name: str, value: object, least: int = 1) -> None:
-    """Refuses what is no whole number, or one below a bound."""
-    if not is_whole(value) or value < least:
-        raise ConfigError(f"{name} is {shortened(value)}. Give a whole number, at least {least}.")
+def check_int(name: str, value: object, least: int = 1) -> None:
+    """Refuses anything but a whole number of at least `least`."""
+    if not is_int(value) or value < least:
+        raise ConfigError(f"{name} is {short_repr(value)}. Give a whole number, at least {least}.")
 
 
-def check_loss(name: str, value: object) -> None:
-    """Refuses what is no share that may be lost: a number from 0 to below 1."""
+def check_max_loss(name: str, value: object) -> None:
+    """Refuses anything but a share from 0 to below 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise ConfigError(f"{name} is {shortened(value)}. Give a share from 0 to below 1.")
+        raise ConfigError(f"{name} is {short_repr(value)}. Give a share from 0 to below 1.")
 
 
 def check_numbers(options: object) -> None:
@@ -116,20 +117,20 @@ def check_numbers(options: object) -> None:
             # Comparisons with NaN are False.
             if isinstance(number, (int, float)) and not abs(number) <= _LARGEST:
                 raise ConfigError(
-                    f"The option {field.name} is {shortened(value)}. Give finite numbers, of at "
+                    f"The option {field.name} is {short_repr(value)}. Give finite numbers, of at "
                     f"most {_LARGEST:.0e} in size."
                 )
 
 
 def as_path(name: str, value: Any) -> Path:
-    """A path given as a `Path` or as text; `name` is that of the argument."""
+    """Converts a str or a path-like value to a `Path`; `name` is the name of the argument."""
     if not isinstance(value, (str, os.PathLike)):
-        raise ConfigError(f"{name} is {value!r}, which is no path. Give a text or a Path.")
+        raise ConfigError(f"{name} is {value!r}, which is not a path. Give a str or a Path.")
     path, encoded = Path(value), os.fsencode(value)
     longest = max(map(len, map(os.fsencode, path.parts)), default=0)
     if longest > _LONGEST_NAME or len(encoded) > _LONGEST_PATH or b"\0" in encoded:
         raise ConfigError(
-            f"{name} is {shortened(str(value))}, which no file system takes. Give at most "
+            f"{name} is {short_repr(str(value))}, which no file system takes. Give at most "
             f"{_LONGEST_PATH} bytes, in names of at most {_LONGEST_NAME}, without the character 0."
         )
     return path
@@ -149,7 +150,7 @@ def check_fields(options: Any, *names: str) -> None:
     """Refuses values of fields of a dataclass instance that their annotations do not allow."""
     for name in names:
         value = getattr(options, name)
-        converted = convert(name, value, hints_of(type(options))[name])
+        converted = convert(name, value, field_hints(type(options))[name])
         if isinstance(value, str) and not isinstance(converted, (str, Path)):
             raise ConfigError(
                 f"The option {name} is {value!r}. Give a number, True or False, not a text."
@@ -157,8 +158,8 @@ def check_fields(options: Any, *names: str) -> None:
 
 
 @cache
-def hints_of(kind: type) -> dict[str, Any]:
-    """Annotations of a class by name, with bounds, but those that only type checkers can import."""
+def field_hints(kind: type) -> dict[str, Any]:
+    """Annotations of a class by name, without those whose names only type checkers import."""
     hints: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         for name, annotation in get_annotations(base).items():
@@ -170,7 +171,7 @@ def hints_of(kind: type) -> dict[str, Any]:
 
 
 def field_help(kind: type) -> dict[str, str]:
-    """First paragraph of the docstring below each field of a class, in one line, by the field."""
+    """First paragraph of the docstring of each field of a class, in one line, by field."""
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not is_dataclass(base):
@@ -187,7 +188,7 @@ _adapter = cache(TypeAdapter)
 
 
 def convert(name: str, value: Any, hint: Any) -> Any:
-    """A value as the type of its option, where nothing is lost.
+    """Converts a value to the type of its option, if nothing is lost.
 
     On a command line it is a text such as `"0.001"`, `"12"`, `"false"`, `"none"` where None is
     allowed, or `"5,1"` for a tuple.
@@ -203,7 +204,7 @@ def convert(name: str, value: Any, hint: Any) -> Any:
         converted = _adapter(hint).validate_python(value)
     except ValidationError as error:
         problem = error.errors()[0]["msg"]
-        raise ConfigError(f"The option {name} is {shortened(value)}. {problem}.") from None
+        raise ConfigError(f"The option {name} is {short_repr(value)}. {problem}.") from None
     if isinstance(value, bool) and not isinstance(converted, bool):
         raise ConfigError(f"The option {name} is {value}. Give a number.")
     return converted

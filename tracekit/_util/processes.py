@@ -21,8 +21,8 @@ _STOPPING = ("SIGINT", "SIGTERM", "SIGHUP")
 class WorkerProcesses(Executor):
     """Runs functions in several processes.
 
-    The workers ignore Ctrl-C and its like, which this process answers: they end as soon as the
-    executor is shut down, in the middle of their work, and as soon as this process is gone.
+    The workers ignore Ctrl-C and similar signals, which this process handles. They end at once,
+    even in the middle of their work, when the executor is shut down or this process is gone.
     """
 
     def __init__(
@@ -33,21 +33,21 @@ class WorkerProcesses(Executor):
         context = multiprocessing.get_context("spawn")
         self._end, self._lifeline = context.Pipe(duplex=False)
         self._begun, begin = context.Pipe(duplex=False)
-        # Packed: unpacking it in the worker imports the libraries that `start` needs.
+        # Unpickling this in the worker imports the libraries that `start` needs.
         packed = pickle.dumps((start, arguments))
         self._pool = ProcessPoolExecutor(
             processes, mp_context=context, initializer=_start, initargs=(self._end, begin, packed)
         )
 
     @property
-    def has_begun(self) -> bool:
-        """Whether any worker was made ready; until then it runs the main script, as far as that."""
+    def has_ready_worker(self) -> bool:
+        """Whether any worker has finished `start`; before that, workers run the main script."""
         return self._begun.poll()
 
     def submit(self, function: Callable[..., _R], /, *arguments: Any, **options: Any) -> Future[_R]:
         """Calls a function of a module in a worker; `BrokenProcessPool` if any worker is killed."""
         # A worker may be started here.
-        with _held_back(_STOPPING):
+        with _block_signals(_STOPPING):
             return self._pool.submit(function, *arguments, **options)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
@@ -59,8 +59,8 @@ class WorkerProcesses(Executor):
 
 
 @contextmanager
-def _held_back(names: Iterable[str]) -> Iterator[None]:
-    """Signals within the block wait for its end; processes started in it inherit that."""
+def _block_signals(names: Iterable[str]) -> Iterator[None]:
+    """Delays signals to the end of the block; processes that are started in it inherit this."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -72,24 +72,24 @@ def _held_back(names: Iterable[str]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def leave_if_in_start() -> None:
-    """Ends a worker that runs the main script again and comes to where workers are started."""
+def exit_if_restarted() -> None:
+    """Ends a worker that runs the main script again and is about to start workers itself."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise SystemExit(1)  # Quietly: the process that started it says what to do.
+        raise SystemExit(1)  # Without a message: the parent process says what to do.
 
 
 def _start(end: Connection, begin: Connection, packed: bytes) -> None:
     """Makes a worker end with its parent, then makes it ready for work."""
-    Thread(target=_end_with, args=(end,), daemon=True).start()
+    Thread(target=_exit_when_closed, args=(end,), daemon=True).start()
     start, arguments = pickle.loads(packed)
     start(*arguments)
     begin.send_bytes(b"1")
 
 
-def _end_with(end: Connection) -> None:
+def _exit_when_closed(end: Connection) -> None:
     """Waits until the other end of the pipe is closed, then ends this process at once."""
     try:
         end.recv_bytes()
     finally:
-        # Not sys.exit: that would end this thread only. The system closes what is open.
+        # sys.exit would end this thread only. The system closes open files.
         os._exit(1)

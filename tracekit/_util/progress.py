@@ -1,9 +1,9 @@
 """One progress bar for a whole run, with an estimate of the remaining time.
 
-Outside of notebooks and terminals, as in a batch system, it is a line a minute in the log. The code
-that starts a run opens the bar (`run`). Everything below only reports to it: engines the examples
-they have run (`advance`), searches the results so far (`note`). A bar that is opened within another
-one becomes part of it, so bars are never nested.
+Outside of notebooks and terminals, e.g. in a batch system, it is one line per minute in the log.
+The code that starts a run opens the bar (`open_bar`). All other code only reports to it: engines
+report the examples that they have run (`advance`), searches the results so far (`report_values`). A
+bar that is opened within another one becomes part of it, so bars are never nested.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _FIRST_LINE_AFTER = 0.25
 """Seconds before the first line about a wait; shorter waits write nothing."""
 
 
-def is_watched() -> bool:
-    """Whether somebody watches: in notebooks and terminals, where a bar is redrawn in place."""
+def is_interactive() -> bool:
+    """Whether the program runs in a notebook or terminal, where a bar is redrawn in place."""
     return _in_notebook() or sys.stderr.isatty()
 
 
 def _in_notebook() -> bool:
-    # IPython is asked only if it runs already.
+    # Do not import IPython for this.
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and getattr(shell, "kernel", None) is not None
@@ -53,8 +53,8 @@ def duration_text(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-class _Lines:
-    """Takes the place of a bar that nobody watches: writes a line a minute to standard error."""
+class _ProgressLines:
+    """Replaces the bar outside of terminals: writes one line per minute to standard error."""
 
     last_line = last_step = -inf
     """When any bar last wrote a line, and last took a step."""
@@ -62,15 +62,15 @@ class _Lines:
     def __init__(self, label: str, total: float | None, unit: str) -> None:
         self._label, self._total, self._unit, self.n = label, total, unit, 0.0
         self._start = time.monotonic()
-        if self._start - _Lines.last_step > _PAUSE:
-            _Lines.last_line = self._start
+        if self._start - _ProgressLines.last_step > _PAUSE:
+            _ProgressLines.last_line = self._start
 
     def update(self, n: float) -> None:
         self.n += n
-        _Lines.last_step = now = time.monotonic()
-        if now - _Lines.last_line < _LINE_EVERY:
+        _ProgressLines.last_step = now = time.monotonic()
+        if now - _ProgressLines.last_line < _LINE_EVERY:
             return
-        _Lines.last_line = now
+        _ProgressLines.last_line = now
         taken = now - self._start
         of_all = f" of {self._total:.0f}" if self._total else ""
         left = taken * (self._total / self.n - 1) if self._total and self.n else 0.0
@@ -94,7 +94,7 @@ class RunProgress:
         n_examples: int,
         on_note: Callable[..., None] | None = None,
     ) -> None:
-        """Starts at nothing; `bar` shows it, if there is one, and the rest is as in `run`."""
+        """Starts at zero; `bar` may be None, and the other arguments are as in `open_bar`."""
         self._on_note = on_note
         self._bar, self._passes, self._n_examples = bar, passes, n_examples
         self.done = 0.0
@@ -108,7 +108,7 @@ class RunProgress:
             shown = self.done if self._passes is None else min(self.done, self._passes)
             self._bar.update(shown - self._bar.n)
 
-    def note(self, **values: float) -> None:
+    def report_values(self, **values: float) -> None:
         """Reports what a step reached, e.g. `size=4, effect=0.31`."""
         if self._bar is not None:
             shown = {name: f"{value:.3g}" for name, value in values.items()}
@@ -121,13 +121,13 @@ _NOTHING = RunProgress(None, None, 1)
 _CURRENT: ContextVar[RunProgress | None] = ContextVar("progress", default=None)
 
 
-def current() -> RunProgress:
-    """The progress of the current run; one that shows nothing if there is none."""
+def current_run() -> RunProgress:
+    """The progress of the current run, or a silent one if no run is open."""
     return _CURRENT.get() or _NOTHING
 
 
 @contextmanager
-def run(
+def open_bar(
     label: str,
     passes: float | None,
     n_examples: int,
@@ -135,17 +135,17 @@ def run(
     shown: bool | None,
     on_note: Callable[..., None] | None = None,
 ) -> Iterator[RunProgress]:
-    """Opens the bar of a run; within another run, that one's.
+    """Opens the bar of a run; within another run, yields the bar of that run.
 
     `passes` is the largest number of passes over the data; if None, no end is shown. With
     `shown=None`, the run shows a bar in notebooks and terminals, else lines. `on_note` is called
-    with the values of each `note`, shown or not.
+    with the values of each `report_values`, whether shown or not.
     """
     outer = _CURRENT.get()
     if outer is not None:
         yield outer
         return
-    bar = _bar(label, passes, shown)
+    bar = _make_bar(label, passes, shown)
     progress = RunProgress(bar, passes, n_examples, on_note)
     token = _CURRENT.set(progress)
     try:
@@ -157,7 +157,7 @@ def run(
 
 
 @contextmanager
-def waiting(label: str) -> Iterator[None]:
+def report_waiting(label: str) -> Iterator[None]:
     """Reports a block without steps in the log: soon after its start, then every minute."""
     done, start = Event(), time.monotonic()
 
@@ -168,7 +168,7 @@ def waiting(label: str) -> Iterator[None]:
             sys.stderr.write(f"{label}{text}\n")
             sys.stderr.flush()
 
-    if not is_watched():
+    if not is_interactive():
         # A daemon thread does not keep an interrupted program from ending.
         Thread(target=write_lines, daemon=True).start()
     try:
@@ -178,23 +178,23 @@ def waiting(label: str) -> Iterator[None]:
 
 
 def track(items: Iterable[_T], label: str, *, shown: bool | None) -> Iterable[_T]:
-    """A loop with a bar, or lines as in `run`, unless it is short or within a run with a bar."""
+    """Shows a bar or lines for a loop, unless it is short or within a run that has a bar."""
     total = len(items) if hasattr(items, "__len__") else None  # type: ignore[arg-type]
     is_short = total is not None and total < _FEWEST_STEPS
     if shown is False or _CURRENT.get() is not None or is_short:
         return items
-    if shown or is_watched():
-        return _tqdm()(items, desc=label, leave=False)
-    return _with_lines(items, _Lines(label, total, "steps"))
+    if shown or is_interactive():
+        return _import_tqdm()(items, desc=label, leave=False)
+    return _iterate_with_lines(items, _ProgressLines(label, total, "steps"))
 
 
-def _with_lines(items: Iterable[_T], lines: _Lines) -> Iterator[_T]:
+def _iterate_with_lines(items: Iterable[_T], lines: _ProgressLines) -> Iterator[_T]:
     for item in items:
         yield item
         lines.update(1)
 
 
-def _tqdm() -> Any:
+def _import_tqdm() -> Any:
     with warnings.catch_warnings():
         # Without ipywidgets, tqdm writes text in notebooks too, and warns of it.
         warnings.simplefilter("ignore")
@@ -202,13 +202,13 @@ def _tqdm() -> Any:
     return tqdm
 
 
-def _bar(label: str, passes: float | None, shown: bool | None) -> Any:
+def _make_bar(label: str, passes: float | None, shown: bool | None) -> Any:
     if shown is False:
         return None
-    if not (shown or is_watched()):
-        return _Lines(label, passes, "passes")
+    if not (shown or is_interactive()):
+        return _ProgressLines(label, passes, "passes")
     bar_format = _FORMAT_WITHOUT_END if passes is None else _FORMAT
     options: dict[str, Any] = {"bar_format": bar_format, "leave": False, "mininterval": 0.2}
     if not _in_notebook():
         options["dynamic_ncols"] = True
-    return _tqdm()(desc=label, total=passes, **options)
+    return _import_tqdm()(desc=label, total=passes, **options)

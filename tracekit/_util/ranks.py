@@ -2,8 +2,8 @@
 
 `torchrun`, `accelerate launch` and Slurm start the same program once for each device; the processes
 (*ranks*) do the same things in the same order, and in every pass each runs the model on its part of
-the examples. `Ranks.add` puts the parts together. What only one process can know (the clock,
-Ctrl-C, a file) is decided by rank 0 for all.
+the examples. `Ranks.sum_over_ranks` adds the parts up. Rank 0 decides for all ranks what they could
+see differently (the clock, Ctrl-C, a file).
 """
 
 from __future__ import annotations
@@ -32,47 +32,47 @@ _PATIENCE = timedelta(minutes=30)
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """This process among those that share a trace."""
+    """The rank of this process among the processes that share a trace."""
 
     rank: int = 0
     """Its number; 0 reads the clock and writes."""
     count: int = 1
     """Number of processes."""
-    _own: _OwnGroup | None = field(default=None, repr=False)
+    _own: _CpuGroup | None = field(default=None, repr=False)
     """Their process group; None for a single process."""
 
     @classmethod
-    def joined(cls) -> Ranks:
-        """The processes that `torch.distributed` has joined; this one alone if it has not."""
+    def current(cls) -> Ranks:
+        """The ranks of `torch.distributed`, or this process alone if that is not initialised."""
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
             return _ALONE
         world = dist.group.WORLD
-        if world not in _JOINED:
-            _Interrupt.catch()
-            _JOINED[world] = cls(dist.get_rank(), dist.get_world_size(), _OwnGroup())
-        return _JOINED[world]
+        if world not in _RANKS_OF_GROUPS:
+            _Interrupt.handle_interrupts()
+            _RANKS_OF_GROUPS[world] = cls(dist.get_rank(), dist.get_world_size(), _CpuGroup())
+        return _RANKS_OF_GROUPS[world]
 
     @property
     def is_first(self) -> bool:
-        """Whether this process speaks and writes for all."""
+        """Whether this process is the one that prints and writes."""
         return self.rank == 0
 
     @property
     def _group(self) -> Any:
         return None if self._own is None else self._own.group
 
-    def share(self, items: Int[Tensor, " item"]) -> Int[Tensor, " own"]:
+    def take_share(self, items: Int[Tensor, " item"]) -> Int[Tensor, " own"]:
         """This rank's part of some items; neighbours go to different ranks."""
         return items[self.rank :: self.count]
 
-    def add(self, *parts: Tensor) -> tuple[Tensor, ...]:
+    def sum_ranks(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """Sums tensors over all ranks, in one reduction; Ctrl-C in any of them raises in all."""
         if self.count == 1:
             return parts
-        # Ctrl-C reaches ranks at different points; it is heeded where all of them meet.
+        # Ranks get Ctrl-C at different points of the code; they react where all of them meet.
         message = torch.tensor([float(_Interrupt.pressed)], dtype=torch.float64)
         flat = torch.cat([message, *(part.detach().cpu().double().flatten() for part in parts)])
-        with _rank_errors():
+        with _translate_errors():
             dist.all_reduce(flat, group=self._group)
         if flat[0]:
             _Interrupt.pressed = False
@@ -83,29 +83,29 @@ class Ranks:
             for total, part in zip(sums, parts, strict=True)
         )
 
-    def decide(self, make: Callable[[], _T]) -> _T:
-        """The value that `make` returns on rank 0, or its error, on all ranks."""
+    def broadcast(self, make: Callable[[], _T]) -> _T:
+        """Calls `make` on rank 0; returns its value, or raises its error, on all ranks."""
         if self.count == 1:
             return make()
         message: list[Any] = [None]
         if self.is_first:
             try:
                 message = [(make(), None)]
-            except Exception as error:  # Handed on to the other ranks, which wait for it.
+            except Exception as error:  # The other ranks wait for a value or an error.
                 message = [(None, error)]
-        with _rank_errors():
+        with _translate_errors():
             dist.broadcast_object_list(message, src=0, group=self._group)
         value, error = message[0]
         if error is not None:
             raise error
         return value
 
-    def require_same(self, **named: object) -> None:
+    def check_same(self, **named: object) -> None:
         """Raises a `WorkerError` for ranks whose named values differ, and names what differs."""
         if self.count == 1:
             return
         message: list[Any] = [None] * self.count
-        with _rank_errors():
+        with _translate_errors():
             dist.all_gather_object(message, named, group=self._group)
         for name in named:
             values = [each.get(name) for each in message]
@@ -118,11 +118,11 @@ class Ranks:
                 )
 
 
-class _OwnGroup:
-    """A process group on the CPU, let go before Python ends.
+class _CpuGroup:
+    """A process group on the CPU that is released before Python ends.
 
-    A thread of the group that still holds a tensor then aborts the process: exit code -6 after
-    everything went well (pytorch/pytorch#179291). So nothing else keeps the group.
+    Otherwise a thread of the group that still holds a tensor aborts the process with exit code -6
+    after all went well (pytorch/pytorch#179291). So nothing else may keep the group.
     """
 
     def __init__(self) -> None:
@@ -137,22 +137,22 @@ class _OwnGroup:
 
 
 _ALONE = Ranks()
-_JOINED: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
+_RANKS_OF_GROUPS: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 """The ranks of each process group; all of them make theirs together, once."""
 
 
 def join_launched() -> Ranks:
-    """Joins the processes that a launcher has started, by its environment; else this one alone."""
+    """Joins the processes that a launcher has started, if its environment variables are set."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        with _rank_errors():
+        with _translate_errors():
             dist.init_process_group(backend, timeout=_PATIENCE)
         atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
-    return Ranks.joined()
+    return Ranks.current()
 
 
 def launched_device() -> str | None:
-    """The accelerator that a launcher means for this process, e.g. `cuda:1`; None without one."""
+    """The accelerator that a launcher assigned to this process, e.g. `cuda:1`, or None."""
     if "LOCAL_RANK" not in os.environ or not torch.cuda.is_available():
         return None
     return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
@@ -164,20 +164,20 @@ class _Interrupt:
     pressed: bool = False
 
     @classmethod
-    def catch(cls) -> None:
-        """Has Ctrl-C noted instead of raised; pressed twice, it ends this process."""
+    def handle_interrupts(cls) -> None:
+        """Makes Ctrl-C set `pressed`; a second Ctrl-C ends this process."""
 
         def note(number: int, frame: Any) -> None:
             if cls.pressed:
                 raise KeyboardInterrupt
             cls.pressed = True
 
-        with suppress(ValueError):  # Not the main thread: Ctrl-C does not come here.
+        with suppress(ValueError):  # Only the main thread gets Ctrl-C.
             signal.signal(signal.SIGINT, note)
 
 
 @contextmanager
-def _rank_errors() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Turns the errors of a lost rank into one clear error."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""Public names of a package, imported when they are first used: its stub says from where."""
+"""Imports the public names of a package when they are first used, as its stub lists them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 def lazy_exports(
     package: str, file: str, more: tuple[str, ...] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package, by the `__init__.pyi` beside its file.
+    """`__getattr__`, `__dir__` and `__all__` of a package, from the `__init__.pyi` beside its file.
 
-    `more` are modules that are attributes too. No name may be that of a module in the package.
+    `more` names modules that are attributes too. No public name may equal a module's name.
     """
     homes = {
         alias.name: str(node.module)

@@ -9,7 +9,7 @@ from math import floor, isfinite, log10
 from typing import Any
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import html_text, interval_text, printable
+from tracekit._util.markup import clean_text, html_text, interval_text
 
 _MISSING = "-"
 _LONG = 24
@@ -17,13 +17,13 @@ _LONG = 24
 
 
 def join_labels(labels: Sequence[str], most: int = 24) -> str:
-    """Labels as one text, of which so many are named."""
+    """Joins labels with commas; says how many more there are than `most`."""
     names = ", ".join(labels[:most])
     return names + (f", and {len(labels) - most} more" if len(labels) > most else "")
 
 
 def value_text(value: Any, form: str | Callable[[Any], str] = ".4g") -> str:
-    """A value for readers, as a column of this form shows it."""
+    """Formats a value for readers, as a column of this form shows it."""
     if isinstance(value, tuple):
         *first, low, high = value
         ends = _MISSING if low is None else interval_text(low, high)
@@ -63,11 +63,11 @@ class Column:
     @property
     def texts(self) -> list[str]:
         """All values for readers."""
-        return [printable(self.text(value)) for value in self.values]
+        return [clean_text(self.text(value)) for value in self.values]
 
     @property
     def is_text(self) -> bool:
-        """Whether it holds words, which stand at the left."""
+        """Whether the column has texts, which are aligned to the left."""
         return any(isinstance(value, (str, list)) for value in self.values)
 
     def html(self, is_first: bool) -> list[str]:
@@ -84,7 +84,7 @@ class Column:
         return cells
 
     def entries(self, row: int) -> dict[str, Any]:
-        """The value of a row by its key, and the ends of its interval by theirs."""
+        """The value of a row and the ends of its interval, by their keys."""
         value = self.values[row]
         if not isinstance(value, tuple):
             return {self.key: value}
@@ -120,7 +120,7 @@ class Table:
             keys = [name, f"{name}_low", f"{name}_high"]
             if name not in ends:
                 is_joined = joined and {*keys} <= {*names}
-                cells = [tuple(_native(row.get(key)) for key in keys) for row in rows]
+                cells = [tuple(_to_python_number(row.get(key)) for key in keys) for row in rows]
                 values = cells if is_joined else [cell[0] for cell in cells]
                 title = (titles or {}).get(name, name.replace("_", " "))
                 form = (forms or {}).get(name, ".4g")
@@ -170,7 +170,7 @@ class Table:
         return Table(columns)
 
     def aligned(self) -> Table:
-        """Numbers of a column have the same decimals: three digits of the largest."""
+        """Gives the numbers of a column the same decimals: three digits of the largest."""
         columns = []
         for column in self.columns:
             sizes = [abs(v) for v in column.values if isinstance(v, float) and isfinite(v)]
@@ -188,9 +188,9 @@ class Table:
         second: bool = False,
         among: Sequence[int] | None = None,
     ) -> Table:
-        """The largest value of a column is bold, and the second underlined if `second`.
+        """Makes the largest value of a column bold, and underlines the second if `second`.
 
-        Rows `among` these (None: all) compete with those that agree in the columns `within`.
+        Compares the rows `among` (None: all), each with the rows equal in the columns `within`.
         """
         column, styles = self[title], dict[int, str]()
         groups: dict[tuple[Any, ...], list[int]] = {}
@@ -202,7 +202,7 @@ class Table:
             texts = list(dict.fromkeys(column.text(values[row]) for _, row in order))
             alike = [[row for _, row in order if column.text(values[row]) == t] for t in texts]
             styles |= dict.fromkeys(alike[0] if alike else (), "bold")
-            # After several best ones there is no second.
+            # If several rows are best, none is the second.
             if second and len(alike) > 1 and len(alike[0]) == 1:
                 styles |= dict.fromkeys(alike[1], "underline")
         ranked = replace(column, styles=styles)
@@ -214,7 +214,7 @@ class Table:
         return [{k: v for c in self.columns for k, v in c.entries(row).items()} for row in rows]
 
     def records(self) -> list[dict[str, Any]]:
-        """The rows for JSON: numbers as they are, null for none, NaN and what is not finite."""
+        """The rows for JSON; null stands for None, NaN and infinity."""
         return [{key: json_value(value) for key, value in row.items()} for row in self.entries()]
 
     def frame(self) -> Any:
@@ -256,14 +256,14 @@ class Table:
 
 
 def json_value(value: Any) -> Any:
-    """A value ready for JSON; None where it is no finite number."""
+    """Converts a value for JSON; NaN and infinity become None."""
     if isinstance(value, list):
         return [json_value(entry) for entry in value]
     if isinstance(value, (bool, int)) or value is None:
         return value
     if isinstance(value, float):
         return value if isfinite(value) else None
-    return printable(str(value))
+    return clean_text(str(value))
 
 
 _ESCAPES = {
@@ -276,8 +276,8 @@ _ESCAPES = {
 
 
 def latex_text(text: str) -> str:
-    """A text in which LaTeX takes nothing for a command."""
-    return printable(text).translate(str.maketrans(_ESCAPES))
+    """Escapes the special characters of LaTeX."""
+    return clean_text(text).translate(str.maketrans(_ESCAPES))
 
 
 def _latex_cell(text: str, style: str | None) -> str:
@@ -286,8 +286,8 @@ def _latex_cell(text: str, style: str | None) -> str:
     return f"\\{command}{{{escaped}}}" if command else escaped
 
 
-def _native(value: Any) -> Any:
-    """Python's own number in place of one of NumPy."""
+def _to_python_number(value: Any) -> Any:
+    """Converts a number of NumPy to one of Python."""
     return value.item() if hasattr(value, "item") else value
 
 

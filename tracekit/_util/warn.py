@@ -11,30 +11,30 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-_OWN = (str(Path(__file__).parents[1]) + os.sep, functools.__file__)
-"""Files below are tracekit's own; a cached property is one of its frames."""
-_ABOUT: ContextVar[tuple[str, bool]] = ContextVar("about", default=("", False))
+_LIBRARY_FILES = (str(Path(__file__).parents[1]) + os.sep, functools.__file__)
+"""Files of tracekit, and functools, which has frames of its cached properties."""
+_CURRENT_JOB: ContextVar[tuple[str, bool]] = ContextVar("about", default=("", False))
 """The job that runs, in words, and whether an executor's worker runs it."""
 
 
 @contextmanager
-def about(job: str, *, in_worker: bool = False) -> Iterator[None]:
-    """Within the block warnings begin with a job. No line of the user's calls a worker."""
-    token = _ABOUT.set((job, in_worker))
+def name_job(job: str, *, in_worker: bool = False) -> Iterator[None]:
+    """Begins warnings within the block with a job. In a worker they point to no user's line."""
+    token = _CURRENT_JOB.set((job, in_worker))
     try:
         yield
     finally:
-        _ABOUT.reset(token)
+        _CURRENT_JOB.reset(token)
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """A warning that points to the line outside of tracekit from which it was called."""
-    job, in_worker = _ABOUT.get()
+    """Warns, and points to the line outside of tracekit from which the code was called."""
+    job, in_worker = _CURRENT_JOB.get()
     text = f"{job}: {text}" if job else text
     if in_worker:
         warnings.warn_explicit(text, category, "<worker>", 1)
         return
     frame, level = sys._getframe(), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY_FILES):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, category, stacklevel=level)

@@ -18,8 +18,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from tracekit._util.markup import printable
-from tracekit._util.options import shortened
+from tracekit._util.markup import clean_text
+from tracekit._util.options import short_repr
 from tracekit._util.version import __version__
 from tracekit.cli.console import console, error_console, print_problem
 from tracekit.errors import ConfigError, TracekitError
@@ -40,14 +40,14 @@ PANELS = (
 
 
 class _Command(TyperCommand):
-    """A command whose help has its options in panels, and says of values what they are."""
+    """A command whose help shows its options in panels, with the types of their values."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         """Sorts the options by panel; within one they keep their order."""
         super().__init__(*args, **settings)
         for parameter in self.params:
             if getattr(parameter, "is_flag", False):
-                parameter.metavar = ""  # Else the type of every flag takes a column: `<bool>`.
+                parameter.metavar = ""  # Otherwise help shows `<bool>` for every flag.
         # Arguments and options without a panel come first.
         first = PANELS[0]
         self.params.sort(
@@ -55,7 +55,7 @@ class _Command(TyperCommand):
         )
 
     def get_help_option(self, ctx: Any) -> Any:
-        """`--help` stands with the options on what is shown."""
+        """Puts `--help` into the panel of the output options."""
         option = super().get_help_option(ctx)
         if option is not None:
             option.rich_help_panel = PANELS[-1]  # type: ignore[attr-defined]
@@ -63,15 +63,15 @@ class _Command(TyperCommand):
         return option
 
 
-class _Program(typer.Typer):
+class _CommandGroup(typer.Typer):
     def command(self, name: str | None = None, **settings: Any) -> Any:  # type: ignore[override]
         """Adds a command, with the option `--json`."""
         add = super().command(name, cls=_Command, **settings)
-        return lambda function: add(_with_json(function))
+        return lambda function: add(_add_json_option(function))
 
 
-def _with_json(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that prints one document with `--json`, also of an error."""
+def _add_json_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the option `--json`: the command then prints one document, also for an error."""
     signature = inspect.signature(command, eval_str=True)
     text = "Print one JSON document and nothing else to standard output."
     option = typer.Option("--json", metavar="", help=text, rich_help_panel=PANELS[-1])
@@ -95,7 +95,7 @@ def _with_json(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-app: typer.Typer = _Program(
+app: typer.Typer = _CommandGroup(
     name="tracekit",
     help="Which components of a language model act together? Multi-component causal tracing.",
     no_args_is_help=True,
@@ -116,90 +116,90 @@ def main() -> None:
     Ctrl-C with 130, and output that nobody reads with 141.
     """
     _quieten_libraries()
-    console.had_document = False
+    console.has_begun_document = False
     for stream in (sys.stdout, sys.stderr):
-        # Where a terminal or a pipe cannot show a character, a mark stands for it.
+        # Replace characters that the terminal or pipe cannot encode.
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
         _check_arguments()
-        with _stopping_in_order():
+        with _raise_on_termination():
             code = app(standalone_mode=False)
             sys.stdout.flush()
         if code == _INTERRUPTED:
-            _leave_interrupted()
+            _exit_interrupted()
         if isinstance(code, int) and code:
             sys.exit(code)
     except TracekitError as error:
-        _print_early(error)
+        _print_early_error(error)
         print_problem("Error", error, "bold red")
         sys.exit(1)
     except BrokenPipeError:
-        # Whoever read the output has gone, as `head` does. The rest goes nowhere, also at the end.
+        # The reader of the output, such as `head`, has ended. Discard the rest, also at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(_BROKEN_PIPE)
     except OSError as error:
         # A full or read-only disk: what was written before is kept.
-        file_name = f" ({shortened(error.filename)})" if error.filename else ""
+        file_name = f" ({short_repr(error.filename)})" if error.filename else ""
         print_problem("Error", f"{error.strerror or error}{file_name}.", "bold red")
         sys.exit(1)
     except (typer.Abort, KeyboardInterrupt):
-        _leave_interrupted()
-    except _Terminated as terminated:
+        _exit_interrupted()
+    except _TerminationSignal as terminated:
         error_console.print("Stopped.")
-        # As the system would have done it. Leaving waits for threads, such as one that draws.
+        # End as the signal itself does: sys.exit would wait for threads that draw figures.
         signal.raise_signal(terminated.args[0])
     except Exception as error:
         # Errors of typer about wrong usage print themselves.
         show = getattr(error, "show", None)
         if show is None:
             raise
-        _print_early(error)
+        _print_early_error(error)
         show()
         sys.exit(getattr(error, "exit_code", 2))
 
 
 def _check_arguments() -> None:
-    """Refuses names that no saved file could hold, before any work is done for them."""
+    """Refuses arguments that are not UTF-8 and could not be saved, before any work is done."""
     for text in sys.argv[1:]:
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise ConfigError(
-                f"The argument {printable(text)!r} is no text in UTF-8, so nothing that is saved "
-                "could name it. Rename the file; or set PYTHONUTF8=1, if only your locale differs."
+                f"The argument {clean_text(text)!r} is not valid UTF-8, so no saved file could "
+                "name it. Rename the file; or set PYTHONUTF8=1, if only your locale differs."
             )
 
 
-def _print_early(error: Exception) -> None:
-    """The document of an error before a command began, such as a wrong option."""
-    if "--json" in sys.argv[1:] and not console.had_document:
+def _print_early_error(error: Exception) -> None:
+    """Prints the JSON document of an error before a command begins, such as a wrong option."""
+    if "--json" in sys.argv[1:] and not console.has_begun_document:
         name = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
         console.begin_document(name)
         console.print_document(error)
 
 
-def _leave_interrupted() -> NoReturn:
+def _exit_interrupted() -> NoReturn:
     error_console.print("Stopped.")
     others = [thread for thread in enumerate_threads() if thread is not main_thread()]
     if any(not thread.daemon for thread in others):
-        # Leaving in order would wait until a thread has drawn all of its figures.
+        # sys.exit would wait until the threads have drawn all of their figures.
         sys.stdout.flush()
         os._exit(_INTERRUPTED)
     sys.exit(_INTERRUPTED)
 
 
-class _Terminated(BaseException):
+class _TerminationSignal(BaseException):
     """The system asked the command to end, by a signal of this number."""
 
 
 @contextmanager
-def _stopping_in_order() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block like an error: checkpoints are written and workers ended."""
+def _raise_on_termination() -> Iterator[None]:
+    """Turns SIGTERM and SIGHUP into an error: checkpoints are written and workers ended."""
 
     def stop(number: int, frame: object) -> NoReturn:
-        raise _Terminated(number)
+        raise _TerminationSignal(number)
 
     before = {}
-    # Only the main thread may say what a signal does. Who ignores one, as nohup does, means it.
+    # Only the main thread can set handlers. A signal ignored by nohup stays ignored.
     for name in ("SIGTERM", "SIGHUP") if current_thread() is main_thread() else ():
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:

@@ -11,7 +11,7 @@ from rich.text import Text
 from typer import Exit
 from typing_extensions import TypedDict
 
-from tracekit._util.markup import printable
+from tracekit._util.markup import clean_text
 from tracekit._util.version import __version__
 
 
@@ -42,7 +42,7 @@ class CommandOutput(TypedDict):
     """Everything else that is printed."""
     warnings: list[str]
     error: CommandError | None
-    """None where what was found makes the command fail, as a red line or a failed run."""
+    """None if the command fails because of its findings, such as a red line or a failed run."""
 
 
 class PlainConsole(Console):
@@ -50,20 +50,20 @@ class PlainConsole(Console):
 
     document: CommandOutput | None = None
     """With `--json`, what is printed goes here."""
-    had_document: bool = False
+    has_begun_document: bool = False
     """Whether there is a document, or was one."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Prints, or records."""
+        """Prints objects, or adds them to the document."""
         if self.document is None:
             super().print(*objects, **options)
             return
         for each in objects:
-            self.document["lines"] += printable(str(each)).splitlines()
+            self.document["lines"] += clean_text(str(each)).splitlines()
 
     def begin_document(self, command: str) -> None:
-        """From now on nothing is printed until `print_document`."""
-        self.had_document = True
+        """Starts a document; nothing else is printed until `print_document`."""
+        self.has_begun_document = True
         self.document = CommandOutput(
             format_version=1,
             command=command.replace("_", "-"),
@@ -76,12 +76,12 @@ class PlainConsole(Console):
         )
 
     def print_document(self, error: BaseException | None = None) -> None:
-        """Prints the document of a command, once; of an exit, the code says whether it is ok."""
+        """Prints the document of a command, once. An `Exit` with code 0 counts as ok."""
         document, self.document = self.document, None
         if document is not None:
             document["ok"] = error is None or getattr(error, "exit_code", 1) == 0
             if error is not None and not isinstance(error, Exit):
-                # Errors of usage say in full what they are about.
+                # Usage errors have a fuller text here.
                 message = getattr(error, "format_message", error.__str__)()
                 document["error"] = {"type": type(error).__name__, "message": message}
             sys.stdout.write(json.dumps(document, indent=1) + "\n")
@@ -89,10 +89,10 @@ class PlainConsole(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """A text without markup or emoji codes, and with control characters shown as �."""
         plain = {"markup": False, "emoji": False}
-        return super().render_str(printable(text), **{**options, **plain})
+        return super().render_str(clean_text(text), **{**options, **plain})
 
     def on_broken_pipe(self) -> NoReturn:
-        """Leaves it to the program, which ends."""
+        """Raises the error, so that the program ends."""
         raise BrokenPipeError
 
 
@@ -103,15 +103,15 @@ error_console: PlainConsole = PlainConsole(stderr=True, highlight=False)
 def print_problem(word: str, text: object, style: str) -> None:
     """Prints an error or a warning to standard error, in one line.
 
-    Of several processes that share a trace, the others say who they are.
+    Where several processes share a trace, all but the first also print their rank.
     """
     if console.document is not None and word == "Warning":
-        console.document["warnings"].append(printable(str(text)))
-    message = Text.assemble((f"{word}:", style), " ", printable(str(text)))
+        console.document["warnings"].append(clean_text(str(text)))
+    message = Text.assemble((f"{word}:", style), " ", clean_text(str(text)))
     if console.quiet:
         from tracekit._util.ranks import Ranks
 
-        message = Text.assemble((f"Rank {Ranks.joined().rank}: ", style), message)
+        message = Text.assemble((f"Rank {Ranks.current().rank}: ", style), message)
     error_console.print(message, soft_wrap=True)
 
 

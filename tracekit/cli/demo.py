@@ -12,7 +12,7 @@ from tracekit._util.table import Table
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder, save_results
-from tracekit.cli.options import OPTIONS, WHAT, load, with_options
+from tracekit.cli.options import OPTIONS, WHAT, load_quietly, with_options
 from tracekit.cli.summaries import print_results, print_tracer
 from tracekit.cli.tables import print_table
 
@@ -25,12 +25,12 @@ _METHODS = {"pgb-ct+local": {}, "greedy": {}, "top-k": {}, "random": {"draws": 1
 _PAIRED_LAYERS = (0, 1)
 _PAGE = Path(__file__).with_name("demo_page.md")
 """Headings and paragraphs of the page."""
-_ABOUT = (
+_TABLE_NOTE = (
     f"Mean drop of P(x), the probability of the right answer, over {_EXAMPLES} facts, and its "
     "share of the drop by all heads. Random: the best of 100 sets of each size. Passes: forward "
     "and backward, over all facts, for all sizes together."
 )
-_NEXT = """\
+_NEXT_COMMANDS = """\
 # your model and data
 tracekit trace --model gpt2 --dataset winobias --budget 0.1
 # the best set of every size
@@ -41,7 +41,7 @@ tracekit show {output}
 
 
 @dataclass(frozen=True)
-class _Findings:
+class _DemoResults:
     """Everything that the demo measured."""
 
     tracer: tk.Tracer
@@ -49,15 +49,15 @@ class _Findings:
     """Results at all budgets, by method."""
     front: tk.ParetoFront
     grid: tk.results.InteractionGrid
-    fresh: tk.results.InteractionGrid
+    unseen_grid: tk.results.InteractionGrid
     """The strongest pair of the grid, on facts that had no part in choosing it."""
 
     @property
-    def story(self) -> str:
+    def summary_text(self) -> str:
         """Findings of the demo, in one or two sentences with its numbers."""
         best, top_k, random = (self.curves[name] for name in ("pgb-ct+local", "top-k", "random"))
         pair = best.at(2)
-        parts = [f"{component} alone {self.alone(component):.3f}" for component in pair.components]
+        parts = [f"{each} alone {self.effect_alone(each):.3f}" for each in pair.components]
         below = [str(k) for k in _BUDGETS if top_k.at(k).effect < random.at(k).effect]
         story = (
             "How far the probability of the right answer drops: "
@@ -68,25 +68,25 @@ class _Findings:
             story += f" Top-k is below the best random sets at {' and '.join(below)} heads."
         return story
 
-    def alone(self, component: Any) -> float:
+    def effect_alone(self, component: Any) -> float:
         return float(self.tracer.evaluate([component]))
 
     @property
-    def chosen(self) -> tk.TraceResult:
+    def best_set(self) -> tk.TraceResult:
         """The set whose members are shown one by one."""
         return self.curves["pgb-ct+local"].at(max(_SHOWN))
 
-    def members(self) -> Table:
+    def member_table(self) -> Table:
         """A row per member of that set: what it does alone, and what the set loses without it."""
-        rows, members = [], self.chosen.components
+        rows, members = [], self.best_set.components
         for component in members:
             rest = float(self.tracer.evaluate([each for each in members if each != component]))
-            row = {"component": str(component), "alone": self.alone(component)}
-            rows.append({**row, "lost_without_it": self.chosen.effect - rest})
+            row = {"component": str(component), "alone": self.effect_alone(component)}
+            rows.append({**row, "lost_without_it": self.best_set.effect - rest})
         return Table.of_rows(rows, forms={"alone": ".3f", "lost_without_it": ".3f"})
 
-    def table(self, form: str = "{:.3f} ({:.0f} %)") -> Table:
-        """A row per method: effects, with their shares of the whole in this form, passes, time."""
+    def method_table(self, form: str = "{:.3f} ({:.0f} %)") -> Table:
+        """A row per method: effects with their shares, formatted by `form`, passes and time."""
         rows, full = [], self.tracer.full_effect
         names = [f"effect_{budget}" for budget in _BUDGETS]
         for curve in self.curves.values():
@@ -106,7 +106,7 @@ _REAL_MODEL, _REAL_TASK, _REAL_METRIC = "smollm2-135m", "gendered-pronouns", "lo
 _REAL_BUDGETS = (3, 6, 14)
 _REAL_METHODS = ("local-search", "mask-ig", "top-k")
 _REAL_EXAMPLES = (24, 32)
-"""That are searched on, and that no search sees."""
+"""Number of searched examples, and of held-out ones."""
 
 
 @app.command()
@@ -127,21 +127,21 @@ def demo(values: OptionValues) -> None:
     output, seed, progress = values["output"], values["seed"], False if values["quiet"] else None
     check_folder(output)
     if values["real"]:
-        page = _trace_real(output, seed, progress)
+        page = _trace_pretrained_model(output, seed, progress)
     else:
-        findings = _trace(output, seed, progress)
-        console.print(findings.story, style="bold")
-        # Two lines: a table of 80 columns has no room for both beside each other.
-        print_table("methods", findings.table("{:.3f}\n{:.0f} %"))
+        findings = _trace_demo_model(output, seed, progress)
+        console.print(findings.summary_text, style="bold")
+        # On two lines, because 80 columns have no room for both side by side.
+        print_table("methods", findings.method_table("{:.3f}\n{:.0f} %"))
         whole = f"All {len(findings.tracer.registry)} heads: {findings.tracer.full_effect:.3f}."
-        console.print(f"{_ABOUT} {whole}", style="dim")
+        console.print(f"{_TABLE_NOTE} {whole}", style="dim")
         page = _write_page(findings, output)
     console.print(f"All of it, with figures: {page.resolve().as_uri()}", soft_wrap=True)
 
 
-def _trace_real(output: Path, seed: int, progress: bool | None) -> Path:
-    """Which heads of a pretrained model carry the gender of a pronoun; gives the page."""
-    model = load(_REAL_MODEL)
+def _trace_pretrained_model(output: Path, seed: int, progress: bool | None) -> Path:
+    """Traces the gender of pronouns in a pretrained model; returns the path of the page."""
+    model = load_quietly(_REAL_MODEL)
     halves = tk.load_dataset(_REAL_TASK, model).split(0.5, seed=0)
     pairs, fresh = (half[:n] for half, n in zip(halves, _REAL_EXAMPLES, strict=True))
     question = ("head-outputs", _REAL_METRIC)
@@ -165,8 +165,8 @@ def _trace_real(output: Path, seed: int, progress: bool | None) -> Path:
     return tk.report([*tracer.results, tracer.pairs], output / "index.html")
 
 
-def _trace(output: Path, seed: int, progress: bool | None) -> _Findings:
-    model = load("demo")
+def _trace_demo_model(output: Path, seed: int, progress: bool | None) -> _DemoResults:
+    model = load_quietly("demo")
     facts = tk.load_dataset("demo-facts", model)
     question = ("attention-patterns", "probability-drop")
     tracer, fresh = (
@@ -184,16 +184,16 @@ def _trace(output: Path, seed: int, progress: bool | None) -> _Findings:
     grid = tracer.interactions(layers=_PAIRED_LAYERS)
     grid.save(output / "pairs.csv")
     strongest = [grid.table[each][0] for each in ("first", "second")]
-    return _Findings(tracer, curves, front, grid, fresh.interactions(strongest))
+    return _DemoResults(tracer, curves, front, grid, fresh.interactions(strongest))
 
 
-def _write_page(findings: _Findings, output: Path) -> Path:
+def _write_page(findings: _DemoResults, output: Path) -> Path:
     from tracekit.reports.page import Section, write_page
 
     tracer, front, grid = findings.tracer, findings.front, findings.grid
     shown = [findings.curves[name].at(k) for k in _SHOWN for name in ("pgb-ct+local", "top-k")]
     texts: Any = tracer.pairs[0].texts
-    row, n = findings.fresh.table.iloc[0], findings.fresh.n_independent
+    row, n = findings.unseen_grid.table.iloc[0], findings.unseen_grid.n_independent
     ends = interval_text(row["interaction_low"], row["interaction_high"])
     tested = (
         f"{row['first']} and {row['second']}, the interaction is {row['interaction']:+.3f} "
@@ -201,19 +201,19 @@ def _write_page(findings: _Findings, output: Path) -> Path:
     )
     facts = {"prompt": texts["prompt"], "answer": texts["x"].strip(), "tested": tested}
     facts |= {"n": _EXAMPLES, "heads": len(tracer.registry), "full": f"{tracer.full_effect:.3f}"}
-    page = _PAGE.read_text(encoding="utf-8").format(**facts, chosen=findings.chosen.n_selected)
+    page = _PAGE.read_text(encoding="utf-8").format(**facts, chosen=findings.best_set.n_selected)
     figures = [tk.compare(shown).heatmap(), tracer.curve()]
     beside: list[dict[str, Any]] = [
-        {"lead": findings.story},
-        {"figures": figures, "table": findings.table(), "note": _ABOUT},
+        {"lead": findings.summary_text},
+        {"figures": figures, "table": findings.method_table(), "note": _TABLE_NOTE},
         {"figures": [front.curve(), front.heatmap()]},
         {"figures": [grid.heatmap()]},
-        {"table": findings.members()},
+        {"table": findings.member_table()},
     ]
     sections = []
     for part, more in zip(page.split("# ")[1:], beside, strict=True):
         heading, text = part.split("\n", 1)
         sections.append(Section(heading=heading, paragraphs=[text], **more))
-    sections.append(Section(heading="What to do next", code=_NEXT.format(output=output)))
+    sections.append(Section(heading="What to do next", code=_NEXT_COMMANDS.format(output=output)))
     title = "tracekit: which attention heads act together?"
     return write_page(output / "index.html", title, sections)

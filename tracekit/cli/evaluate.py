@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import with_ends
+from tracekit._util.markup import as_cells
 from tracekit._util.table import Table
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import print_problem
@@ -15,7 +15,7 @@ from tracekit.cli.options import (
     OPTIONAL_OUTPUT,
     REQUIRED,
     SEVERAL,
-    TRACED,
+    TRACE_KEYS,
     WHAT,
     build_tracer,
     with_options,
@@ -24,17 +24,17 @@ from tracekit.cli.parsing import read_masks
 from tracekit.cli.summaries import print_tracer
 from tracekit.cli.tables import print_table
 
-_SEARCHED = (
-    "{} was selected on {} of these {} examples: on them it has more effect than on others, and "
-    "the brackets are a spread, no 95 % interval. Give other examples, or --held-out as for the "
+_WARNING = (
+    "{} was selected on {} of these {} examples, so its effect is larger here than on others, and "
+    "the brackets are a spread, not a 95 % interval. Give other examples, or --held-out as for the "
     "run."
 )
-_NOT_HERE = ("split", "skip_mismatched")
+_OMITTED = ("split", "skip_mismatched")
 
 
 @app.command()
 @with_options(
-    *(name for name in TRACED if name not in _NOT_HERE),
+    *(name for name in TRACE_KEYS if name not in _OMITTED),
     mask=WHAT.option(
         list[Path],
         "PATH",
@@ -42,11 +42,11 @@ _NOT_HERE = ("split", "skip_mismatched")
         f"list of such masks; or the folder of a run{SEVERAL}",
         default=REQUIRED,
     ),
-    output=OPTIONAL_OUTPUT.saying("CSV file for the effect on every example."),
+    output=OPTIONAL_OUTPUT.with_help("CSV file for the effect on every example."),
 )
 def evaluate(values: OptionValues) -> None:
     """Measures the effects of given masks: soft or binary, 1 takes the counterfactual value."""
-    from tracekit._util.clusters import n_text
+    from tracekit._util.clusters import count_text
     from tracekit._util.files import write_csv
     from tracekit.components.members import mask_of
     from tracekit.results import TraceResult, effect_interval
@@ -73,8 +73,8 @@ def evaluate(values: OptionValues) -> None:
             entries.searched.n_among(engine.pairs_given) if isinstance(entries, TraceResult) else 0
         )
         if n_searched:
-            print_problem("Warning", _SEARCHED.format(name, n_searched, len(pairs)), "yellow")
-        effects_of_mask = with_ends("effect", effects.mean().item(), ends)
+            print_problem("Warning", _WARNING.format(name, n_searched, len(pairs)), "yellow")
+        effects_of_mask = as_cells("effect", effects.mean().item(), ends)
         effects_of_mask |= {column: further[column].mean() for column in names}
         n = {"n_examples": len(pairs), "n_independent": pairs.n_distinct, "n_searched": n_searched}
         mask_rows.append({"mask": name, "sum": total, **effects_of_mask, **n})
@@ -92,7 +92,7 @@ def evaluate(values: OptionValues) -> None:
     titles = {name: name for name in names} | {"effect": f"effect (95 % {brackets})"}
     table = Table.of_rows(mask_rows, titles, forms, joined=True)
     held_out = "" if tracer.held_out is None else " held-out"
-    n, metric = n_text(len(pairs), pairs.clusters), tracer.engine.metric.axis_label
+    n, metric = count_text(len(pairs), pairs.clusters), tracer.engine.metric.axis_label
     further = "".join(f"; {each.name}: {each.axis_label}" for each in tracer.extra_metrics)
     heading = f"On {n}{held_out} examples: {metric}{further}; ends: 95 % {brackets}"
     print_table("masks", table, table.without("n examples", "n independent"), heading=heading)

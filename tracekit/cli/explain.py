@@ -10,8 +10,8 @@ from tracekit._util.table import Table
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import write_figures
-from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, REBUILT, with_options
-from tracekit.cli.rebuild import OF_RUN, Run, rebuild
+from tracekit.cli.options import HOW, LIMITS, OPTIONAL_OUTPUT, SAVED_RUN_KEYS, with_options
+from tracekit.cli.rebuild import RUN_OPTIONS, RunFolder, rebuild_tracer
 from tracekit.cli.summaries import print_estimates
 from tracekit.cli.tables import print_table, record_table
 
@@ -21,20 +21,20 @@ _TABLES = ("table", "interactions", "replacements", "backups")
 
 @app.command()
 @with_options(
-    *(*REBUILT, "seed", "dry_run", "quiet"),
-    **OF_RUN,
+    *(*SAVED_RUN_KEYS, "seed", "dry_run", "quiet"),
+    **RUN_OPTIONS,
     max_sets=LIMITS.count(
         "Subsets to measure at most for the values of more than 12 components.", default=2000, min=1
     ),
     tolerance=HOW.number(
         "Share of the effect that may be lost without redundant components.", default=0.02
     ),
-    output=OPTIONAL_OUTPUT.saying("Folder for tables (CSV) and figures; made if missing."),
+    output=OPTIONAL_OUTPUT.with_help("Folder for tables (CSV) and figures; made if missing."),
 )
-def explain(values: OptionValues, run: Run) -> None:
+def explain(values: OptionValues, run: RunFolder) -> None:
     """Says why the set of a saved run acts together, and saves that beside the run."""
     output, max_sets = values["output"], values["max_sets"]
-    result, tracer = rebuild(run, values, run, output)
+    result, tracer = rebuild_tracer(run, values, run, output)
     if values["dry_run"]:
         print_estimates([tracer.estimate_explain(result, max_sets=max_sets)])
         return
@@ -42,16 +42,16 @@ def explain(values: OptionValues, run: Run) -> None:
         result, max_sets=max_sets, tolerance=values["tolerance"], seed=values["seed"]
     )
     why.save(run)
-    _print(why, run)
+    _print_explanation(why, run)
     if output is not None:
-        _write(why, output)
+        _write_explanation(why, output)
 
 
-def _print(why: tk.measure.Explanation, run: Path) -> None:
+def _print_explanation(why: tk.measure.Explanation, run: Path) -> None:
     from tracekit.reports.report import member_table
 
     console.print(f"{why}", soft_wrap=True)
-    tables = _tables(why)
+    tables = _explanation_tables(why)
     print_table("members", tables.pop("members"), member_table(why))
     for name, table in tables.items():
         record_table(name, table)
@@ -64,8 +64,8 @@ def _print(why: tk.measure.Explanation, run: Path) -> None:
     console.print(f"{passes} The explanation is saved in {run}/.", soft_wrap=True)
 
 
-def _tables(why: tk.measure.Explanation) -> dict[str, Table]:
-    """By name; `explanation` has one row for the set as a whole."""
+def _explanation_tables(why: tk.measure.Explanation) -> dict[str, Table]:
+    """Tables by name; `explanation` has one row for the whole set."""
     explanation = {
         **{"model": why.model, "dataset": why.dataset, "metric": why.metric},
         **why.additivity.to_dict(),
@@ -80,12 +80,12 @@ def _tables(why: tk.measure.Explanation) -> dict[str, Table]:
     return tables
 
 
-def _write(why: tk.measure.Explanation, output: Path) -> None:
-    from tracekit._util.files import write_beside, write_csv
+def _write_explanation(why: tk.measure.Explanation, output: Path) -> None:
+    from tracekit._util.files import write_atomically, write_csv
 
-    tables = _tables(why)
+    tables = _explanation_tables(why)
     rows = {name: table.records() for name, table in tables.items()}
-    write_beside(output / "findings.json", json.dumps(rows, indent=1))
+    write_atomically(output / "findings.json", json.dumps(rows, indent=1))
     del tables["explanation"]
     for name, table in tables.items():
         write_csv(table.frame(), output / f"{name}.csv")

@@ -1,4 +1,4 @@
-"""Files that commands write; whether they can be written is tried before anything slow."""
+"""Writes the files of commands; checks before slow work that they can be written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tracekit.errors import FigureExportError, OutputError
 
 
 def check_folder(output: Path | None) -> None:
-    """Tries whether a folder can be written to; commands call it before anything slow."""
+    """Checks that a folder can be written to; commands call it before slow work."""
     if output is None:
         return
     if os.path.isfile(output):
@@ -27,7 +27,7 @@ def check_folder(output: Path | None) -> None:
         with TemporaryFile(dir=output):
             pass
     except OSError as error:
-        raise _not_writable(output, error, "folder") from error
+        raise _output_error(output, error, "folder") from error
     finally:
         # A command that fails early leaves no empty folder behind.
         for path in new_folders:
@@ -36,7 +36,7 @@ def check_folder(output: Path | None) -> None:
 
 
 def check_file(output: Path | None) -> None:
-    """Tries whether a file can be written; commands call it before anything slow."""
+    """Checks that a file can be written; commands call it before slow work."""
     if output is None:
         return
     if os.path.isdir(output):
@@ -46,16 +46,16 @@ def check_file(output: Path | None) -> None:
         with suppress(FileNotFoundError), output.open("ab"):
             pass
     except OSError as error:
-        raise _not_writable(output, error, "file") from error
+        raise _output_error(output, error, "file") from error
     with suppress(OSError):
         if output.stat().st_size == 0:
             output.unlink()
 
 
-def _not_writable(output: Path, error: OSError, noun: str) -> OutputError:
+def _output_error(output: Path, error: OSError, noun: str) -> OutputError:
     return OutputError(
-        f"The output {output} cannot be written to ({error.strerror or error}). "
-        f"Give a {noun} of yours."
+        f"The output {output} cannot be written to ({error.strerror or error}). Give a {noun} that "
+        "you can write to."
     )
 
 
@@ -73,12 +73,12 @@ def write_figures(figures_by_name: dict[str, Any], output: Path) -> None:
     if console.quiet:
         return
 
-    def at_paths(suffix: str) -> dict[str | Path, Any]:
+    def figures_by_path(suffix: str) -> dict[str | Path, Any]:
         return {output / f"{name}{suffix}": figure for name, figure in figures_by_name.items()}
 
-    tk.figures.write_all(at_paths(".html"))
+    tk.figures.write_all(figures_by_path(".html"))
     try:
-        tk.figures.write_all(at_paths(".png"))
+        tk.figures.write_all(figures_by_path(".png"))
     except FigureExportError as error:
         console.print(f"No PNG figures: {error}", style="dim")
     console.print(f"Figures and results are in {output}/.")

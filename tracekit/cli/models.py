@@ -13,7 +13,7 @@ from tracekit.cli.tables import print_table
 REFUSED = Path(__file__).with_name("refused_kinds.json")
 """By architecture, the kinds that cannot be traced in it; `python -m tools.architectures`."""
 PAPER = Path(__file__).with_name("paper_models.json")
-"""The paper's models, with their numbers of components; stored too, as a list loads no library."""
+"""The paper's models, with their numbers of components; stored, so that no library is loaded."""
 _REASONS = (
     "residual-between: attention and MLP read the same residual stream, so there is none between "
     "them. Use residual instead.",

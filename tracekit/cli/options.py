@@ -30,15 +30,15 @@ from tracekit._util.names import (
     SourceName,
     choices_text,
 )
-from tracekit._util.options import field_help, hints_of
+from tracekit._util.options import field_help, field_hints
 from tracekit.cli.app import PANELS
 from tracekit.cli.console import console, join_ranks, print_step
 from tracekit.cli.files import check_file
 from tracekit.cli.parsing import (
-    as_arguments,
+    cli_values,
     parse_chat,
     parse_layers,
-    parse_loading,
+    parse_loading_options,
     parse_options,
     parse_positions,
 )
@@ -55,28 +55,28 @@ class Option(NamedTuple):
 
     kind: Any
     default: Any
-    shown: OptionInfo
+    option_info: OptionInfo
     """Its names, help text and panel."""
 
-    def saying(self, text: str, **changes: Any) -> Option:
+    def with_help(self, text: str, **changes: Any) -> Option:
         """The same option with another help text, and other fields if they are given."""
-        shown = copy(self.shown)
+        shown = copy(self.option_info)
         shown.help = text
-        return self._replace(shown=shown, **changes)
+        return self._replace(option_info=shown, **changes)
 
 
 @dataclass(frozen=True)
-class Panel:
-    """A panel of the help, and what makes the options in it."""
+class HelpPanel:
+    """A panel of the help, with methods that make its options."""
 
     title: str
 
     def option(
         self, kind: Any, metavar: str, text: str, *names: str, default: Any = None, **more: Any
     ) -> Option:
-        """An option: without a default it may be left out, with `REQUIRED` it must be given.
+        """Makes an option. Without a default it is optional; with `REQUIRED` it must be given.
 
-        `names` are those that differ from the parameter's; a flag has an empty `metavar`.
+        Pass `names` that differ from the parameter's; a flag has an empty `metavar`.
         """
         more = {"metavar": metavar or None, "help": text, "rich_help_panel": self.title, **more}
         return Option(kind, default, typer.Option(*names, **more))
@@ -88,7 +88,7 @@ class Panel:
     settings = partialmethod(option, list[str], "NAME=VALUE")
 
 
-WHAT, DATA, MODEL, HOW, LIMITS, WHERE, OUTPUT = map(Panel, PANELS[1:])
+WHAT, DATA, MODEL, HOW, LIMITS, WHERE, OUTPUT = map(HelpPanel, PANELS[1:])
 
 
 def with_options(
@@ -96,7 +96,7 @@ def with_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds options to a command, whose first parameter gets their values.
 
-    Names are of `OPTIONS`; `command_options` are added, or replace shared ones.
+    `names` are keys of `OPTIONS`; `command_options` are added, or replace shared ones.
     """
     shared = {name: command_options.get(name, OPTIONS[name]) for name in names}
     options = {**command_options, **shared}
@@ -126,15 +126,15 @@ def _read_config(context: Any, path: Path | None) -> Path | None:
     """Makes the options of a file the defaults of a command."""
     if path is not None:
         options = {parameter.name: parameter for parameter in context.command.params}
-        keys = {name for name in options if name and name not in _OF_THE_FILE}
+        keys = {name for name in options if name and name not in _CONFIG_KEYS}
         context.default_map = {
-            name: as_arguments(value, is_list=bool(getattr(options[name], "multiple", False)))
+            name: cli_values(value, is_list=bool(getattr(options[name], "multiple", False)))
             for name, value in read_options(path, keys).items()
         }
     return path
 
 
-_OF_THE_FILE = ("config", "save_config_to", "dry_run")
+_CONFIG_KEYS = ("config", "save_config_to", "dry_run")
 SEVERAL = "; may be given several times."
 _BY_DATA = "Default: what is usual for the data set."
 _MORE_HELP = {
@@ -151,9 +151,9 @@ _WITHOUT_OPTION = ("indices", "source_seed")
 """Fields of a `Setup` that are given in Python only; and the seed, which `--seed` gives."""
 
 
-def setup_options(kind: type[SetupFields]) -> dict[str, Option]:
+def make_setup_options(kind: type[SetupFields]) -> dict[str, Option]:
     """An option for each field of a `Setup`, by name; its help is that of the field."""
-    helps, hints, options = field_help(kind), hints_of(kind), {}
+    helps, hints, options = field_help(kind), field_hints(kind), {}
     for each in fields(kind):
         if each.name in _WITHOUT_OPTION:
             continue
@@ -167,7 +167,7 @@ def setup_options(kind: type[SetupFields]) -> dict[str, Option]:
     return options
 
 
-SETUP_OPTIONS = setup_options(SetupFields)
+SETUP_OPTIONS = make_setup_options(SetupFields)
 
 OPTIONS: Mapping[str, Option] = {
     # ---- data and model
@@ -223,7 +223,7 @@ OPTIONS: Mapping[str, Option] = {
     ),
     "constraint_metric": HOW.name("The metric of the constraint. Default: kl."),
     "constraint_dataset": HOW.name(
-        "The data it is measured on, e.g. a .jsonl file of neutral text. Default: the traced."
+        "Data of the constraint, e.g. a .jsonl file of neutral text. Default: the traced data."
     ),
     "seed": HOW.count("Seed of every search.", default=0),
     # ---- limits, workers, output
@@ -264,52 +264,52 @@ OPTIONS: Mapping[str, Option] = {
     "save_config_to": OUTPUT.path("File to write all of these options to.", "--save-config"),
     "quiet": OUTPUT.flag("No progress bars.", "--quiet"),
 }
-"""All of them, by parameter."""
+"""All shared options, by parameter."""
 OPTIONAL_OUTPUT = OPTIONS["output"]._replace(default=None)
 
-_LOADED = ("model_option", "device", "dtype", "max_batch_size")
-_FROM_DATA = ("data_dir", "data_option", "split", "chat", "chat_option", "skip_mismatched")
-CHOSEN = (*_FROM_DATA, "limit", "held_out")
+_MODEL_KEYS = ("model_option", "device", "dtype", "max_batch_size")
+_DATA_KEYS = ("data_dir", "data_option", "split", "chat", "chat_option", "skip_mismatched")
+EXAMPLE_KEYS = (*_DATA_KEYS, "limit", "held_out")
 """Options that choose the examples of a data set."""
-TRACED = ("model", "dataset", *SETUP_OPTIONS, "extra_metric", *CHOSEN, *_LOADED)
+TRACE_KEYS = ("model", "dataset", *SETUP_OPTIONS, "extra_metric", *EXAMPLE_KEYS, *_MODEL_KEYS)
 """Options of every command that traces: data, model and setup."""
 _CONSTRAINT = ("constraint_at_most", "constraint_metric", "constraint_dataset")
-SEARCHED = ("max_memory", "objective", "sign", *_CONSTRAINT)
+SEARCH_KEYS = ("max_memory", "objective", "sign", *_CONSTRAINT)
 """Further options of a command that searches."""
-REBUILT = (*CHOSEN, "split_by", *_LOADED)
+SAVED_RUN_KEYS = (*EXAMPLE_KEYS, "split_by", *_MODEL_KEYS)
 """Options of a command on a saved run, beside its model and data set."""
-WORKERS = ("jobs", "part", "executor", "executor_option")
+WORKER_KEYS = ("jobs", "part", "executor", "executor_option")
 """Options of a command that runs jobs."""
 
 
-def check_data(*datasets: str | None, data_dir: Path | None = None, **options: Any) -> None:
+def check_data_files(*datasets: str | None, data_dir: Path | None = None, **options: Any) -> None:
     """Checks data sets or files of pairs, and the folder with data, before a model is loaded."""
     from tracekit.data.from_file import SUFFIXES, read_rows
 
     for dataset in datasets:
         if dataset is not None and dataset.endswith(SUFFIXES):
             of_files = {name: options[name] for name in ("columns", "format") if name in options}
-            with warnings.catch_warnings(record=True):  # They are shown when it is loaded.
+            with warnings.catch_warnings(record=True):  # Loading the data shows them.
                 read_rows(Path(dataset), **of_files, typed=True)
     if data_dir is not None and not data_dir.is_dir():
         raise DataNotFoundError(f"There is no folder {data_dir} with data files. Give another.")
 
 
 def build_search(values: Mapping[str, Any]) -> tuple[tk.Tracer, dict[str, Any]]:
-    """The tracer of the options `TRACED`, which is printed, and the request of `SEARCHED`."""
-    check_data(values["constraint_dataset"])
+    """Builds and prints the tracer of `TRACE_OPTIONS`; returns it and the request's options."""
+    check_data_files(values["constraint_dataset"])
     saved = values.get("save_config_to")
     if saved is not None and not values["dry_run"]:
         check_file(saved)
-        write_options(saved, {n: v for n, v in values.items() if n not in _OF_THE_FILE})
+        write_options(saved, {n: v for n, v in values.items() if n not in _CONFIG_KEYS})
     tracer = build_tracer(values)
     request = {name: values[name] for name in ("objective", "sign")}
-    request["constraint"] = _constraint(tracer, values)
+    request["constraint"] = _build_constraint(tracer, values)
     print_tracer(tracer)
     return tracer, request
 
 
-def _constraint(tracer: tk.Tracer, values: Mapping[str, Any]) -> tk.Constraint | None:
+def _build_constraint(tracer: tk.Tracer, values: Mapping[str, Any]) -> tk.Constraint | None:
     dataset, metric = values["constraint_dataset"], values["constraint_metric"]
     if values["constraint_at_most"] is None:
         for flag, value in (("--constraint-dataset", dataset), ("--constraint-metric", metric)):
@@ -320,17 +320,17 @@ def _constraint(tracer: tk.Tracer, values: Mapping[str, Any]) -> tk.Constraint |
     return tk.Constraint(pairs=pairs, metric=metric or "kl", at_most=values["constraint_at_most"])
 
 
-def load(source: str, **options: Any) -> Any:
+def load_quietly(source: str, **options: Any) -> Any:
     """Loads a model without the progress bar of transformers, which also shows in pipes."""
     transformers.utils.logging.disable_progress_bar()
     return models.load_model(source, **options)
 
 
 def load_data(values: Mapping[str, Any]) -> tuple[Any, tk.PromptPairs]:
-    """The model and the pairs of the options of a command; prints the examples that are skipped.
+    """Loads the model and the pairs that options name; prints the skipped examples.
 
-    Pairs of an `origin` in `values` are those of a run, and `run_chat` has the arguments that its
-    chat template had. Whatever needs no model is checked first.
+    An `origin` in `values` gives the pairs of a saved run, and `run_chat` the arguments of its chat
+    template. Checks that need no model come first.
     """
     from tracekit._util.ranks import launched_device
     from tracekit.data.registry import describe, load_origin
@@ -338,7 +338,7 @@ def load_data(values: Mapping[str, Any]) -> tuple[Any, tk.PromptPairs]:
     dataset, data_dir = values["dataset"], values["data_dir"]
     data_options: dict[str, Any] = parse_options(values["data_option"] or [], [dataset])[dataset]
     describe(dataset)  # Refuses an unknown name before the model is loaded.
-    check_data(dataset, data_dir=data_dir, **data_options)
+    check_data_files(dataset, data_dir=data_dir, **data_options)
     data_options |= {} if data_dir is None else {"data_dir": data_dir}
     data_options |= {} if values.get("split") is None else {"split": values["split"]}
     run_chat, chat = values.get("run_chat"), parse_chat(values.get("chat_option"))
@@ -348,8 +348,8 @@ def load_data(values: Mapping[str, Any]) -> tuple[Any, tk.PromptPairs]:
     device = values["device"]
     if device in (None, "cuda"):
         device = launched_device() or device
-    loading = parse_loading(values["model_option"])
-    model = load(values["model"], device=device, dtype=values["dtype"], **loading)
+    loading = parse_loading_options(values["model_option"])
+    model = load_quietly(values["model"], device=device, dtype=values["dtype"], **loading)
     if values.get("origin") is None:
         pairs = tk.load_dataset(dataset, model, **data_options)
     else:
@@ -362,9 +362,9 @@ def load_data(values: Mapping[str, Any]) -> tuple[Any, tk.PromptPairs]:
 def build_tracer(
     values: Mapping[str, Any], setup: tk.Setup | None = None, *, loaded: Any = None
 ) -> tk.Tracer:
-    """Loads model and data, if not `loaded`, and builds the tracer of the options `TRACED`.
+    """Loads model and data, if not `loaded`, and builds the tracer of `TRACE_OPTIONS`.
 
-    A `setup` replaces that of the options, and a `held_out_origin` in `values` is the origin of
+    A `setup` replaces the one of the options, and a `held_out_origin` in `values` is the origin of
     held-out examples.
     """
     from tracekit.data.registry import load_origin
@@ -397,7 +397,7 @@ def build_tracer(
 
 
 def _build_setup(values: Mapping[str, Any], seed: int) -> tk.Setup:
-    """The setup of the options; what is not given is what is usual for the data set."""
+    """Builds the setup of the options, with the usual values of the data set for the rest."""
     from tracekit.data.registry import describe
 
     usual = describe(values["dataset"])
@@ -437,8 +437,8 @@ def read_options(path: str | Path, keys: Iterable[str]) -> dict[str, Any]:
         ) from error
     if _CODE in str(entries):
         raise ConfigError(
-            f"{path} asks for {_CODE}, and a file of options runs no code. Take it out. If you "
-            f"trust the model, say --model-option {_CODE}=true in the command, or so in Python."
+            f"{path} sets {_CODE}, which a file of options must not. Take it out. If you trust the "
+            f"model, pass --model-option {_CODE}=true on the command line, or the same in Python."
         )
     allowed = sorted(keys)
     options: dict[str, Any] = {}
@@ -453,17 +453,17 @@ def read_options(path: str | Path, keys: Iterable[str]) -> dict[str, Any]:
 
 
 def write_options(path: str | Path, options: Mapping[str, Any]) -> None:
-    """Writes options as TOML, but for None, empty lists, and leave to run the code of a model."""
+    """Writes options as TOML, without None, empty lists and permission to run a model's code."""
     import tomli_w
 
-    from tracekit._util.files import write_beside
+    from tracekit._util.files import write_atomically
 
-    plain = {name: _plain(value) for name, value in options.items()}
+    plain = {name: _toml_value(value) for name, value in options.items()}
     content = {name: value for name, value in plain.items() if value not in (None, [])}
-    write_beside(Path(path), tomli_w.dumps(content))
+    write_atomically(Path(path), tomli_w.dumps(content))
 
 
-def _plain(value: Any) -> Any:
+def _toml_value(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value if _CODE not in str(each)]
+        return [_toml_value(each) for each in value if _CODE not in str(each)]
     return str(value) if isinstance(value, Path) else value

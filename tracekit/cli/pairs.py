@@ -10,21 +10,21 @@ from tracekit._util.table import Table
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_file
-from tracekit.cli.options import CHOSEN, OPTIONAL_OUTPUT, OPTIONS, load_data, with_options
+from tracekit.cli.options import EXAMPLE_KEYS, OPTIONAL_OUTPUT, OPTIONS, load_data, with_options
 from tracekit.cli.summaries import print_checks
 from tracekit.cli.tables import record_table
 
 
 @app.command()
 @with_options(
-    *(*CHOSEN, "model", "model_option", "device", "dtype", "quiet"),
-    held_out=OPTIONS["held_out"].saying("Share to be held out: groups are counted in both parts."),
-    seed=OPTIONS["seed"].saying("Draws the examples that are held out."),
-    output=OPTIONAL_OUTPUT.saying("CSV file for the probabilities of every example."),
+    *(*EXAMPLE_KEYS, "model", "model_option", "device", "dtype", "quiet"),
+    held_out=OPTIONS["held_out"].with_help("Share to hold out: groups are counted in both parts."),
+    seed=OPTIONS["seed"].with_help("Draws the examples that are held out."),
+    output=OPTIONAL_OUTPUT.with_help("CSV file for the probabilities of every example."),
 )
 def pairs(
     values: OptionValues,
-    action: Annotated[Literal["check"], typer.Argument(help="The only one there is.")],
+    action: Annotated[Literal["check"], typer.Argument(help="`check` is the only action.")],
     file: Annotated[
         str, typer.Argument(help="A .csv, .json or .jsonl file of pairs, or a data set.")
     ],

@@ -8,7 +8,7 @@ import tracekit as tk
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder, write_figures
-from tracekit.cli.options import HOW, LIMITS, SEARCHED, SEVERAL, TRACED, build_search, with_options
+from tracekit.cli.options import HOW, LIMITS, SEARCH_KEYS, TRACE_KEYS, build_search, with_options
 from tracekit.cli.parsing import parse_budget, parse_options
 from tracekit.cli.summaries import print_estimates
 from tracekit.cli.tables import print_table
@@ -17,7 +17,7 @@ from tracekit.errors import SearchStoppedWarning
 
 @app.command()
 @with_options(
-    *(*TRACED, *SEARCHED, "output", "seed", "dry_run", "quiet"),
+    *(*TRACE_KEYS, *SEARCH_KEYS, "output", "seed", "dry_run", "quiet"),
     max_budget=HOW.option(str, "SIZE", "Largest size: a count (6) or a share (0.2). Default: all."),
     max_passes=LIMITS.count(
         "Passes at most of each of its searches: on all examples, and on either half for "
@@ -26,7 +26,7 @@ from tracekit.errors import SearchStoppedWarning
     ),
     max_seconds=LIMITS.number("Wall time at most of each search; the best so far is kept."),
     checkpoint=LIMITS.path("File to keep measurements in, and to go on from."),
-    option=HOW.settings(f"Option of the local search as name=value{SEVERAL}"),
+    option=HOW.settings("Option of the local search as name=value; may be given several times."),
 )
 def pareto(values: OptionValues) -> None:
     """Finds the best set of every size, with held-out effects, random controls and stability."""

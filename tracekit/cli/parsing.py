@@ -13,7 +13,7 @@ from tracekit.errors import ConfigError, DataFormatError, DataNotFoundError
 _MOST_LAYERS = 10_000
 
 
-def goal(
+def goal_arguments(
     budgets: list[str] | None, target_effect: float | None, options: dict[str, Any]
 ) -> dict[str, Any]:
     """The goal of a run, as keyword arguments of `Tracer.run`; a fixed lambda1 needs no budget."""
@@ -82,37 +82,37 @@ def parse_options(texts: list[str], methods: list[str]) -> dict[str, dict[str, A
     return by_method
 
 
-def parse_values(texts: list[str] | None) -> dict[str, Any]:
+def parse_named_values(texts: list[str] | None) -> dict[str, Any]:
     """Values by their names, from `name=value`."""
     return parse_options(texts or [], [""])[""]
 
 
-def parse_loading(texts: list[str] | None) -> dict[str, Any]:
+def parse_loading_options(texts: list[str] | None) -> dict[str, Any]:
     """Options of `load_model`; whole numbers become int."""
-    options = parse_values(texts).items()
+    options = parse_named_values(texts).items()
     return {name: int(value) if value.isdigit() else value for name, value in options}
 
 
-def as_arguments(value: Any, *, is_list: bool) -> Any:
-    """A value of a TOML file as a command line would give it, several times if `is_list`.
+def cli_values(value: Any, *, is_list: bool) -> Any:
+    """Converts a value of a TOML file to the texts that a command line would have.
 
     A table stands for `name=value`, a table in it for options of one method.
     """
     if isinstance(value, dict):
-        value = [text for name, entry in value.items() for text in _settings(name, entry)]
+        value = [text for name, entry in value.items() for text in _setting_texts(name, entry)]
     if not is_list:
-        return _argument(value)
+        return _argument_text(value)
     entries = value if isinstance(value, list) else [value]
-    return [_argument(entry) for entry in entries]
+    return [_argument_text(entry) for entry in entries]
 
 
-def _settings(name: str, entry: Any) -> list[str]:
+def _setting_texts(name: str, entry: Any) -> list[str]:
     if isinstance(entry, dict):
-        return [f"{name}:{option}={_argument(value)}" for option, value in entry.items()]
-    return [f"{name}={_argument(entry)}"]
+        return [f"{name}:{option}={_argument_text(value)}" for option, value in entry.items()]
+    return [f"{name}={_argument_text(entry)}"]
 
 
-def _argument(value: Any) -> Any:
+def _argument_text(value: Any) -> Any:
     if isinstance(value, list):
         return ",".join(map(str, value))
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -120,8 +120,8 @@ def _argument(value: Any) -> Any:
 
 
 def parse_executor_options(texts: list[str] | None) -> dict[str, Any]:
-    """Options of an executor; numbers, `true` and `false` become what they are."""
-    options = parse_values(texts)
+    """Parses options of an executor; converts numbers, `true` and `false`."""
+    options = parse_named_values(texts)
     for name, text in options.items():
         with suppress(ValueError):
             value = json.loads(text)
@@ -132,10 +132,10 @@ def parse_executor_options(texts: list[str] | None) -> dict[str, Any]:
 def parse_chat(texts: list[str] | None) -> dict[str, Any]:
     """Arguments of a chat template: JSON or, as in Python, True, False and None; else texts."""
     words = {"true": True, "false": False, "none": None, "null": None}
-    options = parse_values(texts)
+    options = parse_named_values(texts)
     for name, text in options.items():
         with suppress(ValueError):
-            # NaN is a word.
+            # NaN stays a text.
             options[name] = json.loads(text, parse_constant=str)
         options[name] = words.get(text.lower(), options[name])
     return options

@@ -10,20 +10,20 @@ import typer
 
 import tracekit as tk
 from tracekit.cli.files import check_folder
-from tracekit.cli.options import CHOSEN, OPTIONS, build_tracer
+from tracekit.cli.options import EXAMPLE_KEYS, OPTIONS, build_tracer
 from tracekit.errors import ComparisonError, DataNotFoundError
 
 _TOLERANCE = 1e-3
 """Share of the mean absolute effect by which a set may differ when it is measured again."""
 
-Run = Annotated[Path, typer.Argument(help="Folder that a run was saved to.")]
-OF_RUN = {
-    "model": OPTIONS["model"].saying(
+RunFolder = Annotated[Path, typer.Argument(help="Folder that a run was saved to.")]
+RUN_OPTIONS = {
+    "model": OPTIONS["model"].with_help(
         "The model of the run: `demo`, a directory in Hugging Face layout, or a hub name. "
         "Default: that of the run.",
         default=None,
     ),
-    "dataset": OPTIONS["dataset"].saying(
+    "dataset": OPTIONS["dataset"].with_help(
         "The data of the run: a data set, or a .csv or .jsonl file of pairs. Default: that of the "
         "run, its options and examples.",
         default=None,
@@ -32,27 +32,27 @@ OF_RUN = {
 """Options of a command on a saved run, where they differ from those that trace."""
 
 
-def rebuild(
+def rebuild_tracer(
     run: Path, values: dict[str, Any], *folders: Path | None
 ) -> tuple[tk.TraceResult, tk.Tracer]:
-    """A saved run and its tracer, with the options `REBUILT` and `OF_RUN` of a command.
+    """A saved run and its tracer, with the options of a command.
 
-    The folders that the command is to write to are tried first.
+    First checks that the command can write to `folders`.
 
     Raises:
-        DataNotFoundError: The run is of data that no data set has the name of.
-        ComparisonError: The examples are others, or the set has another effect here.
+        DataNotFoundError: No data set has the name of the run's data.
+        ComparisonError: The examples, or the effect of the set, differ from the run.
     """
     result = tk.TraceResult.load(run)
     for folder in folders:
         check_folder(folder)
     facts = result.model_facts
-    has_other_data = any(values[name] for name in ("dataset", *CHOSEN))
+    has_other_data = any(values[name] for name in ("dataset", *EXAMPLE_KEYS))
     origin = None if has_other_data else result.searched.origin
     if origin is None and values["dataset"] is None and result.dataset not in tk.data.DATASETS:
         raise DataNotFoundError(
-            f"The run is of {result.dataset!r}, which is no data set of tracekit. Give its file by "
-            "--dataset."
+            f"The run used {result.dataset!r}, which is not a data set of tracekit. Give its file "
+            "by --dataset."
         )
     if values["limit"] is None and values["held_out"] is None:
         values = {**values, "limit": result.searched.n_examples}
@@ -68,19 +68,18 @@ def rebuild(
     values = {**values, **model_and_data, "seed": result.seed, "origin": origin}
     held_out = result.held_out
     values["held_out_origin"] = None if has_other_data or held_out is None else held_out.origin
-    # With the time that its chat template read.
     values["run_chat"] = result.searched.chat if has_other_data else None
     tracer = build_tracer(values, setup)
-    _check_same(tracer, result)
+    _check_same_run(tracer, result)
     return result, tracer
 
 
-def _check_same(tracer: tk.Tracer, result: tk.TraceResult) -> None:
+def _check_same_run(tracer: tk.Tracer, result: tk.TraceResult) -> None:
     if tracer.pairs.fingerprint != result.dataset_fingerprint:
         raise ComparisonError(
-            f"The run is of {result.searched.n_examples} examples of {result.dataset!r}, and these "
-            f"{len(tracer.pairs)} are not the same. Give --dataset, --split, --limit, --held-out "
-            f"and --data-option as for the run."
+            f"The run used {result.searched.n_examples} examples of {result.dataset!r}, and these "
+            f"{len(tracer.pairs)} are different ones. Give --dataset, --split, --limit, --held-out "
+            "and --data-option as for the run."
         )
     saved, examples = result.held_out, tracer.held_out
     if saved is not None and examples is not None and examples.fingerprint != saved.fingerprint:
@@ -93,6 +92,6 @@ def _check_same(tracer: tk.Tracer, result: tk.TraceResult) -> None:
     if not abs(effect - result.effect) <= allowed:
         raise ComparisonError(
             f"The set of the run has an effect of {effect:.6g} here and had {result.effect:.6g} in "
-            "the run, so the model is another one. Give --model, --dtype and --model-option as for "
-            "the run."
+            "the run, so this is not the same model. Give --model, --dtype and --model-option as "
+            "for the run."
         )

@@ -7,7 +7,7 @@ from tracekit._util.table import Table
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.options import OUTPUT, with_options
-from tracekit.cli.rebuild import Run
+from tracekit.cli.rebuild import RunFolder
 from tracekit.cli.summaries import print_results
 from tracekit.cli.tables import print_facts
 
@@ -17,7 +17,7 @@ _MOST_LABELS = 40
 
 @app.command()
 @with_options(all_components=OUTPUT.flag("List every selected component, however many.", "--all"))
-def show(values: OptionValues, run: Run) -> None:
+def show(values: OptionValues, run: RunFolder) -> None:
     """Prints a saved run, or all runs below a folder."""
     from tracekit.results.saved import load_saved
 

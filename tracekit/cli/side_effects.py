@@ -11,14 +11,14 @@ from tracekit.cli.files import write_figures
 from tracekit.cli.options import (
     HOW,
     OPTIONAL_OUTPUT,
-    REBUILT,
     REQUIRED,
+    SAVED_RUN_KEYS,
     SEVERAL,
     WHAT,
     with_options,
 )
-from tracekit.cli.parsing import parse_values
-from tracekit.cli.rebuild import OF_RUN, Run, rebuild
+from tracekit.cli.parsing import parse_named_values
+from tracekit.cli.rebuild import RUN_OPTIONS, RunFolder, rebuild_tracer
 from tracekit.cli.summaries import print_estimates
 from tracekit.cli.tables import record_table
 from tracekit.errors import ConfigError
@@ -26,8 +26,8 @@ from tracekit.errors import ConfigError
 
 @app.command("side-effects")
 @with_options(
-    *(*REBUILT, "seed", "dry_run", "quiet"),
-    **OF_RUN,
+    *(*SAVED_RUN_KEYS, "seed", "dry_run", "quiet"),
+    **RUN_OPTIONS,
     other=WHAT.settings(
         f"Other data as NAME=DATASET or NAME=FILE (.csv, .jsonl){SEVERAL}", default=REQUIRED
     ),
@@ -36,9 +36,9 @@ from tracekit.errors import ConfigError
     ),
     other_limit=HOW.count("Use only the first N examples of each other data.", min=1),
     draws=HOW.count("Random sets to compare with.", default=20, min=0),
-    output=OPTIONAL_OUTPUT.saying("Folder for the table and the figure."),
+    output=OPTIONAL_OUTPUT.with_help("Folder for the table and the figure."),
 )
-def side_effects(values: OptionValues, run: Run) -> None:
+def side_effects(values: OptionValues, run: RunFolder) -> None:
     """Says what the set of a saved run does to other data, and saves that beside the run."""
     import tracekit as tk
     from tracekit._util.files import write_csv
@@ -48,8 +48,8 @@ def side_effects(values: OptionValues, run: Run) -> None:
     metrics = _parse_names("--other-metric", values["other_metric"] or [])
     unknown = [name for name in metrics if name not in named]
     if unknown:
-        raise ConfigError(f"--other-metric names {unknown[0]!r}, which no --other is called.")
-    result, tracer = rebuild(run, values, run, output)
+        raise ConfigError(f"--other-metric names {unknown[0]!r}, and no --other has this name.")
+    result, tracer = rebuild_tracer(run, values, run, output)
     others: dict[str, Any] = {}
     for name, source in named.items():
         pairs = tk.load_dataset(source, tracer.model)[:limit]
@@ -68,11 +68,11 @@ def side_effects(values: OptionValues, run: Run) -> None:
 
 
 def _parse_names(option: str, texts: list[str]) -> dict[str, str]:
-    """Names and what they stand for, from `NAME=VALUE`."""
+    """Parses texts `NAME=VALUE`; refuses a name that occurs twice."""
     named: dict[str, str] = {}
     for text in texts:
-        name, value = next(iter(parse_values([text]).items()))
+        name, value = next(iter(parse_named_values([text]).items()))
         if name in named:
-            raise ConfigError(f"{option} names {name!r} twice. Give each a name of its own.")
+            raise ConfigError(f"{option} names {name!r} twice. Give each its own name.")
         named[name] = value
     return named

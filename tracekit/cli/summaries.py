@@ -20,11 +20,11 @@ _MOST_LABELS = 20
 
 def print_tracer(tracer: tk.Tracer) -> None:
     """Prints what is traced, and the effect of all components together."""
-    from tracekit._util.clusters import n_text
+    from tracekit._util.clusters import count_text
 
     console.print(f"{tracer}", soft_wrap=True)
     searched = "" if tracer.held_out is None else " searched"
-    n = f"{n_text(tracer.engine.n_examples, tracer.engine.pairs.clusters)}{searched} examples"
+    n = f"{count_text(tracer.engine.n_examples, tracer.engine.pairs.clusters)}{searched} examples"
     console.print(
         f"Effect of all components together ({tracer.engine.metric.name}, {n}): "
         f"{tracer.full_effect:.4g}"
@@ -82,8 +82,8 @@ def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = True) ->
         order = list(dict.fromkeys(result.series for result in rows))
         rows.sort(key=lambda result: (order.index(result.series), result.budget or 0))
         table = result_table(rows, most_labels=_MOST_LABELS)
-        print_table("results", table, _shown(rows, table, is_full), n_names=2)
-    _print_choices(results)
+        print_table("results", table, _terminal_columns(rows, table, is_full), n_names=2)
+    _print_first_choices(results)
     console.print(
         f"{legend(results)} Passes: forward and backward, over all data; budgets of a run share "
         "them.",
@@ -92,7 +92,7 @@ def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = True) ->
 
 
 def _setting_text(result: tk.TraceResult) -> str:
-    """Model, data, components and metric of a result, and what of its setup is not the default."""
+    """Model, data, components and metric of a result, and the setup's changes from the defaults."""
     from tracekit.results.tables import result_examples_text
 
     setup = result.setup
@@ -103,7 +103,7 @@ def _setting_text(result: tk.TraceResult) -> str:
     return "; ".join(parts)
 
 
-def _print_choices(results: Sequence[tk.TraceResult]) -> None:
+def _print_first_choices(results: Sequence[tk.TraceResult]) -> None:
     """Prints the first choices of the model before and after, where a metric counts them."""
     from tracekit.results.on_examples import choice_rows
 
@@ -118,11 +118,11 @@ def _print_choices(results: Sequence[tk.TraceResult]) -> None:
                 console.print(f"{which}: {examples.choices_text}.")
 
 
-def _shown(results: Sequence[tk.TraceResult], table: Table, is_full: bool) -> Table:
-    """The columns of results for a terminal, of which `show` has some."""
+def _terminal_columns(results: Sequence[tk.TraceResult], table: Table, is_full: bool) -> Table:
+    """Selects the columns of results for a terminal; `show` has fewer of them."""
     from tracekit.results.tables import competing, effect_columns
 
-    # What a set does on the examples that selected it is no rank among methods.
+    # Effects on the examples that selected a set do not rank methods.
     best = "effect" if None in table["held_out"].values else "held_out"
     table = table.ranked(best, ["budget"], among=competing(results))
     columns = ["method", "budget", *effect_columns(results)]

@@ -12,11 +12,11 @@ from typing import Annotated
 import typer
 
 from tracekit import runs
-from tracekit._util.markup import printable
+from tracekit._util.markup import clean_text
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder
-from tracekit.cli.options import OPTIONAL_OUTPUT, WORKERS, with_options
+from tracekit.cli.options import OPTIONAL_OUTPUT, WORKER_KEYS, with_options
 from tracekit.cli.parsing import parse_executor_options
 from tracekit.cli.tables import print_table
 
@@ -26,8 +26,8 @@ _MOST_ROWS = 40
 
 @app.command()
 @with_options(
-    *(*WORKERS, "device", "max_batch_size", "quiet"),
-    output=OPTIONAL_OUTPUT.saying("Folder; runs in it are not repeated. Default: the file's."),
+    *(*WORKER_KEYS, "device", "max_batch_size", "quiet"),
+    output=OPTIONAL_OUTPUT.with_help("Folder; runs in it are not repeated. Default: the file's."),
 )
 def sweep(
     values: OptionValues,
@@ -56,14 +56,14 @@ def sweep(
         options["executor_options"] = {**options.get("executor_options", {}), **new_options}
     folder = Path(options["output"])
     check_folder(folder)
-    tally = _Tally(quiet)
+    tally = _Outcomes(quiet)
     sweep_runs = runs.sweep(**options, progress=False if quiet else None, on_done=tally)
-    _print(sweep_runs, folder, tally, has_table=part is None)
+    _print_runs(sweep_runs, folder, tally, has_table=part is None)
     if sweep_runs.failures:
         raise typer.Exit(1)
 
 
-class _Tally:
+class _Outcomes:
     """Counts the outcomes of jobs, and prints each where no progress bar shows it."""
 
     def __init__(self, quiet: bool) -> None:
@@ -79,7 +79,7 @@ class _Tally:
             state = "ran" if outcome.fresh else "kept"
         self._counts[state] += 1
         if self._prints:
-            console.print(f"{state}: {printable(outcome.job.description)}", style="dim")
+            console.print(f"{state}: {clean_text(outcome.job.description)}", style="dim")
 
     def __str__(self) -> str:
         text = f"Ran {self._counts['ran']} of {self._counts.total()}"
@@ -90,7 +90,7 @@ class _Tally:
         return f"{text}."
 
 
-def _print(sweep_runs: runs.Runs, folder: Path, tally: _Tally, *, has_table: bool) -> None:
+def _print_runs(sweep_runs: runs.Runs, folder: Path, tally: _Outcomes, *, has_table: bool) -> None:
     from tracekit.runs.worker import reasons
 
     for reason in reasons(sweep_runs.failures):

@@ -1,4 +1,4 @@
-"""Tables in the terminal, no word of which is broken; with `--json` they go into the document."""
+"""Prints tables without breaking words; with `--json`, adds them to the document."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def print_table(
     heading: str | None = None,
     n_names: int = 1,
 ) -> None:
-    """Prints a table so that no word is broken; with `--json` records it under a name.
+    """Prints a table without breaking words; with `--json`, records it under a name.
 
     A table that is too wide for the terminal is printed in parts, one below the other, each with
     the first `n_names` columns, which name a row. Only a word that is wider than the terminal is
@@ -54,8 +54,8 @@ def print_table(
         return
     columns = (table if shown is None else shown).columns
     widths = [_width_range(column) for column in columns]
-    for part in _parts([each.minimum for each in widths], n_names):
-        console.print(_draw([columns[n] for n in part], [widths[n] for n in part], heading))
+    for part in _split([each.minimum for each in widths], n_names):
+        console.print(_draw_table([columns[n] for n in part], [widths[n] for n in part], heading))
 
 
 def _width_range(column: Column) -> Measurement:
@@ -74,7 +74,7 @@ def _width_range(column: Column) -> Measurement:
     return Measurement(max(title.minimum, longest_word), max(title.maximum, longest_line))
 
 
-def _parts(widths: Sequence[int], n_names: int) -> list[list[int]]:
+def _split(widths: Sequence[int], n_names: int) -> list[list[int]]:
     """Numbers of the columns of each part that the terminal has room for."""
     names = list(range(n_names))
     parts = [names]
@@ -86,13 +86,13 @@ def _parts(widths: Sequence[int], n_names: int) -> list[list[int]]:
     return parts
 
 
-def _draw(
+def _draw_table(
     columns: Sequence[Column], ranges: Sequence[Measurement], heading: str | None
 ) -> RichTable:
     drawn = RichTable(title=heading, title_justify="left")
     room = console.width - sum(each.minimum + _FRAME for each in ranges) - 1
-    # Not left to rich, which narrows the widest columns first, whatever words they hold.
-    widths = _widened(ranges, room)
+    # rich would narrow the widest columns first, and break their words.
+    widths = _widen(ranges, room)
     for number, column in enumerate(columns):
         drawn.add_column(
             column.title,
@@ -106,13 +106,12 @@ def _draw(
     return drawn
 
 
-def _widened(ranges: Sequence[Measurement], room: int) -> list[int]:
-    """Widths within their ranges; the room goes to the first column, then where most is missing."""
+def _widen(ranges: Sequence[Measurement], room: int) -> list[int]:
+    """Widens columns within their ranges: first the first one, then whichever lacks most."""
     widths = [each.minimum for each in ranges]
     for _ in range(room):
         missing = [each.maximum - width for each, width in zip(ranges, widths, strict=True)]
         if max(missing) <= 0:
             break
-        # Names of rows first: they are read in one piece.
         widths[0 if missing[0] > 0 else missing.index(max(missing))] += 1
     return widths

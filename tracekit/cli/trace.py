@@ -7,14 +7,14 @@ from tracekit._util.names import MethodName, choices_text
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder, save_results, write_figures
-from tracekit.cli.options import HOW, SEARCHED, SEVERAL, TRACED, build_search, with_options
-from tracekit.cli.parsing import goal, parse_options
+from tracekit.cli.options import HOW, SEARCH_KEYS, SEVERAL, TRACE_KEYS, build_search, with_options
+from tracekit.cli.parsing import goal_arguments, parse_options
 from tracekit.cli.summaries import print_checks, print_estimates, print_results
 
 
 @app.command()
 @with_options(
-    *(*TRACED, *SEARCHED, "output", "config", "save_config_to", "seed", "dry_run", "quiet"),
+    *(*TRACE_KEYS, *SEARCH_KEYS, "output", "config", "save_config_to", "seed", "dry_run", "quiet"),
     budget=HOW.option(list[str], "SIZE", f"A count (6) or a share (0.2){SEVERAL}"),
     target_effect=HOW.number("Instead of a budget: the effect to reach."),
     method=HOW.names(f"{choices_text(MethodName)}{SEVERAL} Default: pgb-ct+local."),
@@ -33,7 +33,8 @@ def trace(values: OptionValues) -> None:
     methods = values["method"] or [tk.search.DEFAULT_METHOD]
     by_method = parse_options(values["option"] or [], methods)
     goals = {
-        name: goal(values["budget"], values["target_effect"], by_method[name]) for name in methods
+        name: goal_arguments(values["budget"], values["target_effect"], by_method[name])
+        for name in methods
     }
     searches = {name: tk.search.make(name, by_method[name]) for name in methods}
     tracer, request_options = build_search(values)
@@ -50,7 +51,6 @@ def trace(values: OptionValues) -> None:
         try:
             results = run_search(tracer.question, request)
         except KeyboardInterrupt:
-            # Of earlier methods there are results, of this one there are none.
             if not tracer.results:
                 raise
             break
@@ -60,6 +60,6 @@ def trace(values: OptionValues) -> None:
     if console.quiet:
         return
     print_results(tracer.results)
-    # A random control is drawn where nothing else was run.
+    # Random controls are drawn only if nothing else was run.
     shown = [each for each in tracer.results if each.method != "random"] or tracer.results
     write_figures({"heatmap": tracer.heatmap(shown), "curve": tracer.curve()}, output)

@@ -8,8 +8,8 @@ from tracekit import models
 from tracekit._util.table import Table
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
-from tracekit.cli.options import REBUILT, with_options
-from tracekit.cli.rebuild import OF_RUN, Run, rebuild
+from tracekit.cli.options import SAVED_RUN_KEYS, with_options
+from tracekit.cli.rebuild import RUN_OPTIONS, RunFolder, rebuild_tracer
 from tracekit.cli.tables import print_table
 from tracekit.errors import ComparisonError
 
@@ -21,15 +21,14 @@ _TOLERANCE = 1e-4
 
 
 @app.command()
-@with_options(*REBUILT, "quiet", **OF_RUN)
-def verify(values: OptionValues, run: Run) -> None:
+@with_options(*SAVED_RUN_KEYS, "quiet", **RUN_OPTIONS)
+def verify(values: OptionValues, run: RunFolder) -> None:
     """Measures a saved run again, and says whether it agrees: model, data, every effect.
 
-    Exit code 1 if anything differs: weights by their digest, data by their fingerprint, the effect
-    on each example, also held-out ones, and that of all components by their numbers.
+    Exit code 1 if anything differs: the digest of the weights, the fingerprint of the data, the
+    effect of all components, or the effect on any searched or held-out example.
     """
-    # Refuses other data, and a model with another effect.
-    result, tracer = rebuild(run, values)
+    result, tracer = rebuild_tracer(run, values)
     allowed = _TOLERANCE * max(1.0, result.per_example.abs().max().item()) + result.noise_floor
     digests = [result.model_facts.weights_digest, models.weights_digest(tracer.model)]
     full = (result.full_effect, tracer.full_effect)
@@ -38,12 +37,12 @@ def verify(values: OptionValues, run: Run) -> None:
         ("weights", *(digest[:16] or "unknown" for digest in digests), digests[0] == digests[1]),
         ("data", *(2 * [result.dataset_fingerprint[:16]]), True),
         ("all components", *full, abs(full[0] - full[1]) <= allowed),
-        *_rows("", result.per_example, now, allowed),
+        *_comparison_rows("", result.per_example, now, allowed),
     ]
     held_out = result.held_out
     if held_out is not None and tracer.held_out is not None:
         now = tracer.evaluate(result, per_example=True, held_out=True)
-        rows += _rows("held-out ", held_out.effects, now, allowed)
+        rows += _comparison_rows("held-out ", held_out.effects, now, allowed)
     names = ("measured", "saved", "now", "agrees")
     rows_by_name = [dict(zip(names, row, strict=True)) for row in rows]
     print_table("measured", Table.of_rows(rows_by_name, forms=dict.fromkeys(names, ".6g")))
@@ -58,7 +57,7 @@ def verify(values: OptionValues, run: Run) -> None:
     console.print(f"{run} agrees.", style="bold")
 
 
-def _rows(
+def _comparison_rows(
     kind: str, saved: Tensor, now: Tensor, allowed: float
 ) -> list[tuple[str, float | None, float, bool]]:
     """The mean effect on examples of a kind, and the largest difference on one of them."""

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from typing_extensions import TypedDict
 
-from tracekit._util.options import shortened
+from tracekit._util.options import short_repr
 from tracekit.components.kinds import KINDS, Kind
 from tracekit.errors import ComponentError, near_miss
 
@@ -74,7 +74,7 @@ class EdgeGraph:
         """The graph of a model of these sizes."""
         if by not in get_args(EdgesBy):
             every = ", ".join(get_args(EdgesBy))
-            raise ComponentError(f"by is {shortened(by)}. Use one of {every}.")
+            raise ComponentError(f"by is {short_repr(by)}. Use one of {every}.")
         return cls(
             by=by,
             n_layers=int(shape.n_layers),
@@ -188,8 +188,8 @@ class EdgeGraph:
             first = given if isinstance(given, str) else unknown[0]
             guess = near_miss(str(first), list(every))
             raise ComponentError(
-                f"The {role} are {shortened(given)}, but the model has no {shortened(first)} among "
-                "them. "
+                f"The {role} are {short_repr(given)}, but the model has no "
+                f"{short_repr(first)} among them. "
                 f"{guess + ' ' if guess else ''}Give a list of labels, such as "
                 f"{sorted(every)[:3]}."
             )

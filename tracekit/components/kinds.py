@@ -18,7 +18,7 @@ from torch.nn import Module
 from typing_extensions import TypedDict
 
 from tracekit._util.files import tensors_digest
-from tracekit._util.options import is_whole, shortened
+from tracekit._util.options import is_int, short_repr
 from tracekit.errors import ComponentError, UnknownNameError
 
 _PATTERN_HOOK = "attn.hook_pattern"
@@ -67,12 +67,12 @@ def decoded(
 def _problem_of_features(features: Any) -> str | None:
     if features is None:
         return None
-    if not isinstance(features, Mapping) or not features or not all(map(is_whole, features)):
-        return f"has the features {shortened(features)}. Give a mapping from layer to autoencoder."
+    if not isinstance(features, Mapping) or not features or not all(map(is_int, features)):
+        return f"has the features {short_repr(features)}. Give a mapping from layer to autoencoder."
     for layer, each in features.items():
         if not isinstance(each, FeatureMap):
             return (
-                f"has {shortened(each)} as the features of layer {layer}. Give an object with the "
+                f"has {short_repr(each)} as the features of layer {layer}. Give an object with the "
                 "methods encode and decode."
             )
     return None
@@ -109,7 +109,7 @@ def _problem_of(kind: Kind) -> str | None:
             f"has the axes {axes!r} and the width {kind.width!r}. A width goes with an axis "
             "'component', and none with an activation that is one component."
         )
-    if isinstance(kind.width, int) and (not is_whole(kind.width) or kind.width < 1):
+    if isinstance(kind.width, int) and (not is_int(kind.width) or kind.width < 1):
         return f"has a width of {kind.width!r}. Give a whole number, at least 1."
     if any(symbol in kind.name for symbol in "+@,") or not kind.name.strip():
         return "has a name that is empty or holds one of + @ ,. Give it another."
@@ -235,10 +235,10 @@ class Kind:
         if width is None and self.width == "n_key_value_heads":
             # Without grouped queries, every head has keys and values of its own.
             width = shape.n_heads
-        if width is None or not is_whole(width) or width < 1:
+        if width is None or not is_int(width) or width < 1:
             raise ComponentError(
                 f"The kind {self.name!r} takes its width from {self.width!r}, and the model's "
-                f"configuration has {shortened(width)} there. Give the width as a number."
+                f"configuration has {short_repr(width)} there. Give the width as a number."
             )
         return int(width)
 

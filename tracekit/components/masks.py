@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tracekit._util.options import shortened
+from tracekit._util.options import short_repr
 from tracekit.errors import MaskError
 
 Mask = Float[Tensor, " component"]
@@ -72,7 +72,7 @@ def as_tensor(mask: object, n_components: int) -> Tensor:
         return torch.as_tensor(mask)
     except (TypeError, ValueError, RuntimeError) as error:
         raise MaskError(
-            f"The mask is {shortened(mask)}. Give a tensor, array or list with one number for "
+            f"The mask is {short_repr(mask)}. Give a tensor, array or list with one number for "
             f"each of the {n_components} components, or name components by their labels."
         ) from error
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.options import is_whole, shortened, whole_numbers
+from tracekit._util.options import as_ints, is_int, short_repr
 from tracekit.components import masks
 from tracekit.components.registry import Component, ComponentRegistry, ComponentSet
 from tracekit.errors import MaskError
@@ -77,7 +77,7 @@ def named_in(given: Any, registry: ComponentRegistry) -> list[int] | None:
     if isinstance(given, str) and "," in given and given not in registry.flat_by_label:
         given = [label.strip() for label in given.split(",")]
     if isinstance(given, Mapping):
-        by_layer = {layer: whole_numbers(indices) for layer, indices in given.items()}
+        by_layer = {layer: as_ints(indices) for layer, indices in given.items()}
         given = [
             (layer, index)
             for layer, indices in by_layer.items()
@@ -94,7 +94,7 @@ def named_in(given: Any, registry: ComponentRegistry) -> list[int] | None:
     as_mask = (2,) if is_one else (len(names), 2)
     if isinstance(names[0], tuple) and as_mask in (registry.grid_shape, (len(registry),)):
         raise MaskError(
-            f"{shortened(given)} may be a mask, or name components by layer and index. Give the "
+            f"{short_repr(given)} may be a mask, or name components by layer and index. Give the "
             "mask as a tensor, or components by their labels."
         )
     return [registry.index(name) for name in names]
@@ -130,7 +130,7 @@ def scores_of(given: Any, registry: ComponentRegistry) -> Float[Tensor, " compon
         scores = torch.as_tensor(given, dtype=torch.float32)
     except (TypeError, ValueError, RuntimeError) as error:
         raise MaskError(
-            f"A ranking is of scores, and {shortened(given)} was given. Give a result, or "
+            f"A ranking is of scores, and {short_repr(given)} was given. Give a result, or "
             f"one number for each of the {len(registry)} components."
         ) from error
     if scores.shape != (len(registry),) or not torch.isfinite(scores).all():
@@ -143,4 +143,4 @@ def scores_of(given: Any, registry: ComponentRegistry) -> Float[Tensor, " compon
 
 def _is_name(given: Any) -> bool:
     is_place = isinstance(given, tuple) and len(given) == 2
-    return isinstance(given, (str, Component)) or (is_place and all(map(is_whole, given)))
+    return isinstance(given, (str, Component)) or (is_place and all(map(is_int, given)))

@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 
 from typing_extensions import NotRequired, TypedDict
 
-from tracekit._util.markup import printable
+from tracekit._util.markup import clean_text
 from tracekit._util.names import KindName
-from tracekit._util.options import is_whole, shortened, whole_numbers
+from tracekit._util.options import as_ints, is_int, short_repr
 from tracekit.components.edges import (
     EDGE_KINDS,
     EMBEDDING,
@@ -215,9 +215,9 @@ class ComponentRegistry(Sequence[Component]):
                     "some of them by layers, or by ComponentRegistry.of_edges."
                 )
             return cls.of_edges(shape, EDGE_KINDS[chosen[0].name], layers=layers, spans=spans)
-        if not is_whole(layer_window) or not 1 <= layer_window <= shape.n_layers:
+        if not is_int(layer_window) or not 1 <= layer_window <= shape.n_layers:
             raise ComponentError(
-                f"layer_window is {shortened(layer_window)}. Give a number of layers, 1 to "
+                f"layer_window is {short_repr(layer_window)}. Give a number of layers, 1 to "
                 f"{shape.n_layers}."
             )
         in_layers = _check_layers(layers, shape.n_layers)
@@ -287,7 +287,7 @@ class ComponentRegistry(Sequence[Component]):
         return cls(tuple(sites))
 
     def __repr__(self) -> str:
-        return printable(f"ComponentRegistry({self.describe()})")
+        return clean_text(f"ComponentRegistry({self.describe()})")
 
     def __len__(self) -> int:
         return self.sites[-1].stop
@@ -323,7 +323,7 @@ class ComponentRegistry(Sequence[Component]):
             flats = self._flat_of(value.layer, value.index, value)
         elif isinstance(value, str):
             flats = self.flat_by_label.get(value, ())
-        elif isinstance(value, tuple) and len(value) == 2 and all(map(is_whole, value)):
+        elif isinstance(value, tuple) and len(value) == 2 and all(map(is_int, value)):
             flats = self._flat_of(*value)
         else:
             flats = ()
@@ -334,7 +334,7 @@ class ComponentRegistry(Sequence[Component]):
                 f"{value!r} names {len(flats)} components. Give one of their labels: "
                 f"{', '.join(repr(self.label(i)) for i in flats[:6])}."
             )
-        name = f"{value} ({value.kind})" if isinstance(value, Component) else shortened(value)
+        name = f"{value} ({value.kind})" if isinstance(value, Component) else short_repr(value)
         guess = ""
         if isinstance(value, (str, Component)):
             labels = self.flat_by_label
@@ -521,7 +521,7 @@ class ComponentRegistry(Sequence[Component]):
             is_valid = is_valid and all(0 <= each < _MAX_SIZE for each in (layer, *acts_in))
             if not is_valid or len(set(spans)) < len(spans):
                 raise ComponentError(
-                    f"The description {shortened(entry)} is invalid. Give a layer, its width, and "
+                    f"The description {short_repr(entry)} is invalid. Give a layer, its width, and "
                     "ascending indices below the width."
                 )
             if entry["definition"] is not None:
@@ -580,7 +580,7 @@ def _check_kinds(kinds: Any) -> list[Kind]:
     given = given.split("+") if isinstance(given, str) else given
     if not isinstance(given, Sequence) or not all(isinstance(k, (str, Kind)) for k in given):
         raise ComponentError(
-            f"The components are {shortened(kinds)}. Name a kind, several joined by +, or give "
+            f"The components are {short_repr(kinds)}. Name a kind, several joined by +, or give "
             "a list of kinds or a registry."
         )
     chosen = [register_kind(k) if isinstance(k, Kind) else kind_of(k.strip()) for k in given]
@@ -626,11 +626,11 @@ def _window(layer: int, width: int, n_layers: int) -> tuple[int, ...]:
 def _check_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
     if layers is None:
         return list(range(n_layers))
-    numbers = whole_numbers(layers)
+    numbers = as_ints(layers)
     in_layers = sorted({each + n_layers if each < 0 else each for each in numbers or ()})
     if numbers is None or (in_layers and not 0 <= in_layers[0] <= in_layers[-1] < n_layers):
         raise ComponentError(
-            f"The layers are {shortened(layers)}, which are not all in the model. Give a list of "
+            f"The layers are {short_repr(layers)}, which are not all in the model. Give a list of "
             f"whole numbers from 0 to {n_layers - 1}."
         )
     return in_layers
@@ -639,9 +639,9 @@ def _check_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
 def _check_keys(
     indices: Mapping[int, Sequence[int]], in_layers: Sequence[int], n_layers: int
 ) -> dict[int, Sequence[int]]:
-    if whole_numbers(tuple(indices)) is None:
+    if as_ints(tuple(indices)) is None:
         raise ComponentError(
-            f"The keys of the indices are {shortened(list(indices))}. They must be whole numbers: "
+            f"The keys of the indices are {short_repr(list(indices))}. They must be whole numbers: "
             "layers."
         )
     by_layer = {layer + n_layers if layer < 0 else layer: v for layer, v in indices.items()}
@@ -659,11 +659,11 @@ def _check_indices(
     if indices is None or kind.component_dim is None:
         return tuple(range(width))
     given = indices.get(layer, ()) if isinstance(indices, Mapping) else indices
-    numbers = whole_numbers(given)
+    numbers = as_ints(given)
     picked = tuple(sorted(set(numbers or ())))
     if numbers is None or (picked and not 0 <= picked[0] <= picked[-1] < width):
         raise ComponentError(
-            f"The indices are {shortened(given)}, which are not all {kind.name} of layer {layer}. "
+            f"The indices are {short_repr(given)}, which are not all {kind.name} of layer {layer}. "
             f"Give a list of whole numbers from 0 to {width - 1}, or a mapping from layer to such "
             "lists."
         )

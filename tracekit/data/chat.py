@@ -1,6 +1,6 @@
 """Prompts of chat models: a question or messages, as the model's chat template writes them.
 
-To find what a turn says in the written text, the text is written again with a mark in its place.
+To locate a message in the written text, the text is written again with a mark in its place.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import datetime
 from threading import Lock
 from typing import Any
 
-from tracekit._util.options import shortened
+from tracekit._util.options import short_repr
 from tracekit._util.warn import warn
 from tracekit.errors import ConfigError, DataWarning, PairsError, UnsupportedModelError, near_miss
 
@@ -25,9 +25,9 @@ CLOCK = "strftime_now"
 """What templates call to read the clock; as an argument it is the time that they read."""
 _MARK, _END = "\ue000", "\ue001"
 """Characters of no script: one stands in place of a turn, one behind the beginning of an answer."""
-_DRAWS = re.compile(r"\|\s*random\b|\blipsum\s*\(")
+_RANDOM_CALLS = re.compile(r"\|\s*random\b|\blipsum\s*\(")
 """How a template draws at random."""
-_OURS = ("messages", "add_generation_prompt")
+_RESERVED_ARGUMENTS = ("messages", "add_generation_prompt")
 _clock_in_use = Lock()
 
 
@@ -53,7 +53,7 @@ class ChatTemplate:
 
         Raises:
             UnsupportedModelError: The tokenizer has no chat template, or one that draws at random.
-            ConfigError: An argument that the template does not read, or that is no JSON.
+            ConfigError: An argument that the template does not read, or that is not JSON.
         """
         template = getattr(tokenizer, "chat_template", None)
         if not template:
@@ -63,11 +63,11 @@ class ChatTemplate:
             )
         self._tokenizer = tokenizer
         self._given = dict(chat) if isinstance(chat, Mapping) else {}
-        _check_arguments(self._given, str(template))
+        _check_template_arguments(self._given, str(template))
         at = self._given.get(CLOCK)
-        self._clock = _Clock(datetime.now().replace(microsecond=0) if at is None else _time(at))
+        self._clock = _Clock(datetime.now().replace(microsecond=0) if at is None else _as_time(at))
         self._wrote = False
-        if _DRAWS.search(str(template)):
+        if _RANDOM_CALLS.search(str(template)):
             raise UnsupportedModelError(
                 "The chat template draws words at random, so no prompt is written twice. Set "
                 "tokenizer.chat_template to one that does not."
@@ -75,22 +75,22 @@ class ChatTemplate:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Those that write the same prompts on any day: with the time, where it was read."""
+        """Arguments that write the same prompts on any day: with the time, if it was read."""
         is_read = self._clock.was_read or CLOCK in self._given
         return self._given | ({CLOCK: self._clock.at.isoformat()} if is_read else {})
 
     def warn_of_clock(self) -> None:
-        """Warns of a template that wrote the time of now into the prompts."""
+        """Warns if the template wrote the current time into the prompts."""
         if self._clock.was_read and CLOCK not in self._given:
             at = self._clock.at.isoformat()
             warn(
-                f"The chat template reads the clock ({at}), so that prompts of another day are "
-                f"others. Pin it by chat={{{CLOCK!r}: {at!r}}} (--chat-option {CLOCK}={at}). Pairs "
-                "and results record it.",
+                f"The chat template reads the clock ({at}), so prompts differ from day to day. Fix "
+                f"the time by chat={{{CLOCK!r}: {at!r}}} (--chat-option {CLOCK}={at}). Pairs and "
+                "results record it.",
                 DataWarning,
             )
 
-    def write(self, given: Any, part: str, number: int) -> str:
+    def render_prompt(self, given: Any, part: str, number: int) -> str:
         """The text that a chat model reads, up to where its answer begins.
 
         Args:
@@ -103,20 +103,20 @@ class ChatTemplate:
             PairsError: Neither a text nor messages; messages that the template refuses or leaves
                 out; an answer that it changes.
         """
-        messages = _messages(given)
+        messages = _as_messages(given)
         if messages is None:
             raise PairsError(
-                f"The {part} of example {number} is {shortened(given)}. With chat=True give a "
+                f"The {part} of example {number} is {short_repr(given)}. With chat=True give a "
                 "text, or a list of messages with the keys role and content."
             )
         try:
-            text = self._rendered(messages)
-            if not self._wrote and text != self._rendered(messages):
+            text = self._render(messages)
+            if not self._wrote and text != self._render(messages):
                 raise ValueError("it writes another text each time")
             self._wrote = True
             for located, message in enumerate(messages):
                 is_written = message["content"].strip() in text or message["role"] == "assistant"
-                if not is_written and _MARK not in self._rendered(_marked(messages, located)):
+                if not is_written and _MARK not in self._render(_mark(messages, located)):
                     raise ValueError(f"it leaves out what the {message['role']} says")
         except Exception as error:
             raise PairsError(
@@ -125,31 +125,31 @@ class ChatTemplate:
             ) from error
         return text
 
-    def regions(self, given: Any, text: str, number: int) -> list[Region]:
-        """Where the written text has what the turns say, the last turn of the user first.
+    def locate_messages(self, given: Any, text: str, number: int) -> list[Region]:
+        """Where the messages stand in the written text; the last message of the user comes first.
 
         Raises:
-            PairsError: The template changes what is said there.
+            PairsError: The template changes the text of that message.
         """
-        messages = _messages(given) or ()
+        messages = _as_messages(given) or ()
         of_user = [located for located, each in enumerate(messages) if each["role"] == "user"]
         main = of_user[-1] if of_user else len(messages) - 1
         order = [main, *(located for located in range(len(messages)) if located != main)]
-        first, *others = (self._region(messages, located, text) for located in order)
+        first, *others = (self._locate_message(messages, located, text) for located in order)
         if first is None:
             raise PairsError(
-                f"The chat template changes {shortened(messages[main]['content'])} of example "
+                f"The chat template changes {short_repr(messages[main]['content'])} of example "
                 f"{number}, or writes it several times, so no part of it can be found. Give ranges "
                 "of tokens [first, one past the last] as spans, or leave them out."
             )
         return [first, *filter(None, others)]
 
-    def _region(
+    def _locate_message(
         self, messages: Sequence[Mapping[str, Any]], located: int, text: str
     ) -> Region | None:
         try:
-            before, *rest = self._rendered(_marked(messages, located)).split(_MARK)
-        except Exception:  # A template may refuse a turn that says something else.
+            before, *rest = self._render(_mark(messages, located)).split(_MARK)
+        except Exception:  # A template may refuse a changed message.
             return None
         if len(rest) != 1:
             return None
@@ -159,19 +159,19 @@ class ChatTemplate:
         is_content = within in content and within.strip() == content.strip()
         return (first, stop) if text == before + within + after and is_content else None
 
-    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         if messages[-1]["role"] != "assistant":
             return self._apply(messages, add_generation_prompt=True)
         begun = messages[-1]["content"]
-        # White space at an end that a template trims stays before a mark.
-        before = self._apply(_marked(messages, -1, _MARK + _END)).split(_END)[0].removesuffix(_MARK)
-        text, *others = self._apply(_marked(messages, -1, begun + _END)).split(_END)
+        # A template may trim white space at an end, but not before a mark.
+        before = self._apply(_mark(messages, -1, _MARK + _END)).split(_END)[0].removesuffix(_MARK)
+        text, *others = self._apply(_mark(messages, -1, begun + _END)).split(_END)
         if len(others) == 1 and text.removeprefix(before) in (begun, begun.lstrip()):
             return before + begun
         if len(others) == 1 and text.endswith(begun) and not begun[:1].isspace():
             return text
         raise ValueError(
-            f"it changes the beginning of the answer, {shortened(begun)}, and ends with "
+            f"it changes the beginning of the answer, {short_repr(begun)}, and ends with "
             f"{text[-len(begun) - 40 :]!r}"
         )
 
@@ -187,52 +187,52 @@ class ChatTemplate:
                 module.datetime = usual  # type: ignore[misc]
 
 
-def chat_template(tokenizer: Any, chat: Any) -> ChatTemplate | None:
+def make_chat_template(tokenizer: Any, chat: Any) -> ChatTemplate | None:
     """The template that writes prompts; None without `chat`."""
     if chat is False or chat is None:
         return None
     if chat is not True and not isinstance(chat, Mapping):
         raise ConfigError(
-            f"chat is {shortened(chat)}. Give True, or a mapping of the arguments of the chat "
+            f"chat is {short_repr(chat)}. Give True, or a mapping of the arguments of the chat "
             "template, e.g. chat={'enable_thinking': False}."
         )
     return ChatTemplate(tokenizer, chat)
 
 
 def last_message_text(given: Any) -> str:
-    """The text of a prompt as tables and messages show it: that of the last message of a chat."""
+    """The text of a prompt for tables and messages; of a chat, the last message."""
     return given if isinstance(given, str) else str(given[-1]["content"])
 
 
-def _check_arguments(arguments: Mapping[str, Any], template: str) -> None:
-    words = sorted({*re.findall(r"[A-Za-z_]\w+", template)} - {*_OURS})
+def _check_template_arguments(arguments: Mapping[str, Any], template: str) -> None:
+    words = sorted({*re.findall(r"[A-Za-z_]\w+", template)} - {*_RESERVED_ARGUMENTS})
     for name, value in arguments.items():
         if name not in words:
             hint = near_miss(str(name), words)
             raise ConfigError(
-                f"The chat template does not read the argument {shortened(name)}. {hint}".rstrip()
+                f"The chat template does not read the argument {short_repr(name)}. {hint}".rstrip()
                 + " Give one that it reads, or leave it out."
             )
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"The argument {name} of the chat template is {shortened(value)}. Give a text, a "
+                f"The argument {name} of the chat template is {short_repr(value)}. Give a text, a "
                 "number, True, False, None, or lists and mappings of them."
             ) from error
 
 
-def _time(given: Any) -> datetime:
+def _as_time(given: Any) -> datetime:
     try:
         return datetime.fromisoformat(str(given))
     except ValueError as error:
         raise ConfigError(
-            f"The time {CLOCK} of the chat is {shortened(given)}. Give a date such as "
+            f"The time {CLOCK} of the chat is {short_repr(given)}. Give a date such as "
             "'2026-01-31', or a date and time."
         ) from error
 
 
-def _messages(given: Any) -> Sequence[Mapping[str, Any]] | None:
+def _as_messages(given: Any) -> Sequence[Mapping[str, Any]] | None:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     are_messages = (
@@ -244,7 +244,7 @@ def _messages(given: Any) -> Sequence[Mapping[str, Any]] | None:
     return given if are_messages else None
 
 
-def _marked(
+def _mark(
     messages: Sequence[Mapping[str, Any]], located: int, mark: str = _MARK
 ) -> list[Mapping[str, Any]]:
     changed = list(messages)

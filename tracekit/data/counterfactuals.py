@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tracekit._util.options import check_seed, shortened, whole_numbers
+from tracekit._util.options import as_ints, check_seed, short_repr
 from tracekit.components import Kind
 from tracekit.errors import ConfigError, PairsError
 
@@ -30,12 +30,12 @@ _ROUNDING_OF_ROWS = 5e-3
 
 
 def as_ids(value: object, part: str, example: int) -> Ids:
-    """Token ids as a user gives them: a list, tuple, array or tensor of whole numbers."""
-    ids = whole_numbers(value)
-    # Of a larger number no tensor can be made.
+    """Checks token ids from a user: a list, tuple, array or tensor of whole numbers."""
+    ids = as_ints(value)
+    # Larger numbers do not fit into a tensor.
     if ids is None or any(abs(token) >= 2**63 for token in ids):
         raise PairsError(
-            f"The ids of the {part} of example {example} are {shortened(value)}. "
+            f"The ids of the {part} of example {example} are {short_repr(value)}. "
             "Give a list of whole numbers: token ids."
         )
     return ids
@@ -163,7 +163,7 @@ class NoiseCounterfactual(Counterfactual):
             noise = torch.as_tensor(value, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise PairsError(
-                f"The noise of example {example} is {shortened(value)}. "
+                f"The noise of example {example} is {short_repr(value)}. "
                 "Give numbers with two axes: prompt position and d_model."
             ) from error
         if noise.ndim != 2 or not torch.isfinite(noise).all():
@@ -208,9 +208,9 @@ class Constants:
         seen: Bool[Tensor, "row head query key"],
         key_positions: Int[Tensor, "#row key"],
     ) -> Float[Tensor, "row head query key"]:
-        """Rows of attention over the keys that each query sees, if there are any, as distributions.
+        """Cuts rows of attention to the keys that each query sees, and normalises them.
 
-        What rows lack of 1 goes to an attention sink, which every query sees: there it stays.
+        The part that a row lacks of 1 belongs to an attention sink, which every query sees.
         """
         values = self.values[hook_name].to(seen.device)
         n_known = values.shape[-1]
@@ -239,12 +239,12 @@ class ConstantCounterfactual(Counterfactual):
 
     @property
     def sharing_key(self) -> Hashable:
-        """One for all."""
+        """One key for all."""
         return id(self.constants)
 
 
 def constants_of(counterfactuals: Sequence[Counterfactual]) -> Constants | None:
-    """The constants that all of some counterfactuals are; None if none is constant."""
+    """The constants that all counterfactuals share; None if none is constant."""
     constants = [c.constants for c in counterfactuals if isinstance(c, ConstantCounterfactual)]
     if not constants:
         return None
@@ -281,10 +281,10 @@ class OtherModelCounterfactual(Counterfactual):
 
 @dataclass(frozen=True, eq=False)
 class NoCounterfactual(Counterfactual):
-    """No counterfactual: only a source that needs none can be traced."""
+    """The pair has no counterfactual, so only sources that need none can be traced."""
 
     def differs_from(self, prompt_ids: Ids) -> bool:
-        """Never."""
+        """It never differs."""
         return False
 
     def content(self) -> bytes:
@@ -328,14 +328,14 @@ class GaussianNoise:
     def __post_init__(self) -> None:
         if not 0 < self.std <= sys.float_info.max:
             raise ConfigError(
-                f"The noise has std {shortened(self.std)}. It must be positive and finite."
+                f"The noise has std {short_repr(self.std)}. It must be positive and finite."
             )
         check_seed(self.seed)
 
     def draw(
         self, lengths: Sequence[int], d_model: int, examples: Sequence[object] = ()
     ) -> list[Float[Tensor, "pos d_model"]]:
-        """One tensor per prompt length; by examples, equal ones have the same noise."""
+        """Draws one tensor per prompt length; with `examples`, equal ones get the same noise."""
         generator = torch.Generator().manual_seed(self.seed)
         draws = []
         for number, length in enumerate(lengths):
@@ -346,6 +346,6 @@ class GaussianNoise:
 
 
 def draw_key(seed: int, example: object) -> int:
-    """A number that seed and example decide, by the digest of their `repr`."""
+    """A number from the digest of seed and example."""
     digest = hashlib.sha256(repr((int(seed), example)).encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)

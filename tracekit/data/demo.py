@@ -1,6 +1,6 @@
 """The four data sets that come with the embedded model.
 
-Their sentences are of the grammar that made its training text, so it knows every fact.
+Their sentences come from the grammar of its training text, so it knows every fact.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import Any
 
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
-from tracekit.data.variable_binding import Desideratum, weighted
+from tracekit.data.variable_binding import Desideratum, interleave_parts
 from tracekit.demo import rows
 from tracekit.models.hooked import embedding_std
 
 
 def load(name: str, model: Any, *, on_mismatch: OnMismatch = "error") -> PromptPairs:
-    """The rows of a name: `bias` or `professions`, as in WinoBias and Professions."""
+    """Loads `bias` or `professions`, which are like WinoBias and Professions."""
     return published_pairs(rows(name), model, f"demo-{name}", None, on_mismatch)
 
 
@@ -24,9 +24,9 @@ def load_facts(
 ) -> PromptPairs:
     """Planted facts; the counterfactual is the prompt with noise on its embeddings.
 
-    `noise_factor` is its standard deviation in units of that of the first block's input.
+    `noise_factor` is the standard deviation of the noise over that of the first block's input.
     """
-    # In order: published numbers are of this noise.
+    # Drawn in order, as for the published numbers.
     noise = GaussianNoise(std=noise_factor * embedding_std(model), seed=seed, in_order=True)
     return published_pairs(rows("facts"), model, "demo-facts", None, on_mismatch, noise)
 
@@ -42,5 +42,5 @@ def load_binding(
     kinds = {"value": ("binding",), "operation": ("operations",), "both": ("binding", "operations")}
     parts = [rows(name) for name in kinds[desideratum]]
     name = f"demo-binding{'' if desideratum == 'value' else f'-{desideratum}'}"
-    rows_of_all = weighted(parts, weights)
+    rows_of_all = interleave_parts(parts, weights)
     return published_pairs(rows_of_all, model, name, None, on_mismatch)

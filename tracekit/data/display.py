@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from tracekit._util.markup import MOST_ROWS, card, html_text
+from tracekit._util.markup import MAX_ROWS, html_card, html_text
 from tracekit.data.counterfactuals import (
     ConstantCounterfactual,
     Ids,
@@ -32,16 +32,16 @@ class ShownPair:
 
     prompt: ShownTokens
     counterfactual: ShownTokens | None
-    """Tokens of the counterfactual prompt; None if it is none."""
+    """Tokens of the counterfactual prompt; None for other counterfactuals."""
     source: str
-    """Description of the counterfactual, where it is no other prompt."""
+    """Description of the counterfactual, if it is not a prompt."""
     x: tuple[str, ...]
     """Texts of the tokens of x."""
     y: tuple[str, ...]
-    """Those of y; empty if there is none."""
+    """Texts of the tokens of y; empty without a y."""
 
 
-def shown_pair(pair: PromptPair, token_texts: Mapping[int, str]) -> ShownPair:
+def make_shown_pair(pair: PromptPair, token_texts: Mapping[int, str]) -> ShownPair:
     """An example with its tokens by their texts; tokens without one are shown by their ids."""
 
     def texts_of(ids: Ids) -> tuple[str, ...]:
@@ -49,17 +49,17 @@ def shown_pair(pair: PromptPair, token_texts: Mapping[int, str]) -> ShownPair:
 
     own, other = pair.prompt_ids, pair.counterfactual_ids
     is_prompt = isinstance(pair.counterfactual, PromptCounterfactual)
-    changed, other_changed = _changed(own, other)
+    changed, other_changed = _changed_tokens(own, other)
     return ShownPair(
         prompt=ShownTokens(texts_of(own), changed),
         counterfactual=ShownTokens(texts_of(other), other_changed) if is_prompt else None,
-        source=_source(pair),
+        source=_source_text(pair),
         x=texts_of(pair.x_ids),
         y=texts_of(pair.y_ids or ()),
     )
 
 
-def _source(pair: PromptPair) -> str:
+def _source_text(pair: PromptPair) -> str:
     counterfactual = pair.counterfactual
     if pair.prompt_noise is not None:
         return "the prompt with noise on its embeddings; the counterfactual is without"
@@ -72,7 +72,7 @@ def _source(pair: PromptPair) -> str:
     return "none"
 
 
-def _changed(own: Sequence[int], other: Sequence[int]) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+def _changed_tokens(own: Sequence[int], other: Sequence[int]) -> tuple[tuple[bool, ...], ...]:
     """Which tokens of two prompts differ: by position, or as in a diff if lengths differ."""
     if len(own) == len(other):
         flags = tuple(a != b for a, b in zip(own, other, strict=True))
@@ -88,8 +88,8 @@ def _changed(own: Sequence[int], other: Sequence[int]) -> tuple[tuple[bool, ...]
 def pairs_html(title: str, pairs: Sequence[PromptPair], token_texts: Mapping[int, str]) -> str:
     """The first examples as a table of HTML: all tokens visible, changed ones bold."""
     rows = []
-    for number, pair in enumerate(pairs[:MOST_ROWS]):
-        shown = shown_pair(pair, token_texts)
+    for number, pair in enumerate(pairs[:MAX_ROWS]):
+        shown = make_shown_pair(pair, token_texts)
         other = shown.counterfactual
         cells = [
             str(number),
@@ -104,7 +104,7 @@ def pairs_html(title: str, pairs: Sequence[PromptPair], token_texts: Mapping[int
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     more = f"<p>and {len(pairs) - len(rows)} more</p>" if len(pairs) > len(rows) else ""
-    return card(title, table, more)
+    return html_card(title, table, more)
 
 
 def _tokens_html(texts: Sequence[str], changed: Sequence[bool] = ()) -> str:

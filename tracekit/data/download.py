@@ -20,7 +20,7 @@ _TIMEOUT = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files:
+class DatasetFiles:
     """The files of a data set, and where they come from."""
 
     dataset: str
@@ -33,25 +33,25 @@ class Files:
     """Files that can be downloaded, by name: `commit`, `path`, and `sha256` in hexadecimal."""
 
     @classmethod
-    def of(cls, dataset: str) -> Files:
-        """Those that `files.json` lists for a data set."""
+    def for_dataset(cls, dataset: str) -> DatasetFiles:
+        """The files that `files.json` lists for a data set."""
         table = json.loads(Path(__file__).with_name("files.json").read_text(encoding="utf-8"))
         return cls(dataset=dataset, **table[dataset])
 
     def read(self, data_dir: Path | None, name: str) -> str:
         """Text of a file, from a folder or, if `data_dir` is None, from the cache or a download."""
-        path = self._cached(name) if data_dir is None else data_dir / name
+        path = self._cached_path(name) if data_dir is None else data_dir / name
         if not path.is_file():
-            raise self._missing(name, f"{data_dir} does not hold it")
+            raise self._missing_file_error(name, f"{data_dir} does not hold it")
         return path.read_text(encoding="utf-8-sig")
 
-    def lines(self, data_dir: Path | None, name: str) -> list[str]:
+    def read_lines(self, data_dir: Path | None, name: str) -> list[str]:
         """Lines of a file, stripped, without empty ones; arguments and errors as in `read`."""
         return list(filter(None, map(str.strip, self.read(data_dir, name).splitlines())))
 
-    def _cached(self, name: str) -> Path:
+    def _cached_path(self, name: str) -> Path:
         if name not in self.remotes:
-            raise self._missing(name, "no data_dir was given")
+            raise self._missing_file_error(name, "no data_dir was given")
         import pooch
         from requests.exceptions import RequestException
 
@@ -69,7 +69,7 @@ class Files:
             )
         except (RequestException, OSError) as error:
             problem = f"it is neither in {folder} nor can {url} be reached"
-            raise self._missing(name, problem) from error
+            raise self._missing_file_error(name, problem) from error
         except ValueError as error:
             raise DataFormatError(
                 f"The file {url} is not the one that tracekit knows (its SHA-256 "
@@ -77,14 +77,14 @@ class Files:
             ) from error
         return Path(path)
 
-    def _missing(self, name: str, problem: str) -> DataNotFoundError:
+    def _missing_file_error(self, name: str, problem: str) -> DataNotFoundError:
         return DataNotFoundError(
             f"The data set {self.dataset!r} needs the file {name}, and {problem}. "
             f"Get it from {self.origin} and pass its folder as data_dir (--data-dir)."
         )
 
 
-def check_count(dataset: str, n_examples: int, n_published: int, reason: str = "") -> None:
+def check_size(dataset: str, n_examples: int, n_published: int, reason: str = "") -> None:
     """Warns (`DataWarning`) of a data set whose number of examples is not the published one."""
     if n_examples != n_published:
         explanation = f" ({reason})" if reason else ""

@@ -16,16 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tracekit._util.options import check_whole
+from tracekit._util.options import check_int
 from tracekit.data.counterfactuals import GaussianNoise
-from tracekit.data.download import Files, check_count
+from tracekit.data.download import DatasetFiles, check_size
 from tracekit.data.formats import FORMATS, subject_span
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 from tracekit.errors import ConfigError, DataFormatError
 from tracekit.models.hooked import HookedModel, embedding_std
 
 NOISE_STD = 3 * 0.2015
-"""Of the published code: three times the standard deviation of GPT-2's embeddings."""
+"""Value of the published code: three times the standard deviation of GPT-2's embeddings."""
 _FACTOR = 3
 
 _N_PUBLISHED = {"counterfact": 200, "known-facts": 1209}
@@ -56,8 +56,8 @@ def load(
     prepend BOS.
     """
     if n is not None:
-        check_whole("n", n)
-    text = Files.of(dataset).read(data_dir, file_name)
+        check_int("n", n)
+    text = DatasetFiles.for_dataset(dataset).read(data_dir, file_name)
     try:
         rows = [to_row(record) for record in json.loads(text)]
     except (ValueError, KeyError, TypeError) as error:
@@ -67,9 +67,9 @@ def load(
     if n is not None and n < len(rows):
         indices = range(n) if seed is None else random.Random(seed).sample(range(len(rows)), n)
         rows = [rows[i] for i in sorted(indices)]
-    # Of CounterFact the published facts are a sample.
+    # The published facts of CounterFact are a sample.
     if n is None or dataset == "counterfact":
-        check_count(dataset, len(rows), _N_PUBLISHED[dataset])
+        check_size(dataset, len(rows), _N_PUBLISHED[dataset])
     space = " " if leading_space else ""
     rows = [
         {key: space + text.strip() if key in ("x", "y") else text for key, text in row.items()}
@@ -77,17 +77,17 @@ def load(
     ]
     if noise_std is None:
         use = f"The noise of {dataset} is three times the size of the model's embeddings"
-        _check_runs(model, use, "noise_std")
+        _check_is_model(model, use, "noise_std")
         noise_std = _FACTOR * embedding_std(model)
     noise = GaussianNoise(std=noise_std, seed=noise_seed, in_order=True)
     pairs = published_pairs(rows, model, dataset, prepend_bos, on_mismatch, noise)
     if min_probability is None:
         return pairs
-    _check_runs(model, "min_probability is one that the model gives", "no min_probability")
+    _check_is_model(model, "min_probability is one that the model gives", "no min_probability")
     return pairs.known(model, min_probability)
 
 
-def _check_runs(model: Any, use: str, instead: str) -> None:
+def _check_is_model(model: Any, use: str, instead: str) -> None:
     if not isinstance(model, HookedModel):
         raise ConfigError(
             f"{use}, and a {type(model).__name__} cannot be run. Give the model, or {instead}."

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tracekit.data.pair import n_shared
+from tracekit.data.pair import count_shared
 from tracekit.errors import DataFormatError
 
 Row = dict[str, Any]
@@ -64,7 +64,7 @@ def _blimp(record: Mapping[str, Any], decode: Decode) -> Row | None:
         x, y = (f" {record[f'one_prefix_word_{side}'].strip()}" for side in ("good", "bad"))
         return {"prompt": record["one_prefix_prefix"], "x": x, "y": y}
     good, bad = record["sentence_good"].split(), record["sentence_bad"].split()
-    shared = n_shared(good, bad)
+    shared = count_shared(good, bad)
     if shared in (0, len(good), len(bad)):
         return None
     x, y = (" " + " ".join(words[shared:]) for words in (good, bad))
@@ -73,7 +73,7 @@ def _blimp(record: Mapping[str, Any], decode: Decode) -> Row | None:
 
 def _crows_pairs(record: Mapping[str, Any], decode: Decode) -> Row | None:
     more, less = record["sent_more"].split(), record["sent_less"].split()
-    n_last = n_shared(more[::-1], less[::-1])
+    n_last = count_shared(more[::-1], less[::-1])
     if n_last in (0, len(more), len(less)):
         return None
     return {
@@ -105,22 +105,22 @@ FORMATS: Mapping[str, Callable[[Mapping[str, Any], Decode], Row | None]] = {
     "crows-pairs": _crows_pairs,
     "counterfact": _counterfact,
 }
-"""By name, a row from a record; None where the record makes none."""
+"""By name, a function that makes a row from a record, or None if the record has no pair."""
 
 
-class _WithoutPairs(NamedTuple):
-    """A kind of file or record that holds what pairs are made of, and no pairs."""
+class _PairlessFormat(NamedTuple):
+    """A known kind of file or record from which pairs must first be made."""
 
     keys: list[list[str]]
-    """Keys that tell it from others: those of one of these lists."""
+    """Lists of keys; the kind is recognised by all keys of any one list."""
     has_more: bool
     """Whether it may have further keys."""
     content: str
     """What it holds."""
     advice: str
-    """Code that makes pairs of it, or where that stands."""
+    """Code that makes pairs of it, or where to find that code."""
 
-    def fits(self, document: Any) -> bool:
+    def matches(self, document: Any) -> bool:
         """Whether a document is of this kind."""
         if not isinstance(document, Mapping):
             return False
@@ -130,19 +130,19 @@ class _WithoutPairs(NamedTuple):
         )
 
 
-_WITHOUT_PAIRS = [
-    _WithoutPairs(**entry)
+_PAIRLESS_FORMATS = [
+    _PairlessFormat(**entry)
     for entry in json.loads(Path(__file__).with_name("without_pairs.json").read_text("utf-8"))
 ]
 
 
 def check_holds_pairs(document: Any, path: str) -> None:
-    """Refuses a document or a record that holds what pairs are made of and no pairs.
+    """Refuses a document or a record from which pairs must first be made.
 
     Raises:
         DataFormatError: It names the code that makes pairs of it.
     """
     parts = list(document.values()) if isinstance(document, Mapping) else []
-    for kind in _WITHOUT_PAIRS:
-        if kind.fits(document) or (parts and all(map(kind.fits, parts))):
+    for kind in _PAIRLESS_FORMATS:
+        if kind.matches(document) or (parts and all(map(kind.matches, parts))):
             raise DataFormatError(f"{path} holds {kind.content}, and no pairs. {kind.advice}")

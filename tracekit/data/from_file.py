@@ -15,15 +15,15 @@ from shlex import quote
 from typing import Any
 
 from tracekit._util.arguments import check_arguments
-from tracekit._util.options import as_path, shortened
+from tracekit._util.options import as_path, short_repr
 from tracekit._util.warn import warn
 from tracekit.data.chat import Chat
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.formats import FORMATS, check_holds_pairs
 from tracekit.data.pair import OWN_KEYS, SET_KEYS, TEXT_KEYS, id_keys
 from tracekit.data.prompts import OnMismatch, PromptPairs
-from tracekit.data.tables import rows_of
-from tracekit.data.tokenization import tokenizer_of
+from tracekit.data.tables import table_rows
+from tracekit.data.tokenization import require_tokenizer
 from tracekit.errors import (
     ConfigError,
     DataFormatError,
@@ -99,11 +99,11 @@ def load_pairs(
             `format` together.
         PairsError: As in `PromptPairs.from_text` and `from_ids`.
     """
-    source = _named(data)
+    source = _data_name(data)
     rows, has_ids = read_rows(data, columns=columns, format=format)
     skipped: list[str] = []
     if format is not None:
-        rows, skipped = _in_format(rows, format, source, model)
+        rows, skipped = _convert_format(rows, format, source, model)
     options = {"prepend_bos": prepend_bos, "noise_std": noise_std, "seed": seed or None}
     options |= {"chat": None if chat is False else chat}
     unread, reason = list[str](), ""
@@ -114,7 +114,7 @@ def load_pairs(
     for option in unread:
         if options[option] is not None:
             raise ConfigError(
-                f"{option}={shortened(options[option])} was given, and {source} {reason}, so "
+                f"{option}={short_repr(options[option])} was given, and {source} {reason}, so "
                 "nothing reads it. Leave it out."
             )
     name = name or (Path(data).stem if isinstance(data, (str, Path)) else "pairs")
@@ -142,16 +142,16 @@ def read_rows(
         raise UnknownNameError("format", format, FORMATS)
     if format is not None and columns is not None:
         raise ConfigError("columns and format were given. A format knows its columns: leave one.")
-    path = _named(data)
+    path = _data_name(data)
     is_file = isinstance(data, (str, Path))
     check_holds_pairs(data, path)
-    rows = _from_file(as_path("The file", data)) if is_file else rows_of(data)
+    rows = _read_file(as_path("The file", data)) if is_file else table_rows(data)
     if isinstance(columns, str):
         parts = [part.partition(":") for part in columns.split(",")]
         columns = {name: to or None for name, _, to in parts}
     if format is None:
-        rows = _renamed(rows, columns or {}, path)
-        _check_lost(rows, path)
+        rows = _rename_columns(rows, columns or {}, path)
+        _check_lost_words(rows, path)
     rows = [{k: v for k, v in row.items() if not _is_missing(v)} for row in rows]
     if format is not None:
         return rows, False
@@ -169,20 +169,20 @@ def read_rows(
             meant = f" {near_miss(unknown[0], allowed)}".rstrip()
             raise DataFormatError(
                 f"Example {number} of {path} has an unknown column {unknown[0]!r}{also}.{meant} "
-                f"Known: {', '.join(sorted(allowed))}. Say what each other column is here, or that "
-                f"it is nothing: {_option(unknown, columns or {}, row, typed)}"
+                f"Known: {', '.join(sorted(allowed))}. Map each other column to a field, or to "
+                f"nothing: {_columns_option(unknown, columns or {}, row, typed)}"
             )
     return rows, has_ids
 
 
-def _option(
+def _columns_option(
     unknown: Sequence[str], given: Mapping[str, str | None], row: Mapping[str, Any], typed: bool
 ) -> str:
     """The option that maps unknown columns to fields that the row lacks, or to none."""
     columns, left = dict(given), [field for field in _FIELDS if field not in row]
     in_file = {field: name for name, field in given.items()}
     for name in unknown:
-        close = get_close_matches(_meaning(name) or name, left, 1)
+        close = get_close_matches(_guess_field(name) or name, left, 1)
         columns[in_file.get(name, name)] = close[0] if close else None
         left = [field for field in left if field not in close]
     needed = [field for field in ("prompt", "x") if field in left]
@@ -196,16 +196,16 @@ def _option(
     return f"--data-option {quote(f'columns={listed}')}"
 
 
-def _meaning(column: object) -> str | None:
+def _guess_field(column: object) -> str | None:
     name = re.sub(r"[\W_]+", "", str(column)).lower()
     return _MEANINGS.get(re.sub(r"(?<=.)(answer|prompt)$", "", name))
 
 
-def _named(data: Any) -> str:
+def _data_name(data: Any) -> str:
     return str(data) if isinstance(data, (str, Path)) else f"the {type(data).__name__}"
 
 
-def _from_file(path: Path) -> list[dict[str, Any]]:
+def _read_file(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise DataNotFoundError(f"There is no file {path}. Give a {' or '.join(SUFFIXES)} file.")
     if path.suffix not in SUFFIXES:
@@ -214,9 +214,9 @@ def _from_file(path: Path) -> list[dict[str, Any]]:
             f"{' and '.join(SUFFIXES)} files."
         )
     if path.suffix == ".csv":
-        return _from_csv(path)
+        return _read_csv(path)
     # Some publish JSON Lines under the name of JSON.
-    return _from_json_lines(path) if path.suffix == ".jsonl" else _from_json(path)
+    return _read_json_lines(path) if path.suffix == ".jsonl" else _read_json(path)
 
 
 def _is_missing(value: Any) -> bool:
@@ -228,7 +228,7 @@ def _is_nan(value: Any) -> bool:
     return is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
-def _check_lost(rows: Sequence[Mapping[str, Any]], path: str) -> None:
+def _check_lost_words(rows: Sequence[Mapping[str, Any]], path: str) -> None:
     """Refuses and warns of cells that may have been words before pandas read them."""
     for key in ("prompt", "x", "counterfactual", "y", "group"):
         lost = [number for number, row in enumerate(rows) if _is_nan(row.get(key))]
@@ -241,35 +241,35 @@ def _check_lost(rows: Sequence[Mapping[str, Any]], path: str) -> None:
             warn(f"{values} and left out. {_WORDS}", DataWarning)
 
 
-def _renamed(
+def _rename_columns(
     rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str | None], path: str
 ) -> list[dict[str, Any]]:
     given = {key: None for row in rows for key in row}
     for name, field in columns.items():
         if name not in given:
             raise DataFormatError(
-                f"columns maps {name!r}, which {path} does not have, to {field!r}. First comes one "
-                f"of its columns ({', '.join(sorted(map(str, given)))}), then what it is here."
+                f"columns maps {name!r}, which {path} does not have, to {field!r}. Map one of its "
+                f"columns ({', '.join(sorted(map(str, given)))}) to a field."
             )
     names: dict[str, str | None] = {**dict.fromkeys(_INDEX_COLUMNS), **columns}
     index = sorted(given.keys() & set(_INDEX_COLUMNS) - set(columns))
     if index:
         warn(f"The column {index[0]!r} of {path} numbers its rows, and is left out.", DataWarning)
-    usual = {} if "prompt_ids" in given else {key: _meaning(key) for key in given}
+    usual = {} if "prompt_ids" in given else {key: _guess_field(key) for key in given}
     taken = Counter([names.get(key, usual.get(key)) for key in given])
     guessed = {k: to for k, to in usual.items() if to and k not in {*names, to} and taken[to] == 1}
     if guessed:
         shown = ", ".join(f"{key!r} as {to}" for key, to in guessed.items())
-        warn(f"{path} is read with {shown}. The option columns says otherwise.", DataWarning)
+        warn(f"{path} is read with {shown} (a guess). Pass columns to change this.", DataWarning)
     names |= guessed
     renamed = [{names.get(key, key): value for key, value in row.items()} for row in rows]
     return [{key: v for key, v in row.items() if key is not None} for row in renamed]
 
 
-def _in_format(
+def _convert_format(
     records: Sequence[Mapping[str, Any]], format: str, source: str, model: Any
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    decode = getattr(tokenizer_of(model), "decode", str)
+    decode = getattr(require_tokenizer(model), "decode", str)
     rows, skipped = [], []
     for number, record in enumerate(records):
         try:
@@ -279,7 +279,7 @@ def _in_format(
                 raise
             problem = "lacks" if isinstance(error, KeyError) else "is of another form:"
             raise DataFormatError(
-                f"Record {number} of {source} is none of the format {format!r}: it {problem} "
+                f"Record {number} of {source} does not have the format {format!r}: it {problem} "
                 f"{error}. Leave format out, or map columns."
             ) from error
         if row is None:
@@ -300,7 +300,7 @@ def _read_text(path: Path) -> str:
         ) from error
 
 
-def _from_csv(path: Path) -> list[dict[str, Any]]:
+def _read_csv(path: Path) -> list[dict[str, Any]]:
     reader = csv.DictReader(io.StringIO(_read_text(path), newline=""))
     try:
         rows = list(reader)
@@ -322,11 +322,11 @@ def _from_csv(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _from_json(path: Path) -> list[dict[str, Any]]:
+def _read_json(path: Path) -> list[dict[str, Any]]:
     try:
         document = json.loads(_read_text(path))
     except (ValueError, RecursionError):
-        return _from_json_lines(path)
+        return _read_json_lines(path)
     check_holds_pairs(document, str(path))
     if isinstance(document, Mapping):
         lists = [value for value in document.values() if isinstance(value, list)]
@@ -334,10 +334,10 @@ def _from_json(path: Path) -> list[dict[str, Any]]:
         document = records[0] if len(records) == 1 else None
     if not isinstance(document, list):
         raise DataFormatError(f"{path} holds no list of objects. Write a JSON list, one per pair.")
-    return rows_of(document)
+    return table_rows(document)
 
 
-def _from_json_lines(path: Path) -> list[dict[str, Any]]:
+def _read_json_lines(path: Path) -> list[dict[str, Any]]:
     rows = []
     # Not splitlines(): a text may hold other line separators than the file's.
     for number, line in enumerate(_read_text(path).split("\n"), start=1):

@@ -1,4 +1,4 @@
-"""Data sets that are made up from a seed, of templates of our own.
+"""Data sets that are generated from a seed and from templates of tracekit.
 
 - *Indirect object identification* (the task of Wang et al. 2023): after "When Mary and John went to
   the office, John gave a letter to", x is the indirect object, Mary, and y the subject, John. The
@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from tracekit._util.options import check_whole
+from tracekit._util.options import check_int
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
-from tracekit.data.templates import reader
-from tracekit.data.tokenization import encoder, tokenizer_of
+from tracekit.data.templates import make_reader
+from tracekit.data.tokenization import make_encoder, require_tokenizer
 from tracekit.errors import ConfigError
 
 _WORDS: dict[str, list[str]] = json.loads(
@@ -51,10 +51,10 @@ def load_ioi(
 
     The spans `IO`, `S1` and `S2` are the indirect object and both mentions of the subject.
     """
-    check_whole("n", n)
-    tokenizer = tokenizer_of(model)
-    read = reader(tokenizer, prepend_bos)
-    names = _of_one_token(encoder(tokenizer), (*FEMALE, *MALE), 5, "ioi")
+    check_int("n", n)
+    tokenizer = require_tokenizer(model)
+    read = make_reader(tokenizer, prepend_bos)
+    names = _token_names(make_encoder(tokenizer), (*FEMALE, *MALE), 5, "ioi")
     rng, rows = random.Random(seed), []
     for number in range(n):
         indirect, subject, *others = rng.sample(names, 5)
@@ -67,7 +67,7 @@ def load_ioi(
             read(template, words | dict(zip("ABC", each, strict=True))) for each in (own, changed)
         )
         spans = {span: prompt.spans[field] for span, field in zip(order, "ABC", strict=True)}
-        row = {"prompt": prompt.said, "counterfactual": other.said, "spans": spans}
+        row = {"prompt": prompt.raw, "counterfactual": other.raw, "spans": spans}
         rows.append({**row, "x": f" {indirect}", "y": f" {subject}"})
     return published_pairs(rows, model, f"ioi-{counterfactual}", prepend_bos, on_mismatch)
 
@@ -81,20 +81,20 @@ def load_greater_than(
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Makes `n` pairs; `seed` draws nouns and years."""
-    check_whole("n", n)
-    encode = encoder(tokenizer_of(model))
-    by_digit = _are_tokens(encode, map(str, range(10))) and not _are_tokens(encode, ["32"])
+    check_int("n", n)
+    encode = make_encoder(require_tokenizer(model))
+    by_digit = _are_single(encode, map(str, range(10))) and not _are_single(encode, ["32"])
     years = {
         century: [
             year
             for year in _LATER
-            if _is_split(encode, century, year, by_digit) and (not by_digit or year // 10 in _TENS)
+            if _splits(encode, century, year, by_digit) and (not by_digit or year // 10 in _TENS)
         ]
         for century in _CENTURIES
-        if _is_split(encode, century, _EARLY, by_digit)
+        if _splits(encode, century, _EARLY, by_digit)
     }
     years = {century: numbers for century, numbers in years.items() if numbers}
-    if not years or not (by_digit or _are_tokens(encode, (f"{n:02d}" for n in range(100)))):
+    if not years or not (by_digit or _are_single(encode, (f"{n:02d}" for n in range(100)))):
         raise ConfigError(
             "The data set greater-than needs a tokenizer that writes a year as two tokens of two "
             "digits, as that of GPT-2 does, or digit by digit. This one writes 1732 as "
@@ -107,7 +107,7 @@ def load_greater_than(
         prompt, early = (
             _YEARS.format(noun=noun, century=century, year=each) for each in (year, _EARLY)
         )
-        rows.append({"prompt": prompt, "counterfactual": early, **_choices(year, by_digit)})
+        rows.append({"prompt": prompt, "counterfactual": early, **_number_sets(year, by_digit)})
     return published_pairs(rows, model, "greater-than", prepend_bos, on_mismatch)
 
 
@@ -120,9 +120,9 @@ def load_gendered_pronouns(
     on_mismatch: OnMismatch = "error",
 ) -> PromptPairs:
     """Makes `n` pairs, women and men in turn, with the span `name`; `seed` draws them."""
-    check_whole("n", n)
-    encode = encoder(tokenizer_of(model))
-    women, men = (_of_one_token(encode, each, 2, "gendered-pronouns") for each in (FEMALE, MALE))
+    check_int("n", n)
+    encode = make_encoder(require_tokenizer(model))
+    women, men = (_token_names(encode, each, 2, "gendered-pronouns") for each in (FEMALE, MALE))
     rng, rows = random.Random(seed), []
     for number in range(n):
         names, others = (men, women) if number % 2 else (women, men)
@@ -137,7 +137,7 @@ def load_gendered_pronouns(
     return published_pairs(rows, model, "gendered-pronouns", prepend_bos, on_mismatch)
 
 
-def _of_one_token(encode: Encode, names: Sequence[str], at_least: int, dataset: str) -> list[str]:
+def _token_names(encode: Encode, names: Sequence[str], at_least: int, dataset: str) -> list[str]:
     ids = {name: tuple(encode("and", f" {name}")) for name in names}
     counts = Counter(ids.values())
     # Names that a vocabulary lacks may all be one and the same unknown token.
@@ -151,8 +151,8 @@ def _of_one_token(encode: Encode, names: Sequence[str], at_least: int, dataset: 
     return short
 
 
-def _choices(year: int, by_digit: bool) -> dict[str, Any]:
-    """Numbers that are right after a year, and that are wrong: its two digits, or its tens."""
+def _number_sets(year: int, by_digit: bool) -> dict[str, Any]:
+    """Right and wrong numbers after a year: of two digits, or by digit the tens."""
     if by_digit:
         digits, tens = list(map(str, range(10))), year // 10
         right, wrong = digits[tens + 1 :], digits[:tens]
@@ -162,11 +162,11 @@ def _choices(year: int, by_digit: bool) -> dict[str, Any]:
     return {"x": right[0], "y": wrong[-2], "x_set": right, "y_set": wrong}
 
 
-def _are_tokens(encode: Encode, numbers: Iterable[str]) -> bool:
+def _are_single(encode: Encode, numbers: Iterable[str]) -> bool:
     return all(len(encode("17", number)) == 1 for number in numbers)
 
 
-def _is_split(encode: Encode, century: int, year: int, by_digit: bool) -> bool:
+def _splits(encode: Encode, century: int, year: int, by_digit: bool) -> bool:
     whole, begins = encode("year", f" {century}{year:02d}"), encode("year", f" {century}")
     if by_digit:
         return whole[: len(begins)] == begins and len(whole) == len(begins) + 2

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.clusters import FEWEST
-from tracekit._util.options import first_few, is_whole, shortened
+from tracekit._util.options import is_int, join_first, short_repr
 from tracekit._util.warn import warn
 from tracekit.data import counterfactuals
 from tracekit.data.counterfactuals import (
@@ -23,7 +23,7 @@ from tracekit.data.counterfactuals import (
     as_ids,
     counterfactual_from_row,
 )
-from tracekit.data.spans import LAST, REST, Spans, checked_spans, one_span, with_implied
+from tracekit.data.spans import LAST, REST, Spans, add_implied_spans, parse_spans, select_span
 from tracekit.errors import DataWarning, PairsError, near_miss
 
 _TEXTS = ("prompt", "counterfactual", "x", "y")
@@ -47,24 +47,24 @@ _LONGEST = 80
 
 
 def id_keys() -> frozenset[str]:
-    """Keys of a row of token ids, beside those of both kinds and texts."""
+    """Keys of rows of token ids, without the keys that rows of text have too."""
     return frozenset(each.row_key for each in counterfactuals.COUNTERFACTUALS).union(_OWN_IDS)
 
 
-def tokens_of_draw(values: Mapping[str, Any]) -> tuple[Ids, ...]:
-    """What a draw for an example depends on: its own tokens, which have these names."""
+def draw_tokens(values: Mapping[str, Any]) -> tuple[Ids, ...]:
+    """The tokens of an example, on which its random draws depend."""
     return tuple(tuple(values.get(name) or ()) for name in _OWN_IDS)
 
 
-def n_shared(first: Sequence[Any], other: Sequence[Any]) -> int:
-    """Number of elements that two sequences begin with alike."""
+def count_shared(first: Sequence[Any], other: Sequence[Any]) -> int:
+    """Length of the common beginning of two sequences."""
     for number, (a, b) in enumerate(zip(first, other, strict=False)):
         if a != b:
             return number
     return min(len(first), len(other))
 
 
-def brief(text: str) -> str:
+def quote_briefly(text: str) -> str:
     """A text in quotes, without its middle where it is long."""
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
@@ -90,7 +90,7 @@ class PromptPair:
     spans: Spans | None = None
     """Token positions of named parts of the prompt."""
     counterfactual_spans: Spans | None = None
-    """Those of the counterfactual prompt that take their place; None: the same positions."""
+    """Spans of the counterfactual prompt that take their place; None: the same positions."""
     prompt_noise: Float[Tensor, "pos d_model"] | None = None
     """Noise on the embeddings of the prompt: what a reversed pair with noise starts from."""
     texts: Mapping[str, str] | None = None
@@ -98,7 +98,7 @@ class PromptPair:
     weight: float = 1.0
     """Weight of its effect in the mean, relative to the other examples'."""
     group: str | None = None
-    """What it shares with other examples, such as its template; None if it stands for itself."""
+    """Label of dependent examples, e.g. of one template; None if it depends on no other."""
     drawn_for: Ids | None = None
     """The prompt that its counterfactual was drawn or made for, if the data had another."""
 
@@ -128,7 +128,7 @@ class PromptPair:
 
     @property
     def identity(self) -> Hashable:
-        """Equal for equal examples: tokens and spans. Weights, and draws of noise, do not count."""
+        """Equal for examples with equal tokens and spans; weights and noise do not count."""
         other = self.counterfactual
         return (
             *(getattr(self, name) for name in _OWN_IDS),
@@ -157,8 +157,8 @@ class PromptPair:
 
     @property
     def n_shared(self) -> int:
-        """Tokens that x and y begin with alike; 0 without a y."""
-        return n_shared(self.x_ids, self.y_ids or ())
+        """Number of tokens at which x and y begin alike; 0 without a y."""
+        return count_shared(self.x_ids, self.y_ids or ())
 
     @property
     def read_at(self) -> int:
@@ -172,7 +172,7 @@ class PromptPair:
 
     @property
     def token_sets(self) -> tuple[Ids, Ids]:
-        """First tokens that count as x, and as y; those of y are none without a y."""
+        """First tokens that count as x, and as y; without a y, none count as y."""
         return self.x_set_ids or self.x_ids[:1], self.y_set_ids or (self.y_ids or ())[:1]
 
     def content(self) -> bytes:
@@ -186,12 +186,12 @@ class PromptPair:
             self.counterfactual.content(),
             None if noise is None else noise.contiguous().numpy().tobytes(),
         )
-        # A digest, so that where one pair ends and the next begins is plain.
+        # A digest has a fixed length, so pairs cannot run into each other.
         return hashlib.sha256(repr(values).encode()).digest()
 
     @property
     def prompts_digest(self) -> str:
-        """Equal for pairs that are one example by their prompts (`evidence`); results save it."""
+        """Digest of `evidence`, which results save."""
         evidence = self.evidence
         prompts = sorted(evidence, key=repr) if isinstance(evidence, frozenset) else evidence
         return hashlib.sha256(repr(prompts).encode()).hexdigest()[:16]
@@ -229,12 +229,12 @@ class PromptPair:
     def describe(self) -> str:
         """The prompt as text if there is one, else its first ids; both shortened."""
         if self.texts and self.texts.get("prompt"):
-            return brief(self.texts["prompt"])
+            return quote_briefly(self.texts["prompt"])
         first_ids = " ".join(map(str, self.prompt_ids[:12]))
         return f"[{first_ids}{' ...' if len(self.prompt_ids) > 12 else ''}]"
 
 
-def kinds_and_lengths(pairs: Sequence[PromptPair]) -> str:
+def describe_pairs(pairs: Sequence[PromptPair]) -> str:
     """How many pairs there are, of how many tokens, and their kinds of counterfactual."""
     lengths = sorted({len(pair.prompt_ids) for pair in pairs})
     tokens = f"{lengths[0]} to {lengths[-1]}" if len(lengths) > 1 else str(lengths[0])
@@ -251,9 +251,9 @@ def check_keys(
     optional: str,
     is_strict: bool = True,
 ) -> None:
-    """Refuses a row that lacks a required key, or has one that nobody reads.
+    """Refuses a row that lacks a required key, or has an unknown one.
 
-    Without `is_strict` only keys like known ones are refused; others may be notes on the example.
+    Without `is_strict`, only keys similar to known ones are refused.
     """
     allowed = sorted(allowed)
     known_keys = {*allowed, *OWN_KEYS}
@@ -262,7 +262,7 @@ def check_keys(
         hint = hints.get(key) or near_miss(key, known_keys)
         if is_strict or hint:
             raise PairsError(
-                f"Example {number} has the key {shortened(key)}, which nobody reads. "
+                f"Example {number} has the key {short_repr(key)}, which nobody reads. "
                 f"{hint}".rstrip()
                 + f" Keys: {', '.join(sorted(known_keys))}."
             )
@@ -274,7 +274,7 @@ def check_keys(
         )
 
 
-def _check_sets(ids: Mapping[str, Any], number: int) -> None:
+def _check_token_sets(ids: Mapping[str, Any], number: int) -> None:
     sets = {key: ids[key] for key in ("x_set_ids", "y_set_ids") if key in ids}
     for key, tokens in sets.items():
         if len(set(tokens)) < len(tokens):
@@ -304,12 +304,12 @@ def pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
     for key, tokens in read.items():
         if not tokens:
             part = key.removesuffix("_ids")
-            text = f" ({shortened(row[part])})" if part in row else ""
+            text = f" ({short_repr(row[part])})" if part in row else ""
             raise PairsError(
                 f"The {part} of example {number}{text} encodes to no token. "
                 "Give it at least one token, or leave the example out."
             )
-    _check_sets(ids, number)
+    _check_token_sets(ids, number)
     texts = {key: str(row[key]) for key in _TEXTS if row.get(key) is not None}
     try:
         weight = float(row.get("weight", 1.0))
@@ -317,7 +317,7 @@ def pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
         weight = float("nan")
     if not 0 < weight < float("inf"):
         raise PairsError(
-            f"The weight of example {number} is {shortened(row['weight'])}. "
+            f"The weight of example {number} is {short_repr(row['weight'])}. "
             "Weights must be positive numbers; leave out what is to count for nothing."
         )
     pair = PromptPair(
@@ -325,7 +325,7 @@ def pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
         counterfactual=counterfactual,
         texts=texts or None,
         weight=weight,
-        group=group_from_row(row.get("group"), number),
+        group=parse_group(row.get("group"), number),
     )
     if row.get("counterfactual_spans") is not None and (
         row.get("spans") is None or not isinstance(counterfactual, PromptCounterfactual)
@@ -334,15 +334,15 @@ def pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
             f"Example {number} has counterfactual_spans, and no spans or no counterfactual prompt "
             "that they could be of. Give both."
         )
-    return pair if row.get("spans") is None else _with_spans(pair, row, number)
+    return pair if row.get("spans") is None else _add_spans(pair, row, number)
 
 
-def _with_spans(pair: PromptPair, row: Mapping[str, Any], number: int) -> PromptPair:
-    spans = checked_spans(row["spans"], len(pair.prompt_ids), number)
+def _add_spans(pair: PromptPair, row: Mapping[str, Any], number: int) -> PromptPair:
+    spans = parse_spans(row["spans"], len(pair.prompt_ids), number)
     if row.get("counterfactual_spans") is None:
         return replace(pair, spans=spans)
     others = row["counterfactual_spans"]
-    others = checked_spans(others, len(pair.counterfactual_ids), number, "counterfactual")
+    others = parse_spans(others, len(pair.counterfactual_ids), number, "counterfactual")
     lengths, other_lengths = (
         {name: len(positions) for name, positions in each.items()} for each in (spans, others)
     )
@@ -354,20 +354,20 @@ def _with_spans(pair: PromptPair, row: Mapping[str, Any], number: int) -> Prompt
     return replace(pair, spans=spans, counterfactual_spans=others)
 
 
-def mappings(rows: object) -> list[Mapping[str, Any]]:
-    """The rows as a list; refuses anything but mappings."""
+def check_mappings(rows: object) -> list[Mapping[str, Any]]:
+    """Returns the rows as a list; refuses anything but mappings."""
     if not isinstance(rows, Iterable) or isinstance(rows, (str, Mapping)):
-        raise PairsError(f"The rows are {shortened(rows)}. Give a list of mappings.")
+        raise PairsError(f"The rows are {short_repr(rows)}. Give a list of mappings.")
     listed = list(rows)
     for number, row in enumerate(listed):
         if not isinstance(row, Mapping):
-            raise PairsError(f"Example {number} is {shortened(row)}. Give a list of mappings.")
+            raise PairsError(f"Example {number} is {short_repr(row)}. Give a list of mappings.")
     return listed
 
 
 def pairs_from_ids(rows: object) -> list[PromptPair]:
     """The pairs that rows of token ids describe, of equal lengths or not."""
-    rows = mappings(rows)
+    rows = check_mappings(rows)
     pairs = [pair_from_ids(number, row) for number, row in enumerate(rows)]
     unread = {str(key) for row in rows for key in row} - id_keys() - TEXT_KEYS - OWN_KEYS
     if unread:
@@ -388,7 +388,7 @@ def describe_misaligned(pairs: Iterable[PromptPair]) -> tuple[str, ...]:
 
 
 def split_by_span(pairs: Iterable[PromptPair], only: str | None) -> tuple[PromptPair, ...]:
-    """The pairs with implied spans, or `only` one; refuses pairs without the same spans."""
+    """Adds implied spans, or keeps `only` one; refuses pairs with different spans."""
     split: list[PromptPair] = []
     common: list[str] = []
     for number, pair in enumerate(pairs):
@@ -398,15 +398,15 @@ def split_by_span(pairs: Iterable[PromptPair], only: str | None) -> tuple[Prompt
                 f"Example {number} ({pair.describe()}) has no spans. Give every example "
                 "spans, e.g. spans={'subject': 'Space Needle'}, or use split_by='position'."
             )
-        spans = with_implied(own, len(pair.prompt_ids), rest=other is None)
+        spans = add_implied_spans(own, len(pair.prompt_ids), rest=other is None)
         if other is not None:
-            other = with_implied(other, len(pair.counterfactual_ids), rest=False)
+            other = add_implied_spans(other, len(pair.counterfactual_ids), rest=False)
             # The last token may belong to a span in one of the two only.
             other = {name: other[name] for name in spans if name in other}
             spans = {name: spans[name] for name in other}
         if only is not None:
-            spans = one_span(spans, only, number)
-            other = None if other is None else one_span(other, only, number)
+            spans = select_span(spans, only, number)
+            other = None if other is None else select_span(other, only, number)
         # A prompt whose every token has a name has no rest.
         names = [name for name in spans if name not in (LAST, REST)]
         common = common if split else names
@@ -432,12 +432,12 @@ def split_by_position(pairs: Sequence[PromptPair], names: Sequence[str]) -> tupl
     return tuple(replace(pair, spans=spans, counterfactual_spans=None) for pair in pairs)
 
 
-def group_from_row(group: object, number: int) -> str | None:
-    """The group of an example, as text; a number is as good as its text."""
-    if group is None or isinstance(group, str) or is_whole(group):
+def parse_group(group: object, number: int) -> str | None:
+    """The group of an example as text; converts numbers."""
+    if group is None or isinstance(group, str) or is_int(group):
         return None if group in (None, "") else str(group)
     text = (
-        f"The group of example {number} is {shortened(group)}. Give a text or a whole number, "
+        f"The group of example {number} is {short_repr(group)}. Give a text or a whole number, "
         "the same for examples that share a template, say."
     )
     if isinstance(group, float):
@@ -448,7 +448,7 @@ def group_from_row(group: object, number: int) -> str | None:
     raise PairsError(text)
 
 
-def grouped(
+def set_groups(
     pairs: Sequence[PromptPair], groups: Sequence[str | int | None]
 ) -> tuple[PromptPair, ...]:
     """The pairs with other groups; errors as in `PromptPairs.grouped`."""
@@ -457,38 +457,38 @@ def grouped(
             f"{len(groups)} groups were given for {len(pairs)} pairs. Give the group of each "
             "pair, in their order."
         )
-    labels = [group_from_row(group, number) for number, group in enumerate(groups)]
+    labels = [parse_group(group, number) for number, group in enumerate(groups)]
     regrouped = tuple(replace(pair, group=label) for pair, label in zip(pairs, labels, strict=True))
     check_groups(regrouped)
     return regrouped
 
 
 def check_groups(pairs: Sequence[PromptPair]) -> None:
-    """Refuses groups that leave nothing independent of anything; of two pairs little is said."""
+    """Refuses more than two pairs of a single group; warns if there are too few groups."""
     if len(pairs) > 2 and pairs[0].group is not None and len({pair.group for pair in pairs}) == 1:
         raise PairsError(
             f"All {len(pairs)} pairs are of the one group {pairs[0].group!r}, so no two are "
-            "independent, and nothing can be said beyond them. Give pairs of several groups, or "
-            "leave the group out."
+            "independent, and no statistics are possible. Give pairs of several groups, or leave "
+            "the group out."
         )
     warn_of_groups(pairs)
 
 
 def warn_of_groups(pairs: Sequence[PromptPair], of: str = "") -> None:
-    """Warns where groups are why there can be no interval; `of` says of which pairs."""
-    if len(set(independent(pairs))) < FEWEST <= len({pair.evidence for pair in pairs}):
+    """Warns if groups leave too few independent examples; `of` names the pairs."""
+    if len(set(cluster_ids(pairs))) < FEWEST <= len({pair.evidence for pair in pairs}):
         text = f"{describe_independent(pairs)}{of}: an interval needs {FEWEST}, so there is none."
         warn(f"{text} Give pairs of more groups.", DataWarning)
 
 
-def warn_of_beginnings(pairs: Sequence[PromptPair], token_texts: Mapping[int, str]) -> None:
+def warn_of_overlap(pairs: Sequence[PromptPair], token_texts: Mapping[int, str]) -> None:
     """Warns where x and y begin alike, so that their first token does not tell them apart."""
-    for text in beginnings_text(pairs, token_texts):
+    for text in overlap_texts(pairs, token_texts):
         warn(text, DataWarning)
 
 
-def beginnings_text(pairs: Sequence[PromptPair], token_texts: Mapping[int, str]) -> list[str]:
-    """What to say of pairs whose x and y begin alike, and of those whose x is a part of y."""
+def overlap_texts(pairs: Sequence[PromptPair], token_texts: Mapping[int, str]) -> list[str]:
+    """Texts on pairs whose x and y begin alike, and on pairs where one begins the other."""
     texts: list[str] = []
     n = len(pairs)
     beginnings = Counter(
@@ -526,14 +526,14 @@ def beginnings_text(pairs: Sequence[PromptPair], token_texts: Mapping[int, str])
 
 def describe_independent(pairs: Sequence[PromptPair]) -> str:
     """How many independent examples pairs are, in words."""
-    n, are_grouped = len(set(independent(pairs))), any(pair.group is not None for pair in pairs)
+    n, are_grouped = (len(set(cluster_ids(pairs))), any(pair.group is not None for pair in pairs))
     noun = "group" if are_grouped else "example"
     plural = "" if n == 1 else "s"
     return f"{n} independent {noun}{plural} in {len(pairs)} examples"
 
 
-def independent(pairs: Sequence[Any]) -> list[int]:
-    """Number of the independent example that each pair is part of, in order of first pairs."""
+def cluster_ids(pairs: Sequence[Any]) -> list[int]:
+    """Numbers the independent examples by their first pairs; returns a number per pair."""
     parents: dict[Any, Any] = {}
 
     def first_of(key: Any) -> Any:
@@ -550,8 +550,8 @@ def independent(pairs: Sequence[Any]) -> list[int]:
     return [numbers.setdefault(first_of(key), len(numbers)) for key in keys]
 
 
-def identified_by_prompt(pairs: Iterable[PromptPair]) -> list[PromptPair]:
-    """The pairs as examples of one prompt each, for sources that read no counterfactuals."""
+def identify_by_prompt(pairs: Iterable[PromptPair]) -> list[PromptPair]:
+    """Identifies pairs by their prompt alone, for sources that read no counterfactuals."""
     return [replace(pair, drawn_for=pair.prompt_ids) for pair in pairs]
 
 
@@ -562,7 +562,7 @@ def split_disjoint(
 
     The first part has the first `count` in `order`, or fewer where groups do not fit.
     """
-    examples = independent(pairs)
+    examples = cluster_ids(pairs)
     by_example: dict[int, list[int]] = {}
     for number in order:
         by_example.setdefault(examples[number], []).append(number)
@@ -573,22 +573,22 @@ def split_disjoint(
 
 
 def check_disjoint(searched: Sequence[Any], held_out: Sequence[Any]) -> None:
-    """Refuses held-out pairs that are also among those searched on, or share a group with some."""
+    """Refuses held-out pairs that are also searched, or share a group with searched ones."""
     evidence = {pair.evidence for pair in searched}
     both = [n for n, pair in enumerate(held_out) if pair.evidence in evidence]
     if both:
-        named = first_few([f"example {n}: {held_out[n].describe()}" for n in both])
+        named = join_first([f"example {n}: {held_out[n].describe()}" for n in both])
         raise PairsError(
-            f"{len(both)} of {len(held_out)} held-out examples are also among those that are "
-            f"searched on, or mirrors of them, or of one prompt ({named}). Leave them out of one; "
-            "pairs.split(...) makes parts that share none, and keeps groups whole; give it "
-            "by_prompt=True where the source is not the counterfactuals of the pairs."
+            f"{len(both)} of {len(held_out)} held-out examples are also searched, or are mirrors "
+            f"of searched ones, or have the same prompt ({named}). Leave them out of one part. "
+            "pairs.split(...) makes disjoint parts and keeps groups whole; pass by_prompt=True if "
+            "the source does not read the counterfactuals of the pairs."
         )
     groups = {pair.group for pair in held_out} & {pair.group for pair in searched} - {None}
     if groups:
         named = ", ".join(map(repr, sorted(map(str, groups))[:3]))
         raise PairsError(
-            f"{len(groups)} groups have pairs among those that are held out and among those "
-            f"that are searched on ({named}{', ...' if len(groups) > 3 else ''}). Keep each "
-            "group on one side; pairs.split(...) does."
+            f"{len(groups)} groups have both held-out and searched pairs "
+            f"({named}{', ...' if len(groups) > 3 else ''}). Keep each group on one side, as "
+            "pairs.split(...) does."
         )

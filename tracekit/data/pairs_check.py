@@ -16,40 +16,40 @@ from jaxtyping import Float
 from tracekit._util import progress
 from tracekit._util.clusters import FEWEST
 from tracekit._util.deferred import pd
-from tracekit._util.markup import printable
+from tracekit._util.markup import clean_text
 from tracekit._util.warn import warn
 from tracekit.data.counterfactuals import Ids, PromptCounterfactual
-from tracekit.data.pair import PromptPair, beginnings_text, describe_independent, independent
-from tracekit.data.pairs_report import report_on
-from tracekit.data.tokenization import encoder
+from tracekit.data.pair import PromptPair, cluster_ids, describe_independent, overlap_texts
+from tracekit.data.pairs_report import make_report
+from tracekit.data.tokenization import make_encoder
 from tracekit.errors import ConfigError, DataWarning, PairsError
 from tracekit.models import HookedModel
-from tracekit.models.hooked import device_of, frozen
+from tracekit.models.hooked import device_of, freeze
 
 Color = Literal["green", "yellow", "red"]
 
 _BATCH = 16
-_RED = ("equal-continuations", "equal-prompts")
-"""Findings of the report after which a pair can show nothing."""
-_MOST = 0.6
+_FATAL = ("equal-continuations", "equal-prompts")
+"""Findings of the report that make a pair useless."""
+_MAX_SHARE = 0.6
 """Share of the examples that one x may have."""
 _CHANCE = 0.01
-"""Chance, over all tokens, beyond which a token that stands with one x only is no accident."""
-_LOW = 0.01
-"""Median probability of x below which effects concern an answer that is hardly ever given."""
-_ALWAYS = 0.9
-"""Share of the examples on which one answer is preferred, beyond which that is a bias."""
-_TRIED = 16
+"""Probability below which a token that occurs with one x only is not due to chance."""
+_LOW_PROBABILITY = 0.01
+"""Median probability of x below which the model hardly ever answers x."""
+_BIAS_SHARE = 0.9
+"""Share of the examples beyond which a preference for one answer is a bias."""
+_N_TRIED = 16
 """Examples on which other forms of x and y are tried."""
 _SURE, _LIKELIER = 10, 2
-"""How often as probable another form is, at any probability and at one that is not low."""
-_OF_SOME = 0.1
+"""Ratios from which another form is likelier: at any probability, and at one that is not low."""
+_MAX_LIKELIER = 0.1
 """Share of the examples tried on which another form may be likelier."""
 _Line = tuple[Color, str]
 """Color and text of a check."""
 _Sequence = tuple[Ids, Ids]
 """A prompt, and a continuation of it."""
-_THOUGHT = "after an empty think block"
+_THINK_FORM = "after an empty think block"
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class PairsCheck:
         return "yellow" if "yellow" in colors else "green"
 
     def __str__(self) -> str:
-        return "\n".join(printable(f"{each.color:<6} {each.text}") for each in self.lines)
+        return "\n".join(clean_text(f"{each.color:<6} {each.text}") for each in self.lines)
 
     def __repr__(self) -> str:
         return f"PairsCheck({self.color}: {len(self.table)} pairs)\n{self}"
@@ -103,19 +103,19 @@ def check_pairs(
     `texts` has the text of each token, where it is known; `in_chat` says whether a chat template
     wrote the prompts.
     """
-    table = _table(pairs, model, shown)
+    table = _tabulate(pairs, model, shown)
     checks: dict[str, _Line | None] = {
-        "task": _task(pairs, table),
-        **_forms(pairs, model, in_chat),
-        "tokens": _tokens(table),
-        "beginnings": _beginnings(pairs, texts),
-        "balance": _balance(pairs, texts),
-        "leak": _leak(pairs, texts),
-        "groups": _groups(parts or [pairs]),
+        "task": _check_task(pairs, table),
+        **_check_forms(pairs, model, in_chat),
+        "tokens": _check_token_counts(table),
+        "beginnings": _check_overlap(pairs, texts),
+        "balance": _check_balance(pairs, texts),
+        "leak": _check_leaks(pairs, texts),
+        "groups": _check_groups(parts or [pairs]),
     }
-    findings = report_on(pairs, texts, getattr(model, "tokenizer", None)).findings
+    findings = make_report(pairs, texts, getattr(model, "tokenizer", None)).findings
     checks |= {
-        each.kind: ("red" if each.kind in _RED else "yellow", str(each)) for each in findings
+        each.kind: ("red" if each.kind in _FATAL else "yellow", str(each)) for each in findings
     }
     if not findings:
         checks["report"] = "green", "No repetitions, shifts or stray tokens."
@@ -123,7 +123,7 @@ def check_pairs(
     return PairsCheck(tuple(lines), table)
 
 
-def _table(pairs: Sequence[PromptPair], model: HookedModel, shown: bool | None) -> pd.DataFrame:
+def _tabulate(pairs: Sequence[PromptPair], model: HookedModel, shown: bool | None) -> pd.DataFrame:
     both = [(pair.prompt_ids, pair.x_ids) for pair in pairs]
     both += [(pair.prompt_ids, pair.y_ids) for pair in pairs if pair.y_ids]
     values = iter(_mean_probabilities(both, model, shown).tolist())
@@ -146,21 +146,20 @@ def _table(pairs: Sequence[PromptPair], model: HookedModel, shown: bool | None) 
 def _mean_probabilities(
     sequences: Sequence[_Sequence], model: HookedModel, shown: bool | None
 ) -> Float[np.ndarray, " sequence"]:
-    # Continuations of one token are read out of one run of their prompt.
+    # Continuations of one token share one run of their prompt.
     readers: dict[Ids, list[int]] = defaultdict(list)
     for number, (prompt, continuation) in enumerate(sequences):
         readers[(*prompt, *continuation[:-1])].append(number)
     by_length: dict[int, list[Ids]] = defaultdict(list)
     for read in readers:
         by_length[len(read)].append(read)
-    # Of one length, so that nothing is padded.
     batches = [
         equal[first : first + _BATCH]
         for equal in by_length.values()
         for first in range(0, len(equal), _BATCH)
     ]
     values = np.zeros(len(sequences))
-    with frozen(model), torch.no_grad():
+    with freeze(model), torch.no_grad():
         for batch in progress.track(batches, "check", shown=shown):
             tokens = torch.tensor(batch, device=device_of(model))
             logits = model.run_with_hooks(tokens, fwd_hooks=[])
@@ -174,13 +173,13 @@ def _mean_probabilities(
     return values
 
 
-def known_pairs(
+def select_known(
     pairs: Sequence[PromptPair], model: HookedModel, probability: float
 ) -> tuple[list[int], list[str]]:
-    """Numbers of the pairs of which x is so probable, and more so than y; a line for each other."""
+    """Numbers of the pairs with P(x) >= `probability` and P(x) > P(y); a line for each other."""
     if not 0 <= probability <= 1:
         raise ConfigError(f"probability is {probability}. Give a number from 0 to 1.")
-    table, numbers, dropped = _table(pairs, model, None), [], []
+    table, numbers, dropped = _tabulate(pairs, model, None), [], []
     for number, row in enumerate(table.to_dict("records")):
         if row["p_x"] >= probability and row["prefers_x"] is not False:
             numbers.append(number)
@@ -201,7 +200,7 @@ def known_pairs(
 
 
 def describe_bias(pairs: Iterable[PromptPair], prefers_x: Iterable[bool | None]) -> str:
-    """What to say where the model prefers one answer, where it is x and where it is y."""
+    """Describes a preference for one answer both where it is x and where it is y; else empty."""
     rows = [(*answer_texts(p), is_x) for p, is_x in zip(pairs, prefers_x, strict=True) if p.y_ids]
     if not rows:
         return ""
@@ -210,7 +209,7 @@ def describe_bias(pairs: Iterable[PromptPair], prefers_x: Iterable[bool | None])
     where_x = [bool(is_x) for x, _, is_x in rows if x == answer]
     where_y = [not is_x for _, y, is_x in rows if y == answer]
     is_everywhere = 2 * sum(where_x) > len(where_x) and 2 * sum(where_y) > len(where_y)
-    if times < _ALWAYS * len(rows) or not is_everywhere:
+    if times < _BIAS_SHARE * len(rows) or not is_everywhere:
         return ""
     return (
         f"The model prefers {answer!r} on {times} of {len(rows)}, whatever the prompt: this is a "
@@ -231,7 +230,7 @@ def _color_of(*, is_good: bool, is_fair: bool) -> Color:
     return "yellow" if is_fair else "red"
 
 
-def _task(pairs: Sequence[PromptPair], table: pd.DataFrame) -> _Line:
+def _check_task(pairs: Sequence[PromptPair], table: pd.DataFrame) -> _Line:
     n, compared = len(table), table["p_y"].notna()
     shown = f"Median probability of x {table['p_x'].median():.3g}"
     if not compared.any():
@@ -241,7 +240,7 @@ def _task(pairs: Sequence[PromptPair], table: pd.DataFrame) -> _Line:
     count, of = int(table["prefers_x"][compared].sum()), int(compared.sum())
     color = _color_of(is_good=count >= 0.75 * of, is_fair=count > 0.5 * of)
     bias, advice = describe_bias(pairs, table["prefers_x"]), ""
-    if color == "green" and table["p_x"].median() < _LOW:
+    if color == "green" and table["p_x"].median() < _LOW_PROBABILITY:
         color, advice = "yellow", " That is low: the model hardly says x at all."
     elif color != "green" and bias:
         color, advice = "yellow", f" {bias}"
@@ -253,12 +252,14 @@ def _task(pairs: Sequence[PromptPair], table: pd.DataFrame) -> _Line:
     return color, f"The model prefers x to y on {count} of {of}{without}. {shown}.{advice}"
 
 
-def _forms(pairs: Sequence[PromptPair], model: HookedModel, in_chat: bool) -> dict[str, _Line]:
-    """Whether x, y or a token set is likelier in another form: whole texts, or sums over a set."""
+def _check_forms(
+    pairs: Sequence[PromptPair], model: HookedModel, in_chat: bool
+) -> dict[str, _Line]:
+    """Checks whether x, y or a token set is likelier in another form, e.g. with a space."""
     tokenizer = getattr(model, "tokenizer", None)
     if not callable(getattr(tokenizer, "decode", None)):
         return {}
-    tried = pairs[:: ceil(len(pairs) / _TRIED)]
+    tried = pairs[:: ceil(len(pairs) / _N_TRIED)]
     forms = [each for pair in tried for each in _other_forms(pair, tokenizer, in_chat)]
     sequences = [sequence for *_, given, other in forms for sequence in (*given, *other)]
     if not sequences:
@@ -273,7 +274,7 @@ def _forms(pairs: Sequence[PromptPair], model: HookedModel, in_chat: bool) -> di
         by_part.setdefault(part, defaultdict(list))[form].append((p_given, p_other))
     lines: dict[str, _Line] = {}
     for part, by_form in by_part.items():
-        line = _likelier(part, by_form, tokenizer)
+        line = _compare_forms(part, by_form, tokenizer)
         if part == "x":
             lines["form"] = line
         elif line[0] != "green":
@@ -281,24 +282,24 @@ def _forms(pairs: Sequence[PromptPair], model: HookedModel, in_chat: bool) -> di
     return lines
 
 
-def _likelier(
+def _compare_forms(
     part: str, by_form: Mapping[str, Sequence[tuple[float, float]]], tokenizer: Any
 ) -> _Line:
     likelier = {
-        form: [(a, b) for a, b in each if b > _SURE * a or b > max(_LIKELIER * a, _LOW)]
+        form: [(a, b) for a, b in each if b > _SURE * a or b > max(_LIKELIER * a, _LOW_PROBABILITY)]
         for form, each in by_form.items()
     }
     form = max(likelier, key=lambda form: (len(likelier[form]), np.sum(likelier[form])))
     own, other = np.median(likelier[form] or by_form[form], axis=0)
     count, of = len(likelier[form]), len(by_form[form])
-    if count <= _OF_SOME * of:
+    if count <= _MAX_LIKELIER * of:
         return (
             "green",
             f"{part} has a median probability of {own:.3g}, and {other:.3g} {form} ({of} tried).",
         )
     is_read = "enable_thinking" in str(getattr(tokenizer, "chat_template", ""))
     by = "chat={'enable_thinking': False}" if is_read else "a last message of the assistant"
-    advice = f"Give the block by {by}." if form == _THOUGHT else "Give it so."
+    advice = f"Give the block by {by}." if form == _THINK_FORM else "Give it so."
     text = f"{part} is likelier {form}, on {count} of {of}: {other:.3g}, and {own:.3g} as it is."
     return "red" if 2 * count >= of else "yellow", f"{text} {advice}"
 
@@ -306,14 +307,14 @@ def _likelier(
 def _other_forms(
     pair: PromptPair, tokenizer: Any, in_chat: bool
 ) -> Iterator[tuple[str, str, list[_Sequence], list[_Sequence]]]:
-    """Other forms of x, y and token sets: the part, the form, and sequences as given and in it."""
-    ids, encode = pair.prompt_ids, encoder(tokenizer)
+    """Yields other forms of x, y and sets: part, form, and sequences as given and in that form."""
+    ids, encode = pair.prompt_ids, make_encoder(tokenizer)
     prompt = tokenizer.decode(list(ids))
     if in_chat and "</think>" in str(tokenizer.chat_template) and "</think>" not in prompt[-20:]:
         opening = "" if prompt.rstrip().endswith("<think>") else "<think>\n"
         with suppress(PairsError):  # The tokenizer joins a form to the prompt.
             thought = (*ids, *encode(prompt, f"{opening}\n</think>\n\n"))
-            yield "x", _THOUGHT, [(ids, pair.x_ids)], [(thought, pair.x_ids)]
+            yield "x", _THINK_FORM, [(ids, pair.x_ids)], [(thought, pair.x_ids)]
     forms = [("with one leading space", ids, " "), ("without its leading space", ids, "")]
     if len(ids) > 1 and not tokenizer.decode([ids[-1]]).strip(" "):
         forms.append(("with a leading space, and none at the end of the prompt", ids[:-1], " "))
@@ -332,9 +333,9 @@ def _other_forms(
                     yield part, form, as_given, other
 
 
-def _groups(parts: Sequence[Sequence[PromptPair]]) -> _Line | None:
+def _check_groups(parts: Sequence[Sequence[PromptPair]]) -> _Line | None:
     shown = "; held out: ".join(map(describe_independent, parts))
-    counts = [len(set(independent(part))) for part in parts]
+    counts = [len(set(cluster_ids(part))) for part in parts]
     if min(counts) >= FEWEST:
         are_grouped = any(pair.group is not None for part in parts for pair in part)
         return ("green", f"{shown}.") if are_grouped else None
@@ -345,7 +346,7 @@ def _groups(parts: Sequence[Sequence[PromptPair]]) -> _Line | None:
     return "red" if is_one else "yellow", text
 
 
-def _tokens(table: pd.DataFrame) -> _Line:
+def _check_token_counts(table: pd.DataFrame) -> _Line:
     longer = ((table["x_tokens"] > 1) | (table["y_tokens"] > 1)).sum()
     low, high = table["prompt_tokens"].min(), table["prompt_tokens"].max()
     of = f"Prompts have {low} tokens" if low == high else f"Prompts have {low} to {high} tokens"
@@ -355,18 +356,18 @@ def _tokens(table: pd.DataFrame) -> _Line:
     return "yellow", f"{shown}; probabilities are means over them. {of}."
 
 
-def _beginnings(pairs: Sequence[PromptPair], texts: Any) -> _Line | None:
-    lines = beginnings_text(pairs, texts)
+def _check_overlap(pairs: Sequence[PromptPair], texts: Any) -> _Line | None:
+    lines = overlap_texts(pairs, texts)
     return ("yellow", " ".join(lines)) if lines else None
 
 
-def _balance(pairs: Sequence[PromptPair], texts: Any) -> _Line:
+def _check_balance(pairs: Sequence[PromptPair], texts: Any) -> _Line:
     first, count = Counter(_distinguishing_token(pair) for pair in pairs).most_common(1)[0]
     share, begun = count / len(pairs), any(pair.n_shared for pair in pairs)
     where = ", behind what y begins with too," if begun else ""
     shown = f"The commonest x begins{where} with {texts.get(first, first)!r}: "
     shown += f"{count} of {len(pairs)}."
-    if share <= _MOST:
+    if share <= _MAX_SHARE:
         return "green", shown
     return "yellow", f"{shown} What raises it everywhere looks like the task: balance x."
 
@@ -375,7 +376,7 @@ def _distinguishing_token(pair: PromptPair) -> int:
     return pair.x_ids[pair.read_at]
 
 
-def _leak(pairs: Sequence[PromptPair], texts: Any) -> _Line:
+def _check_leaks(pairs: Sequence[PromptPair], texts: Any) -> _Line:
     longer = [len(pair.x_ids) - len(pair.y_ids) for pair in pairs if pair.y_ids]
     if longer and (all(n > 0 for n in longer) or all(n < 0 for n in longer)):
         word = "more" if longer[0] > 0 else "fewer"

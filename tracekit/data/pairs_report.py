@@ -1,4 +1,4 @@
-"""Report on prompt pairs: examples that can show nothing, or something else than was meant."""
+"""Report on prompt pairs: examples that are useless, or show something else than was meant."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from tracekit._util.markup import printable
+from tracekit._util.markup import clean_text
 from tracekit._util.warn import warn
 from tracekit.data.counterfactuals import Ids, PromptCounterfactual
-from tracekit.data.pair import PromptPair, brief, n_shared
+from tracekit.data.pair import PromptPair, count_shared, quote_briefly
 from tracekit.errors import DataWarning, PairsError
 from tracekit.models.tokenizers import adds_bos
 
@@ -46,7 +46,7 @@ class Finding:
         ]
         n_more = len(self.examples) - len(cases)
         more = f"; and {n_more} more" if n_more else ""
-        return printable(
+        return clean_text(
             f"{len(self.examples)} of {self.n_pairs} examples {phrase} "
             f"({'; '.join(cases)}{more}). {advice}"
         )
@@ -77,7 +77,7 @@ class PairsReport:
         return f"; {', '.join(parts)}" if parts else ""
 
 
-def report_on(
+def make_report(
     pairs: Sequence[PromptPair], token_texts: Mapping[int, str], tokenizer: Any = None
 ) -> PairsReport:
     """The report on pairs.
@@ -98,15 +98,15 @@ def report_on(
         ),
         "shifted": lambda pair: _is_shifted(pair, token_texts),
         "two-spaces": lambda pair: _has_two_spaces(pair, token_texts),
-        "token-counts": _has_other_count,
-        **({} if tokenizer is None else _special_tests(tokenizer)),
+        "token-counts": _differs_in_count,
+        **({} if tokenizer is None else _special_token_tests(tokenizer)),
     }
     numbers = {
         kind: [n for n, pair in enumerate(pairs) if test(pair)] for kind, test in tests.items()
     }
     return PairsReport(
         tuple(
-            Finding(kind, tuple(at), tuple(_shown(pairs[n], kind) for n in at[:_SHOWN]), len(pairs))
+            Finding(kind, tuple(at), tuple(_label(pairs[n], kind) for n in at[:_SHOWN]), len(pairs))
             for kind, at in numbers.items()
             if at
         )
@@ -114,15 +114,15 @@ def report_on(
 
 
 def check_padding(pairs: Iterable[PromptPair], tokenizer: Any) -> None:
-    """Refuses rows of token ids that end in padding, or have two tokens that pad at an end."""
-    pad = _pad_of(tokenizer)
+    """Refuses token ids that end in padding, or have two padding tokens at one end."""
+    pad = _padding_token(tokenizer)
     if pad is None:
         return
     has_own = all(getattr(tokenizer, f"{each}_token_id", None) != pad for each in ("eos", "bos"))
     for number, pair in enumerate(pairs):
         parts = {"prompt": pair.prompt_ids, "counterfactual": pair.counterfactual_ids}
         for part, ids in {**parts, "x": pair.x_ids, "y": pair.y_ids or ()}.items():
-            n_first, n_last = _run(ids, pad), _run(ids[::-1], pad)
+            n_first, n_last = _count_leading(ids, pad), _count_leading(ids[::-1], pad)
             if max(n_first, n_last) > 1 or (has_own and n_last):
                 where = "ends" if n_last >= n_first else "begins"
                 raise PairsError(
@@ -132,25 +132,25 @@ def check_padding(pairs: Iterable[PromptPair], tokenizer: Any) -> None:
                 )
 
 
-def _pad_of(tokenizer: Any) -> int | None:
-    """The token that pads: many tokenizers without one of their own take the one that ends."""
+def _padding_token(tokenizer: Any) -> int | None:
+    """The padding token; tokenizers without one use the end-of-sequence token."""
     pad = getattr(tokenizer, "pad_token_id", None)
     return getattr(tokenizer, "eos_token_id", None) if pad is None else pad
 
 
-def _run(ids: Sequence[int], token: int) -> int:
+def _count_leading(ids: Sequence[int], token: int) -> int:
     return next((n for n, each in enumerate(ids) if each != token), len(ids))
 
 
-def _has_other_count(pair: PromptPair) -> bool:
+def _differs_in_count(pair: PromptPair) -> bool:
     counts = {len(pair.x_ids), len(pair.y_ids or pair.x_ids)}
-    # Where one begins the other, a warning of its own has said so; no cut would tell them apart.
+    # If one begins the other, another warning says so.
     return len(counts) > 1 and 1 in counts and pair.is_told_by_a_token
 
 
 def _has_two_spaces(pair: PromptPair, token_texts: Mapping[int, str]) -> bool:
     texts = pair.texts or {}
-    # Texts of a chat have what was said, and not how its template ends.
+    # Texts of a chat lack the end that its template adds.
     ends = texts.get("prompt", ""), token_texts.get(pair.prompt_ids[-1], "")
     is_after = any(text[-1:].isspace() for text in ends)
     return is_after and any(texts.get(part, "").startswith(" ") for part in ("x", "y"))
@@ -159,9 +159,9 @@ def _has_two_spaces(pair: PromptPair, token_texts: Mapping[int, str]) -> bool:
 def _is_shifted(pair: PromptPair, token_texts: Mapping[int, str]) -> bool:
     """Whether an edited copy of the prompt has some of its words at other positions.
 
-    Most tokens must be the prompt's, so that an unrelated prompt is none. Words that exchange
-    places are not shifted: each still begins where a word begins. Without texts at least two tokens
-    must stand elsewhere.
+    Most tokens must be the prompt's, else it is an unrelated prompt. Words that exchange places are
+    not shifted: each still begins where a word begins. Without texts, at least two tokens must have
+    moved.
     """
     if not isinstance(pair.counterfactual, PromptCounterfactual):
         return False
@@ -170,53 +170,53 @@ def _is_shifted(pair: PromptPair, token_texts: Mapping[int, str]) -> bool:
         return False
     n_same = sum(a == b for a, b in zip(own, other, strict=True))
     if n_same == len(own) or (
-        token_texts and _beginnings(own, token_texts) == _beginnings(other, token_texts)
+        token_texts and _word_starts(own, token_texts) == _word_starts(other, token_texts)
     ):
         return False
-    n_first, n_last = n_shared(own, other), n_shared(own[::-1], other[::-1])
+    n_first, n_last = count_shared(own, other), count_shared(own[::-1], other[::-1])
     middle = slice(n_first, len(own) - n_last)
     blocks = SequenceMatcher(None, own[middle], other[middle], autojunk=False).get_matching_blocks()
     n_matched = n_first + n_last + sum(block.size for block in blocks)
     return n_matched - n_same >= (1 if token_texts else 2) and 2 * n_matched >= len(own)
 
 
-def _beginnings(ids: Ids, token_texts: Mapping[int, str]) -> list[bool]:
+def _word_starts(ids: Ids, token_texts: Mapping[int, str]) -> list[bool]:
     return [not token_texts.get(token, "")[:1].isalnum() for token in ids]
 
 
-def _special_tests(tokenizer: Any) -> dict[str, Callable[[PromptPair], bool]]:
+def _special_token_tests(tokenizer: Any) -> dict[str, Callable[[PromptPair], bool]]:
     special = set(getattr(tokenizer, "all_special_ids", ()) or ())
-    bos, pad = getattr(tokenizer, "bos_token_id", None), _pad_of(tokenizer)
+    bos, pad = getattr(tokenizer, "bos_token_id", None), _padding_token(tokenizer)
     is_first, unknown = adds_bos(tokenizer), getattr(tokenizer, "unk_token_id", None)
-    # Many tokenizers that know every text have a token that ends texts in its place.
+    # Many tokenizers without unknown tokens name the end-of-sequence token instead.
     lacking = {unknown} - {None, bos, pad, getattr(tokenizer, "eos_token_id", None)}
 
-    def both(pair: PromptPair) -> tuple[Ids, Ids]:
+    def both_prompts(pair: PromptPair) -> tuple[Ids, Ids]:
         return pair.prompt_ids, pair.counterfactual_ids
 
     def has_special(pair: PromptPair) -> bool:
         return bool(special & {*pair.x_ids[:-1], *(pair.y_ids or ())[:-1]})
 
-    def has_final(ids: Ids) -> bool:
+    def has_padding(ids: Ids) -> bool:
         return pad is not None and (ids[-1] == pad or (ids[0] == pad != bos))
 
     return {
         "special-tokens": has_special,
-        "two-bos": lambda pair: any(ids[:2] == (bos, bos) for ids in both(pair)),
-        "no-bos": lambda pair: is_first and any(ids[0] != bos for ids in both(pair)),
-        "padding-token": lambda pair: any(map(has_final, both(pair))),
+        "two-bos": lambda pair: any(ids[:2] == (bos, bos) for ids in both_prompts(pair)),
+        "no-bos": lambda pair: is_first and any(ids[0] != bos for ids in both_prompts(pair)),
+        "padding-token": lambda pair: any(map(has_padding, both_prompts(pair))),
         "unknown-token": lambda pair: bool(
             lacking & {*pair.tokens, *(pair.x_set_ids or ()), *(pair.y_set_ids or ())}
         ),
     }
 
 
-def _shown(pair: PromptPair, kind: str) -> str:
+def _label(pair: PromptPair, kind: str) -> str:
     texts = pair.texts or {}
     if kind == "shifted":
         other = texts.get("counterfactual")
         ids = list(pair.counterfactual_ids[:12])
-        return f"{pair.describe()} / {brief(other) if other else ids}"
+        return f"{pair.describe()} / {quote_briefly(other) if other else ids}"
     if kind in ("equal-continuations", "token-counts", "special-tokens", "two-spaces"):
         sides = [
             f"{part} {texts[part]!r}" if part in texts else f"{part} {list(ids or ())}"

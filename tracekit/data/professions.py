@@ -10,10 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tracekit.data.download import Files, check_count
+from tracekit.data.download import DatasetFiles, check_size
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 
-_FILES = Files.of("professions")
+_FILES = DatasetFiles.for_dataset("professions")
 _N_PUBLISHED = 2873
 _REASON = "169 occupations, of which the published files have 159"
 
@@ -31,15 +31,15 @@ def load(
     `woman`; other tokenizers may split some, which `on_mismatch` is about. `data_dir` holds
     `templates.txt`, `male_occupations.txt` and `female_occupations.txt`.
     """
-    templates = _FILES.lines(data_dir, "templates.txt")
+    templates = _FILES.read_lines(data_dir, "templates.txt")
     rows = []
     for gender, other, x, y in (("male", "woman", " he", " she"), ("female", "man", " she", " he")):
-        occupations = _FILES.lines(data_dir, f"{gender}_occupations.txt")
+        occupations = _FILES.read_lines(data_dir, f"{gender}_occupations.txt")
         rows += [
             {"prompt": template.format(occupation), "counterfactual": template.format(other)}
             | {"x": x, "y": y, "group": template}
             for template in templates
             for occupation in occupations
         ]
-    check_count("professions", len(rows), _N_PUBLISHED, _REASON)
+    check_size("professions", len(rows), _N_PUBLISHED, _REASON)
     return published_pairs(rows, model, "professions", prepend_bos, on_mismatch)

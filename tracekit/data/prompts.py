@@ -14,33 +14,33 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.arguments import check_arguments
-from tracekit._util.clusters import Over
-from tracekit._util.markup import printable
-from tracekit._util.options import check_seed, first_few, is_whole, shortened, whole_numbers
-from tracekit.data.chat import Chat, chat_template
+from tracekit._util.clusters import EvidenceOptions
+from tracekit._util.markup import clean_text
+from tracekit._util.options import as_ints, check_seed, is_int, join_first, short_repr
+from tracekit.data.chat import Chat, make_chat_template
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.display import pairs_html
 from tracekit.data.pair import (
     PromptPair,
     check_groups,
+    cluster_ids,
     describe_misaligned,
-    grouped,
-    identified_by_prompt,
-    independent,
-    kinds_and_lengths,
+    describe_pairs,
+    draw_tokens,
+    identify_by_prompt,
     pairs_from_ids,
+    set_groups,
     split_by_position,
     split_by_span,
     split_disjoint,
-    tokens_of_draw,
-    warn_of_beginnings,
     warn_of_groups,
+    warn_of_overlap,
 )
-from tracekit.data.pairs_check import PairsCheck, check_pairs, known_pairs
-from tracekit.data.pairs_report import PairsReport, report_on
-from tracekit.data.spans import names_of_spans, position_names
+from tracekit.data.pairs_check import PairsCheck, check_pairs, select_known
+from tracekit.data.pairs_report import PairsReport, make_report
+from tracekit.data.spans import all_span_names, position_names
 from tracekit.data.templates import Template
-from tracekit.data.tokenization import encoded_rows, token_texts, tokenizer_of, width_of
+from tracekit.data.tokenization import embedding_width, encode_rows, require_tokenizer, token_texts
 from tracekit.errors import ConfigError, PairsError
 from tracekit.models import HookedModel
 
@@ -92,10 +92,10 @@ class PromptPairs(Sequence[PromptPair]):
         if problems := describe_misaligned(self.pairs):
             raise PairsError(
                 f"{len(problems)} of {len(self)} counterfactuals differ in length from their "
-                f"prompts ({first_few(problems, 5)}). Align them token by token, give both spans, "
+                f"prompts ({join_first(problems, 5)}). Align them token by token, give both spans, "
                 'or drop them with on_mismatch="skip" (--skip-mismatched).'
             )
-        # The name of a file may be no text, and what is saved holds texts.
+        # File names may not be valid text, which saved results need.
         object.__setattr__(self, "name", self.name.encode("utf-8", "replace").decode())
         if self.weights is not None and not (self.weights > 0).all():
             raise PairsError(
@@ -104,10 +104,10 @@ class PromptPairs(Sequence[PromptPair]):
             )
 
     def __repr__(self) -> str:
-        # Not that of a dataclass, which would print all noise.
+        # The repr of a dataclass would print all noise.
         skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
-        shown = f"{kinds_and_lengths(self.pairs)}{skipped}{self.report.summary}"
-        return f"PromptPairs({printable(self.name)}: {shown})"
+        shown = f"{describe_pairs(self.pairs)}{skipped}{self.report.summary}"
+        return f"PromptPairs({clean_text(self.name)}: {shown})"
 
     def _repr_html_(self) -> str:
         return pairs_html(repr(self), self.pairs, self.token_texts)
@@ -119,11 +119,11 @@ class PromptPairs(Sequence[PromptPair]):
         """The pair of a number, or the pairs of a slice or of a list of numbers."""
         if isinstance(item, slice):
             return self.subset(range(len(self))[item])
-        if is_whole(item):
+        if is_int(item):
             return self.pairs[item]
-        numbers = whole_numbers(item)
+        numbers = as_ints(item)
         if numbers is None:
-            text = f"{shortened(item)} selects no pairs."
+            text = f"{short_repr(item)} selects no pairs."
             raise PairsError(f"{text} Give a number, a slice or a list of numbers.")
         return self.subset(numbers)
 
@@ -146,7 +146,7 @@ class PromptPairs(Sequence[PromptPair]):
         Raises:
             PairsError: Not as many labels as pairs, or one label for all of them.
         """
-        return replace(self, pairs=grouped(self.pairs, groups))
+        return replace(self, pairs=set_groups(self.pairs, groups))
 
     def reversed(self) -> PromptPairs:
         """The pairs with prompts and counterfactuals exchanged: what denoising starts from.
@@ -176,11 +176,11 @@ class PromptPairs(Sequence[PromptPair]):
         count = round(share * len(self)) if 0 < share < 1 else 0
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self), generator=generator).tolist()
-        pairs = identified_by_prompt(self) if by_prompt else self.pairs
+        pairs = identify_by_prompt(self) if by_prompt else self.pairs
         first, rest = split_disjoint(pairs, order, count)
         if not (first and rest):
             raise ConfigError(
-                f"A share of {shortened(share)} leaves one part of the {len(self)} pairs empty. "
+                f"A share of {short_repr(share)} leaves one part of the {len(self)} pairs empty. "
                 "Use a share strictly between 0 and 1 that gives each part a pair; pairs of the "
                 "same prompts, and groups, stay in one part."
             )
@@ -194,7 +194,7 @@ class PromptPairs(Sequence[PromptPair]):
         return replace(self, pairs=split_by_span(self.pairs, only), is_split=True)
 
     def by_position(self, names: Sequence[str] | None = None) -> PromptPairs:
-        """The pairs with a span for every position, called by `names` in order or by their numbers.
+        """The pairs with a span for every position, named by `names` in order or by number.
 
         Raises:
             PairsError: The prompts have several lengths, or another one than there are names.
@@ -205,7 +205,7 @@ class PromptPairs(Sequence[PromptPair]):
     @property
     def span_names(self) -> tuple[str, ...]:
         """Spans that some example has, in order of their first token; `last` and `rest` last."""
-        return names_of_spans(pair.spans or {} for pair in self)
+        return all_span_names(pair.spans or {} for pair in self)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -221,7 +221,7 @@ class PromptPairs(Sequence[PromptPair]):
 
         Equal pairs, mirrors (prompts exchanged) and pairs of a group are one example.
         """
-        return torch.tensor(independent(self.pairs))
+        return torch.tensor(cluster_ids(self.pairs))
 
     @property
     def n_distinct(self) -> int:
@@ -230,18 +230,18 @@ class PromptPairs(Sequence[PromptPair]):
 
     @property
     def clusters(self) -> Int[Tensor, " example"] | None:
-        """These numbers where pairs repeat or have groups, for intervals; None where all differ."""
+        """`examples` if pairs repeat or have groups, for intervals; None where all differ."""
         return None if self.n_distinct == len(self) else self.examples.clone()
 
     @property
-    def over(self) -> Over:
-        """Weights and clusters, as intervals take them."""
-        return Over(weights=self.weights, clusters=self.clusters)
+    def over(self) -> EvidenceOptions:
+        """Weights and clusters, as keyword arguments of intervals."""
+        return EvidenceOptions(weights=self.weights, clusters=self.clusters)
 
     @cached_property
     def report(self) -> PairsReport:
-        """What to look at in these pairs before they are traced, by kind and with examples."""
-        return report_on(self.pairs, self.token_texts)
+        """Peculiarities to look at before the pairs are traced, by kind and with examples."""
+        return make_report(self.pairs, self.token_texts)
 
     def check(
         self, model: HookedModel, *, parts: Sequence[PromptPairs] = (), progress: bool | None = None
@@ -274,7 +274,7 @@ class PromptPairs(Sequence[PromptPair]):
             ConfigError: Another probability.
             PairsError: The model knows none.
         """
-        numbers, dropped = known_pairs(self.pairs, model, probability)
+        numbers, dropped = select_known(self.pairs, model, probability)
         return replace(self.subset(numbers), skipped=(*self.skipped, *dropped))
 
     @property
@@ -314,12 +314,12 @@ class PromptPairs(Sequence[PromptPair]):
             ConfigError: Another value of `on_mismatch`.
             PairsError: There is no example, or one that cannot be traced; the message names it.
         """
-        pairs = cls._made(rows, name, on_mismatch)
-        warn_of_beginnings(pairs.pairs, {})
+        pairs = cls._build(rows, name, on_mismatch)
+        warn_of_overlap(pairs.pairs, {})
         return pairs
 
     @classmethod
-    def _made(
+    def _build(
         cls, rows: Sequence[Mapping[str, Any]], name: str, on_mismatch: OnMismatch
     ) -> PromptPairs:
         if on_mismatch not in ("error", "skip"):
@@ -377,19 +377,19 @@ class PromptPairs(Sequence[PromptPair]):
             UnsupportedModelError: The model has no tokenizer, or no chat template.
             PairsError: As in `from_ids`.
         """
-        tokenizer = tokenizer_of(model)
-        writer = chat_template(tokenizer, chat)
-        encoded = encoded_rows(rows, tokenizer, writer, prepend_bos=prepend_bos, warn=warn)
+        tokenizer = require_tokenizer(model)
+        writer = make_chat_template(tokenizer, chat)
+        encoded = encode_rows(rows, tokenizer, writer, prepend_bos=prepend_bos, warn=warn)
         if noise is not None:
             lengths = [len(entry["prompt_ids"]) for entry in encoded]
-            examples = [tokens_of_draw(entry) for entry in encoded]
-            draws = noise.draw(lengths, width_of(model), examples)
+            examples = [draw_tokens(entry) for entry in encoded]
+            draws = noise.draw(lengths, embedding_width(model), examples)
             for entry, drawn in zip(encoded, draws, strict=True):
                 entry["noise"] = drawn
-        pairs = cls._made(encoded, name, on_mismatch)
+        pairs = cls._build(encoded, name, on_mismatch)
         shown = token_texts(tokenizer, {token for pair in pairs for token in pair.tokens})
         if warn:
-            warn_of_beginnings(pairs.pairs, shown)
+            warn_of_overlap(pairs.pairs, shown)
         return replace(pairs, token_texts=shown, chat=writer.arguments if writer else None)
 
     @classmethod
@@ -454,7 +454,7 @@ class PromptPairs(Sequence[PromptPair]):
             values=values,
             one_token=one_token,
         )
-        rows, chat, dropped = filled.rows(n, model, prepend_bos, chat, seed=seed)
+        rows, chat, dropped = filled.make_rows(n, model, prepend_bos, chat, seed=seed)
         pairs = cls.from_text(rows, model, name=name, prepend_bos=prepend_bos, chat=chat)
         return replace(pairs, skipped=tuple(dropped))
 
@@ -467,7 +467,7 @@ def published_pairs(
     on_mismatch: OnMismatch,
     noise: GaussianNoise | None = None,
 ) -> PromptPairs:
-    """The pairs of a published data set, of whose texts nobody has to be warned."""
+    """Makes the pairs of a published data set, without warnings about its texts."""
     return PromptPairs.from_text(
         rows, model, noise=noise, name=name, on_mismatch=on_mismatch, prepend_bos=bos, warn=False
     )

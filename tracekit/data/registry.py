@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from tracekit._util.arguments import check_arguments
-from tracekit._util.options import check_known, convert
+from tracekit._util.options import check_names, convert
 from tracekit.data import (
     demo,
     factual_recall,
@@ -108,7 +108,7 @@ def load_dataset(name: str, model: HookedModel | str | Path, **options: Any) -> 
     """
     dataset = describe(name)
     model = load_model(model) if isinstance(model, (str, Path)) else model
-    check_known(options, dataset.options)
+    check_names(options, dataset.options)
     load = dataset.load.func if isinstance(dataset.load, partial) else dataset.load
     hints = get_type_hints(load)
     typed = {option: convert(option, value, hints[option]) for option, value in options.items()}
@@ -123,7 +123,7 @@ def load_dataset(name: str, model: HookedModel | str | Path, **options: Any) -> 
 
 
 def load_origin(origin: DataOrigin, model: Any) -> PromptPairs:
-    """The pairs of an origin once more; errors as of `load_dataset`, or if there are fewer."""
+    """Loads the pairs of an origin again; errors as in `load_dataset`, or if pairs are missing."""
     pairs = load_dataset(origin.dataset, model, **origin.options)
     if max(origin.examples) >= len(pairs):
         raise DataFormatError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tracekit._util.options import shortened, whole_numbers
+from tracekit._util.options import as_ints, short_repr
 from tracekit.errors import PairsError
 
 Spans = Mapping[str, tuple[int, ...]]
@@ -33,16 +33,16 @@ def spans_from_text(
     looked for in the first of the `regions` of characters, and then in the others.
     """
     if not isinstance(texts, Mapping):
-        return texts  # Which `checked_spans` refuses.
+        return texts  # `parse_spans` refuses it.
     ranges: dict[str, list[int]] = {}
     places: dict[str, tuple[int, int]] = {}
     regions = regions or [(0, len(prompt))]
     for name, text in texts.items():
         if not isinstance(text, str):
-            # A range of tokens, which `checked_spans` looks at.
+            # A range of tokens, which `parse_spans` checks.
             ranges[name] = text
             continue
-        own, others = (_occurrences(text, prompt, part) for part in (regions[:1], regions[1:]))
+        own, others = (_find_text(text, prompt, part) for part in (regions[:1], regions[1:]))
         starts = own or others
         if len(starts) != 1:
             problem = f"occurs {len(starts)} times" if starts else "does not occur"
@@ -58,7 +58,7 @@ def spans_from_text(
     return {name: ranges[name] for name in texts}
 
 
-def _occurrences(text: str, prompt: str, regions: Sequence[tuple[int, int]]) -> list[int]:
+def _find_text(text: str, prompt: str, regions: Sequence[tuple[int, int]]) -> list[int]:
     return [
         first
         for start, end in regions
@@ -92,10 +92,10 @@ def _edges(tokenizer: Any, prompt: str, ids: Sequence[int], number: int) -> list
     """First character and one past the last of every token of a prompt."""
     special = set(getattr(tokenizer, "all_special_ids", ()) or ())
     n_special = next((n for n, token in enumerate(ids) if token not in special), len(ids))
-    # A beginning-of-sequence token is no part of the text, unless the text has it, as of a chat.
+    # A beginning-of-sequence token is not part of the text, except in chats.
     for n_extra in (n_special, 0):
         own = list(ids[n_extra:])
-        edges = _edges_of_fast(tokenizer, prompt, own) or _edges_by_decoding(tokenizer, prompt, own)
+        edges = _fast_edges(tokenizer, prompt, own) or _edges_by_decoding(tokenizer, prompt, own)
         if edges is not None:
             return [(0, 0)] * n_extra + edges
     raise PairsError(
@@ -104,7 +104,7 @@ def _edges(tokenizer: Any, prompt: str, ids: Sequence[int], number: int) -> list
     )
 
 
-def _edges_of_fast(tokenizer: Any, prompt: str, ids: Sequence[int]) -> list[tuple[int, int]] | None:
+def _fast_edges(tokenizer: Any, prompt: str, ids: Sequence[int]) -> list[tuple[int, int]] | None:
     if not getattr(tokenizer, "is_fast", False):
         return None
     encoded = tokenizer(prompt, add_special_tokens=False, return_offsets_mapping=True)
@@ -129,11 +129,11 @@ def _edges_by_decoding(
     return edges if before == len(prompt) else None
 
 
-def checked_spans(given: Any, n_tokens: int, number: int, of: str = "prompt") -> Spans:
+def parse_spans(given: Any, n_tokens: int, number: int, of: str = "prompt") -> Spans:
     """Spans from token ranges, [first, one past the last], by name."""
     if not isinstance(given, Mapping) or not given:
         raise PairsError(
-            f"The spans of example {number} are {shortened(given)}. Give a mapping from name to "
+            f"The spans of example {number} are {short_repr(given)}. Give a mapping from name to "
             "text, e.g. {'subject': 'Space Needle'}, or to a range of tokens [first, one past the "
             "last]."
         )
@@ -145,10 +145,10 @@ def checked_spans(given: Any, n_tokens: int, number: int, of: str = "prompt") ->
                 f"A span of example {number} is called {name!r}. Give a name without @ , + that is "
                 "neither 'last' nor 'rest', which are implied."
             )
-        numbers = whole_numbers(edges)
+        numbers = as_ints(edges)
         if numbers is None or len(numbers) != 2 or not 0 <= numbers[0] < numbers[1] <= n_tokens:
             raise PairsError(
-                f"The span {name!r} of example {number} is {shortened(edges)}. Give a range of "
+                f"The span {name!r} of example {number} is {short_repr(edges)}. Give a range of "
                 f"tokens [first, one past the last] within the {n_tokens} of its {of}."
             )
         spans[name] = tuple(range(*numbers))
@@ -162,8 +162,8 @@ def checked_spans(given: Any, n_tokens: int, number: int, of: str = "prompt") ->
     return spans
 
 
-def with_implied(spans: Spans, n_tokens: int, *, rest: bool) -> dict[str, tuple[int, ...]]:
-    """Spans with `last` and, if asked for, `rest`, where any token is left for them."""
+def add_implied_spans(spans: Spans, n_tokens: int, *, rest: bool) -> dict[str, tuple[int, ...]]:
+    """Adds `last` and, if `rest` is True, `rest` to spans, where a token is left for them."""
     taken = {position for positions in spans.values() for position in positions}
     complete = dict(spans)
     if n_tokens - 1 not in taken:
@@ -174,8 +174,8 @@ def with_implied(spans: Spans, n_tokens: int, *, rest: bool) -> dict[str, tuple[
     return complete
 
 
-def one_span(spans: Spans, name: str, number: int) -> Spans:
-    """One span of example `number` alone: `subject`, or an end, `subject:first`, `subject:last`."""
+def select_span(spans: Spans, name: str, number: int) -> Spans:
+    """Selects one span of example `number`, or an end of it: `subject:first`, `subject:last`."""
     base, _, end = (name, "", "") if name in spans else name.partition(":")
     parts = {"": slice(None), "first": slice(1), "last": slice(-1, None)}
     if base not in spans or end not in parts:
@@ -187,7 +187,7 @@ def one_span(spans: Spans, name: str, number: int) -> Spans:
     return {name: spans[base][parts[end]]}
 
 
-def names_of_spans(of_pairs: Iterable[Spans]) -> tuple[str, ...]:
+def all_span_names(of_pairs: Iterable[Spans]) -> tuple[str, ...]:
     """Spans that some example has, in order of their first token; `last` and `rest` last."""
     firsts: dict[str, int] = {}
     for spans in of_pairs:
@@ -205,7 +205,7 @@ def position_names(
     """Names for positions: the number, and the token or the span that all prompts have there."""
     covered = [{(p, name) for name, at in (own or {}).items() for p in at} for own in spans]
     fields, names = dict(set.intersection(*covered)) if covered else {}, []
-    # As many as the first prompt has: that all have as many is checked where they are used.
+    # As many names as the first prompt has tokens; callers check that lengths are equal.
     for position in range(len(prompts[0])):
         tokens = {prompt[position] for prompt in prompts if position < len(prompt)}
         text = "" if token_text is None or len(tokens) > 1 else token_text(tokens.pop()).strip()

@@ -1,4 +1,4 @@
-"""Tables in memory as rows, whatever library they are of and in whatever form."""
+"""Rows of tables in memory, from any common library and in any form."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from tracekit.errors import DataFormatError
 
-_WANTED = (
+_TABLE_FORMS = (
     "Give a file, a DataFrame, a datasets.Dataset, a list of rows, each of which is a dict, or a "
     "dict of columns, each of which is a list."
 )
 
 
-def rows_of(data: Any) -> list[dict[str, Any]]:
+def table_rows(data: Any) -> list[dict[str, Any]]:
     """The rows of a table, as `load_pairs` takes them; labels of a `ClassLabel` become names.
 
     Raises:
-        DataFormatError: It is no table, or one of several parts.
+        DataFormatError: The data are not a table, or have several parts.
     """
     kind = type(data).__name__
     labels: Mapping[str, Any] = {}
@@ -30,33 +30,33 @@ def rows_of(data: Any) -> list[dict[str, Any]]:
     elif hasattr(data, "to_pylist"):
         data = data.to_pylist()
     elif hasattr(data, "columns") and hasattr(data, "to_dict"):
-        data = _of_frame(data)
+        data = _frame_rows(data)
     elif hasattr(data, "to_list"):
         data = data.to_list()
     elif isinstance(data, Mapping):
-        data = _of_columns(data, kind)
+        data = _rows_from_columns(data, kind)
     try:
-        return [{k: _named(v, labels.get(k)) for k, v in each.items()} for each in data]
+        return [{k: _name_label(v, labels.get(k)) for k, v in each.items()} for each in data]
     except (TypeError, AttributeError) as error:
-        raise DataFormatError(f"Pairs cannot be read from a {kind}. {_WANTED}") from error
+        raise DataFormatError(f"Pairs cannot be read from a {kind}. {_TABLE_FORMS}") from error
 
 
-def _of_frame(frame: Any) -> list[dict[str, Any]]:
+def _frame_rows(frame: Any) -> list[dict[str, Any]]:
     columns = list(frame.columns)
     twice = [name for number, name in enumerate(columns) if name in columns[:number]]
     if twice:
         raise DataFormatError(
             f"The {type(frame).__name__} has the column {twice[0]!r} twice. Keep one of them."
         )
-    # Of some columns it gives None for what pandas takes for empty.
+    # For some columns, pandas gives None for a missing value.
     records = frame.to_dict("records")
     return [{k: nan if v is None else v for k, v in row.items()} for row in records]
 
 
-def _of_columns(table: Mapping[Any, Any], kind: str) -> list[dict[str, Any]]:
-    columns = {name: _listed(column) for name, column in table.items()}
+def _rows_from_columns(table: Mapping[Any, Any], kind: str) -> list[dict[str, Any]]:
+    columns = {name: _as_list(column) for name, column in table.items()}
     lists = {name: column for name, column in columns.items() if isinstance(column, list)}
-    if len(lists) < len(columns) or all(map(_is_part, columns.values())):
+    if len(lists) < len(columns) or all(map(_is_row_list, columns.values())):
         named = ", ".join(map(repr, columns))
         if all(isinstance(value, str) for value in table.values()):
             raise DataFormatError(
@@ -75,8 +75,8 @@ def _of_columns(table: Mapping[Any, Any], kind: str) -> list[dict[str, Any]]:
     return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
 
 
-def _listed(column: Any) -> Any:
-    # A tensor says it is on a graph or a device; its list does not.
+def _as_list(column: Any) -> Any:
+    # A tensor on a graph has no list.
     column = column.detach() if hasattr(column, "detach") else column
     is_column = not hasattr(column, "columns") and not hasattr(column, "column_names")
     if is_column and hasattr(column, "tolist"):
@@ -85,19 +85,19 @@ def _listed(column: Any) -> Any:
     return list(column) if isinstance(column, Sequence) and not is_text else column
 
 
-def _is_part(column: Iterable[Any]) -> bool:
-    """Whether it is a list of rows, and no column."""
+def _is_row_list(column: Iterable[Any]) -> bool:
+    """Whether a column is in fact a list of rows."""
     return isinstance(column, list) and bool(column) and isinstance(column[0], Mapping)
 
 
-def _named(value: Any, feature: Any) -> Any:
-    """A value of a `datasets.Dataset`, with the name of a label in the place of its number."""
+def _name_label(value: Any, feature: Any) -> Any:
+    """Replaces the number of a label of a `datasets.Dataset` by the label's name."""
     if feature is None or value is None:
         return value
     if isinstance(value, list):
         within = getattr(feature, "feature", feature)
         within = within[0] if isinstance(within, list) else within
-        return [_named(each, within) for each in value]
+        return [_name_label(each, within) for each in value]
     names = getattr(feature, "names", None)
     if names is None:
         return value

@@ -13,11 +13,11 @@ from math import prod
 from string import Formatter
 from typing import Any, NamedTuple
 
-from tracekit._util.options import check_seed, check_whole, shortened
+from tracekit._util.options import check_int, check_seed, short_repr
 from tracekit._util.warn import warn
-from tracekit.data.chat import Chat, ChatTemplate, chat_template
+from tracekit.data.chat import Chat, ChatTemplate, make_chat_template
 from tracekit.data.spans import spans_from_places
-from tracekit.data.tokenization import bos_of, encoder, is_letter, tokenizer_of
+from tracekit.data.tokenization import bos_ids, is_letter, make_encoder, require_tokenizer
 from tracekit.errors import DataWarning, PairsError
 
 _TRIES = 200
@@ -28,8 +28,8 @@ _CLOSING = ",.;:!?)"
 """After these, as after a letter, a word begins with a space."""
 
 
-class _Dropped(Exception):
-    """A drawn example does not serve; `fields` are those whose values never do."""
+class _Unusable(Exception):
+    """A drawn example cannot be used; the drawn values of `fields` can never be used."""
 
     def __init__(self, reason: str, fields: Sequence[str] = ()) -> None:
         super().__init__(reason)
@@ -37,7 +37,7 @@ class _Dropped(Exception):
 
 
 @dataclass
-class _Group:
+class _FieldGroup:
     """Fields that are filled together, with their rows of values."""
 
     names: tuple[str, ...]
@@ -45,7 +45,7 @@ class _Group:
     uses: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
     def draw(self, rng: random.Random, taken: Iterable[str], spread: int) -> tuple[str, ...]:
-        """A row of those used least, or up to `spread` more often, without a value of `taken`."""
+        """Draws one of the least used rows, within `spread` uses, without a value of `taken`."""
         free = [row for row in self.rows if set(taken).isdisjoint(row)]
         if not free:
             raise PairsError(
@@ -56,16 +56,16 @@ class _Group:
         return min(free, key=weights.__getitem__)
 
 
-class _Filled(NamedTuple):
-    said: str
+class _FilledPrompt(NamedTuple):
+    raw: str
     text: str
-    """As the model reads it: in a chat with the words of the template of the chat."""
+    """Text that the model reads: in a chat, with the words of the chat template."""
     ids: list[int]
     spans: dict[str, list[int]]
     """Ranges of tokens, by field; a field that stands twice has numbers, e.g. `A1` and `A2`."""
 
 
-Reader = Callable[[str, Mapping[str, str]], _Filled]
+Reader = Callable[[str, Mapping[str, str]], _FilledPrompt]
 """Fills a template with values, and encodes it."""
 
 
@@ -96,7 +96,7 @@ class Template:
                 f"There are {len(self.prompts)} templates and {len(others or ())} counterfactuals. "
                 "Give each template one."
             )
-        self._groups = [_group(names, rows) for names, rows in self.values.items()]
+        self._groups = [_make_group(names, rows) for names, rows in self.values.items()]
         with_values = {name for group in self._groups for name in group.names}
         in_prompts = {name for text in self.prompts for name in _fields(text)}
         for name in replaced:
@@ -110,9 +110,9 @@ class Template:
             # A name without values of its own takes those of the field that it replaces.
             fresh = tuple(replaced.get(name, name) for name in group.names)
             if any(name not in with_values for name in fresh):
-                self._groups.append(_Group(fresh, list(group.rows)))
+                self._groups.append(_FieldGroup(fresh, list(group.rows)))
         with_values |= {name for group in self._groups for name in group.names}
-        renamed = [_renamed(text, replaced) for text in self.prompts]
+        renamed = [_rename_fields(text, replaced) for text in self.prompts]
         self._others: Sequence[Any] | None = renamed if replaced else others
         of_answers = [text for texts in self.answers.values() for text in texts]
         texts = (*self.prompts, *(self._others or ()), *of_answers)
@@ -125,32 +125,32 @@ class Template:
         fields = [name for text in of_answers for name in _fields(text)]
         self._short = frozenset(fields if self.one_token is True else self.one_token or ())
 
-    def rows(
+    def make_rows(
         self, count: int, model: Any, prepend_bos: bool | None, chat: Chat, *, seed: int
     ) -> tuple[list[dict[str, Any]], Chat, list[str]]:
-        """Different rows, the chat with the time it read, and a line for each dropped row.
+        """Makes different rows; returns them, the chat with its time, and a line per dropped row.
 
-        Fewer than `count` are a warning, none is an error.
+        Fewer rows than `count` give a warning, no row an error.
         """
         check_seed(seed)
-        check_whole("n", count)
-        tokenizer = tokenizer_of(model)
-        writer = chat_template(tokenizer, chat)
-        read = reader(tokenizer, prepend_bos, writer)
-        self._encode, rng = encoder(tokenizer), random.Random(seed)
+        check_int("n", count)
+        tokenizer = require_tokenizer(model)
+        writer = make_chat_template(tokenizer, chat)
+        read = make_reader(tokenizer, prepend_bos, writer)
+        self._encode, rng = make_encoder(tokenizer), random.Random(seed)
         rows: list[dict[str, Any]] = []
         dropped: list[str] = []
         failures = 0
         while len(rows) < count and failures < _TRIES:
-            used: list[tuple[_Group, tuple[str, ...]]] = []
+            used: list[tuple[_FieldGroup, tuple[str, ...]]] = []
             failures += 1
             try:
-                row = self._row(len(rows) % len(self.prompts), rng, read, used)
+                row = self._make_row(len(rows) % len(self.prompts), rng, read, used)
                 if row in rows:
-                    raise _Dropped(f"{row['prompt']!r} repeats an earlier example")
+                    raise _Unusable(f"{row['prompt']!r} repeats an earlier example")
                 rows.append(row)
                 failures = 0
-            except _Dropped as problem:
+            except _Unusable as problem:
                 dropped.append(str(problem))
                 for group, values in used:
                     if not set(problem.fields).isdisjoint(group.names):
@@ -173,12 +173,12 @@ class Template:
             writer.warn_of_clock()
         return rows, writer.arguments if writer else chat, dropped
 
-    def _row(
+    def _make_row(
         self,
         turn: int,
         rng: random.Random,
         read: Reader,
-        used: list[tuple[_Group, tuple[str, ...]]],
+        used: list[tuple[_FieldGroup, tuple[str, ...]]],
     ) -> dict[str, Any]:
         own = {name for text in (self.prompts[turn], *self.answers["x"]) for name in _fields(text)}
         rest = [group for group in self._groups if own.isdisjoint(group.names)]
@@ -188,8 +188,8 @@ class Template:
                 used.append((group, group.draw(rng, values.values(), 0)))
                 values |= zip(group.names, used[-1][1], strict=True)
         prompt = read(self.prompts[turn], values)
-        self._check(prompt, values)
-        row: dict[str, Any] = {"prompt": prompt.said, "spans": prompt.spans}
+        self._check_one_token(prompt, values)
+        row: dict[str, Any] = {"prompt": prompt.raw, "spans": prompt.spans}
         n_own, other = len(used), None
         n_choices = prod(len(group.rows) for group in rest) if self._others else 0
         for spread in range(min(_TRIES, 1 + 3 * n_choices)):
@@ -198,34 +198,34 @@ class Template:
                 used.append((group, group.draw(rng, values.values(), spread)))
                 values |= zip(group.names, used[-1][1], strict=True)
             other = None if self._others is None else read(self._others[turn], values)
-            if other is None or _aligned(prompt, other):
+            if other is None or _are_aligned(prompt, other):
                 break
             own = {name for group, _ in used[:n_own] for name in group.names}
             values = {name: text for name, text in values.items() if name in own}
         else:
-            raise _Dropped(f"{prompt.said!r}: no counterfactual of as many tokens was found")
+            raise _Unusable(f"{prompt.raw!r}: no counterfactual of as many tokens was found")
         if other is not None:
-            row["counterfactual"] = other.said
+            row["counterfactual"] = other.raw
         for part, texts in self.answers.items():
-            answers = [_after(prompt.text, _fill(text, values)[0]) for text in texts]
+            answers = [_add_space(prompt.text, _fill_template(text, values)[0]) for text in texts]
             for text, answer in zip(texts, answers, strict=True):
                 n_tokens, is_set = len(self._encode(prompt.text, answer)), part.endswith("_set")
                 short = [name for name in _fields(text) if is_set or name in self._short]
                 if n_tokens != 1 and (short or is_set):
-                    raise _Dropped(f"{part} {answer!r} is {n_tokens} tokens", short)
+                    raise _Unusable(f"{part} {answer!r} is {n_tokens} tokens", short)
             if answers:
                 row[part] = answers if part.endswith("_set") else answers[0]
         return row
 
-    def _check(self, prompt: _Filled, values: Mapping[str, str]) -> None:
-        """Drops an example with a value of several tokens in a field of one."""
+    def _check_one_token(self, prompt: _FilledPrompt, values: Mapping[str, str]) -> None:
+        """Drops an example if a field of one token has a value of several."""
         for span, (first, stop) in prompt.spans.items():
             name = span if span in values else span.rstrip("0123456789")
             if name in self._short and stop - first != 1:
-                raise _Dropped(f"{values[name]!r} of {name} is {stop - first} tokens", [name])
+                raise _Unusable(f"{values[name]!r} of {name} is {stop - first} tokens", [name])
 
 
-def _group(names: Any, rows: Sequence[Any]) -> _Group:
+def _make_group(names: Any, rows: Sequence[Any]) -> _FieldGroup:
     is_several = isinstance(names, tuple)
     listed = () if isinstance(rows, (str, Mapping)) or not isinstance(rows, Sequence) else rows
     given = [tuple(row) if is_several and isinstance(row, Sequence) else (row,) for row in listed]
@@ -233,44 +233,44 @@ def _group(names: Any, rows: Sequence[Any]) -> _Group:
     is_text = all(isinstance(value, (str, int)) for row in given for value in row)
     if not given or not is_text or any(len(row) != len(names) for row in given):
         raise PairsError(
-            f"The values of {', '.join(map(str, names))} are {shortened(rows)}. Give a list of "
+            f"The values of {', '.join(map(str, names))} are {short_repr(rows)}. Give a list of "
             "texts; for several fields that belong together a list of rows, e.g. "
             "values={('country', 'capital'): [('France', 'Paris'), ...]}."
         )
-    return _Group(names, [tuple(map(str, row)) for row in dict.fromkeys(given)])
+    return _FieldGroup(names, [tuple(map(str, row)) for row in dict.fromkeys(given)])
 
 
-def _parsed(text: str) -> list[tuple[str, str | None]]:
+def _parse_template(text: str) -> list[tuple[str, str | None]]:
     try:
         pieces = list(Formatter().parse(text))
     except (ValueError, TypeError) as error:
         raise PairsError(
-            f"The template {shortened(text)} cannot be read: {error}. Write fields as {{name}}, "
+            f"The template {short_repr(text)} cannot be read: {error}. Write fields as {{name}}, "
             "and braces of the text twice."
         ) from error
     for _, name, spec, conversion in pieces:
         if name is not None and (not name.isidentifier() or spec or conversion):
             raise PairsError(
-                f"The template {shortened(text)} has the field {name!r}. Write fields as {{name}}."
+                f"The template {short_repr(text)} has the field {name!r}. Write fields as {{name}}."
             )
     return [(literal, name) for literal, name, _, _ in pieces]
 
 
 def _fields(text: str) -> list[str]:
-    return [name for _, name in _parsed(text) if name is not None]
+    return [name for _, name in _parse_template(text) if name is not None]
 
 
-def _renamed(text: str, replaced: Mapping[str, str]) -> str:
+def _rename_fields(text: str, replaced: Mapping[str, str]) -> str:
     made = ""
-    for literal, name in _parsed(text):
+    for literal, name in _parse_template(text):
         made += literal.replace("{", "{{").replace("}", "}}")
         made += "" if name is None else f"{{{replaced.get(name, name)}}}"
     return made
 
 
-def _fill(text: str, values: Mapping[str, str]) -> tuple[str, list[tuple[str, int, int]]]:
+def _fill_template(text: str, values: Mapping[str, str]) -> tuple[str, list[tuple[str, int, int]]]:
     filled, places = "", []
-    for literal, name in _parsed(text):
+    for literal, name in _parse_template(text):
         filled += literal
         if name is not None:
             places.append((name, len(filled), len(filled) + len(values[name])))
@@ -278,16 +278,18 @@ def _fill(text: str, values: Mapping[str, str]) -> tuple[str, list[tuple[str, in
     return filled, places
 
 
-def reader(tokenizer: Any, prepend_bos: bool | None, chat: ChatTemplate | None = None) -> Reader:
-    """A function that fills a template, and encodes it as `PromptPairs.from_text` does."""
-    encode = encoder(tokenizer)
-    bos = bos_of(tokenizer, False if chat and prepend_bos is None else prepend_bos)
+def make_reader(
+    tokenizer: Any, prepend_bos: bool | None, chat: ChatTemplate | None = None
+) -> Reader:
+    """Makes a function that fills a template and encodes it as `PromptPairs.from_text` does."""
+    encode = make_encoder(tokenizer)
+    bos = bos_ids(tokenizer, False if chat and prepend_bos is None else prepend_bos)
 
-    def read(template: str, values: Mapping[str, str]) -> _Filled:
-        said, places = _fill(template, values)
-        text = said if chat is None else chat.write(said, "prompt", 0)
-        start, end = (0, len(text)) if chat is None else chat.regions(said, text, 0)[0]
-        # Templates of chats may trim what is said.
+    def read(template: str, values: Mapping[str, str]) -> _FilledPrompt:
+        said, places = _fill_template(template, values)
+        text = said if chat is None else chat.render_prompt(said, "prompt", 0)
+        start, end = (0, len(text)) if chat is None else chat.locate_messages(said, text, 0)[0]
+        # Chat templates may trim the text.
         shift = start - said.index(text[start:end])
         ids = encode("", text)
         ids = ids if ids[:1] == bos else bos + ids
@@ -297,18 +299,18 @@ def reader(tokenizer: Any, prepend_bos: bool | None, chat: ChatTemplate | None =
             seen[name] += 1
             span = name if counts[name] == 1 else f"{name}{seen[name]}"
             by_span[span] = max(start, first + shift), min(end, stop + shift)
-        return _Filled(said, text, ids, spans_from_places(tokenizer, text, ids, by_span, 0))
+        return _FilledPrompt(said, text, ids, spans_from_places(tokenizer, text, ids, by_span, 0))
 
     return read
 
 
-def _aligned(prompt: _Filled, other: _Filled) -> bool:
+def _are_aligned(prompt: _FilledPrompt, other: _FilledPrompt) -> bool:
     places = [list(each.spans.values()) for each in (prompt, other)]
     is_same = len(places[0]) != len(places[1]) or places[0] == places[1]
     return len(prompt.ids) == len(other.ids) and is_same
 
 
-def _after(prompt: str, text: str) -> str:
-    """A continuation, with a space before it where a word would be joined to the prompt."""
+def _add_space(prompt: str, text: str) -> str:
+    """Adds a space before a continuation whose first word would be joined to the prompt."""
     is_end = is_letter(prompt[-1:]) or prompt[-1:] in _CLOSING
     return f" {text}" if is_end and text[:1].isalnum() else text

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tracekit._util.options import first_few, shortened
+from tracekit._util.options import join_first, short_repr
 from tracekit._util.warn import warn
 from tracekit.data.chat import ChatTemplate, Region, last_message_text
-from tracekit.data.pair import SET_KEYS, TEXT_KEYS, check_keys, mappings, n_shared
+from tracekit.data.pair import SET_KEYS, TEXT_KEYS, check_keys, check_mappings, count_shared
 from tracekit.data.spans import spans_from_text
 from tracekit.errors import DataWarning, PairsError, UnsupportedModelError
-from tracekit.models.tokenizers import adds_bos, tokenizer_in
+from tracekit.models.tokenizers import adds_bos, get_tokenizer
 
 _SPANS = {"prompt": "spans", "counterfactual": "counterfactual_spans"}
 
 
-def tokenizer_of(model: Any) -> Any:
+def require_tokenizer(model: Any) -> Any:
     """The tokenizer of a model, or the argument itself if it is one."""
     if callable(getattr(model, "encode", None)):
         return model
-    tokenizer = tokenizer_in(model)
+    tokenizer = get_tokenizer(model)
     if tokenizer is None:
         raise UnsupportedModelError(
             "The model has no tokenizer, so text cannot be encoded. "
@@ -29,8 +29,8 @@ def tokenizer_of(model: Any) -> Any:
     return tokenizer
 
 
-def encoder(tokenizer: Any) -> Callable[[str, str], list[int]]:
-    """A function of (prompt, text) that encodes the text after the prompt; "" for a prompt itself.
+def make_encoder(tokenizer: Any) -> Callable[[str, str], list[int]]:
+    """Makes a function (prompt, text) that encodes text after a prompt; "" encodes a prompt.
 
     It raises a `PairsError` if a tokenizer that adds spaces joins the two.
     """
@@ -38,7 +38,7 @@ def encoder(tokenizer: Any) -> Callable[[str, str], list[int]]:
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))
 
-    # Only a tokenizer that adds a space encodes the parts of a text unlike the text.
+    # Only tokenizers that add a space encode the parts of a text differently from the text.
     if encode("a b") == encode("a") + encode(" b"):
         return lambda _, text: encode(text)
 
@@ -57,7 +57,7 @@ def encoder(tokenizer: Any) -> Callable[[str, str], list[int]]:
 
 
 def warn_of_boundaries(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Warns where a continuation alone is encoded as other tokens than behind its prompt.
+    """Warns where a continuation has other tokens alone than after its prompt.
 
     `rows` hold texts (`prompt`, `x`, `y`) and their ids.
     """
@@ -69,20 +69,20 @@ def warn_of_boundaries(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> Non
                 reason, tokens = problem
                 problems.setdefault(reason, []).append(f"{part} of example {number}: {tokens}")
     for reason, cases in problems.items():
-        warn(f"{reason} ({first_few(cases)}).", DataWarning)
+        warn(f"{reason} ({join_first(cases)}).", DataWarning)
 
 
 def _boundary_problem(tokenizer: Any, row: Mapping[str, Any], part: str) -> tuple[str, str] | None:
     """Problem at the end of a prompt, and the tokens on both sides; None if there is none."""
     prompt, text, ids = row["prompt"], row[part], list(row[f"{part}_ids"])
-    shown = f"{_tokens(tokenizer, row['prompt_ids'][-2:])} + {_tokens(tokenizer, ids)}"
+    shown = f"{_tokens_text(tokenizer, row['prompt_ids'][-2:])} + {_tokens_text(tokenizer, ids)}"
     if is_letter(prompt[-1]) and is_letter(text[0]):
         return "A continuation begins within a word; give it its leading space", shown
     apart = list(tokenizer.encode(prompt, add_special_tokens=False)) + ids
     together = list(tokenizer.encode(prompt + text, add_special_tokens=False))
     if apart != together:
-        written = _tokens(tokenizer, together[max(n_shared(apart, together) - 1, 0) :])
-        reason = "A continuation is encoded otherwise than it stands in the text"
+        written = _tokens_text(tokenizer, together[max(count_shared(apart, together) - 1, 0) :])
+        reason = "A continuation alone has other tokens than in the text"
         return reason, f"{shown}, in the text {written}"
     decode = getattr(tokenizer, "decode", None)
     if decode is not None and any("\ufffd" in decode([token]) for token in ids):
@@ -95,7 +95,7 @@ def is_letter(character: str) -> bool:
     return character.lower() != character.upper()
 
 
-def _tokens(tokenizer: Any, ids: Sequence[int]) -> str:
+def _tokens_text(tokenizer: Any, ids: Sequence[int]) -> str:
     decode = getattr(tokenizer, "decode", None)
     return str([token if decode is None else decode([token]) for token in ids])
 
@@ -106,8 +106,8 @@ def token_texts(tokenizer: Any, ids: Iterable[int]) -> dict[int, str]:
     return {} if decode is None else {token: str(decode([token])) for token in sorted(ids)}
 
 
-def bos_of(tokenizer: Any, prepend: bool | None) -> list[int]:
-    """The token to put first, as a list of one id or none; by default as the tokenizer does."""
+def bos_ids(tokenizer: Any, prepend: bool | None) -> list[int]:
+    """Ids to put first: the beginning-of-sequence token or none, by default as the tokenizer."""
     if not (adds_bos(tokenizer) if prepend is None else prepend):
         return []
     if tokenizer.bos_token_id is None:
@@ -117,7 +117,7 @@ def bos_of(tokenizer: Any, prepend: bool | None) -> list[int]:
     return [tokenizer.bos_token_id]
 
 
-def width_of(model: Any) -> int:
+def embedding_width(model: Any) -> int:
     """Width of a model's embeddings, d_model."""
     width = getattr(getattr(model, "cfg", None), "d_model", None)
     if width is None:
@@ -128,7 +128,7 @@ def width_of(model: Any) -> int:
     return int(width)
 
 
-def encoded_rows(
+def encode_rows(
     rows: object,
     tokenizer: Any,
     writer: ChatTemplate | None,
@@ -137,24 +137,24 @@ def encoded_rows(
     warn: bool,
 ) -> list[dict[str, Any]]:
     """Rows of text as rows of token ids with their texts; see `PromptPairs.from_text`."""
-    encode = encoder(tokenizer)
+    encode = make_encoder(tokenizer)
     # A chat template puts the beginning-of-sequence token where it belongs.
-    bos = bos_of(tokenizer, False if writer and prepend_bos is None else prepend_bos)
+    bos = bos_ids(tokenizer, False if writer and prepend_bos is None else prepend_bos)
     encoded: list[dict[str, Any]] = []
     texts: list[dict[str, str]] = []
-    for number, row in enumerate(mappings(rows)):
+    for number, row in enumerate(check_mappings(rows)):
         check_keys(row, number, ("prompt", "x"), TEXT_KEYS | SET_KEYS, optional="y")
         regions: dict[str, list[Region]] = {}
         texts.append({})
         for part, key in _SPANS.items():
             if writer and row.get(part):
-                given, text = row[part], writer.write(row[part], part, number)
+                given, text = row[part], writer.render_prompt(row[part], part, number)
                 spans = row.get(key)
                 if isinstance(spans, Mapping) and any(isinstance(s, str) for s in spans.values()):
-                    regions[part] = writer.regions(given, text, number)
+                    regions[part] = writer.locate_messages(given, text, number)
                 texts[-1][part] = last_message_text(given)
                 row = {**row, part: text}
-        encoded.append(_encoded(row, number, tokenizer, encode, bos, regions))
+        encoded.append(_encode_row(row, number, tokenizer, encode, bos, regions))
     if warn:
         warn_of_boundaries(tokenizer, encoded)
     if warn and writer:
@@ -162,7 +162,7 @@ def encoded_rows(
     return [entry | shown for entry, shown in zip(encoded, texts, strict=True)]
 
 
-def _encoded(
+def _encode_row(
     row: Mapping[str, Any],
     number: int,
     tokenizer: Any,
@@ -202,7 +202,7 @@ def _require_text(entry: Mapping[str, Any], number: int) -> None:
             is_number = isinstance(text, (int, float))
             hint = " Read columns of numbers with dtype=str." if is_number else ""
             raise PairsError(
-                f"The {key} of example {number} {problem}: {shortened(text)}. "
+                f"The {key} of example {number} {problem}: {short_repr(text)}. "
                 f"Give a text, or token ids (prompt_ids, x_ids, ...).{hint}"
             )
 
@@ -213,7 +213,7 @@ def _encode_set(
     texts = row[key]
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise PairsError(
-            f"The {key} of example {number} is {shortened(texts)}. Give a list of texts, each of "
+            f"The {key} of example {number} is {short_repr(texts)}. Give a list of texts, each of "
             "them one token."
         )
     ids = []

@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from tracekit._util.options import check_whole
+from tracekit._util.options import check_int
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
-from tracekit.data.tokenization import encoder, tokenizer_of
+from tracekit.data.tokenization import make_encoder, require_tokenizer
 from tracekit.errors import PairsError
 
 Desideratum = Literal["value", "operation", "both"]
@@ -64,13 +64,13 @@ def load(
     There are `n` examples of each desideratum; `weights` are those of the two in their sum. The
     published Llama scripts prepend BOS.
     """
-    check_whole("n", n)
+    check_int("n", n)
     parts = []
     for part in _PARTS[desideratum]:
         # Both splits come from one draw without repetitions, which keeps them disjoint.
-        drawn = _balanced(random.Random(f"{part} {seed}"), part, form, 2 * n, model)
+        drawn = _balanced_rows(random.Random(f"{part} {seed}"), part, form, 2 * n, model)
         parts.append(drawn[("train", "test").index(split) :: 2])
-    rows = weighted(parts, weights)
+    rows = interleave_parts(parts, weights)
     name = f"variable-binding{'' if desideratum == 'both' else f'-{desideratum}'}-{split}"
     pairs = published_pairs(rows, model, name, prepend_bos, on_mismatch)
     # Continuations are cut to their first token.
@@ -81,10 +81,10 @@ def load(
     return replace(pairs, pairs=tuple(cut))
 
 
-def weighted(
+def interleave_parts(
     parts: Sequence[Sequence[Mapping[str, Any]]], weights: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """Rows of equally long parts in turn, each with the weight of its part if there are several."""
+    """Interleaves the rows of equally long parts, each with the weight of its part."""
     if len(parts) == 1:
         return [dict(row) for row in parts[0]]
     return [
@@ -94,17 +94,17 @@ def weighted(
     ]
 
 
-def _balanced(
+def _balanced_rows(
     rng: random.Random, part: str, form: str, count: int, model: Any
 ) -> list[dict[str, str]]:
     """`count` different rows of a desideratum; the first digits of y are equally frequent."""
-    encode = encoder(tokenizer_of(model))
+    encode = make_encoder(require_tokenizer(model))
     rows: list[dict[str, str]] = []
     for index in range(count):
         # Two neighbours, one for each split, have the same first digit.
         digit = str(1 + index // 2 % 9)
         for _ in range(_TRIES):
-            row = _row(rng, part, form)
+            row = _make_row(rng, part, form)
             if row is None or row in rows or not row["y"].lstrip().startswith(digit):
                 continue
             x, y = (encode(row["prompt"], row[side]) for side in ("x", "y"))
@@ -120,7 +120,7 @@ def _balanced(
     return rows
 
 
-def _row(rng: random.Random, part: str, form: str) -> dict[str, str] | None:
+def _make_row(rng: random.Random, part: str, form: str) -> dict[str, str] | None:
     if part == "value":
         op = new_op = rng.choice(list(_OPERATIONS))
         a, new_a, b = (rng.choice(_VALUES) for _ in range(3))

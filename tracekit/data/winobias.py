@@ -14,11 +14,11 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from tracekit.data.download import Files, check_count
+from tracekit.data.download import DatasetFiles, check_size
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 from tracekit.errors import DataFormatError
 
-_FILES = Files.of("winobias")
+_FILES = DatasetFiles.for_dataset("winobias")
 _N_PUBLISHED = {"dev": 160, "test": 130}
 _BRACKETED_PRONOUN = re.compile(r"\[(he|she|him|his|her|himself|herself)\]")
 _PRONOUNS = {word: pair for pair in (("she", "he"), ("her", "his")) for word in pair}
@@ -40,18 +40,18 @@ def load(
     pronouns possessive in the prompts.
     """
     name = f"pro_stereotyped_type1.txt.{split}"
-    lines = _FILES.lines(data_dir, name)
+    lines = _FILES.read_lines(data_dir, name)
     if len(lines) % 2:
         raise DataFormatError(f"{name} has {len(lines)} rows. Rows come in pairs; get it again.")
     pairs = zip(lines[::2], lines[1::2], strict=True)
-    examples = [_example(*pair, keep_case=keep_case) for pair in pairs]
+    examples = [_make_row(*pair, keep_case=keep_case) for pair in pairs]
     rows = [example for example in examples if example is not None]
-    check_count(f"winobias {split}", len(rows), _N_PUBLISHED[split])
+    check_size(f"winobias {split}", len(rows), _N_PUBLISHED[split])
     return published_pairs(rows, model, f"winobias-{split}", prepend_bos, on_mismatch)
 
 
-def _example(first: str, second: str, *, keep_case: bool) -> dict[str, str] | None:
-    parts = [_parse(line) for line in (first, second)]
+def _make_row(first: str, second: str, *, keep_case: bool) -> dict[str, str] | None:
+    parts = [_parse_line(line) for line in (first, second)]
     if parts[0] is None or parts[1] is None:
         return None
     by_pronoun = {pronoun: (context, rest) for context, pronoun, rest in (parts[0], parts[1])}
@@ -69,7 +69,7 @@ def _example(first: str, second: str, *, keep_case: bool) -> dict[str, str] | No
     }
 
 
-def _parse(line: str) -> tuple[str, str, str] | None:
+def _parse_line(line: str) -> tuple[str, str, str] | None:
     numberless = line.partition(" ")[2]
     pronouns = _BRACKETED_PRONOUN.findall(numberless)
     if len(pronouns) != 1 or pronouns[0] not in _PRONOUNS:

@@ -42,12 +42,12 @@ class Batch:
     scored_readout: Int[Tensor, " scored"]
     """For every scored token, the readout that predicts it."""
     scored_token: Int[Tensor, " scored"]
-    """Its token id."""
+    """Token id of every scored token."""
     slot: Int[Tensor, " scored"]
-    """Its index in `valid`, flattened; -1 for one that fills the batch up."""
+    """Index of every scored token in `valid`, flattened; -1 for tokens that only fill up."""
     valid: Bool[Tensor, "example side token"]
     first_readout: Int[Tensor, " example"]
-    """The readout that predicts the first token after the prompt, which token sets are of."""
+    """The readout that predicts the first token after the prompt, where token sets are read."""
     single_readout: Int[Tensor, " example"]
     """The readout that predicts the first token of x that differs from that of y."""
     single_tokens: Int[Tensor, "example side"]
@@ -60,7 +60,7 @@ class Batch:
     """Added to the input of the first block, if anything is."""
 
     def to(self, device: torch.device) -> Batch:
-        """The batch on a device, but for `sources`."""
+        """Moves the batch, except `sources`, to a device."""
         tensors = {
             name: to_device(value, device)
             for name, value in vars(self).items()
@@ -70,7 +70,7 @@ class Batch:
         return replace(self, **tensors, sequences=self.sequences.to(device), readout_positions=read)
 
     def repeat(self, copies: int) -> Batch:
-        """The batch `copies` times over, one after the other."""
+        """Repeats the batch `copies` times, one copy after the other."""
         if copies == 1:
             return self
         row, pos = self.readout_positions
@@ -93,17 +93,17 @@ class Batch:
         return replace(self, sequences=sequences, readout_positions=readouts, **indices, **others)
 
     @property
-    def rows_of_examples(self) -> Bool[Tensor, "example row"]:
+    def rows_by_example(self) -> Bool[Tensor, "example row"]:
         """Which rows the log-probabilities of each example are read from."""
         shape = len(self.examples) + 1, len(self.sequences)
         reads = torch.zeros(shape, dtype=torch.bool, device=self.slot.device)
-        # A slot counts through the sides and tokens of an example before it comes to the next; what
-        # only fills the batch up goes to one behind the last.
+        # Slots count the sides and tokens of one example, then those of the next. Tokens that only
+        # fill up go to an extra row behind the last example.
         example = self.slot.div(self.valid[0].numel(), rounding_mode="floor")
         reads[example, self.readout_positions[0][self.scored_readout]] = True
         return reads[:-1]
 
-    def read(
+    def read_log_probs(
         self,
         logits: Float[Tensor, "readout d_vocab"],
         mean: ContinuationMean,
@@ -116,21 +116,21 @@ class Batch:
         logits = logits.float()
         log_probs = logits[self.scored_readout, self.scored_token]
         log_probs = log_probs - logits.logsumexp(-1)[self.scored_readout]
-        sides = continuation_log_prob(self._laid_out(log_probs, 0.0), self.valid, mean)
+        sides = continuation_log_prob(self._arrange_by_example(log_probs, 0.0), self.valid, mean)
         more: dict[str, Tensor | None] = {}
         if "argmax" in reads:
             is_argmax = logits.argmax(-1)[self.scored_readout] == self.scored_token
-            both = self._laid_out(is_argmax, True).all(-1)
+            both = self._arrange_by_example(is_argmax, True).all(-1)
             more["x_is_argmax"] = both[:, 0]
             more["y_is_argmax"] = both[:, 1] if self.all_have_y else None
         if set(reads) - {"argmax"}:
-            more |= self._read_single(logits, reads)
+            more |= self._read_single_tokens(logits, reads)
         return ContinuationLogProbs(sides[:, 0], sides[:, 1] if self.all_have_y else None, **more)
 
-    def _read_single(
+    def _read_single_tokens(
         self, logits: Float[Tensor, "readout d_vocab"], reads: Sequence[Reading]
     ) -> dict[str, Tensor | None]:
-        """Readings of single tokens: the first that differs; for token sets the first at all."""
+        """Reads single tokens: the first that differs, or for token sets the first of all."""
         more: dict[str, Tensor | None] = {}
         logs = logits[self.single_readout].log_softmax(-1)
         tokens = self.single_tokens
@@ -151,7 +151,7 @@ class Batch:
             more["first_choice"] = logs.argmax(1)
         return more
 
-    def _laid_out(self, values: Tensor, absent: Any) -> Tensor:
+    def _arrange_by_example(self, values: Tensor, absent: Any) -> Tensor:
         """Values of the scored tokens by example, side and token."""
         laid = values.new_full((self.valid.numel() + 1,), absent)
         return laid.index_put((self.slot,), values)[:-1].reshape(self.valid.shape)

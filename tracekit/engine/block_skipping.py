@@ -1,9 +1,9 @@
 """Block skipping: a pass can start at any block from a remembered residual stream, or stop at one.
 
-For the length of a `with` block, the blocks below hand the remembered residual stream on instead
-of computing, and the block to stop at raises. Everything around the blocks (embeddings, rotary
-tables, masks, final norm, unembedding, soft caps) stays the model's own code. Where state flows
-past the residual stream a resumed pass differs; `BlockSkipper.refusal` finds out by trying.
+Within a `with` block, the lower blocks return the remembered residual stream instead of computing,
+and the block to stop at raises an error. Everything around the blocks (embeddings, rotary tables,
+masks, final norm, unembedding, soft caps) stays the model's own code. Where state flows past the
+residual stream a resumed pass differs; `BlockSkipper.reason_unsupported` finds this out by trying.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit.models.architectures import replaced_in, residual_hook
+from tracekit.models.architectures import patch_modules, residual_hook
 from tracekit.models.hooked import HookedModel, recording_hooks
 
 ResidualStream = Float[Tensor, "row pos d_model"]
@@ -36,33 +36,33 @@ class BlockSkipper:
     """The blocks of a model, of which a pass may run only some."""
 
     def __init__(self, model: HookedModel) -> None:
-        """Finds the blocks; `refusal` must be asked before `run_only` is used."""
+        """Finds the blocks; call `reason_unsupported` before `run_blocks`."""
         # The model itself is not kept: a cache of skippers must not keep it alive.
         self._blocks: list[Any] = list(getattr(model, "blocks", ()))
         self._returns_tuple: list[bool] = []
 
     @contextmanager
-    def run_only(
+    def run_blocks(
         self, start: int = 0, stop: int | None = None, residual: ResidualStream | None = None
     ) -> Iterator[None]:
-        """Within, only blocks `start` to `stop - 1` run, and `start` reads `residual`.
+        """Within the block, only blocks `start` to `stop - 1` run, and `start` reads `residual`.
 
-        At `stop` a pass raises `StopPassError`, with the residual stream it got to.
+        At `stop` a pass raises a `StopPassError` that has the residual stream there.
         """
         replaced: dict[int, Callable[..., Any]] = {}
         for number in range(start):
             # The last skipped block hands the remembered stream to the first that runs.
             handed = residual if number == start - 1 else None
             replaced[number] = partial(
-                _hand_on, residual=handed, in_tuple=self._returns_tuple[number]
+                _skip_block, residual=handed, in_tuple=self._returns_tuple[number]
             )
         if stop is not None and stop < len(self._blocks):
-            replaced[stop] = _stop
-        with replaced_in((self._blocks[n], {"forward": other}) for n, other in replaced.items()):
+            replaced[stop] = _stop_pass
+        with patch_modules((self._blocks[n], {"forward": other}) for n, other in replaced.items()):
             yield
 
-    def refusal(self, model: HookedModel, tokens: Tensor) -> str:
-        """Why blocks cannot be skipped, as trial runs on `tokens` tell; empty if they can."""
+    def reason_unsupported(self, model: HookedModel, tokens: Tensor) -> str:
+        """Why blocks cannot be skipped, found by trial runs on `tokens`; empty if they can."""
         if not self._blocks:
             return "it has no list of blocks"
         inputs: dict[int, Tensor] = {}
@@ -70,7 +70,7 @@ class BlockSkipper:
 
         def record(number: int) -> Callable[..., None]:
             def both(module: Any, args: Any, kwargs: Any, output: Any) -> None:
-                inputs[number], outputs[number] = _residual_of(args, kwargs), output
+                inputs[number], outputs[number] = _block_input(args, kwargs), output
 
             return both
 
@@ -89,18 +89,18 @@ class BlockSkipper:
             return "its blocks return more than the residual stream"
         self._returns_tuple = [isinstance(outputs[layer], tuple) for layer in layers]
         for layer in layers[1:]:
-            if not _close(inputs[layer], recorded[residual_hook(layer)][-1]):
+            if not _is_close(inputs[layer], recorded[residual_hook(layer)][-1]):
                 return f"block {layer} reads something else than the residual stream"
         # State that flows past the residual stream does so between neighbours (of which two in a
         # row show both parities), from early blocks to late ones, or to the last.
         n = len(layers)
         for layer in sorted({1, 2, n // 2, n - 1} & set(range(1, n))):
-            with self.run_only(layer, residual=recorded[residual_hook(layer)][-1]):
+            with self.run_blocks(layer, residual=recorded[residual_hook(layer)][-1]):
                 resumed = model.run_with_hooks(tokens, fwd_hooks=[])
-            if not _close(resumed, whole):
+            if not _is_close(resumed, whole):
                 return f"a pass resumed at block {layer} differs"
             try:
-                with self.run_only(stop=layer):
+                with self.run_blocks(stop=layer):
                     model.run_with_hooks(tokens, fwd_hooks=[])
                 return f"a pass does not stop at block {layer}"
             except StopPassError:
@@ -108,19 +108,19 @@ class BlockSkipper:
         return ""
 
 
-def _hand_on(*args: Any, residual: ResidualStream | None, in_tuple: bool, **kwargs: Any) -> Any:
-    out = _residual_of(args, kwargs) if residual is None else residual
+def _skip_block(*args: Any, residual: ResidualStream | None, in_tuple: bool, **kwargs: Any) -> Any:
+    out = _block_input(args, kwargs) if residual is None else residual
     return (out,) if in_tuple else out
 
 
-def _stop(*args: Any, **kwargs: Any) -> Any:
-    raise StopPassError(_residual_of(args, kwargs))
+def _stop_pass(*args: Any, **kwargs: Any) -> Any:
+    raise StopPassError(_block_input(args, kwargs))
 
 
-def _residual_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _block_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return args[0] if args else kwargs["hidden_states"]
 
 
-def _close(value: Tensor, expected: Tensor) -> bool:
+def _is_close(value: Tensor, expected: Tensor) -> bool:
     difference = (value.float() - expected.float()).abs().max()
     return bool(difference <= 1e-5 * expected.float().abs().max())

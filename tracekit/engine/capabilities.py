@@ -22,7 +22,7 @@ from tracekit.models.hooked import (
     HookedModel,
     device_of,
     dtype_of,
-    frozen,
+    freeze,
     is_exact,
     model_name,
     random_tokens,
@@ -50,18 +50,18 @@ class Capabilities:
     @classmethod
     def probe(cls, model: HookedModel) -> Capabilities:
         """Tests block skipping at once; packing is tested when it is asked for."""
-        with frozen(model), torch.no_grad():
+        with freeze(model), torch.no_grad():
             block_skipper, tokens = BlockSkipper(model), random_tokens(model, 2, _SHORTEST)
             try:
-                refusal = block_skipper.refusal(model, tokens.to(device_of(model)))
+                refusal = block_skipper.reason_unsupported(model, tokens.to(device_of(model)))
             except Exception as error:  # Whatever a model raises, its blocks cannot be skipped.
                 refusal = f"its blocks cannot be left out ({type(error).__name__})"
         if refusal:
-            _warn(model, refusal, "every candidate set is run through all layers")
+            _warn_of_slow_path(model, refusal, "every candidate set is run through all layers")
         return cls(None if refusal else block_skipper)
 
     def supports_packing(self, model: HookedModel, length: int) -> bool:
-        """Whether the model heeds an attention mask in rows of up to a length.
+        """Whether the model respects an attention mask in rows of up to a length.
 
         A longer row shows more: such a mask undoes an attention window that is shorter than it.
         """
@@ -69,15 +69,15 @@ class Capabilities:
             return self._packing
         length = max(length, _SHORTEST)
         if length not in self._packing_refusals:
-            with frozen(model), torch.no_grad():
-                self._packing_refusals[length] = _packing_refusal(model, length)
+            with freeze(model), torch.no_grad():
+                self._packing_refusals[length] = _reason_not_packed(model, length)
         return not self._packing_refusals[length]
 
     def warn_of_packing(self, model: HookedModel, length: int) -> None:
         """Says once that rows of a length are not packed."""
         if self._packing is None and not self._has_warned:
             refusal = self._packing_refusals[max(length, _SHORTEST)]
-            _warn(model, refusal, "x and y of an example are run as two sequences")
+            _warn_of_slow_path(model, refusal, "x and y of an example are run as two sequences")
             self._has_warned = True
 
 
@@ -94,7 +94,7 @@ def capabilities_of(model: HookedModel) -> Capabilities:
     return by_type[key]
 
 
-def _warn(model: HookedModel, refusal: str, instead: str) -> None:
+def _warn_of_slow_path(model: HookedModel, refusal: str, instead: str) -> None:
     warn(
         f"{model_name(model)} takes the slower way: {instead}, because {refusal}. "
         "Results are the same.",
@@ -102,7 +102,7 @@ def _warn(model: HookedModel, refusal: str, instead: str) -> None:
     )
 
 
-def _packing_refusal(model: HookedModel, length: int) -> str:
+def _reason_not_packed(model: HookedModel, length: int) -> str:
     """Why rows of a length are not packed; empty if they can be."""
     window = shortest_window(model)
     if window < length:
@@ -130,5 +130,5 @@ def _packing_refusal(model: HookedModel, length: int) -> str:
 def _log_probs(model: HookedModel, sequences: PackedSequences) -> Tensor:
     """Log-probabilities at every position of the only row."""
     sequences = sequences.to(device_of(model))
-    inputs = sequences.inputs(dtype_of(model))
+    inputs = sequences.model_inputs(dtype_of(model))
     return model.run_with_hooks(sequences.tokens, fwd_hooks=[], **inputs)[0].float().log_softmax(-1)

@@ -30,9 +30,9 @@ from tracekit.components import KINDS, ComponentRegistry, Site
 from tracekit.components.kinds import decoded, encoded
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.edge_checks import check_edges
-from tracekit.engine.effects import check_metric, empty_mask_effect, log_probs
+from tracekit.engine.effects import check_metric, empty_mask_effect, masked_log_probs
 from tracekit.engine.engine import Engine
-from tracekit.engine.packing import pad
+from tracekit.engine.packing import pad_ids
 from tracekit.engine.patching import MaskedPatch
 from tracekit.engine.prepared import PreparedData
 from tracekit.errors import HookPointError, IdentityCheckError, ModelWarning
@@ -42,7 +42,7 @@ from tracekit.models.hooked import (
     device_of,
     dtype_of,
     foreign_hooks,
-    frozen,
+    freeze,
     is_exact,
     model_name,
     random_tokens,
@@ -75,7 +75,7 @@ def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
     # Whole sites: a single unit may well be inactive on a few random tokens. And at all positions,
     # layer by layer: random tokens have no spans, and hooks are looked at one by one.
     registry = registry.whole_sites()
-    with frozen(model), warnings.catch_warnings():
+    with freeze(model), warnings.catch_warnings():
         # TransformerLens warns when it discards an edit; here that is found out and raised.
         warnings.filterwarnings("ignore", message=".*discarded.*")
         if registry.edges is not None:
@@ -128,7 +128,7 @@ def check_engine(engine: Engine) -> None:
             "be 0. The model or the metric is not deterministic, or a hook is attached to it; "
             "reset its hooks and check the metric."
         )
-    clean, moved = probe.clean, log_probs(probe, torch.ones(probe.n_components))
+    clean, moved = probe.clean, masked_log_probs(probe, torch.ones(probe.n_components))
     same = clean.y is None or moved.y is None or torch.equal(moved.y, clean.y)
     if same and torch.equal(moved.x, clean.x):
         raise IdentityCheckError(
@@ -226,11 +226,11 @@ def explained_variance(
     sites = [site for site in registry.sites if site.kind.feature_layers]
     if not sites:
         return {}
-    tokens = pad([pair.prompt_ids for pair in pairs[:_PROMPTS]])
-    is_token = pad([[1] * len(pair.prompt_ids) for pair in pairs[:_PROMPTS]]).bool()
+    tokens = pad_ids([pair.prompt_ids for pair in pairs[:_PROMPTS]])
+    is_token = pad_ids([[1] * len(pair.prompt_ids) for pair in pairs[:_PROMPTS]]).bool()
     is_token[:, 0] &= not is_token[:, 1:].any()
     hooks, recorded = recording_hooks([site.hook_name for site in sites])
-    with frozen(model), torch.no_grad():
+    with freeze(model), torch.no_grad():
         model.run_with_hooks(tokens.to(device_of(model)), fwd_hooks=hooks)
     shares = {}
     for site in sites:

@@ -16,7 +16,7 @@ from tracekit._util.ranks import Ranks
 from tracekit.engine.batch import Batch
 from tracekit.engine.forward import ForwardPass
 from tracekit.metrics import ContinuationLogProbs, Reading
-from tracekit.models.hooked import HookedModel, frozen
+from tracekit.models.hooked import HookedModel, freeze
 
 _FLOAT_BYTES = 4
 
@@ -28,36 +28,36 @@ class CleanRun:
     model: HookedModel
     forward_pass: ForwardPass
     max_memory: int | None
-    """Bytes that distributions may take, of their own."""
+    """Bytes that distributions may take."""
     progress_bar: Callable[[Any, str], Any]
     ranks: Ranks
     _kept: ContinuationLogProbs | None = None
     _was_read: set[Reading] = field(default_factory=set)
     _latest: tuple[Batch, ContinuationLogProbs] | None = None
 
-    def of_all(
+    def log_probs_of_all(
         self, batches: Sequence[Batch], reads: Sequence[Reading], n_examples: int
     ) -> ContinuationLogProbs:
         """Log-probabilities of every example, in the order of the data set.
 
-        A `distribution` is left out where it does not fit, and earlier readings are not run again.
+        Leaves a `distribution` out if it does not fit; does not repeat earlier readings.
         """
         lacking: list[Reading] = [r for r in dict.fromkeys(reads) if r not in self._was_read]
         if "distribution" in lacking and not self._keeps_distribution(n_examples):
             lacking.remove("distribution")
         if self._kept is None or lacking:
-            with frozen(self.model), torch.no_grad():
+            with freeze(self.model), torch.no_grad():
                 parts = [
                     (batch.examples, self.forward_pass.log_probs(batch, [], reads=lacking))
                     for batch in self.progress_bar(batches, "clean run")
                 ]
-            added = assemble(parts, n_examples, self.ranks)
+            added = join_batches(parts, n_examples, self.ranks)
             earlier = {k: v for k, v in vars(self._kept or added).items() if v is not None}
             self._kept = replace(added, **earlier)
             self._was_read.update(lacking)
         return self._kept
 
-    def of(
+    def log_probs_of(
         self, batch: Batch, of_all: ContinuationLogProbs, reads: Sequence[Reading]
     ) -> ContinuationLogProbs:
         """The log-probabilities of the examples of a batch, from those of all (`of_all`)."""
@@ -82,14 +82,14 @@ class CleanRun:
         return self.max_memory is None or needed <= self.max_memory
 
 
-def repeated(log_probs: ContinuationLogProbs, copies: int) -> ContinuationLogProbs:
-    """The log-probabilities of some examples, `copies` times over."""
+def repeat_log_probs(log_probs: ContinuationLogProbs, copies: int) -> ContinuationLogProbs:
+    """Repeats the log-probabilities of some examples `copies` times."""
     if copies == 1:
         return log_probs
     return log_probs.map(lambda value: value.repeat(copies, *[1] * (value.ndim - 1)))
 
 
-def assemble(
+def join_batches(
     parts: Sequence[tuple[Tensor, ContinuationLogProbs]], n_examples: int, ranks: Ranks
 ) -> ContinuationLogProbs:
     """Log-probabilities of all ranks' batches, in the order of the data set."""
@@ -101,4 +101,5 @@ def assemble(
             whole = values.new_zeros(n_examples, *values.shape[1:])
             whole[numbers] = values
             assembled[name] = whole
-    return ContinuationLogProbs(**dict(zip(assembled, ranks.add(*assembled.values()), strict=True)))
+    summed = ranks.sum_ranks(*assembled.values())
+    return ContinuationLogProbs(**dict(zip(assembled, summed, strict=True)))

@@ -10,7 +10,7 @@ from tracekit._util import progress as _progress
 
 @dataclass(frozen=True)
 class Cost:
-    """Work done, counted in passes over the whole data set, whatever they share."""
+    """Work in passes over the whole data set; passes that share computation count in full."""
 
     forward: float = 0.0
     """Interventional forward passes."""
@@ -18,13 +18,13 @@ class Cost:
     """Backward passes to the mask."""
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(_exact(self.forward + other.forward), _exact(self.backward + other.backward))
+        return Cost(_round(self.forward + other.forward), _round(self.backward + other.backward))
 
     def __sub__(self, other: Cost) -> Cost:
-        return Cost(_exact(self.forward - other.forward), _exact(self.backward - other.backward))
+        return Cost(_round(self.forward - other.forward), _round(self.backward - other.backward))
 
     def __mul__(self, factor: float) -> Cost:
-        return Cost(_exact(self.forward * factor), _exact(self.backward * factor))
+        return Cost(_round(self.forward * factor), _round(self.backward * factor))
 
     @property
     def forward_equivalents(self) -> float:
@@ -41,18 +41,18 @@ class Account:
     n_backward: int = 0
     """Examples of which a gradient was taken."""
 
-    def count(self, n_examples: int, *, backward: bool = False, reported: int = 0) -> None:
+    def add_examples(self, n_examples: int, *, backward: bool = False, reported: int = 0) -> None:
         """Counts examples that all ranks ran; `reported` of them are on the bar already."""
         self.n_forward += n_examples
         self.n_backward += n_examples if backward else 0
-        _progress.current().advance((2 * n_examples if backward else n_examples) - reported)
+        _progress.current_run().advance((2 * n_examples if backward else n_examples) - reported)
 
     def cost(self, n_examples: int) -> Cost:
         """The work in passes over a data set of so many examples."""
         return Cost(self.n_forward / n_examples, self.n_backward / n_examples)
 
 
-def _exact(passes: float) -> float:
+def _round(passes: float) -> float:
     # A whole number of examples over the number of examples: the sum or difference of two such
     # floats misses the float it should be by its last bits, and 41 passes become 40.99999999.
     return float(Fraction(passes).limit_denominator(100_000))

@@ -23,9 +23,9 @@ from tracekit.data.counterfactuals import Constants, constants_of
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import StopPassError
 from tracekit.engine.forward import noise_hooks
-from tracekit.engine.layout import Layout, buckets
+from tracekit.engine.layout import Layout, length_buckets
 from tracekit.engine.packing import pad_noise
-from tracekit.models.hooked import HookedModel, device_of, dtype_of, frozen
+from tracekit.models.hooked import HookedModel, device_of, dtype_of, freeze
 
 Storage = Literal["device", "host", "recomputed"]
 """Where the activations are kept: with the model, in host memory, or nowhere."""
@@ -80,11 +80,11 @@ class CounterfactualCache:
         where nothing is intervened on.
         """
         if batch.source_index is None:
-            return self._of_sources(batch)
+            return self._source_activations(batch)
         # Activations of other positions of the sources are put where they are used.
         covered = slice(batch.first_position, batch.n_positions)
         index = torch.where(batch.positions[:, covered], batch.source_index[:, covered], 0)
-        whole = self._of_sources(
+        whole = self._source_activations(
             replace(batch, first_position=0, n_positions=int(index.max()) + 1, source_index=None)
         )
         moved = {}
@@ -95,7 +95,7 @@ class CounterfactualCache:
             moved[name] = values.movedim(dim, 1)[rows, at].movedim(1, dim)
         return moved
 
-    def _of_sources(self, batch: Batch) -> dict[str, Tensor]:
+    def _source_activations(self, batch: Batch) -> dict[str, Tensor]:
         if self.constants is not None:
             first, stop = batch.first_position, batch.n_positions
             values = {}
@@ -106,8 +106,8 @@ class CounterfactualCache:
         while self.storage != "recomputed" and any(
             torch.isin(batch.sources, numbers).any() for numbers in self._lacking
         ):
-            self._fill(self._lacking[0])
-        chunks = self._chunks or [self._run(batch.sources.unique())]
+            self._run_and_keep(self._lacking[0])
+        chunks = self._chunks or [self._run_sources(batch.sources.unique())]
         parts = []
         for chunk in chunks:
             rows = torch.isin(batch.sources, chunk.numbers).nonzero()[:, 0]
@@ -147,18 +147,18 @@ class CounterfactualCache:
                 target.movedim(kind.position_dim, 1)[to] = values.movedim(kind.position_dim, 1)[at]
         return assembled
 
-    def _fill(self, sources: Int[Tensor, " source"]) -> None:
+    def _run_and_keep(self, sources: Int[Tensor, " source"]) -> None:
         """Runs the next sources and keeps what is in use, if there is room for it."""
         device = device_of(self.model)
         lengths = self.layout.source_lengths[sources]
         beyond = self.layout.sources_beyond_limit[sources]
-        parts = buckets(lengths, beyond, self.max_batch_size, device)
+        parts = length_buckets(lengths, beyond, self.max_batch_size, device)
         batches = [sources[part].sort().values for part in parts]
         # The longest chunk first: it shows whether a pass fits at all.
         chunks: list[_Chunk] = []
         storage = self.storage
         for numbers in self.progress_bar(batches[::-1], "counterfactual run"):
-            chunk = self._run(numbers)
+            chunk = self._run_sources(numbers)
             storage = storage or self._choose_storage(chunk, batches, device)
             if storage == "recomputed":
                 chunks = []
@@ -167,7 +167,7 @@ class CounterfactualCache:
                 values = {name: value.cpu() for name, value in chunk.values.items()}
                 chunk = _Chunk(numbers, values)
             chunks.append(chunk)
-        # Together and last: a run that was interrupted begins again.
+        # Stored together and last, so that an interrupted run begins again.
         self._chunks, self.storage = self._chunks + chunks, storage
         del self._lacking[0]
 
@@ -180,24 +180,24 @@ class CounterfactualCache:
                 kind, shape = self._kinds[name], list(value.shape)
                 shape[0], shape[kind.position_dim] = len(numbers), int(self._counts[numbers].max())
                 if kind.key_dim is not None:
-                    shape[kind.key_dim] = self._n_positions(numbers)
+                    shape[kind.key_dim] = self._count_positions(numbers)
                 needed += value.element_size() * torch.Size(shape).numel()
         if self.max_memory is None or needed <= self.max_memory:
             return "device"
         return "recomputed" if device.type == "cpu" else "host"
 
-    def _n_positions(self, numbers: Tensor) -> int:
+    def _count_positions(self, numbers: Tensor) -> int:
         return int(self.layout.source_positions[numbers].any(0).nonzero().max()) + 1
 
-    def _run(self, numbers: Int[Tensor, " source"]) -> _Chunk:
+    def _run_sources(self, numbers: Int[Tensor, " source"]) -> _Chunk:
         """Runs some sources and keeps their activations at the positions in use."""
         layout = self.layout
         width = int(layout.source_lengths[numbers].max())
         counterfactuals = [layout.counterfactuals[number] for number in numbers.tolist()]
         # All come from one source, so one model runs them.
         model = counterfactuals[0].run_by() or self.model
-        sequences = layout.sources.rows(numbers, width).to(device_of(model))
-        n_positions = self._n_positions(numbers)
+        sequences = layout.sources.select_rows(numbers, width).to(device_of(model))
+        n_positions = self._count_positions(numbers)
         slots = self._slots[numbers, : int(self._counts[numbers].max())].clamp(max=n_positions - 1)
         row = torch.arange(len(numbers))[:, None]
         kept: dict[str, Tensor] = {}
@@ -207,7 +207,7 @@ class CounterfactualCache:
             values = activation.detach()
             rows = list(values)
             changed = [c.values_from(v) for c, v in zip(counterfactuals, rows, strict=True)]
-            # Prompt and noise put in the activation as it is, which needs no copy.
+            # Prompts and noise use the activation unchanged, which needs no copy.
             if any(new is not old for new, old in zip(changed, rows, strict=True)):
                 values = torch.stack(changed).reshape(values.shape)
             values = _narrow_keys(values, kind, n_positions)
@@ -220,14 +220,14 @@ class CounterfactualCache:
 
         hooks = noise_hooks(pad_noise([c.added_to_embeddings() for c in counterfactuals], width))
         hooks += [(name, partial(keep, name=name)) for name in self._kinds]
-        inputs = sequences.inputs(dtype_of(model))
-        with frozen(model), torch.no_grad(), suppress(StopPassError):
+        inputs = sequences.model_inputs(dtype_of(model))
+        with freeze(model), torch.no_grad(), suppress(StopPassError):
             model.run_with_hooks(sequences.tokens, fwd_hooks=hooks, **inputs)
         return _Chunk(numbers, kept)
 
 
 def _narrow_keys(values: Tensor, kind: Kind, n_positions: int) -> Tensor:
-    """Attention from the first queries cannot reach later keys: the models are causal."""
+    """Drops keys behind the positions in use, which causal models cannot attend to."""
     if kind.key_dim is None:
         return values
     return values.narrow(kind.key_dim, 0, min(n_positions, values.shape[kind.key_dim]))

@@ -67,7 +67,7 @@ class CudaGraphCache:
         if self._graphs is None or self._has_failed:
             return run(masks, *inputs)
         has_gradient = torch.is_grad_enabled() and masks.requires_grad
-        key = (name, has_gradient, *_shapes((masks, inputs), self._device))
+        key = (name, has_gradient, *_input_signature((masks, inputs), self._device))
         if key not in self._graphs:
             # Only a shape that comes again is captured.
             if len(self._graphs) < _MAX_SHAPES:
@@ -78,7 +78,7 @@ class CudaGraphCache:
             captured = _CapturedPass(self, run, masks, inputs, has_gradient)
             try:
                 captured.capture()
-                captured.require_equal(masks, inputs, self._tolerance)
+                captured.check_equal(masks, inputs, self._tolerance)
             except (RuntimeError, AssertionError) as error:
                 self._has_failed = True
                 warn(
@@ -106,12 +106,12 @@ class _CapturedPass:
         """Copies the inputs; the graph reads these copies."""
         self.masks = self.masks.detach().clone().requires_grad_(self.has_gradient)
         device = self.masks.device
-        copies = iter([each.clone() for each in _tensors(self.inputs, device)])
-        self.inputs = _with_tensors(self.inputs, copies, device)
+        copies = iter([each.clone() for each in _tensors_in(self.inputs, device)])
+        self.inputs = _swap_tensors(self.inputs, copies, device)
 
     def capture(self) -> None:
         """Runs the pass and its gradient, then captures both."""
-        with _on(self.cache.stream):
+        with _use_stream(self.cache.stream):
             self._forward()
             self.output_gradients = [torch.zeros_like(each) for each in self._differentiable()]
             if self.has_gradient:
@@ -120,11 +120,11 @@ class _CapturedPass:
         if self.has_gradient:
             self.replay_backward = capture_graph(self._backward, self.cache)
 
-    def require_equal(self, masks: Tensor, inputs: Any, tolerance: float) -> None:
+    def check_equal(self, masks: Tensor, inputs: Any, tolerance: float) -> None:
         """Refuses a graph with other outputs, or another gradient, than the pass itself."""
         results = []
         for outputs in (self.replay(masks, inputs), self.run(masks, *inputs)):
-            values = _tensors(outputs)
+            values = _tensors_in(outputs)
             if self.has_gradient:
                 differentiable = [each for each in values if each.requires_grad]
                 ones = [torch.ones_like(each) for each in differentiable]
@@ -138,18 +138,18 @@ class _CapturedPass:
     def replay(self, masks: Tensor, inputs: Any) -> Any:
         """The outputs for other inputs."""
         device = self.masks.device
-        sources = [masks.detach(), *_tensors(inputs, device)]
-        targets = [self.masks.detach(), *_tensors(self.inputs, device)]
+        sources = [masks.detach(), *_tensors_in(inputs, device)]
+        targets = [self.masks.detach(), *_tensors_in(self.inputs, device)]
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source)
         outputs = _Replay.apply(masks, self) if self.has_gradient else self.replayed_outputs()
-        return _with_tensors(self.outputs, iter(outputs), device)
+        return _swap_tensors(self.outputs, iter(outputs), device)
 
     def replayed_outputs(self) -> tuple[Tensor, ...]:
         """The outputs for the present content of the copied inputs."""
         self.cache.n_replays += 1
         self.replay_forward()
-        return tuple(each.detach().clone() for each in _tensors(self.outputs))
+        return tuple(each.detach().clone() for each in _tensors_in(self.outputs))
 
     def _forward(self) -> None:
         self.outputs = self.run(self.masks, *self.inputs)
@@ -160,7 +160,7 @@ class _CapturedPass:
         )
 
     def _differentiable(self) -> list[Tensor]:
-        return [each for each in _tensors(self.outputs) if each.requires_grad]
+        return [each for each in _tensors_in(self.outputs) if each.requires_grad]
 
 
 class _Replay(torch.autograd.Function):
@@ -168,7 +168,7 @@ class _Replay(torch.autograd.Function):
     def forward(ctx: Any, masks: Tensor, captured: _CapturedPass) -> tuple[Tensor, ...]:
         outputs = captured.replayed_outputs()
         ctx.captured, ctx.number = captured, captured.cache.n_replays
-        ctx.needs = [each.requires_grad for each in _tensors(captured.outputs)]
+        ctx.needs = [each.requires_grad for each in _tensors_in(captured.outputs)]
         others = [each for each, need in zip(outputs, ctx.needs, strict=True) if not need]
         ctx.mark_non_differentiable(*others)
         return outputs
@@ -194,7 +194,7 @@ def capture_graph(work: Callable[[], None], cache: CudaGraphCache) -> Callable[[
 
 
 @contextmanager
-def _on(stream: Any) -> Iterator[None]:
+def _use_stream(stream: Any) -> Iterator[None]:
     """Within the block, work runs on a stream, after earlier work and before later work."""
     if stream is None:
         yield
@@ -205,7 +205,7 @@ def _on(stream: Any) -> Iterator[None]:
     torch.cuda.current_stream(stream.device).wait_stream(stream)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _flatten_input(value: Any) -> Iterator[Any]:
     """Tensors and all else that an input consists of, in order."""
     if isinstance(value, Mapping):
         yield from value
@@ -214,35 +214,35 @@ def _leaves(value: Any) -> Iterator[Any]:
         value = tuple(vars(value).values())
     if isinstance(value, (tuple, list)):
         for each in value:
-            yield from _leaves(each)
+            yield from _flatten_input(each)
     else:
         yield value
 
 
-def _tensors(value: Any, device: torch.device | None = None) -> list[Tensor]:
+def _tensors_in(value: Any, device: torch.device | None = None) -> list[Tensor]:
     """Its tensors; with a device, those on a device of the same type."""
-    tensors = [each for each in _leaves(value) if isinstance(each, Tensor)]
+    tensors = [each for each in _flatten_input(value) if isinstance(each, Tensor)]
     return [each for each in tensors if device is None or each.device.type == device.type]
 
 
-def _shapes(value: Any, device: torch.device) -> Iterator[Hashable]:
+def _input_signature(value: Any, device: torch.device) -> Iterator[Hashable]:
     """What two inputs of one graph must share: values, and shapes of tensors on the device."""
-    for each in _leaves(value):
+    for each in _flatten_input(value):
         if not isinstance(each, Tensor):
             yield each
         elif each.device.type == device.type:
             yield each.shape, each.dtype
 
 
-def _with_tensors(value: Any, tensors: Iterator[Tensor], device: torch.device) -> Any:
+def _swap_tensors(value: Any, tensors: Iterator[Tensor], device: torch.device) -> Any:
     """The value with other tensors in place of those on the device, in their order."""
     if isinstance(value, Tensor):
         return next(tensors) if value.device.type == device.type else value
     if isinstance(value, Mapping):
-        return {name: _with_tensors(each, tensors, device) for name, each in value.items()}
+        return {name: _swap_tensors(each, tensors, device) for name, each in value.items()}
     if isinstance(value, (tuple, list)):
-        return tuple(_with_tensors(each, tensors, device) for each in value)
+        return tuple(_swap_tensors(each, tensors, device) for each in value)
     if is_dataclass(value) and not isinstance(value, type):
-        parts = {name: _with_tensors(each, tensors, device) for name, each in vars(value).items()}
+        parts = {name: _swap_tensors(each, tensors, device) for name, each in vars(value).items()}
         return replace(value, **parts)
     return value

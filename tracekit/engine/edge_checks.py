@@ -18,15 +18,15 @@ from torch import Tensor
 
 from tracekit.components import ComponentRegistry
 from tracekit.components.edges import EMBEDDING, EdgesBy
-from tracekit.engine.edge_patch import EdgePatch, unsupported_edges
+from tracekit.engine.edge_patch import EdgePatch, edges_error
 from tracekit.engine.patching import MaskedPatch
 from tracekit.errors import IdentityCheckError, SourceError
-from tracekit.models.architectures import MLP, out_of
+from tracekit.models.architectures import MLP, out_hook
 from tracekit.models.hooked import (
     Hook,
     HookedModel,
     device_of,
-    frozen,
+    freeze,
     is_exact,
     model_name,
     random_tokens,
@@ -35,7 +35,7 @@ from tracekit.models.hooked import (
 
 
 def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor) -> None:
-    """Proves on random tokens that edges act; within `frozen`.
+    """Proves on random tokens that edges act; call it within `freeze_model`.
 
     Raises:
         HookPointError: Says what cannot be split.
@@ -48,7 +48,7 @@ def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor)
     activations = {name: fired[0] for name, fired in recorded.items() if fired}
     missing = [name for name in recorded if name not in activations]
     if missing:
-        raise unsupported_edges(model, f"its hook point {missing[0]} did not fire")
+        raise edges_error(model, f"its hook point {missing[0]} did not fire")
     others = {name: value.flip(0) for name, value in activations.items()}
     positions = torch.ones_like(tokens, dtype=torch.bool)
     patch = EdgePatch(model=model, registry=registry, counterfactual=others, positions=positions)
@@ -63,7 +63,7 @@ def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor)
     runs = [(problem, unchanged, clean)]
     for site in nodes.sites:
         part = slice(site.start, site.stop)
-        is_attention = site.hook_name != out_of(site.layer, MLP)
+        is_attention = site.hook_name != out_hook(site.layer, MLP)
         is_block = is_attention and registry.edges.by == "blocks"
         labels = {f"ATT{site.layer}"} if is_block else set(map(str, nodes[part]))
         of_edges = torch.tensor([sender in labels for sender in senders]).float()
@@ -76,11 +76,11 @@ def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor)
     tolerance = (1e-3 if is_exact(model) else 0.1) * (clean - clean.flip(0)).abs().max()
     for problem, value, expected in runs:
         if not (value - expected).abs().max() <= tolerance:
-            raise unsupported_edges(model, problem)
+            raise edges_error(model, problem)
     _check_gradient(model, patch, tokens)
 
 
-def check_other(model: HookedModel, other: HookedModel, by: EdgesBy) -> None:
+def check_other_model(model: HookedModel, other: HookedModel, by: EdgesBy) -> None:
     """Refuses another model as a source if patching all edges does not reproduce its logits.
 
     Raises:
@@ -89,7 +89,7 @@ def check_other(model: HookedModel, other: HookedModel, by: EdgesBy) -> None:
     registry = ComponentRegistry.of_edges(model.cfg, by)
     tokens = random_tokens(model, 3, 8).to(device_of(model))
     hooks, recorded = recording_hooks(registry.hook_names)
-    with torch.no_grad(), frozen(other):
+    with torch.no_grad(), freeze(other):
         theirs = _logits(other, tokens.to(device_of(other)), hooks).to(tokens.device)
     patch = EdgePatch(
         model=model,
@@ -97,7 +97,7 @@ def check_other(model: HookedModel, other: HookedModel, by: EdgesBy) -> None:
         counterfactual={name: fired[0] for name, fired in recorded.items()},
         positions=torch.ones_like(tokens, dtype=torch.bool),
     )
-    with torch.no_grad(), frozen(model):
+    with torch.no_grad(), freeze(model):
         edges = patch.hooks(torch.ones(len(registry)))
         gap, apart = ((_logits(model, tokens, h) - theirs).abs().max() for h in (edges, []))
     rounding = (1e-4 if is_exact(model) and is_exact(other) else 0.02) * theirs.abs().max()
@@ -117,7 +117,7 @@ def _check_gradient(model: HookedModel, patch: EdgePatch, tokens: Tensor) -> Non
         (gradient,) = torch.autograd.grad((logits * factors.to(logits)).sum(), mask)
     for site in patch.registry.sites:
         if not gradient[site.start : site.stop].any():
-            raise unsupported_edges(model, f"no gradient reaches the edges into layer {site.layer}")
+            raise edges_error(model, f"no gradient reaches the edges into layer {site.layer}")
 
 
 def _logits(model: HookedModel, tokens: Tensor, hooks: Sequence[Hook]) -> Tensor:

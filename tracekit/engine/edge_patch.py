@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tracekit.components import ComponentRegistry
 from tracekit.components.edges import EdgeGraph, Receivers
-from tracekit.engine.patching import Activations, entries_of
+from tracekit.engine.patching import Activations, mask_entries
 from tracekit.errors import HookPointError
 from tracekit.models.architectures import (
     INPUT_HOOKS,
@@ -42,7 +42,7 @@ _MEMORY = 2**29
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EdgePatch:
-    """Hooks on edges, as `MaskedPatch` has them on activations, with senders as components."""
+    """Makes hooks that patch edges, as `MaskedPatch` makes hooks that patch activations."""
 
     model: HookedModel
     registry: ComponentRegistry
@@ -66,32 +66,32 @@ class EdgePatch:
         weights: dict[int, Tensor] = {}
         for site in self.registry.sites:
             if layers is None or site.layer in layers:
-                weights[site.layer] = entries_of(site, rows)
-        return _Run(self, weights).hooks() if weights else []
+                weights[site.layer] = mask_entries(site, rows)
+        return _EdgeRun(self, weights).hooks() if weights else []
 
-    def moved_input(self, level: float) -> Hook:
-        """A hook that moves the input of the first block towards its counterfactual values."""
+    def make_input_hook(self, level: float) -> Hook:
+        """Makes a hook that moves the first block's input towards its counterfactual values."""
 
         def move(stream: Tensor, hook: Any = None) -> Tensor:
             source = self.counterfactual[stream_hook(0)].to(stream)
-            moved, is_patched = stream.clone(), self.patched(1).any(-1)[:, :, None]
-            moved[:, self.covered] += level * is_patched * (source - stream[:, self.covered])
+            moved, is_patched = stream.clone(), self.patch_mask(1).any(-1)[:, :, None]
+            moved[:, self.window] += level * is_patched * (source - stream[:, self.window])
             return moved
 
         return stream_hook(0), move
 
     @cached_property
-    def covered(self) -> slice:
+    def window(self) -> slice:
         """Positions that the counterfactual run covers."""
         source = self.counterfactual[stream_hook(0)]
         return slice(self.first_position, self.first_position + source.shape[1])
 
-    def patched(self, copies: int) -> Bool[Tensor, "row pos span"]:
+    def patch_mask(self, copies: int) -> Bool[Tensor, "row pos span"]:
         """Where each span is patched, of the positions that the counterfactual run covers."""
-        patched = self.positions[:, self.covered, None]
+        patched = self.positions[:, self.window, None]
         if self.span_numbers is not None and self.registry.spans:
             names = torch.arange(len(self.registry.spans), device=self.span_numbers.device)
-            patched = patched & (self.span_numbers[:, self.covered, None] == names)
+            patched = patched & (self.span_numbers[:, self.window, None] == names)
         return patched.repeat(copies, 1, 1)
 
 
@@ -111,7 +111,7 @@ class _Bank:
     gradient: Tensor | None = None
 
 
-class _Emission(torch.autograd.Function):
+class _WriteChanges(torch.autograd.Function):
     """Writes the changes of senders into a bank, at the patched positions of each span."""
 
     @staticmethod
@@ -133,7 +133,7 @@ class _Emission(torch.autograd.Function):
         return gradient, None, *grad_outputs, None
 
 
-class _Reading(torch.autograd.Function):
+class _ReadChanges(torch.autograd.Function):
     """Changes of some senders, weighted by the mask, for each receiver."""
 
     @staticmethod
@@ -155,7 +155,7 @@ class _Reading(torch.autograd.Function):
 
 
 @dataclass(eq=False)
-class _Run:
+class _EdgeRun:
     """State of one pass, which the hooks of all blocks share."""
 
     patch: EdgePatch
@@ -189,31 +189,32 @@ class _Run:
                 return activation if changed is None else changed
 
             if name not in model.hook_dict:
-                raise unsupported_edges(model, f"it has no hook point {name}")
+                raise edges_error(model, f"it has no hook point {name}")
             hooks.append((name, hook))
 
         for layer in range(min(last + 1, self.graph.n_layers)):
-            parts, block, is_read = _parts(model, layer), f"blocks.{layer}.", layer in self.weights
-            add(stream_hook(layer), self._begin, layer, parts)
+            parts, block = _get_parts(model, layer), f"blocks.{layer}."
+            is_read = layer in self.weights
+            add(stream_hook(layer), self._store_stream, layer, parts)
             for number, name in enumerate(INPUT_HOOKS.values() if is_read else ()):
-                add(block + name, self._into_heads, layer, parts, number)
-            add(block + "attn.hook_z", self._after_heads, layer, parts)
+                add(block + name, self._edit_heads, layer, parts, number)
+            add(block + "attn.hook_z", self._store_heads, layer, parts)
             if is_read and parts.between is not None:
-                add(block + parts.between, self._between)
+                add(block + parts.between, self._store_between)
             if is_read:
-                add(block + "mlp.hook_in", self._into_mlp, layer, parts)
+                add(block + "mlp.hook_in", self._edit_mlp, layer, parts)
             if layer < last:
-                add(block + "hook_mlp_out", self._after_mlp, layer)
+                add(block + "hook_mlp_out", self._store_mlp, layer)
         if last == self.graph.n_layers:
-            add(stream_hook(last), self._into_logits)
+            add(stream_hook(last), self._edit_logits)
         return hooks
 
-    def _begin(self, stream: Tensor, layer: int, parts: BlockParts) -> None:
+    def _store_stream(self, stream: Tensor, layer: int, parts: BlockParts) -> None:
         """At the start of a block: stores the stream and what receivers read in addition to it."""
         if layer == 0:
             last = self.graph.receivers[max(self.weights)][-1].n_senders
-            room = last if parts.norm_behind is None else 1 + self.graph.n_layers
-            self._emit(self._change(stream_hook(0), stream)[:, :, None], [0], room)
+            room = last if parts.out_norm is None else 1 + self.graph.n_layers
+            self._store(self._source_change(stream_hook(0), stream)[:, :, None], [0], room)
         self.stream = stream
         if layer in self.weights:
             *into, mlp = self.graph.receivers[layer]
@@ -222,11 +223,11 @@ class _Run:
             every = [self._weights(layer, each)[:, :, :n_senders] for each in (*into, mlp)]
             change = self._read(torch.cat(every, 1))
             self.into_mlp = change[:, :, -1]
-            read = parts.norm(self._covered(stream)[:, :, None] + change[:, :, :-1])
+            read = parts.norm(self._in_window(stream)[:, :, None] + change[:, :, :-1])
             self.normalised = rearrange(read, "row pos receiver d -> receiver (row pos) d")
 
-    def _after_heads(self, heads: Tensor, layer: int, parts: BlockParts) -> None:
-        change = self._change(f"blocks.{layer}.attn.hook_z", heads)
+    def _store_heads(self, heads: Tensor, layer: int, parts: BlockParts) -> None:
+        change = self._source_change(f"blocks.{layer}.attn.hook_z", heads)
         scale = residual_multiplier(self.patch.model)
         weights = parts.out_weights(self.graph.n_heads).to(heads.dtype) * scale
         by_head = rearrange(change, "row pos head e -> head (row pos) e") @ weights
@@ -235,17 +236,17 @@ class _Run:
         by_head = rearrange(by_head, "head (row pos) d -> row pos head d", row=len(heads))
         first = self.graph.first_sender(layer)
         numbers = range(first, first + by_head.shape[2])
-        if parts.norm_behind is None:
-            self._emit(by_head, numbers)
+        if parts.out_norm is None:
+            self._store(by_head, numbers)
         else:
-            own = scale * parts.out(self._covered(heads).flatten(2))
-            self._emit(by_head, numbers, len(numbers), own, parts.norm_behind)
+            own = scale * parts.out(self._in_window(heads).flatten(2))
+            self._store(by_head, numbers, len(numbers), own, parts.out_norm)
 
-    def _after_mlp(self, out: Tensor, layer: int) -> None:
-        change = self._change(f"blocks.{layer}.hook_mlp_out", out)
-        self._emit(change[:, :, None], [self.graph.first_sender(layer + 1) - 1])
+    def _store_mlp(self, out: Tensor, layer: int) -> None:
+        change = self._source_change(f"blocks.{layer}.hook_mlp_out", out)
+        self._store(change[:, :, None], [self.graph.first_sender(layer + 1) - 1])
 
-    def _emit(
+    def _store(
         self,
         changes: Float[Tensor, "row pos sender d"],
         numbers: Sequence[int],
@@ -253,7 +254,7 @@ class _Run:
         *norm: Any,
     ) -> None:
         """Stores changes of senders in the first bank, or in a new one for `room` senders."""
-        patched = self.patch.patched(len(changes) // len(self.patch.positions)).to(changes)
+        patched = self.patch.patch_mask(len(changes) // len(self.patch.positions)).to(changes)
         if self.order is None:
             self.order = changes.new_zeros(1, requires_grad=torch.is_grad_enabled())
         if room:
@@ -261,10 +262,10 @@ class _Run:
             values = changes.new_empty(rows, positions, room * patched.shape[2], d_model)
             self.banks.append(_Bank(values, *norm))
         bank = self.banks[-1 if room else 0]
-        self.order = _Emission.apply(changes, patched, self.order, bank)
+        self.order = _WriteChanges.apply(changes, patched, self.order, bank)
         bank.numbers += numbers
 
-    def _into_heads(self, activation: Tensor, layer: int, parts: BlockParts, number: int) -> Tensor:
+    def _edit_heads(self, activation: Tensor, layer: int, parts: BlockParts, number: int) -> Tensor:
         assert self.normalised is not None
         into = self.graph.receivers[layer][:-1]
         use = into[number if len(into) == len(INPUT_HOOKS) else 0]
@@ -277,12 +278,12 @@ class _Run:
         value = rearrange(value, "head (row pos) e -> row pos head e", row=len(activation))
         is_read = self._is_read(layer, use).repeat_interleave(copies, 1)[:, None, :, None]
         whole = activation.reshape(*activation.shape[:2], *value.shape[2:])
-        return self._replaced(whole, value, is_read).reshape(activation.shape)
+        return self._replace_where_read(whole, value, is_read).reshape(activation.shape)
 
-    def _between(self, stream: Tensor) -> None:
+    def _store_between(self, stream: Tensor) -> None:
         self.stream = stream
 
-    def _into_mlp(self, read: Tensor, layer: int, parts: BlockParts) -> Tensor:
+    def _edit_mlp(self, read: Tensor, layer: int, parts: BlockParts) -> Tensor:
         assert self.stream is not None
         assert self.into_mlp is not None
         mlp, first = self.graph.receivers[layer][-1], self.graph.first_sender(layer)
@@ -290,15 +291,15 @@ class _Run:
         if mlp.n_senders > first:
             change = change + self._read(self._weights(layer, mlp)[:, :, first:], first)[:, :, 0]
         stream = self.stream if parts.mlp_norm is not None else read
-        value = self._covered(stream) + change
+        value = self._in_window(stream) + change
         value = value if parts.mlp_norm is None else parts.mlp_norm(value)
-        return self._replaced(read, value, self._is_read(layer, mlp)[:, :, None])
+        return self._replace_where_read(read, value, self._is_read(layer, mlp)[:, :, None])
 
-    def _into_logits(self, stream: Tensor) -> Tensor:
+    def _edit_logits(self, stream: Tensor) -> Tensor:
         (logits,) = self.graph.receivers[self.graph.n_layers]
         change = self._read(self._weights(self.graph.n_layers, logits))[:, :, 0]
         is_read = self._is_read(self.graph.n_layers, logits)[:, :, None]
-        return self._replaced(stream, self._covered(stream) + change, is_read)
+        return self._replace_where_read(stream, self._in_window(stream) + change, is_read)
 
     def _read(
         self, weights: Float[Tensor, "row receiver sender span"], first: int = 0
@@ -312,7 +313,7 @@ class _Run:
                 numbers = [bank.numbers[each] - first for each in at]
                 picked = weights if len(at) == n_senders else weights[:, :, numbers]
                 picked = picked.flatten(2).to(bank.values.dtype)
-                part = _Reading.apply(picked, self.order, bank, at[0] * n_spans)
+                part = _ReadChanges.apply(picked, self.order, bank, at[0] * n_spans)
                 if bank.norm is not None and bank.own is not None:
                     own = bank.own[:, :, None]
                     part = bank.norm(own + part) - bank.norm(own)
@@ -327,32 +328,32 @@ class _Run:
         """Which receivers read something in addition to the stream."""
         return (self._weights(layer, into) != 0).flatten(2).any(-1)
 
-    def _covered(self, run: Tensor) -> Tensor:
-        return run[:, self.patch.covered]
+    def _in_window(self, run: Tensor) -> Tensor:
+        return run[:, self.patch.window]
 
-    def _change(self, name: str, run: Tensor) -> Tensor:
+    def _source_change(self, name: str, run: Tensor) -> Tensor:
         """Counterfactual values minus the values of the run, for one mask after the other."""
         source = self.patch.counterfactual[name].to(run.device, run.dtype)
         origin = run if self.patch.origin is None else self.patch.origin[name].to(run.device)
-        now = self._covered(origin).unflatten(0, (-1, len(source)))
+        now = self._in_window(origin).unflatten(0, (-1, len(source)))
         return (source[:, : now.shape[2]] - now).flatten(0, 1)
 
-    def _replaced(self, activation: Tensor, value: Tensor, is_read: Tensor) -> Tensor:
+    def _replace_where_read(self, activation: Tensor, value: Tensor, is_read: Tensor) -> Tensor:
         """An activation with other values where a receiver reads more than the stream.
 
         Elsewhere it keeps its exact value, but has the gradient of `value`.
         """
-        now = self._covered(activation)
+        now = self._in_window(activation)
         kept = now.detach() + (value - value.detach()) if value.requires_grad else now
         value = torch.where(is_read, value.to(now.dtype), kept)
         if value.shape[1] == activation.shape[1]:
             return value
-        ahead = activation[:, : self.patch.covered.start]
-        behind = activation[:, self.patch.covered.stop :]
+        ahead = activation[:, : self.patch.window.start]
+        behind = activation[:, self.patch.window.stop :]
         return torch.cat([ahead, value, behind], 1)
 
 
-def rows_at_once(
+def max_edge_rows(
     registry: ComponentRegistry, model: HookedModel, length: int, max_memory: int | None
 ) -> int:
     """Number of rows for which the changes of all senders, with gradients, fit into memory."""
@@ -362,15 +363,15 @@ def rows_at_once(
     return max(1, int(_MEMORY if max_memory is None else max_memory) // of_row)
 
 
-def _parts(model: HookedModel, layer: int) -> BlockParts:
+def _get_parts(model: HookedModel, layer: int) -> BlockParts:
     try:
         return block_parts(model, layer)
     except (AttributeError, TypeError) as error:
         problem = f"the parts of its block {layer} cannot be found ({error})"
-        raise unsupported_edges(model, problem) from error
+        raise edges_error(model, problem) from error
 
 
-def unsupported_edges(model: HookedModel, reason: str) -> HookPointError:
+def edges_error(model: HookedModel, reason: str) -> HookPointError:
     """The error for a model in which edges cannot be patched, with a way out that fits it."""
     way_out = ""
     original: Any = getattr(model, "original_model", None)

@@ -20,7 +20,7 @@ from tracekit.components import ComponentSet
 from tracekit.components import masks as masks_module
 from tracekit.components.members import ComponentsLike
 from tracekit.engine.batch import Batch
-from tracekit.engine.clean_run import assemble, repeated
+from tracekit.engine.clean_run import join_batches, repeat_log_probs
 from tracekit.engine.pair_checks import check_continuations
 from tracekit.engine.prepared import Masks, PreparedData
 from tracekit.errors import MetricError
@@ -55,8 +55,8 @@ def mask_effects(
     with data.measuring():
         for batch, some, log_probs in data.passes(stack, batches):
             effects[some, batch.examples] = data.effects_from(batch, log_probs)
-    data.account.count(len(stack) * (data.n_examples if examples is None else len(examples)))
-    (effects,) = data.ranks.add(effects.cpu())
+    data.account.add_examples(len(stack) * (data.n_examples if examples is None else len(examples)))
+    (effects,) = data.ranks.sum_ranks(effects.cpu())
     for row in effects:
         data.check_finite(row)
     picked = effects if examples is None else effects[:, examples]
@@ -72,14 +72,14 @@ def metric_effects(
     reads: list[Reading] = [reading for metric in metrics for reading in metric.reads]
     effects = torch.zeros(len(metrics), data.n_examples, device=data.device)
     with data.measuring():
-        for batch, _, log_probs in data.passes(_one(data, mask), reads=reads):
+        for batch, _, log_probs in data.passes(_as_stack(data, mask), reads=reads):
             clean = data.clean_of(batch, reads)
             for row, metric in zip(effects, metrics, strict=True):
                 row[batch.examples] = data.weighted(batch, metric(clean, log_probs))
                 if data.ranks.count == 1:
-                    _check_alone(data, batch, metric, clean, log_probs)
-    data.account.count(data.n_examples)
-    (effects,) = data.ranks.add(effects.cpu())
+                    _check_independence(data, batch, metric, clean, log_probs)
+    data.account.add_examples(data.n_examples)
+    (effects,) = data.ranks.sum_ranks(effects.cpu())
     for row, metric in zip(effects, metrics, strict=True):
         data.check_finite(row, metric)
     return dict(zip([metric.name for metric in metrics], effects, strict=True))
@@ -87,12 +87,12 @@ def metric_effects(
 
 def stream_effects(data: PreparedData, mask: ComponentsLike) -> Iterator[BatchEffects]:
     """Effects of one mask by batch; between batches the model may be used for something else."""
-    stack = _one(data, mask)
+    stack = _as_stack(data, mask)
     for batch in data.batches_of(None, of_all_ranks=True):
         with data.measuring():
             ((_, _, log_probs),) = data.passes(stack, [batch])
             effects = data.effects_from(batch, log_probs)[0]
-        data.account.count(len(batch.examples))
+        data.account.add_examples(len(batch.examples))
         measured = BatchEffects(
             batch.examples.cpu(),
             effects.float().cpu(),
@@ -114,11 +114,11 @@ def check_metric(data: PreparedData) -> None:
         return
     batch = data.batches[0]
     with data.measuring():
-        ((_, _, moved),) = data.passes(_one(data, torch.ones(data.n_components)), [batch])
-        _check_alone(data, batch, data.metric, data.clean_of(batch), moved)
+        ((_, _, moved),) = data.passes(_as_stack(data, torch.ones(data.n_components)), [batch])
+        _check_independence(data, batch, data.metric, data.clean_of(batch), moved)
 
 
-def _check_alone(data: PreparedData, batch: Batch, metric: Metric, *runs: Any) -> None:
+def _check_independence(data: PreparedData, batch: Batch, metric: Metric, *runs: Any) -> None:
     """Compares effects among other examples with effects among copies, which are rounded alike."""
     few = [vars(run.map(itemgetter(slice(4)))) for run in runs]
     read = [name for name, value in few[0].items() if value is not None is not few[1][name]]
@@ -132,33 +132,33 @@ def _check_alone(data: PreparedData, batch: Batch, metric: Metric, *runs: Any) -
         alone = metric(*(run.map(itemgetter([n] * len(together))) for run in both))[n]
         if together[n].isfinite() and not alone.isclose(together[n], rtol=1e-3, atol=3e-6):
             raise MetricError(
-                f"The metric {metric.name!r} must look at each example alone: it draws, or gives "
-                f"{data.pairs[number].describe()} {alone:.4g} alone and {together[n]:.4g} beside "
-                "others."
+                f"The metric {metric.name!r} must depend on one example alone: it is random, or "
+                f"gives {data.pairs[number].describe()} {alone:.4g} alone and {together[n]:.4g} in "
+                "a batch."
             )
 
 
-def log_probs(data: PreparedData, mask: ComponentsLike) -> ContinuationLogProbs:
+def masked_log_probs(data: PreparedData, mask: ComponentsLike) -> ContinuationLogProbs:
     """Log-probabilities of every example's continuations under a mask; not counted as work."""
     with data.measuring():
-        parts = [(batch.examples, under) for batch, _, under in data.passes(_one(data, mask))]
-    return assemble(parts, data.n_examples, data.ranks)
+        parts = [(batch.examples, under) for batch, _, under in data.passes(_as_stack(data, mask))]
+    return join_batches(parts, data.n_examples, data.ranks)
 
 
 def empty_mask_effect(data: PreparedData) -> float:
     """Largest effect of the empty mask on the first batch; 0 unless the model has changed."""
     if not data.batches:
-        return 0.0  # More ranks than examples: another one looks.
+        return 0.0  # There are more ranks than examples; another rank looks.
     batch = data.batches[0]
     with data.measuring():
-        ((_, _, now),) = data.passes(_one(data, torch.zeros(data.n_components)), [batch])
+        ((_, _, now),) = data.passes(_as_stack(data, torch.zeros(data.n_components)), [batch])
         clean = data.clean_of(batch)
         effect = data.metric(clean, now).abs().max()
         # A metric may hide a change, or read a distribution that is computed again.
         return torch.maximum(effect, (now.x - clean.x).abs().max()).item()
 
 
-def choices_in(
+def count_choices(
     data: PreparedData, other: PreparedData | None, sets: Sequence[ComponentSet]
 ) -> Float[Tensor, "run 5"]:
     """First choices of the model in the clean run, the counterfactual run, and with sets patched.
@@ -182,7 +182,7 @@ def choices_in(
                 for part in other.batches_of(batch.examples.cpu(), of_all_ranks=True):
                     order = (part.examples[:, None] == batch.examples).nonzero()[:, 1]
                     parts.append((order, other.forward_pass.log_probs(part, [], reads=reads)))
-                runs.append(assemble(parts, len(batch.examples), Ranks()))
+                runs.append(join_batches(parts, len(batch.examples), Ranks()))
             if data.metric.direction == "denoising":
                 runs.reverse()
             for row, run in enumerate(runs):
@@ -190,8 +190,8 @@ def choices_in(
             # Without a set, `passes` would still run the counterfactual prompts.
             for _, some, run in data.passes(masks, [batch] if sets else [], reads=reads):
                 sums[2:][some] += _sum_choices(batch, runs[0], run)
-    data.account.count(len(sets) * data.n_examples)
-    (sums,) = data.ranks.add(sums.cpu())
+    data.account.add_examples(len(sets) * data.n_examples)
+    (sums,) = data.ranks.sum_ranks(sums.cpu())
     sums[:, 3:] /= data.n_examples
     if other is None:
         sums[1] = nan
@@ -201,7 +201,7 @@ def choices_in(
 def _sum_choices(
     batch: Batch, clean: ContinuationLogProbs, run: ContinuationLogProbs
 ) -> Float[Tensor, "run 5"]:
-    """Sums of the columns of `choices_in` over a batch; `run` may be several runs in a row."""
+    """Sums of the columns of `count_choices` over a batch; `run` may be several runs in a row."""
     n, is_x, is_y = len(batch.examples), run.require("x_is_argmax"), run.y_is_argmax
     if run.x_set is not None:
         choices = run.require("set_choice").reshape(-1, n, 1, 1)
@@ -210,7 +210,7 @@ def _sum_choices(
             is_y = None
     is_neither = None if is_y is None else ~(is_x | is_y)
     log_ratio = None if run.y is None else run.x - run.y
-    divergence = kl(repeated(clean, len(run.x) // n), run)
+    divergence = kl(repeat_log_probs(clean, len(run.x) // n), run)
     columns = []
     for values in (is_x, is_y, is_neither, log_ratio, divergence):
         values = torch.full_like(run.x, nan) if values is None else values
@@ -229,7 +229,7 @@ def noise_floor(data: PreparedData) -> float:
     """
     if is_exact(data.model):
         return 0.0
-    random_bits = [(residual_hook(0), _with_random_last_bits)]
+    random_bits = [(residual_hook(0), _randomize_last_bits)]
     moments, n_alone = torch.zeros(3, 3, dtype=torch.float64), 0
     with data.measuring(), torch.random.fork_rng():
         torch.manual_seed(0)
@@ -239,7 +239,7 @@ def noise_floor(data: PreparedData) -> float:
             rows = batch.examples.cpu()[: _MAX_ALONE - n_alone]
             n_alone += len(rows)
             if len(rows):
-                alone = data.layout.batches(1, device=data.device, examples=rows)
+                alone = data.layout.make_batches(1, device=data.device, examples=rows)
                 runs = [*((0, single, 1, []) for single in alone), *runs]
             for _ in range(ceil(_MAX_ALONE / data.n_examples)):
                 runs.append((2, batch, 1, random_bits))
@@ -249,16 +249,16 @@ def noise_floor(data: PreparedData) -> float:
                 effects = data.effects_from(some, run)[0].cpu().double()
                 powers = (effects**power for power in range(3))
                 moments[way] += torch.stack([each.sum() for each in powers])
-    (moments,) = data.ranks.add(moments)
+    (moments,) = data.ranks.sum_ranks(moments)
     n, total, squares = moments.T
     errors = (squares / n / data.n_examples).sqrt()
     return torch.maximum((total / n).abs(), 2 * errors).max().item()
 
 
-def _with_random_last_bits(activation: Tensor, hook: Any = None) -> Tensor:
+def _randomize_last_bits(activation: Tensor, hook: Any = None) -> Tensor:
     draw = torch.randn_like(activation.float()) * torch.finfo(activation.dtype).eps / 2
     return (activation.float() * (1 + draw)).to(activation.dtype)
 
 
-def _one(data: PreparedData, mask: ComponentsLike) -> Masks:
+def _as_stack(data: PreparedData, mask: ComponentsLike) -> Masks:
     return to_device(masks_module.check(mask, data.n_components)[None], data.device)

@@ -25,11 +25,11 @@ class ExampleCurves:
 
     linearization: Linearization
     clean: ContinuationLogProbs
-    """Of the run that is started from."""
+    """Log-probabilities of the run without patches."""
     weights: Float[Tensor, " example"]
 
     @classmethod
-    def of(
+    def for_metric(
         cls, metric: Metric, clean: ContinuationLogProbs, weights: Float[Tensor, " example"] | None
     ) -> ExampleCurves | None:
         """Curves of a metric on the examples of a clean run; None where it has no linearization."""
@@ -39,7 +39,7 @@ class ExampleCurves:
         weights = torch.ones(len(clean.x)) if weights is None else weights
         return cls(metric.linearization, clean, weights.cpu().double())
 
-    def some(self, examples: slice | Int[Tensor, " some"]) -> ExampleCurves:
+    def select(self, examples: slice | Int[Tensor, " select"]) -> ExampleCurves:
         """The curves of some examples."""
         clean = self.clean.map(lambda values: values[examples])
         return ExampleCurves(self.linearization, clean, self.weights[examples])

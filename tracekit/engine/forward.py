@@ -19,7 +19,7 @@ from tracekit.engine.block_skipping import ResidualStream, StopPassError
 from tracekit.engine.capabilities import Capabilities
 from tracekit.metrics import ContinuationLogProbs, ContinuationMean, Reading
 from tracekit.models.architectures import residual_hook, stream_hook
-from tracekit.models.hooked import Hook, HookedModel, device_of, dtype_of, frozen, scored_hook
+from tracekit.models.hooked import Hook, HookedModel, device_of, dtype_of, freeze, scored_hook
 
 
 class ForwardPass:
@@ -47,10 +47,10 @@ class ForwardPass:
         residual: ResidualStream | None = None,
     ) -> ContinuationLogProbs:
         """Log-probabilities of the continuations of a batch; with `residual`, from `start` on."""
-        gather = partial(_gather, batch=batch)
-        with self._only_blocks(batch, start, None, residual) as first:
-            logits = self._run(batch, [*first, *hooks, (self.scored_hook, gather)])
-        return batch.read(logits[0].to(self.device), self._mean, reads)
+        gather = partial(_gather_readouts, batch=batch)
+        with self._limit_to_blocks(batch, start, None, residual) as first:
+            logits = self._run_model(batch, [*first, *hooks, (self.scored_hook, gather)])
+        return batch.read_log_probs(logits[0].to(self.device), self._mean, reads)
 
     def residual_at(
         self,
@@ -63,8 +63,8 @@ class ForwardPass:
     ) -> ResidualStream:
         """Input of block `stop` under hooks; runs blocks `start` to `stop - 1`."""
         try:
-            with self._only_blocks(batch, start, stop, residual) as first:
-                self._run(batch, [*first, *hooks])
+            with self._limit_to_blocks(batch, start, stop, residual) as first:
+                self._run_model(batch, [*first, *hooks])
         except StopPassError as stopped:
             return stopped.residual
         raise AssertionError(f"The pass did not stop at block {stop}.")
@@ -89,21 +89,21 @@ class ForwardPass:
 
         keeping = [(name, partial(keep, name=name)) for name in names]
         try:
-            with self._only_blocks(batch, start, None, residual) as first:
-                self._run(batch, [*first, *keeping, *hooks])
+            with self._limit_to_blocks(batch, start, None, residual) as first:
+                self._run_model(batch, [*first, *keeping, *hooks])
         except StopPassError:
             return fired
         raise AssertionError(f"Of the hook points {', '.join(names)} only {list(fired)} fired.")
 
-    def unembedding(self, batch: Batch) -> Float[Tensor, "example d_model"]:
-        """Gradient of the logit of x less that of y (without y: of x) by what is read.
+    def unembedding_gradient(self, batch: Batch) -> Float[Tensor, "example d_model"]:
+        """Gradient of logit(x) - logit(y), or without a y of logit(x), by the unembedding's input.
 
-        It is that of their first tokens that differ, at 0, where a soft cap leaves logits alone.
+        It reads their first tokens that differ, at an input of 0, where a soft cap does nothing.
         """
         n, width = len(batch.examples), int(self._model.cfg.d_model)
         read = torch.zeros(1, n, width, dtype=self._dtype, device=self.device, requires_grad=True)
         with torch.enable_grad():
-            logits = self._run(batch, [(self.scored_hook, replacing(read))])[0].float()
+            logits = self._run_model(batch, [(self.scored_hook, replace_by(read))])[0].float()
             each = torch.arange(n, device=logits.device)
             of_x, of_y = batch.single_tokens.unbind(1)
             grown = logits[each, of_x]
@@ -111,43 +111,43 @@ class ForwardPass:
                 grown = grown - logits[each, of_y]
             return torch.autograd.grad(grown.sum(), read)[0][0].float()
 
-    def bytes_of_row(self, batch: Batch) -> float:
-        """Memory of a card that an example of a batch takes in a pass with its gradient."""
+    def measure_row_bytes(self, batch: Batch) -> float:
+        """Measures the GPU memory of one example in a pass with its gradient."""
         before = torch.cuda.memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         shift = torch.zeros((), dtype=self._dtype, device=self.device, requires_grad=True)
         hook = (residual_hook(0), lambda stream, hook=None: stream + shift)
-        with frozen(self._model), torch.enable_grad():
+        with freeze(self._model), torch.enable_grad():
             torch.autograd.grad(self.log_probs(batch, [hook]).x.sum(), shift)
         return (torch.cuda.max_memory_allocated(self.device) - before) / len(batch.examples)
 
     @contextmanager
-    def _only_blocks(
+    def _limit_to_blocks(
         self, batch: Batch, start: int, stop: int | None, residual: ResidualStream | None
     ) -> Iterator[list[Hook]]:
-        """Within, passes run some blocks, or all if none can be skipped; gives the first hooks."""
+        """Limits passes to some blocks, if the model allows it; yields the hooks to run first."""
         noise = [] if start else noise_hooks(batch.noise)
         if residual is None and stop is None:
             yield noise
         elif self._block_skipper is not None and (start or stop is not None):
-            with self._block_skipper.run_only(start, stop, residual):
+            with self._block_skipper.run_blocks(start, stop, residual):
                 yield noise
         else:
             assert residual is not None
-            yield [*noise, (stream_hook(start), replacing(residual))]
+            yield [*noise, (stream_hook(start), replace_by(residual))]
 
-    def _run(self, batch: Batch, hooks: Sequence[Hook]) -> Tensor:
-        inputs = batch.sequences.inputs(self._dtype)
+    def _run_model(self, batch: Batch, hooks: Sequence[Hook]) -> Tensor:
+        inputs = batch.sequences.model_inputs(self._dtype)
         return self._model.run_with_hooks(batch.sequences.tokens, fwd_hooks=list(hooks), **inputs)
 
 
-def _gather(activation: Tensor, hook: Any = None, *, batch: Batch) -> Tensor:
+def _gather_readouts(activation: Tensor, hook: Any = None, *, batch: Batch) -> Tensor:
     row, pos = (index.to(activation.device) for index in batch.readout_positions)
     return activation[row, pos][None]
 
 
-def replacing(value: Tensor) -> Callable[..., Tensor]:
-    """A hook that puts a value in the place of an activation."""
+def replace_by(value: Tensor) -> Callable[..., Tensor]:
+    """Makes a hook that replaces an activation by a value."""
 
     def replace(activation: Tensor, hook: Any = None) -> Tensor:
         return value.to(activation.device, activation.dtype)

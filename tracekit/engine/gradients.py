@@ -24,7 +24,7 @@ from tracekit.components.masks import Mask
 from tracekit.engine.batch import Batch
 from tracekit.engine.prepared import PreparedData
 from tracekit.metrics import Effects
-from tracekit.models.hooked import frozen
+from tracekit.models.hooked import freeze
 
 GradientWeight = Callable[[Effects], Effects]
 """Effects of some examples (detached, in any order) -> the weight of each one's gradient."""
@@ -83,7 +83,7 @@ def gradient(
     total = torch.zeros_like(leaf)
     effects = torch.zeros(data.n_examples, device=data.device)
     n_masks = 1 + with_complement
-    with frozen(data.model), torch.enable_grad():
+    with freeze(data.model), torch.enable_grad():
         for batch in data.batches_of(examples, n_masks=n_masks):
             source = data.counterfactual_cache.activations_for(batch)
             clean = data.clean_of(batch)
@@ -94,8 +94,8 @@ def gradient(
                 values = combine(*by_mask, batch.examples)
             total += data.mask_gradient(example_weights(values.detach()) * values, leaf)
             effects[batch.examples] = values.detach()
-    data.account.count(n_masks * len(examples), backward=True)
-    effects, total = data.ranks.add(effects, total)
+    data.account.add_examples(n_masks * len(examples), backward=True)
+    effects, total = data.ranks.sum_ranks(effects, total)
     return effects[to_device(examples, data.device)].to(mask.device), total.to(mask.device)
 
 
@@ -108,19 +108,19 @@ def gradients_along_inputs(data: PreparedData, levels: Mapping[float, float]) ->
     """
     leaf = torch.zeros(data.n_components, device=data.device, requires_grad=True)
     total = torch.zeros_like(leaf)
-    with frozen(data.model), torch.enable_grad():
+    with freeze(data.model), torch.enable_grad():
         for batch in data.batches_of(None):
             source, clean = data.counterfactual_cache.activations_for(batch), data.clean_of(batch)
             with torch.no_grad():
                 origin = data.forward_pass.activations(batch, [], source)
             patch = data.edge_patch(batch, source, origin)
             for level, weight in levels.items():
-                hooks = [patch.moved_input(level), *patch.hooks(leaf)]
+                hooks = [patch.make_input_hook(level), *patch.hooks(leaf)]
                 moved = data.forward_pass.log_probs(batch, hooks, reads=data.metric.reads)
                 effects = data.effects_from(batch, moved, clean=clean)
                 total += weight * data.mask_gradient(effects, leaf)
-    data.account.count(len(levels) * data.n_examples, backward=True)
-    (total,) = data.ranks.add(total.detach())
+    data.account.add_examples(len(levels) * data.n_examples, backward=True)
+    (total,) = data.ranks.sum_ranks(total.detach())
     return total.cpu()
 
 
@@ -143,8 +143,8 @@ def predict_changes(
         if example_weights is not None:
             values = values * to_device(example_weights, data.device)[batch.examples, None]
         sums += values.sum(1)
-    data.account.count(n_examples, backward=True)
-    (sums,) = data.ranks.add(sums)
+    data.account.add_examples(n_examples, backward=True)
+    (sums,) = data.ranks.sum_ranks(sums)
     return FirstOrderPrediction(*(sums / n_examples).cpu())
 
 
@@ -165,15 +165,15 @@ def expand(
         expansion = _expand_batch(data, batch, masks[rows])
         quantity[rows] = expansion.quantity.float()
         gradients[rows] = expansion.gradients.float()
-    data.account.count(len(examples), backward=True)
-    quantity, gradients = data.ranks.add(quantity, gradients)
+    data.account.add_examples(len(examples), backward=True)
+    quantity, gradients = data.ranks.sum_ranks(quantity, gradients)
     return Expansion(quantity.cpu(), gradients.cpu())
 
 
-def stream_changes(data: PreparedData, members: ComponentSet) -> Iterator[BatchPrediction]:
+def stream_predictions(data: PreparedData, members: ComponentSet) -> Iterator[BatchPrediction]:
     """Yields the predictions of `predict_changes` for every example, batch by batch."""
     for batch in predictions_by_batch(data, members, None):
-        data.account.count(len(batch.examples), backward=True)
+        data.account.add_examples(len(batch.examples), backward=True)
         yield BatchPrediction(*(part.cpu() for part in batch))
 
 
@@ -209,7 +209,7 @@ def predictions_by_batch(
 
 
 def _unshared_batches(data: PreparedData, examples: Int[Tensor, " some"] | None) -> Iterator[Batch]:
-    return data.unshared_layout.batches(
+    return data.unshared_layout.make_batches(
         data.rows, device=data.device, examples=examples, filled=data.cuda_graphs.is_on
     )
 
@@ -217,8 +217,8 @@ def _unshared_batches(data: PreparedData, examples: Int[Tensor, " some"] | None)
 def _expand_batch(
     data: PreparedData, batch: Batch, masks: Float[Tensor, "example component"]
 ) -> Expansion:
-    is_row_of = batch.rows_of_examples.to(masks.dtype)
-    with frozen(data.model), torch.enable_grad():
+    is_row_of = batch.rows_by_example.to(masks.dtype)
+    with freeze(data.model), torch.enable_grad():
         # Each row has its own mask, so that one backward pass gives the gradient of each example.
         leaf = (is_row_of.T @ masks)[None].requires_grad_(True)
         log_probs = data.log_probs(batch, data.counterfactual_cache.activations_for(batch), leaf)

@@ -21,15 +21,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit.engine.batch import Batch
-from tracekit.engine.forward import replacing
-from tracekit.engine.pair_checks import check_told_by_a_token
+from tracekit.engine.forward import replace_by
+from tracekit.engine.pair_checks import check_distinguishable
 from tracekit.engine.prepared import PreparedData
 from tracekit.errors import UnsupportedModelError
 from tracekit.models.architectures import (
     ATTENTION,
     MLP,
-    norm_behind,
-    out_of,
+    out_hook,
+    post_attention_norm,
     residual_multiplier,
     stream_hook,
 )
@@ -42,8 +42,8 @@ _ROUNDING = 0.05
 _PATTERN, _OUTPUT = "blocks.{}.attn.hook_pattern", "blocks.{}.attn.hook_z"
 
 
-class HeadReads(NamedTuple):
-    """Of heads on the prompts of a data set."""
+class HeadActivity(NamedTuple):
+    """What heads read and write on the prompts of a data set."""
 
     patterns: Float[Tensor, "head example key"]
     """Attention weights of a query of each prompt; 0 behind the prompt."""
@@ -55,13 +55,13 @@ class HeadReads(NamedTuple):
     """What a norm behind the attention reads there; 0 in layers without one, or without a head."""
 
 
-def head_reads(
+def measure_heads(
     data: PreparedData,
     heads: Sequence[HeadPlace],
     queries: Int[Tensor, " example"] | None = None,
     *,
-    frozen_at: HeadReads | None = None,
-) -> HeadReads:
+    frozen_at: HeadActivity | None = None,
+) -> HeadActivity:
     """Runs the prompts as they are, and reads heads at `queries`: by default the last positions.
 
     Norms behind the attention have the scales of `frozen_at`, by default of this run.
@@ -71,11 +71,11 @@ def head_reads(
         UnsupportedModelError: A block does more to the stream than to add to it.
     """
     for number, pair in enumerate(data.pairs if data.layout.all_have_y else ()):
-        check_told_by_a_token(number, pair, "a contribution to their difference")
+        check_distinguishable(number, pair, "a contribution to their difference")
     queries = data.layout.starts if queries is None else queries
-    n, width = data.n_examples, data.layout.longest
+    n, width = data.n_examples, data.layout.longest_row
     d_model, n_layers = int(data.model.cfg.d_model), int(data.model.cfg.n_layers)
-    reads = HeadReads(
+    reads = HeadActivity(
         torch.zeros(len(heads), n, width),
         torch.zeros(len(heads), n, d_model),
         torch.zeros(n, d_model),
@@ -83,48 +83,49 @@ def head_reads(
     )
     scales = reads if frozen_at is None else frozen_at
     layers = {layer for layer, _ in heads}
-    norms = {layer: norm_behind(data.model, layer) for layer in layers}
+    norms = {layer: post_attention_norm(data.model, layer) for layer in layers}
     names = {stream_hook(block) for block in (n_layers, *layers, *(at + 1 for at in layers))}
     names |= {_PATTERN.format(layer) for layer in layers}
     # All that a head's output goes through on its way to the final norm.
     behind = range(min(layers), n_layers)
     names |= {stream_hook(layer) for layer in behind}
-    names |= {out_of(layer, part) for layer in behind for part in (ATTENTION, MLP)}
+    names |= {out_hook(layer, part) for layer in behind for part in (ATTENTION, MLP)}
     run = data.forward_pass.activations
     with data.measuring():
         for batch in data.batches:
-            examples, rows = batch.examples.cpu(), _read_positions(batch)[0]
-            with _inputs_of(norms) as read:
+            examples, rows = batch.examples.cpu(), _readout_positions(batch)[0]
+            with _record_inputs(norms) as read:
                 clean = run(batch, [], sorted(names))
-            _check_that_blocks_add(data, clean, behind)
-            reads.streams[examples] = _at_read(clean[stream_hook(n_layers)], batch)
+            _check_blocks_add(data, clean, behind)
+            reads.streams[examples] = _at_readout(clean[stream_hook(n_layers)], batch)
             for layer, value in read.items():
-                reads.attention[layer, examples] = _at_read(value, batch)
+                reads.attention[layer, examples] = _at_readout(value, batch)
             for number, (layer, head) in enumerate(heads):
                 pattern = clean[_PATTERN.format(layer)][:, head]
                 at = rows.to(pattern.device), queries[examples].to(pattern.device)
                 reads.patterns[number, examples, : pattern.shape[-1]] = pattern[at].float().cpu()
-                mlp, before, after = out_of(layer, MLP), stream_hook(layer), stream_hook(layer + 1)
-                hooks = [(_OUTPUT.format(layer), _without(head)), (mlp, replacing(clean[mlp]))]
-                with _inputs_of(norms) as read_without:
+                mlp = out_hook(layer, MLP)
+                before, after = stream_hook(layer), stream_hook(layer + 1)
+                hooks = [(_OUTPUT.format(layer), _remove_head(head)), (mlp, replace_by(clean[mlp]))]
+                with _record_inputs(norms) as read_without:
                     without = run(batch, hooks, [after], start=layer, residual=clean[before])
                 if norms[layer] is None:
-                    written = _at_read(clean[after] - without[after], batch)
+                    written = _at_readout(clean[after] - without[after], batch)
                 else:
-                    written = _at_read(read[layer] - read_without[layer], batch)
-                    norm = _on_vectors(data, norms[layer].forward)
-                    written = _with_frozen_scale(norm, written, scales.attention[layer, examples])
+                    written = _at_readout(read[layer] - read_without[layer], batch)
+                    norm = _cpu_norm(data, norms[layer].forward)
+                    written = _apply_frozen_norm(norm, written, scales.attention[layer, examples])
                     written = residual_multiplier(data.model) * written
                 reads.outputs[number, examples] = written
-    return HeadReads(*data.ranks.add(*reads))
+    return HeadActivity(*data.ranks.sum_ranks(*reads))
 
 
-def _check_that_blocks_add(
+def _check_blocks_add(
     data: PreparedData, clean: Mapping[str, Tensor], layers: Sequence[int]
 ) -> None:
     for layer in layers:
         before, after = (clean[stream_hook(block)].float() for block in (layer, layer + 1))
-        added = [clean[out_of(layer, part)].float() for part in (ATTENTION, MLP)]
+        added = [clean[out_hook(layer, part)].float() for part in (ATTENTION, MLP)]
         size = max(each.abs().max().item() for each in (before, after, *added))
         if (before + sum(added) - after).abs().max() > _ROUNDING * size:
             raise UnsupportedModelError(
@@ -134,29 +135,29 @@ def _check_that_blocks_add(
             )
 
 
-def contributions(
+def direct_contributions(
     data: PreparedData,
     outputs: Float[Tensor, "head example d_model"],
     streams: Float[Tensor, "example d_model"],
 ) -> Float[Tensor, "head example"]:
-    """Direct contributions of vectors in the final stream, with the norm's scale on `streams`."""
+    """Direct contributions of vectors in the final stream; the norm has its scale on `streams`."""
     direct = torch.zeros(outputs.shape[:2])
     with data.measuring():
         for batch in data.batches:
             examples = batch.examples.cpu()
-            weights = data.forward_pass.unembedding(batch).cpu()
-            norm = partial(_final_norm, data, batch)
-            values = _with_frozen_scale(norm, outputs[:, examples], streams[examples])
+            weights = data.forward_pass.unembedding_gradient(batch).cpu()
+            norm = partial(_apply_final_norm, data, batch)
+            values = _apply_frozen_norm(norm, outputs[:, examples], streams[examples])
             direct[:, examples] = (values * weights).sum(-1)
-    return data.ranks.add(direct)[0]
+    return data.ranks.sum_ranks(direct)[0]
 
 
-def _with_frozen_scale(
+def _apply_frozen_norm(
     norm: Callable[[Tensor], Tensor],
     vectors: Float[Tensor, "*some example d_model"],
     own: Float[Tensor, "example d_model"],
 ) -> Float[Tensor, "*some example d_model"]:
-    """What a norm makes of vectors, without its bias, where its scale is the one that `own` has."""
+    """Applies a norm to vectors, without its bias and with the scale that it has on `own`."""
     several = torch.stack([torch.zeros_like(own), own, own + own.std()])
     of_nothing, of_own, of_shifted = norm(several)
     # Layer norm takes the mean away, RMS norm does not.
@@ -170,7 +171,7 @@ def _with_frozen_scale(
     return torch.where(times > 0, (norm(vectors * times) - of_nothing) / times, 0.0)
 
 
-def _on_vectors(data: PreparedData, norm: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def _cpu_norm(data: PreparedData, norm: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """A norm of the model as a function of vectors in float32 on the CPU."""
 
     def apply(vectors: Tensor) -> Tensor:
@@ -180,8 +181,8 @@ def _on_vectors(data: PreparedData, norm: Callable[[Tensor], Tensor]) -> Callabl
 
 
 @contextmanager
-def _inputs_of(modules: Mapping[int, Any]) -> Iterator[dict[int, Tensor]]:
-    """Within the block, what modules read in a pass is kept under their numbers."""
+def _record_inputs(modules: Mapping[int, Any]) -> Iterator[dict[int, Tensor]]:
+    """Records within the block what modules read, by their numbers."""
     kept: dict[int, Tensor] = {}
 
     def keep(module: Any, args: Any, *, number: int) -> None:
@@ -199,34 +200,34 @@ def _inputs_of(modules: Mapping[int, Any]) -> Iterator[dict[int, Tensor]]:
             handle.remove()
 
 
-def _final_norm(
+def _apply_final_norm(
     data: PreparedData, batch: Batch, vectors: Float[Tensor, "vector example d_model"]
 ) -> Float[Tensor, "vector example d_model"]:
-    """What the unembedding reads where the final stream holds vectors there."""
+    """Applies the final norm to vectors that are put into the final stream at the readouts."""
     n_layers, name = int(data.model.cfg.n_layers), data.forward_pass.scored_hook
-    rows, positions = _read_positions(batch)
+    rows, positions = _readout_positions(batch)
     parts = []
     for vector in vectors:
         stream = torch.zeros(*batch.positions.shape, vector.shape[-1], dtype=dtype_of(data.model))
         stream[rows.cpu(), positions.cpu()] = vector.to(stream)
         stream = stream.to(data.device)
         got = data.forward_pass.activations(batch, [], [name], start=n_layers, residual=stream)
-        parts.append(_at_read(got[name], batch))
+        parts.append(_at_readout(got[name], batch))
     return torch.stack(parts)
 
 
-def _read_positions(batch: Batch) -> tuple[Tensor, Tensor]:
+def _readout_positions(batch: Batch) -> tuple[Tensor, Tensor]:
     """Row and position that predict the token of each example."""
     rows, positions = batch.readout_positions
     return rows[batch.single_readout], positions[batch.single_readout]
 
 
-def _at_read(value: Tensor, batch: Batch) -> Float[Tensor, "example width"]:
-    rows, positions = (index.to(value.device) for index in _read_positions(batch))
+def _at_readout(value: Tensor, batch: Batch) -> Float[Tensor, "example width"]:
+    rows, positions = (index.to(value.device) for index in _readout_positions(batch))
     return value[rows, positions].float().cpu()
 
 
-def _without(head: int) -> Any:
+def _remove_head(head: int) -> Any:
     def remove(activation: Tensor, hook: Any = None) -> Tensor:
         changed = activation.clone()
         changed[:, :, head] = 0

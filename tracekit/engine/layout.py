@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tracekit._util.options import shortened, whole_numbers
+from tracekit._util.options import as_ints, short_repr
 from tracekit.data.counterfactuals import Counterfactual, Ids
 from tracekit.data.pair import PromptPair
 from tracekit.data.prompts import PromptPairs
@@ -94,14 +94,14 @@ class Layout:
         shared: bool = True,
         long_rope_limit: int | None = None,
     ) -> Layout:
-        """Works out rows and sources.
+        """Builds the rows and sources of pairs.
 
         Components act at `positions`, or on `spans`, which every pair has. If `packed`, x and y
         share a row, which then needs an attention mask of its own; if `shared`, examples with equal
         rows share one. Beyond `long_rope_limit` tokens the model reads positions otherwise.
         """
         limit = long_rope_limit or float("inf")
-        _check_same_side(pairs, limit)
+        _check_rotary_limit(pairs, limit)
         scope = _check_positions(positions, pairs)
         _check_spans(pairs, spans)
         rows: dict[tuple[Ids, tuple[Ids, ...], int, int, int, Hashable], int] = {}
@@ -135,14 +135,14 @@ class Layout:
             rows_of_examples.append(rows_of_sides)
             branch_starts.append(starts_of_sides)
         source_rows = [key[:2] for key in sources]
-        targets = _by_side([(pair.x_ids, pair.y_ids or ()) for pair in pairs])
+        targets = _ids_by_side([(pair.x_ids, pair.y_ids or ()) for pair in pairs])
         position_mask = _position_mask(scope, rows)
-        span_numbers, source_index = _by_span(row_pairs, spans, position_mask.shape)
+        span_numbers, source_index = _span_numbers(row_pairs, spans, position_mask.shape)
         if span_numbers is not None:
             position_mask = span_numbers >= 0
         return cls(
             sequences=PackedSequences.build([key[:2] for key in rows], needs_attention_mask=packed),
-            lengths=_lengths(rows),
+            lengths=_row_lengths(rows),
             positions=position_mask,
             row_sources=torch.tensor([key[2] for key in rows]),
             rows=torch.tensor(rows_of_examples),
@@ -151,17 +151,17 @@ class Layout:
             targets=targets.clamp(min=0),
             valid=targets >= 0,
             sources=PackedSequences.build(source_rows, needs_attention_mask=packed),
-            source_lengths=_lengths(sources),
+            source_lengths=_row_lengths(sources),
             source_positions=_position_mask("prompt" if spans else scope, sources),
-            beyond_limit=_n_positions(rows) > limit,
-            sources_beyond_limit=_n_positions(sources) > limit,
+            beyond_limit=_count_positions(rows) > limit,
+            sources_beyond_limit=_count_positions(sources) > limit,
             counterfactuals=tuple(counterfactuals),
             row_noise=tuple(row_noise),
             span_numbers=span_numbers,
             source_index=source_index,
             all_have_y=all(pair.y_ids is not None for pair in pairs),
             read_at=torch.tensor([pair.read_at for pair in pairs]),
-            token_sets=_by_side([pair.token_sets for pair in pairs]),
+            token_sets=_ids_by_side([pair.token_sets for pair in pairs]),
         )
 
     @property
@@ -170,18 +170,18 @@ class Layout:
         return len(self.starts)
 
     @property
-    def longest(self) -> int:
+    def longest_row(self) -> int:
         """Length of the longest row."""
         return int(torch.cat([self.lengths, self.source_lengths]).max())
 
-    def batch(self, examples: Int[Tensor, " example"], *, filled: bool = False) -> Batch:
-        """The batch of some examples in order; `filled` up to sizes that come again or not."""
+    def make_batch(self, examples: Int[Tensor, " example"], *, filled: bool = False) -> Batch:
+        """Makes the batch of some examples in order; `filled` pads it to sizes that recur."""
 
         def size(n: int, most: int, step: int = _STEP) -> int:
             return min(-(-n // step) * step, most) if filled else n
 
         rows, local = self.rows[examples].unique(return_inverse=True)
-        rows = _filled(rows, size(len(rows), 2 * len(examples)))
+        rows = _fill_up(rows, size(len(rows), 2 * len(examples)))
         # No longer than another row on the same side of the limit.
         alike = self.lengths[self.beyond_limit == self.beyond_limit[rows[0]]]
         longest = size(int(self.lengths[rows].max()), int(alike.max()))
@@ -205,10 +205,10 @@ class Layout:
         # x and y may be predicted at the same position, which is then read once.
         readouts, scored_readout = (row * longest + pos).unique(return_inverse=True)
         most = size(len(row), valid.numel(), 4 * _STEP)
-        readouts = _filled(readouts, size(len(readouts), most, 4 * _STEP))
+        readouts = _fill_up(readouts, size(len(readouts), most, 4 * _STEP))
         return Batch(
             examples=examples,
-            sequences=self.sequences.rows(rows, longest),
+            sequences=self.sequences.select_rows(rows, longest),
             sources=self.row_sources[rows],
             positions=positions,
             first_position=first // _STEP * _STEP if filled else first,
@@ -216,9 +216,9 @@ class Layout:
             span_numbers=None if self.span_numbers is None else self.span_numbers[rows, :longest],
             source_index=None if self.source_index is None else self.source_index[rows, :longest],
             readout_positions=(readouts // longest, readouts % longest),
-            scored_readout=_filled(scored_readout, most),
-            scored_token=_filled(self.targets[examples][example, side, step], most),
-            slot=_filled(valid.flatten().nonzero()[:, 0], most, -1),
+            scored_readout=_fill_up(scored_readout, most),
+            scored_token=_fill_up(self.targets[examples][example, side, step], most),
+            slot=_fill_up(valid.flatten().nonzero()[:, 0], most, -1),
             valid=valid,
             first_readout=scored_readout[(side == 0) & (step == 0)],
             single_readout=scored_readout[(side == 0) & (step == read_at[example])],
@@ -229,7 +229,7 @@ class Layout:
             noise=pad_noise([self.row_noise[row] for row in rows.tolist()], longest),
         )
 
-    def batches(
+    def make_batches(
         self,
         max_batch_size: int,
         *,
@@ -242,26 +242,26 @@ class Layout:
             examples = torch.arange(self.n_examples)
         lengths = self.lengths_of(examples)
         beyond = self.beyond_limit[self.rows[examples, 0]]
-        for part in buckets(lengths, beyond, max_batch_size, device):
-            yield self.batch(examples[part], filled=filled).to(device)
+        for part in length_buckets(lengths, beyond, max_batch_size, device):
+            yield self.make_batch(examples[part], filled=filled).to(device)
 
     def lengths_of(self, examples: Int[Tensor, " example"]) -> Int[Tensor, " example"]:
         """Length of the longest row of each example."""
         return self.lengths[self.rows[examples]].amax(1)
 
 
-def _filled(values: Int[Tensor, " value"], size: int, value: int | None = None) -> Tensor:
+def _fill_up(values: Int[Tensor, " value"], size: int, value: int | None = None) -> Tensor:
     filler = values[:1] if value is None else values.new_tensor([value])
     return torch.cat([values, filler.expand(size - len(values))])
 
 
-def buckets(
+def length_buckets(
     lengths: Int[Tensor, " item"],
     beyond: Bool[Tensor, " item"],
     max_batch_size: int,
     device: torch.device,
 ) -> Iterator[Int[Tensor, " part"]]:
-    """Items to run together: of similar length, and on one side of the limit."""
+    """Groups items to run together: of similar length, and on one side of the limit."""
     overhead = PASS_OVERHEAD_TOKENS.get(device.type, PASS_OVERHEAD_TOKENS["cpu"])
     order = lengths.argsort(stable=True)
     for side in (order[~beyond[order]], order[beyond[order]]):
@@ -282,10 +282,10 @@ def _branches_of_sides(pair: PromptPair, packed: bool) -> list[tuple[tuple[Ids, 
 def _check_positions(positions: Positions, pairs: PromptPairs) -> str | tuple[int, ...]:
     if isinstance(positions, str) and positions in _SCOPES:
         return positions
-    indices = whole_numbers(positions)
+    indices = as_ints(positions)
     if indices is None:
         raise PairsError(
-            f"The positions are {shortened(positions)}. "
+            f"The positions are {short_repr(positions)}. "
             f"Use one of {', '.join(_SCOPES)}, or a list of prompt positions."
         )
     shortest = min(range(len(pairs)), key=lambda number: len(pairs[number].prompt_ids))
@@ -301,7 +301,7 @@ def _check_positions(positions: Positions, pairs: PromptPairs) -> str | tuple[in
 
 
 def _position_mask(scope: str | tuple[int, ...], rows: Any) -> Bool[Tensor, "row pos"]:
-    lengths, prompt_lengths = _lengths(rows), torch.tensor([len(row[0]) for row in rows])
+    lengths, prompt_lengths = _row_lengths(rows), torch.tensor([len(row[0]) for row in rows])
     positions = torch.arange(int(lengths.max()))
     if scope == "prompt":
         return positions < prompt_lengths[:, None]
@@ -309,7 +309,7 @@ def _position_mask(scope: str | tuple[int, ...], rows: Any) -> Bool[Tensor, "row
         return positions < lengths[:, None]
     indices = (-1,) if scope == "last" else scope
     if isinstance(indices, str):
-        raise ConfigError(f"Nothing says which positions {indices!r} are.")
+        raise ConfigError(f"The positions {indices!r} are unknown.")
     mask = torch.zeros(len(lengths), len(positions), dtype=torch.bool)
     for index in indices:
         # Negative ones count from the end of the prompt, not of the row.
@@ -337,10 +337,10 @@ def _check_spans(pairs: PromptPairs, spans: Sequence[str]) -> None:
             )
 
 
-def _by_span(
+def _span_numbers(
     row_pairs: Sequence[PromptPair], names: Sequence[str], shape: torch.Size
 ) -> tuple[Int[Tensor, "row pos"] | None, Int[Tensor, "row pos"] | None]:
-    """Number of the span of every position, and the position of the source in its place."""
+    """Number of the span of every position, and the source position that replaces it."""
     if not names:
         return None, None
     numbers = torch.full(shape, -1)
@@ -355,16 +355,16 @@ def _by_span(
     return numbers, None if is_same else index
 
 
-def _lengths(rows: Any) -> Int[Tensor, " row"]:
+def _row_lengths(rows: Any) -> Int[Tensor, " row"]:
     return torch.tensor([len(key[0]) + sum(map(len, key[1])) for key in rows])
 
 
-def _n_positions(rows: Any) -> Int[Tensor, " row"]:
+def _count_positions(rows: Any) -> Int[Tensor, " row"]:
     """Positions that each row reaches; its branches begin at the same one."""
     return torch.tensor([len(key[0]) + max(map(len, key[1]), default=0) for key in rows])
 
 
-def _check_same_side(pairs: PromptPairs, limit: float) -> None:
+def _check_rotary_limit(pairs: PromptPairs, limit: float) -> None:
     for number, pair in enumerate(pairs):
         sides = [
             len(pair.prompt_ids) + len(ids) - 1 for ids in (pair.x_ids, pair.y_ids or ()) if ids
@@ -377,7 +377,7 @@ def _check_same_side(pairs: PromptPairs, limit: float) -> None:
             )
 
 
-def _by_side(sides: Sequence[tuple[Ids, Ids]]) -> Int[Tensor, "example side token"]:
+def _ids_by_side(sides: Sequence[tuple[Ids, Ids]]) -> Int[Tensor, "example side token"]:
     """Token ids of x and y of every example, -1 where there is no further one."""
     padded = torch.full((len(sides), 2, max(len(ids) for pair in sides for ids in pair)), -1)
     for number, pair in enumerate(sides):

@@ -12,12 +12,12 @@ from torch import Tensor
 from tracekit.components import Kind
 from tracekit.data.counterfactuals import Constants
 from tracekit.data.prompts import PromptPairs
-from tracekit.engine.layout import Positions, buckets
-from tracekit.engine.packing import pad
+from tracekit.engine.layout import Positions, length_buckets
+from tracekit.engine.packing import pad_ids
 from tracekit.engine.patching import SeenRows
 from tracekit.errors import SourceError
 from tracekit.models.architectures import long_rope_limit, scores_hook
-from tracekit.models.hooked import Hook, HookedModel, device_of, frozen, model_name, recording_hooks
+from tracekit.models.hooked import Hook, HookedModel, device_of, freeze, model_name, recording_hooks
 
 
 def mean_activations(
@@ -38,8 +38,8 @@ def mean_activations(
         SourceError: The model cannot run the prompts, or the means would mean something else in
             each of them.
     """
-    _check_runs(over, model)
-    _check_seen(model, kinds)
+    _check_counterfactual_runs(over, model)
+    _check_seen_keys(model, kinds)
     if positional:
         _check_positional(over, pairs, kinds, positions)
     prompts = [pair.prompt_ids for pair in over]
@@ -48,20 +48,20 @@ def mean_activations(
     beyond = all_lengths > (long_rope_limit(model) or float("inf"))
     sums: dict[str, Tensor] = {}
     device = device_of(model)
-    with frozen(model), torch.no_grad():
-        for numbers in buckets(all_lengths, beyond, max_batch_size, device):
+    with freeze(model), torch.no_grad():
+        for numbers in length_buckets(all_lengths, beyond, max_batch_size, device):
             part, lengths = [prompts[n] for n in numbers.tolist()], all_lengths[numbers]
             is_token = torch.arange(int(lengths.max())) < lengths[:, None]
             hooks = [
-                _summing(name, kind, is_token, positional, longest, sums)
+                _summing_hook(name, kind, is_token, positional, longest, sums)
                 for name, kind in kinds.items()
             ]
-            model.run_with_hooks(pad(part).to(device), fwd_hooks=hooks)
+            model.run_with_hooks(pad_ids(part).to(device), fwd_hooks=hooks)
     count = len(prompts) if positional else sum(map(len, prompts))
     return {name: (total / count).float() for name, total in sums.items()}
 
 
-def _check_seen(model: HookedModel, kinds: Mapping[str, Kind]) -> None:
+def _check_seen_keys(model: HookedModel, kinds: Mapping[str, Kind]) -> None:
     names = [name for name, kind in kinds.items() if kind.is_attention_pattern]
     for name in names:
         rows = SeenRows(Constants("", {name: torch.ones(1, 2)}), name)
@@ -71,9 +71,9 @@ def _check_seen(model: HookedModel, kinds: Mapping[str, Kind]) -> None:
             into.append(rows(2, slice(None), slice(None)) > 0)
             return pattern
 
-        hooks = [rows.hook, (name, partial(cut, rows=rows, into=previous))]
+        hooks = [rows.recording_hook, (name, partial(cut, rows=rows, into=previous))]
         tokens = torch.zeros(1, 2, dtype=torch.long, device=device_of(model))
-        with frozen(model), torch.no_grad():
+        with freeze(model), torch.no_grad():
             model.run_with_hooks(tokens, fwd_hooks=hooks)
         if not torch.equal(previous[0].cpu(), torch.ones_like(previous[0].cpu()).tril()):
             raise SourceError(
@@ -83,7 +83,7 @@ def _check_seen(model: HookedModel, kinds: Mapping[str, Kind]) -> None:
             )
 
 
-def _check_runs(pairs: PromptPairs, model: HookedModel) -> None:
+def _check_counterfactual_runs(pairs: PromptPairs, model: HookedModel) -> None:
     vocabulary, context = int(model.cfg.d_vocab), int(getattr(model.cfg, "n_ctx", 0) or 0)
     for number, pair in enumerate(pairs):
         if context and len(pair.prompt_ids) > context:
@@ -120,7 +120,7 @@ def _check_positional(
         )
 
 
-def _summing(
+def _summing_hook(
     name: str, kind: Kind, is_token: Tensor, positional: bool, longest: int, sums: dict[str, Tensor]
 ) -> Hook:
     """A hook that adds an activation, at the positions that hold tokens, to a sum."""
@@ -140,11 +140,11 @@ def _summing(
     return name, add
 
 
-def shapes_of(model: HookedModel, kinds: Mapping[str, Kind]) -> dict[str, list[int]]:
+def get_shapes(model: HookedModel, kinds: Mapping[str, Kind]) -> dict[str, list[int]]:
     """Sizes of an activation without the axes of row and position, by hook point."""
     hooks, recorded = recording_hooks(kinds)
     tokens = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
-    with frozen(model), torch.no_grad():
+    with freeze(model), torch.no_grad():
         model.run_with_hooks(tokens, fwd_hooks=hooks)
     return {
         name: [size for axis, size in enumerate(recorded[name][-1].shape) if axis not in (0, pos)]

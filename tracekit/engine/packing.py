@@ -58,31 +58,31 @@ class PackedSequences:
             # Every branch counts on from the end of the prompt, not from the branch before it.
             after = [len(prompt) + step for branch in continuations for step in range(len(branch))]
             position_ids.append([*range(len(prompt)), *after])
-        return cls(pad(tokens), pad(position_ids), pad(branches), needs_attention_mask)
+        return cls(pad_ids(tokens), pad_ids(position_ids), pad_ids(branches), needs_attention_mask)
 
     @property
     def has_branches(self) -> bool:
         """Whether a row has two branches."""
         return bool((self.branches > 1).any())
 
-    def rows(self, index: Any, width: int) -> PackedSequences:
-        """Some of the rows, cut to a width."""
-        return self._map(lambda value: value[index, :width])
+    def select_rows(self, index: Any, width: int) -> PackedSequences:
+        """Selects rows, cut to a width."""
+        return self._map_tensors(lambda value: value[index, :width])
 
     def repeat(self, copies: int) -> PackedSequences:
-        """The rows `copies` times over."""
-        return self._map(lambda value: value.repeat(copies, 1))
+        """Repeats the rows `copies` times."""
+        return self._map_tensors(lambda value: value.repeat(copies, 1))
 
     def to(self, device: torch.device) -> PackedSequences:
         """The rows on a device."""
-        return self._map(lambda value: to_device(value, device))
+        return self._map_tensors(lambda value: to_device(value, device))
 
-    def _map(self, change: Any) -> PackedSequences:
+    def _map_tensors(self, change: Any) -> PackedSequences:
         parts = (self.tokens, self.position_ids, self.branches)
         tokens, position_ids, branches = map(change, parts)
         return PackedSequences(tokens, position_ids, branches, self.needs_attention_mask)
 
-    def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
+    def model_inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Attention mask and position ids for a model of this type, on the device of the rows."""
         if not self.needs_attention_mask:
             return {}
@@ -98,7 +98,7 @@ class PackedSequences:
 def bucket_sizes(lengths: Sequence[int], max_batch_size: int, overhead: int) -> list[int]:
     """How many rows, sorted by length, to run in each pass.
 
-    A row costs the length of the longest row of its pass, and a pass `overhead` tokens besides.
+    Each row costs the length of the longest row of its pass; each pass adds `overhead` tokens.
     Dynamic programming finds the cuts between lengths that cost least in all.
     """
     counts = [(length, len(list(same))) for length, same in groupby(lengths)]
@@ -125,7 +125,7 @@ def bucket_sizes(lengths: Sequence[int], max_batch_size: int, overhead: int) -> 
     return sizes
 
 
-def pad(sequences: Sequence[Sequence[int]]) -> Int[Tensor, "row pos"]:
+def pad_ids(sequences: Sequence[Sequence[int]]) -> Int[Tensor, "row pos"]:
     """Sequences under one another, filled up with zeros on the right."""
     padded = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
     for row, sequence in enumerate(sequences):

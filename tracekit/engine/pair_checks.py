@@ -9,7 +9,7 @@ from tracekit.data.pairs_report import check_padding
 from tracekit.data.prompts import PromptPairs
 from tracekit.errors import MissingContinuationError, PairsError
 from tracekit.metrics import Metric
-from tracekit.models.architectures import stretches_by_batch
+from tracekit.models.architectures import has_dynamic_rope
 from tracekit.models.hooked import HookedModel, model_name
 
 
@@ -19,7 +19,7 @@ def check_traceable(
     """Refuses pairs that cannot be traced."""
     check_continuations(pairs, metric)
     check_padding(pairs, getattr(model, "tokenizer", None))
-    _check_exchange(pairs, registry)
+    _check_exchanged_spans(pairs, registry)
     vocabulary = int(model.cfg.d_vocab)
     context = int(getattr(model.cfg, "n_ctx", 0) or 0)
     for number, pair in enumerate(pairs):
@@ -34,7 +34,7 @@ def check_traceable(
         longest = read + max(len(pair.x_ids), len(pair.y_ids or ())) - 1
         if context and longest > context:
             start = f"Example {number} ({pair.describe()}) needs {longest} positions. The model "
-            if stretches_by_batch(model):
+            if has_dynamic_rope(model):
                 raise PairsError(
                     f"{start}reads more than {context} by rotary factors that the longest row of a "
                     "batch decides (rope type 'dynamic'), so an example's effect would depend on "
@@ -56,7 +56,7 @@ def check_traceable(
 
 
 def check_continuations(pairs: PromptPairs, metric: Metric) -> None:
-    """Refuses a metric that an example has no continuations for."""
+    """Refuses a metric whose continuations an example lacks."""
     for number, pair in enumerate(pairs):
         if metric.needs_y and pair.y_ids is None:
             raise MissingContinuationError(
@@ -65,7 +65,7 @@ def check_continuations(pairs: PromptPairs, metric: Metric) -> None:
                 "probability-drop or probability-ratio."
             )
         if "answer-tokens" in metric.reads:
-            check_told_by_a_token(number, pair, f"the metric {metric.name!r}")
+            check_distinguishable(number, pair, f"the metric {metric.name!r}")
         if "token-sets" in metric.reads:
             of_x, of_y = pair.token_sets
             both = sorted({*of_x} & {*of_y})
@@ -77,7 +77,7 @@ def check_continuations(pairs: PromptPairs, metric: Metric) -> None:
                 )
 
 
-def check_told_by_a_token(number: int, pair: PromptPair, asking: str) -> None:
+def check_distinguishable(number: int, pair: PromptPair, asking: str) -> None:
     """Refuses a pair in which no token of x differs from that of y in its place."""
     if not pair.is_told_by_a_token:
         raise PairsError(
@@ -87,7 +87,7 @@ def check_told_by_a_token(number: int, pair: PromptPair, asking: str) -> None:
         )
 
 
-def _check_exchange(pairs: PromptPairs, registry: ComponentRegistry) -> None:
+def _check_exchanged_spans(pairs: PromptPairs, registry: ComponentRegistry) -> None:
     by_key = [kind.name for kind in registry.kinds_by_hook.values() if kind.key_dim is not None]
     for number, pair in enumerate(pairs):
         if by_key and pair.counterfactual_spans is not None:

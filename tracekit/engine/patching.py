@@ -74,14 +74,14 @@ class MaskedPatch:
         covered = slice(first, first + source.shape[kind.position_dim])
         numbers = None if self.span_numbers is None else self.span_numbers[:, covered]
         parts = [
-            (shares_of(site, mask, source.ndim, numbers), site.kind.features_in(layer))
+            (mask_shares(site, mask, source.ndim, numbers), site.kind.features_in(layer))
             for site in sites
         ]
         is_patched, shape = self.positions[:, covered], [1] * source.ndim
         shape[0], shape[kind.position_dim] = is_patched.shape
-        rows = SeenRows.of(self.constants, name, kind)
+        rows = SeenRows.for_hook(self.constants, name, kind)
         mix = partial(
-            _mix,
+            _mix_activation,
             source=source,
             kind=kind,
             first=first,
@@ -89,7 +89,7 @@ class MaskedPatch:
             parts=parts,
             rows=rows,
         )
-        return _hooks_of(name, mix, rows)
+        return _mixing_hooks(name, mix, rows)
 
 
 def constant_hooks(
@@ -112,22 +112,22 @@ def constant_hooks(
         dtype = torch.promote_types(activation.dtype, torch.float32)
         mixed, values = activation.to(dtype), values.to(activation.device, dtype)
         for site in sites:
-            share = shares_of(site, mask, activation.ndim, None)[0].to(mixed)
+            share = mask_shares(site, mask, activation.ndim, None)[0].to(mixed)
             mixed = torch.lerp(mixed, values.expand_as(mixed), share.expand_as(mixed))
         return mixed.to(activation.dtype)
 
     hooks = []
     for name, kind in registry.kinds_by_hook.items():
         acting = [site for site in registry.sites if name in site.hook_names]
-        rows = SeenRows.of(constants, name, kind)
-        hooks += _hooks_of(name, partial(mix, name=name, sites=acting, rows=rows), rows)
+        rows = SeenRows.for_hook(constants, name, kind)
+        hooks += _mixing_hooks(name, partial(mix, name=name, sites=acting, rows=rows), rows)
     return hooks
 
 
-def _hooks_of(name: str, mix: Callable[..., Tensor], rows: SeenRows | None) -> list[Hook]:
-    """The hook that mixes, behind the one that it needs."""
+def _mixing_hooks(name: str, mix: Callable[..., Tensor], rows: SeenRows | None) -> list[Hook]:
+    """The hook that mixes values, after the hook that it depends on."""
     mixing = partial(_mix_in_place, mix=mix) if name.endswith(STREAM_PASSES_BY) else mix
-    return [(name, mixing)] if rows is None else [rows.hook, (name, mixing)]
+    return [(name, mixing)] if rows is None else [rows.recording_hook, (name, mixing)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,14 +142,14 @@ class SeenRows:
     _seen: list[Tensor] = field(default_factory=list)
 
     @classmethod
-    def of(cls, constants: Constants | None, name: str, kind: Kind) -> SeenRows | None:
-        """The rows, or None where there are none to cut."""
+    def for_hook(cls, constants: Constants | None, name: str, kind: Kind) -> SeenRows | None:
+        """The rows of a hook point; None if it has no rows to cut."""
         if constants is None or not kind.is_attention_pattern or not constants.values[name].any():
             return None
         return cls(constants, name)
 
     @property
-    def hook(self) -> Hook:
+    def recording_hook(self) -> Hook:
         """A hook that reads which keys each query sees from the scores."""
 
         def look(scores: Tensor, hook: Any = None) -> Tensor:
@@ -165,8 +165,8 @@ class SeenRows:
         """Rows of some queries of a pass of `n_queries` tokens, over some keys of the pattern."""
         if not self._seen:
             raise SourceError(
-                f"The scores before {self.name} were not seen, which say what a query attends to. "
-                "Use source='zero', or head-outputs."
+                f"The attention scores before {self.name} were not seen, so it is unknown which "
+                "keys a query sees. Use source='zero', or head-outputs."
             )
         seen, running = self._seen.pop(), running_pass(n_queries)
         at = running.key_positions(n_queries, seen.shape[-1])[:, keys].to(seen.device)
@@ -187,7 +187,7 @@ class SeenRows:
         return rows
 
 
-def _mix(
+def _mix_activation(
     activation: Tensor,
     hook: Any = None,
     *,
@@ -201,7 +201,7 @@ def _mix(
     dim, key_dim = kind.position_dim, kind.key_dim
     length, n_sources = activation.shape[dim], source.shape[dim]
     before = running_pass(length).n_before
-    # The part of the source that this pass reads; a generation goes on without it.
+    # The part of the source that this pass reads; later steps of a generation read none.
     start, stop = max(first, before), min(first + n_sources, before + length)
     if start >= stop:
         return activation
@@ -237,9 +237,9 @@ def _mix(
         if weight.shape[dim + 1] > 1:
             weight = weight.narrow(dim + 1, start - first, stop - start)
         share = (weight * is_patched).to(activation.device, dtype)
-        mixed = _mixed(mixed, values, share, features, 1 + len(kind.axes))
+        mixed = _interpolate(mixed, values, share, features, 1 + len(kind.axes))
     mixed = rearrange(mixed, "set row ... -> (set row) ...").to(activation.dtype)
-    return _replaced(activation, mixed, kind, part)
+    return _insert_values(activation, mixed, kind, part)
 
 
 def _mix_in_place(
@@ -249,7 +249,7 @@ def _mix_in_place(
     return activation.copy_(mix(activation.clone()))
 
 
-def _mixed(
+def _interpolate(
     clean: Tensor, counterfactual: Tensor, share: Tensor, features: FeatureMap | None, n_axes: int
 ) -> Tensor:
     """Values between the clean and the counterfactual ones, with the axis of the set first."""
@@ -268,14 +268,14 @@ def _mixed(
         return clean + (changed - same)
 
 
-def shares_of(
+def mask_shares(
     site: Site, mask: Tensor, ndim: int, span_numbers: Int[Tensor, "row pos"] | None
 ) -> Float[Tensor, ...]:
     """Mask entries of a site, shaped `set row *axes` to broadcast against its activation."""
-    entries = entries_of(site, mask)
+    entries = mask_entries(site, mask)
     if site.spans:
         assert span_numbers is not None
-        return _weight_by_span(site, entries, ndim, span_numbers)
+        return _shares_by_span(site, entries, ndim, span_numbers)
     entries = entries[..., 0]
     shape = [1] * (ndim + 1)
     shape[: entries.ndim - 1] = entries.shape[:-1]
@@ -285,25 +285,25 @@ def shares_of(
     return entries.reshape(shape)
 
 
-def entries_of(site: Site, mask: Tensor) -> Float[Tensor, "*axes index span"]:
+def mask_entries(site: Site, mask: Tensor) -> Float[Tensor, "*axes index span"]:
     """Mask entries of a site, 0 for components of its layer that are not in the registry."""
     entries = mask[..., site.start : site.stop].unflatten(-1, (-1, site.n_spans))
     if site.complete:
         return entries
     whole = entries.new_zeros(*entries.shape[:-2], site.width, site.n_spans)
-    return whole.index_copy(-2, _numbers_on(site.indices, entries.device), entries)
+    return whole.index_copy(-2, _copy_numbers(site.indices, entries.device), entries)
 
 
 @lru_cache(maxsize=1024)
-def _numbers_on(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " number"]:
+def _copy_numbers(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " number"]:
     """Numbers on a device, copied there once."""
     return to_device(torch.tensor(numbers), device)
 
 
-def _weight_by_span(
+def _shares_by_span(
     site: Site, by_index: Tensor, ndim: int, span_numbers: Int[Tensor, "row pos"]
 ) -> Float[Tensor, ...]:
-    """The same where every span has an entry of its own: each position takes that of its span."""
+    """As `mask_shares`, where each position takes the mask entry of its span."""
     kind = site.kind
     while by_index.ndim < 4:
         # One mask for all sets, or for all rows.
@@ -325,7 +325,7 @@ def _weight_by_span(
     return rearrange(picked, f"set row index pos -> {' '.join(axes)}")
 
 
-def _replaced(activation: Tensor, covered: Tensor, kind: Kind, part: slice) -> Tensor:
+def _insert_values(activation: Tensor, covered: Tensor, kind: Kind, part: slice) -> Tensor:
     """The activation with `covered` in a part of its positions."""
     dim, length = kind.position_dim, activation.shape[kind.position_dim]
     if covered.shape == activation.shape:

@@ -33,7 +33,7 @@ from tracekit.data.counterfactuals import constants_of
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream
 from tracekit.engine.counterfactual_cache import CounterfactualCache
-from tracekit.engine.forward import replacing
+from tracekit.engine.forward import replace_by
 from tracekit.engine.patching import Activations, MaskedPatch
 from tracekit.engine.prepared import PreparedData
 from tracekit.errors import ComponentError, HookPointError
@@ -43,7 +43,7 @@ from tracekit.models.architectures import (
     MLP,
     READS,
     PathInput,
-    out_of,
+    out_hook,
     stream_hook,
 )
 from tracekit.models.hooked import Hook, is_exact, model_name
@@ -53,7 +53,7 @@ _EXAMPLES = 2
 
 @dataclass(frozen=True)
 class PathRow:
-    """One measured effect."""
+    """A path whose effect is measured."""
 
     sender: int | None
     """Flat index; None: the embedding."""
@@ -63,8 +63,8 @@ class PathRow:
     """What the sender changes of the receiver's input."""
 
 
-def place_of(site: Site) -> tuple[int, int]:
-    """Layer, and 0 for a part of the attention, 1 for one of the MLP.
+def path_place(site: Site) -> tuple[int, int]:
+    """The layer of a site, and 0 if it is in the attention, 1 if it is in the MLP.
 
     Raises:
         ComponentError: It is neither, or acts in several layers.
@@ -72,8 +72,8 @@ def place_of(site: Site) -> tuple[int, int]:
     hook, name = site.kind.hook, site.kind.name
     if len(site.acts_in) > 1:
         raise ComponentError(
-            "Components that act in several layers at once are at no place of a path. Trace "
-            "without layer_window."
+            "Components that act in several layers at once have no place on a path. Trace without "
+            "layer_window."
         )
     if hook.startswith("attn.") or hook == "hook_attn_out":
         return site.layer, ATTENTION
@@ -103,10 +103,10 @@ class PathRuns:
         first: list[int | None] = [None] if self.has_embedding else []
         return [
             PathRow(sender, receiver, via)
-            for receiver in [*self.by_place, None]
-            for sender in [*first, *self.by_place]
+            for receiver in [*self.members_in_order, None]
+            for sender in [*first, *self.members_in_order]
             if self.reaches(sender, receiver)
-            for via in self.inputs_of(receiver)
+            for via in self.measured_inputs(receiver)
         ]
 
     def effects(self) -> Float[Tensor, "row example"]:
@@ -118,17 +118,17 @@ class PathRuns:
         """
         data, numbers = self.data, {row: number for number, row in enumerate(self.rows)}
         effects = torch.zeros(len(numbers), data.n_examples, device=data.device)
-        shown = _progress.run("paths", len(numbers), data.n_examples, shown=data.config.progress)
+        bar = _progress.open_bar("paths", len(numbers), data.n_examples, shown=data.config.progress)
         n_done = 0
-        with data.measuring(), shown:
+        with data.measuring(), bar:
             self.check_hooks()
             for batch in data.batches:
-                for row, values in _BatchPaths(self, batch).measured():
+                for row, values in _BatchPaths(self, batch).measure():
                     effects[numbers[row], batch.examples] = values.to(effects)
                     n_done += len(values)
-                    _progress.current().advance(len(values))
-            data.account.count(len(numbers) * data.n_examples, reported=n_done)
-        (effects,) = data.ranks.add(effects.cpu())
+                    _progress.current_run().advance(len(values))
+            data.account.add_examples(len(numbers) * data.n_examples, reported=n_done)
+        (effects,) = data.ranks.sum_ranks(effects.cpu())
         for row in effects:
             data.check_finite(row)
         return effects
@@ -147,20 +147,20 @@ class PathRuns:
 
     @cached_property
     def places(self) -> dict[int, tuple[int, int]]:
-        """Place of each member; see `place_of`."""
-        return {member: place_of(self.data.registry.site_of(member)) for member in self.members}
+        """Place of each member; see `path_place`."""
+        return {member: path_place(self.data.registry.site_of(member)) for member in self.members}
 
     @cached_property
-    def hooks(self) -> dict[int, str]:
+    def member_hooks(self) -> dict[int, str]:
         """Hook point of each member."""
         return {member: self.data.registry.site_of(member).hook_name for member in self.members}
 
     @cached_property
-    def by_place(self) -> list[int]:
-        """The members from the first layer up."""
+    def members_in_order(self) -> list[int]:
+        """The members, sorted by layer."""
         return sorted(self.members, key=lambda member: (self.places[member], member))
 
-    def inputs_of(self, receiver: int | None) -> Sequence[PathInput]:
+    def measured_inputs(self, receiver: int | None) -> Sequence[PathInput]:
         """The inputs of a receiver into which paths are measured separately."""
         if receiver is None or not self.by_input:
             return ("all",)
@@ -185,11 +185,12 @@ class PathRuns:
         if self._is_sequential:
             return
         data = self.data
-        probe = data.layout.batch(torch.arange(min(_EXAMPLES, data.n_examples))).to(data.device)
+        few = torch.arange(min(_EXAMPLES, data.n_examples))
+        probe = data.layout.make_batch(few).to(data.device)
         split = {
             self.places[member][0]: hook
-            for member, hook in self.hooks.items()
-            if len(self.inputs_of(member)) > 1
+            for member, hook in self.member_hooks.items()
+            if len(self.measured_inputs(member)) > 1
         }
         with data.measuring():
             layers = dict.fromkeys(layer for layer, _ in self.places.values())
@@ -205,7 +206,7 @@ def _check_block(data: PreparedData, batch: Batch, layer: int, split: str | None
     `split` is a hook point of attention into whose queries, keys and values paths are separate.
     """
     run, model = data.forward_pass.activations, data.model
-    attention, mlp = out_of(layer, ATTENTION), out_of(layer, MLP)
+    attention, mlp = out_hook(layer, ATTENTION), out_hook(layer, MLP)
     before, after = stream_hook(layer), stream_hook(layer + 1)
     inputs = [f"blocks.{layer}.{hook}" for hook in INPUT_HOOKS.values()] if split else []
     start = f"Paths cannot be followed through block {layer} of {model_name(model)}: "
@@ -217,30 +218,30 @@ def _check_block(data: PreparedData, batch: Batch, layer: int, split: str | None
     stream = clean[before]
     drawn = torch.randn(stream.shape, generator=torch.Generator().manual_seed(0))
     change = drawn.to(stream) * stream.float().std().to(stream)
-    frozen = [(name, replacing(clean[name])) for name in (attention, mlp)]
+    frozen = [(name, replace_by(clean[name])) for name in (attention, mlp)]
     moved = stream + change
 
     def resumed(names: Sequence[str], hooks: Sequence[Hook], residual: Tensor) -> Activations:
         return run(batch, hooks, names, start=layer, residual=residual)
 
-    if not _close(data, resumed([after], frozen, moved)[after], clean[after] + change):
+    if not _is_close(data, resumed([after], frozen, moved)[after], clean[after] + change):
         raise HookPointError(
-            f"{start}with what its attention and MLP give out held fixed, a change of its input "
-            "does not arrive unchanged behind it. Use explain() instead."
+            f"{start}with the outputs of its attention and MLP fixed, a change of its input does "
+            "not reach its output unchanged. Use explain() instead."
         )
     if split:
         wanted = resumed([*inputs, split], [], moved)
-        parts = [(name, replacing(wanted[name])) for name in inputs]
-        if not _close(data, resumed([split], parts, stream)[split], wanted[split]):
+        parts = [(name, replace_by(wanted[name])) for name in inputs]
+        if not _is_close(data, resumed([split], parts, stream)[split], wanted[split]):
             raise HookPointError(
                 f"{start}queries, keys and values put in at {', '.join(inputs)} do not give the "
                 f"{split} that they belong to. Give by_input=False."
             )
-    of_attention = [(attention, replacing(clean[attention] + change))]
-    return not _close(data, resumed([mlp], of_attention, stream)[mlp], clean[mlp])
+    of_attention = [(attention, replace_by(clean[attention] + change))]
+    return not _is_close(data, resumed([mlp], of_attention, stream)[mlp], clean[mlp])
 
 
-def _close(data: PreparedData, value: Tensor, expected: Tensor) -> bool:
+def _is_close(data: PreparedData, value: Tensor, expected: Tensor) -> bool:
     tolerance = 1e-4 if is_exact(data.model) else 0.05
     difference = (value.float() - expected.float()).abs().max()
     return bool(difference <= tolerance * expected.float().abs().max())
@@ -251,62 +252,62 @@ class _BatchPaths:
     runs: PathRuns
     batch: Batch
 
-    def measured(self) -> Iterator[tuple[PathRow, Float[Tensor, " example"]]]:
+    def measure(self) -> Iterator[tuple[PathRow, Float[Tensor, " example"]]]:
         """Rows, each with its effects on the examples of the batch."""
         runs, n_layers = self.runs, int(self.runs.data.model.cfg.n_layers)
-        changes = self._changes()
-        for (layer, part), group in groupby(runs.by_place, key=runs.places.__getitem__):
+        changes = self._sender_changes()
+        for (layer, part), group in groupby(runs.members_in_order, key=runs.places.__getitem__):
             receivers = list(group)
             senders = [sender for sender in changes if runs.reaches(sender, receivers[0])]
             for some in runs.data.chunks(senders, self.batch):
-                clean = self._copied(stream_hook(layer), len(some))
+                clean = self._copy_clean(stream_hook(layer), len(some))
                 moved = clean + torch.cat([changes[sender].to(clean) for sender in some])
-                for via, read in self._read(layer, part, receivers, moved, clean):
+                for via, read in self._read_receivers(layer, part, receivers, moved, clean):
                     for receiver in receivers:
-                        if via in runs.inputs_of(receiver):
-                            hooks = self._put_in(receiver, read[runs.hooks[receiver]])
+                        if via in runs.measured_inputs(receiver):
+                            hooks = self._patch_hooks(receiver, read[runs.member_hooks[receiver]])
                             effects = self._effects(hooks, layer, clean)
                             rows = [PathRow(sender, receiver, via) for sender in some]
                             yield from zip(rows, effects, strict=True)
         for some in runs.data.chunks(list(changes), self.batch):
-            clean = self._copied(stream_hook(n_layers), len(some))
+            clean = self._copy_clean(stream_hook(n_layers), len(some))
             change = torch.cat([changes[sender].to(clean) for sender in some])
             effects = self._effects([], n_layers, clean + change)
             yield from zip([PathRow(sender, None, "all") for sender in some], effects, strict=True)
 
     @cached_property
-    def _clean(self) -> Activations:
+    def _clean_activations(self) -> Activations:
         """The clean stream where members read and write, and clean outputs that are held fixed."""
         names = {stream_hook(0), stream_hook(int(self.runs.data.model.cfg.n_layers))}
         for layer, part in self.runs.places.values():
-            names |= {stream_hook(layer), stream_hook(layer + 1), out_of(layer, 1 - part)}
+            names |= {stream_hook(layer), stream_hook(layer + 1), out_hook(layer, 1 - part)}
         return self.runs.data.forward_pass.activations(self.batch, [], sorted(names))
 
-    def _changes(self) -> dict[int | None, ResidualStream]:
+    def _sender_changes(self) -> dict[int | None, ResidualStream]:
         runs, data = self.runs, self.runs.data
         changes: dict[int | None, ResidualStream] = {}
         if runs.has_embedding:
-            batch, clean = self.batch, self._clean[stream_hook(0)]
+            batch, clean = self.batch, self._clean_activations[stream_hook(0)]
             embedded = runs.embeddings.activations_for(batch)[stream_hook(0)].to(clean)
             covered = slice(batch.first_position, batch.first_position + embedded.shape[1])
             is_patched = batch.positions[:, covered, None].to(clean.device)
             changes[None] = change = torch.zeros_like(clean)
             change[:, covered] = torch.where(is_patched, embedded - clean[:, covered], 0.0)
         source = data.counterfactual_cache.activations_for(self.batch)
-        for (layer, part), group in groupby(runs.by_place, key=runs.places.__getitem__):
+        for (layer, part), group in groupby(runs.members_in_order, key=runs.places.__getitem__):
             after = stream_hook(layer + 1)
             for senders in data.chunks(list(group), self.batch):
                 masks = data.masks_of([(sender,) for sender in senders])
                 hooks = data.hooks(self.batch, source, masks, {layer})
-                hooks += self._held(layer, MLP, len(senders)) if part == ATTENTION else []
-                stream = self._copied(stream_hook(layer), len(senders))
-                parts = self._run(hooks, [after], layer, stream)[after]
+                hooks += self._freeze_hooks(layer, MLP, len(senders)) if part == ATTENTION else []
+                stream = self._copy_clean(stream_hook(layer), len(senders))
+                parts = self._run_from(hooks, [after], layer, stream)[after]
                 parts = rearrange(parts, "(sender row) ... -> sender row ...", sender=len(senders))
-                parts = parts - self._clean[after]
+                parts = parts - self._clean_activations[after]
                 changes |= dict(zip(senders, parts, strict=True))
         return changes
 
-    def _read(
+    def _read_receivers(
         self,
         layer: int,
         part: int,
@@ -316,26 +317,26 @@ class _BatchPaths:
     ) -> Iterator[tuple[PathInput, Activations]]:
         """Activations of receivers where all of their input changes, or one use of it."""
         runs, n = self.runs, len(moved) // len(self.batch.sequences)
-        held = self._held(layer, ATTENTION, n) if part == MLP else []
+        held = self._freeze_hooks(layer, ATTENTION, n) if part == MLP else []
         # By use, the hook points of receivers that have it.
         uses: dict[PathInput, list[str]] = {}
         for receiver in receivers:
-            for via in runs.inputs_of(receiver):
-                uses.setdefault(via, []).append(runs.hooks[receiver])
+            for via in runs.measured_inputs(receiver):
+                uses.setdefault(via, []).append(runs.member_hooks[receiver])
         names: dict[PathInput, str] = {
             via: f"blocks.{layer}.{INPUT_HOOKS[via]}" for via in uses if via != "all"
         }
-        whole = self._run(held, [*uses["all"], *names.values()], layer, moved)
+        whole = self._run_from(held, [*uses["all"], *names.values()], layer, moved)
         yield "all", whole
         for via, name in names.items():
-            yield via, self._run([(name, replacing(whole[name]))], uses[via], layer, clean)
+            yield (via, self._run_from([(name, replace_by(whole[name]))], uses[via], layer, clean))
 
-    def _put_in(self, receiver: int, value: Tensor) -> list[Hook]:
+    def _patch_hooks(self, receiver: int, value: Tensor) -> list[Hook]:
         """Hooks by which a receiver takes a value where it is patched."""
-        data, batch = self.runs.data, self._repeated(value)
+        data, batch = self.runs.data, self._repeat_batch(value)
         patch = MaskedPatch(
             registry=data.registry,
-            counterfactual={self.runs.hooks[receiver]: value},
+            counterfactual={self.runs.member_hooks[receiver]: value},
             positions=batch.positions,
             span_numbers=batch.span_numbers,
         )
@@ -344,24 +345,24 @@ class _BatchPaths:
     def _effects(
         self, hooks: Sequence[Hook], layer: int, stream: ResidualStream
     ) -> Float[Tensor, "sender example"]:
-        data, batch, reads = self.runs.data, self._repeated(stream), self.runs.data.metric.reads
+        data, batch, reads = self.runs.data, self._repeat_batch(stream), self.runs.data.metric.reads
         run = data.forward_pass.log_probs(batch, hooks, reads=reads, start=layer, residual=stream)
         return data.effects_from(self.batch, run)
 
-    def _run(
+    def _run_from(
         self, hooks: Sequence[Hook], names: Iterable[str], layer: int, stream: ResidualStream
     ) -> Activations:
-        run, batch = self.runs.data.forward_pass.activations, self._repeated(stream)
+        run, batch = self.runs.data.forward_pass.activations, self._repeat_batch(stream)
         return run(batch, hooks, sorted(set(names)), start=layer, residual=stream)
 
-    def _repeated(self, rows: Tensor) -> Batch:
-        """The batch as often as an activation has its rows."""
+    def _repeat_batch(self, rows: Tensor) -> Batch:
+        """Repeats the batch to match the rows of an activation."""
         return self.batch.repeat(len(rows) // len(self.batch.sequences))
 
-    def _held(self, layer: int, part: int, copies: int) -> list[Hook]:
-        """Hooks that hold what the attention or the MLP of a layer gives out at its clean value."""
-        name = out_of(layer, part)
-        return [(name, replacing(self._copied(name, copies)))]
+    def _freeze_hooks(self, layer: int, part: int, copies: int) -> list[Hook]:
+        """Hooks that keep the output of a layer's attention or MLP at its clean value."""
+        name = out_hook(layer, part)
+        return [(name, replace_by(self._copy_clean(name, copies)))]
 
-    def _copied(self, name: str, copies: int) -> Tensor:
-        return repeat(self._clean[name], "row pos d -> (copy row) pos d", copy=copies)
+    def _copy_clean(self, name: str, copies: int) -> Tensor:
+        return repeat(self._clean_activations[name], "row pos d -> (copy row) pos d", copy=copies)

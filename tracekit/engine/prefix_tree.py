@@ -46,10 +46,10 @@ def build_prefix_tree(
         for index in sorted(members):
             in_layers.setdefault(layer_of[index], []).append(index)
         by_layer.append({layer: tuple(indices) for layer, indices in in_layers.items()})
-    return _grow(list(range(len(sets))), by_layer, 0, n_layers, ())
+    return _build_node(list(range(len(sets))), by_layer, 0, n_layers, ())
 
 
-def _grow(
+def _build_node(
     numbers: Sequence[int],
     by_layer: Sequence[dict[int, ComponentSet]],
     layer: int,
@@ -62,18 +62,18 @@ def _grow(
     for number in numbers:
         groups.setdefault(by_layer[number].get(layer, ()), []).append(number)
     for group in groups.values():
-        parting = _parting_layer(group, by_layer, layer, n_layers)
+        parting = _first_difference(group, by_layer, layer, n_layers)
         if len(group) == 1 or parting == n_layers:
             node.leaves += group
         else:
             shared = by_layer[group[0]]
             patched = tuple(i for at in range(layer, parting) for i in shared.get(at, ()))
-            node.children.append(_grow(group, by_layer, parting, n_layers, patched))
+            node.children.append(_build_node(group, by_layer, parting, n_layers, patched))
     node.leaves.sort()
     return node
 
 
-def _parting_layer(
+def _first_difference(
     group: Sequence[int], by_layer: Sequence[dict[int, ComponentSet]], layer: int, n_layers: int
 ) -> int:
     """First layer in which some sets differ; the number of layers if none."""

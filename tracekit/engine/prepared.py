@@ -21,8 +21,8 @@ from torch import Tensor
 
 from tracekit._util import progress as _progress
 from tracekit._util.devices import to_device
-from tracekit._util.files import digest_of
-from tracekit._util.options import is_whole, shortened
+from tracekit._util.files import json_digest
+from tracekit._util.options import is_int, short_repr
 from tracekit._util.ranks import Ranks
 from tracekit._util.version import __version__
 from tracekit.components import ComponentRegistry, ComponentSet
@@ -30,11 +30,11 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream
 from tracekit.engine.capabilities import Capabilities, capabilities_of
-from tracekit.engine.clean_run import CleanRun, repeated
+from tracekit.engine.clean_run import CleanRun, repeat_log_probs
 from tracekit.engine.cost import Account
 from tracekit.engine.counterfactual_cache import CounterfactualCache
 from tracekit.engine.cuda_graphs import CudaGraphCache
-from tracekit.engine.edge_patch import EdgePatch, rows_at_once
+from tracekit.engine.edge_patch import EdgePatch, max_edge_rows
 from tracekit.engine.forward import ForwardPass
 from tracekit.engine.layout import Layout, Positions
 from tracekit.engine.pair_checks import check_traceable
@@ -50,14 +50,14 @@ from tracekit.metrics import (
     no_gradient,
 )
 from tracekit.models.architectures import long_rope_limit
-from tracekit.models.hooked import Hook, HookedModel, frozen, model_name, weights_digest
+from tracekit.models.hooked import Hook, HookedModel, freeze, model_name, weights_digest
 
 _T = TypeVar("_T")
 _D = TypeVar("_D", bound="PreparedData")
 Masks = Float[Tensor, "set component"]
 """A stack of masks on the model's device, entries in [0, 1]."""
-USUAL_ROWS = 64
-"""Examples of a pass on a CPU, which more would not fill better."""
+DEFAULT_ROWS = 64
+"""Examples per pass on a CPU; more would not make it faster."""
 _PROBED_ROWS, _SHARE_OF_MEMORY = 8, 0.25
 """Examples whose memory is measured; part of a card's free memory that a pass may take."""
 
@@ -85,18 +85,18 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         size = self.max_batch_size
-        if size is not None and (not is_whole(size) or size < 1):
+        if size is not None and (not is_int(size) or size < 1):
             raise ConfigError(f"max_batch_size is {size!r}. It must be a whole number, at least 1.")
         bound = self.max_memory
         is_number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
         if bound is not None and not (is_number and bound >= 0):
-            shown = bound if is_number else shortened(bound)
+            shown = bound if is_number else short_repr(bound)
             raise ConfigError(f"max_memory is {shown} bytes. It must be a number of at least 0.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PreparedData:
-    """A data set on a model, with the components and the metric that it is asked about."""
+    """A data set laid out on a model, with the components and the metric of the question."""
 
     model: HookedModel
     pairs: PromptPairs
@@ -139,25 +139,25 @@ class PreparedData:
                 longer than the model's context.
         """
         check_traceable(pairs, model, registry, metric)
-        config, ranks = config or EngineConfig(), Ranks.joined()
+        config, ranks = config or EngineConfig(), Ranks.current()
         capabilities = config.capabilities or capabilities_of(model)
         forward_pass = ForwardPass(model, capabilities, config.continuation_mean)
         bar = partial(_progress.track, shown=config.progress)
         # X and y share a row where the model supports that at the length needed.
         layout = _build_layout(model, pairs, registry, config, packed=True)
-        if not capabilities.supports_packing(model, layout.longest):
+        if not capabilities.supports_packing(model, layout.longest_row):
             if layout.sequences.has_branches:
-                capabilities.warn_of_packing(model, layout.longest)
+                capabilities.warn_of_packing(model, layout.longest_row)
             layout = _build_layout(model, pairs, registry, config)
-        size = config.max_batch_size or _rows_that_fit(config, forward_pass, layout)
+        size = config.max_batch_size or _measure_max_rows(config, forward_pass, layout)
         if registry.edges is not None:
             bound = config.max_memory
             if bound is None and forward_pass.device.type == "cuda":
-                bound = _room_on(forward_pass.device)
-            size = min(size, rows_at_once(registry, model, layout.longest, bound))
+                bound = _available_bytes(forward_pass.device)
+            size = min(size, max_edge_rows(registry, model, layout.longest_row, bound))
         config, first = replace(config, max_batch_size=size), None
         if ranks.count > 1:
-            own = _own_part(ranks, layout, torch.arange(layout.n_examples))
+            own = _rank_part(ranks, layout, torch.arange(layout.n_examples))
             first = layout.row_sources[layout.rows[own]].unique()
         data = cls(
             model=model,
@@ -184,16 +184,16 @@ class PreparedData:
                 first=first,
             ),
         )
-        data._require_same_question()
+        data._check_ranks_agree()
         return data
 
-    def _require_same_question(self) -> None:
+    def _check_ranks_agree(self) -> None:
         if self.ranks.count == 1:
             return
-        self.ranks.require_same(
+        self.ranks.check_same(
             version_of_tracekit=__version__,
             data_set=f"{self.pairs.name} ({self.pairs.fingerprint[:12]})",
-            components=digest_of({"spec": self.registry.spec()})[:12],
+            components=json_digest({"spec": self.registry.spec()})[:12],
             metric=self.metric.name,
             model=f"{model_name(self.model)} ({weights_digest(self.model)[:12]})",
             # Each process has as many rows as its own card holds.
@@ -225,7 +225,7 @@ class PreparedData:
     @property
     def rows(self) -> int:
         """Examples that a pass takes at most, each under one mask."""
-        return self.config.max_batch_size or USUAL_ROWS
+        return self.config.max_batch_size or DEFAULT_ROWS
 
     def rank_share(self, examples: Int[Tensor, " example"] | None) -> Int[Tensor, " share"]:
         """This rank's part of some examples, or of all; similar lengths go to different ranks."""
@@ -236,7 +236,7 @@ class PreparedData:
         if self.config.max_memory is not None and len(examples) < self.n_examples:
             # Each rank keeps the counterfactual activations of its own examples only.
             return examples[torch.isin(examples, self.rank_share(None))]
-        return _own_part(self.ranks, self.layout, examples)
+        return _rank_part(self.ranks, self.layout, examples)
 
     @cached_property
     def batches(self) -> list[Batch]:
@@ -254,10 +254,10 @@ class PreparedData:
         numbers = examples if of_all_ranks else self.rank_share(examples)
         size = max(1, self.rows // n_masks)
         filled = self.cuda_graphs.is_on
-        return self.layout.batches(size, device=self.device, examples=numbers, filled=filled)
+        return self.layout.make_batches(size, device=self.device, examples=numbers, filled=filled)
 
     def chunks(self, items: Sequence[_T], batch: Batch) -> Iterator[Sequence[_T]]:
-        """As many at a time as a batch can be run for at once."""
+        """Splits items into groups for which a batch can be run at once."""
         size = max(1, self.rows // len(batch.examples))
         return (items[first : first + size] for first in range(0, len(items), size))
 
@@ -278,21 +278,21 @@ class PreparedData:
     @property
     def clean(self) -> ContinuationLogProbs:
         """Log-probabilities in the clean run, one per example."""
-        return self._clean(self.metric.reads)
+        return self._clean_log_probs(self.metric.reads)
 
     def prepare_clean(self) -> None:
         """Runs the prompts as they are, unless that was done before."""
-        self._clean(self.metric.reads)
+        self._clean_log_probs(self.metric.reads)
 
     def clean_of(
         self, batch: Batch, reads: Sequence[Reading] | None = None
     ) -> ContinuationLogProbs:
         """The clean log-probabilities of a batch; by default what the metric reads."""
         reads = self.metric.reads if reads is None else reads
-        return self.clean_run.of(batch, self._clean(reads), reads)
+        return self.clean_run.log_probs_of(batch, self._clean_log_probs(reads), reads)
 
-    def _clean(self, reads: Sequence[Reading]) -> ContinuationLogProbs:
-        return self.clean_run.of_all(self.batches, reads, self.n_examples)
+    def _clean_log_probs(self, reads: Sequence[Reading]) -> ContinuationLogProbs:
+        return self.clean_run.log_probs_of_all(self.batches, reads, self.n_examples)
 
     def masks_of(self, sets: Sequence[ComponentSet]) -> Masks:
         """Binary masks of sets of components, on the model's device."""
@@ -304,7 +304,7 @@ class PreparedData:
     @contextmanager
     def measuring(self) -> Iterator[None]:
         """Freezes parameters and gradients within the block, which must not hold a `yield`."""
-        with frozen(self.model), torch.no_grad():
+        with freeze(self.model), torch.no_grad():
             yield
 
     def passes(
@@ -404,7 +404,7 @@ class PreparedData:
         """Effects by the metric of one or several masks on a batch, times example weights."""
         n = len(batch.examples)
         clean = self.clean_of(batch) if clean is None else clean
-        effects = self.metric(repeated(clean, len(log_probs.x) // n), log_probs)
+        effects = self.metric(repeat_log_probs(clean, len(log_probs.x) // n), log_probs)
         return self.weighted(batch, effects.reshape(-1, n))
 
     def weighted(self, batch: Batch, effects: Tensor) -> Tensor:
@@ -447,25 +447,25 @@ def _build_layout(
     )
 
 
-def _rows_that_fit(config: EngineConfig, forward_pass: ForwardPass, layout: Layout) -> int:
+def _measure_max_rows(config: EngineConfig, forward_pass: ForwardPass, layout: Layout) -> int:
     device = forward_pass.device
     if device.type != "cuda":
-        return USUAL_ROWS
+        return DEFAULT_ROWS
     longest = layout.lengths_of(torch.arange(layout.n_examples)).argsort(descending=True)
-    of_row = forward_pass.bytes_of_row(layout.batch(longest[:_PROBED_ROWS]).to(device))
-    room = _room_on(device)
+    of_row = forward_pass.measure_row_bytes(layout.make_batch(longest[:_PROBED_ROWS]).to(device))
+    room = _available_bytes(device)
     if config.max_memory is not None:
-        room = min(room, max(config.max_memory, USUAL_ROWS * of_row))
+        room = min(room, max(config.max_memory, DEFAULT_ROWS * of_row))
     return max(1, int(room / of_row))
 
 
-def _room_on(card: torch.device) -> int:
-    """Bytes that a pass may take."""
+def _available_bytes(card: torch.device) -> int:
+    """Bytes of a GPU that a pass may take."""
     unused = torch.cuda.memory_reserved(card) - torch.cuda.memory_allocated(card)
     return int(_SHARE_OF_MEMORY * (torch.cuda.mem_get_info(card)[0] + unused))
 
 
-def _own_part(
+def _rank_part(
     ranks: Ranks, layout: Layout, examples: Int[Tensor, " example"]
 ) -> Int[Tensor, " own"]:
-    return ranks.share(examples[layout.lengths_of(examples).argsort(stable=True)])
+    return ranks.take_share(examples[layout.lengths_of(examples).argsort(stable=True)])

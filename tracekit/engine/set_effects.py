@@ -43,7 +43,7 @@ def set_effects(
     record: SetRecorder | None = None,
 ) -> Float[Tensor, "set example"]:
     """Effects of each set on every example, or on some; see `Engine.set_effects`."""
-    own, batches = _own_part(data, sets, examples)
+    own, batches = _divide_work(data, sets, examples)
     own_sets = [sets[number] for number in own]
     # A component that acts in several layers belongs to no single node of the tree. A few sets are
     # one replayed pass, where the tree would need many passes that are not replayed.
@@ -57,22 +57,22 @@ def set_effects(
     effects_of_own = torch.zeros(len(own), data.n_examples, device=data.device)
     n_done = torch.zeros(len(own), dtype=torch.long)
     is_shown = data.config.progress if len(sets) >= _FEWEST_SHOWN else False
-    shown = _progress.run(label, n_measured / data.n_examples, data.n_examples, shown=is_shown)
+    shown = _progress.open_bar(label, n_measured / data.n_examples, data.n_examples, shown=is_shown)
     with data.measuring(), shown:
         try:
             for batch in batches:
                 source = data.counterfactual_cache.activations_for(batch)
-                _Descent(data, own_sets, batch, source, effects_of_own, n_done).run([tree], None)
+                _TreeRun(data, own_sets, batch, source, effects_of_own, n_done).run([tree], None)
         except KeyboardInterrupt:
             if record is not None and data.ranks.count == 1:
                 whole = (n_done == data.n_examples).nonzero()[:, 0].tolist()
                 record([own_sets[number] for number in whole], effects_of_own[whole].cpu())
             raise
         # The progress bar already shows the batches of this rank.
-        data.account.count(n_measured, reported=int(n_done.sum()))
+        data.account.add_examples(n_measured, reported=int(n_done.sum()))
     effects = torch.zeros(len(sets), data.n_examples)
     effects[own] = effects_of_own.cpu()
-    (effects,) = data.ranks.add(effects)
+    (effects,) = data.ranks.sum_ranks(effects)
     for row in effects[~torch.isfinite(effects.mean(1))]:
         data.check_finite(row)
     if examples is not None:
@@ -82,7 +82,7 @@ def set_effects(
     return effects
 
 
-def _own_part(
+def _divide_work(
     data: PreparedData, sets: Sequence[ComponentSet], examples: Int[Tensor, " example"] | None
 ) -> tuple[list[int], Sequence[Batch]]:
     """Numbers of the sets that this rank measures, and the batches on which it measures them.
@@ -102,7 +102,7 @@ def _own_part(
 
 
 @dataclass(frozen=True, eq=False)
-class _Descent:
+class _TreeRun:
     data: PreparedData
     sets: Sequence[ComponentSet]
     batch: Batch
@@ -126,10 +126,10 @@ class _Descent:
                 masks = self.data.masks_of(prefixes)
                 carried = self.data.forward_pass.residual_at(
                     self.batch.repeat(len(chunk)),
-                    self.data.hooks(self.batch, self.source, masks, self._layers(prefixes)),
+                    self.data.hooks(self.batch, self.source, masks, self._layers_of(prefixes)),
                     layer,
                     start=nodes[0].layer,
-                    residual=self._rows_of(residual, [parent for parent, _ in chunk], len(nodes)),
+                    residual=self._pick_rows(residual, [parent for parent, _ in chunk], len(nodes)),
                 )
                 self.run(children, carried)
 
@@ -140,7 +140,7 @@ class _Descent:
             numbers = [leaf for _, leaf in chunk]
             sets = [self.sets[number] for number in numbers]
             # Patches below the nodes are in the residual stream already.
-            layers = {layer for layer in self._layers(sets) if layer >= start}
+            layers = {layer for layer in self._layers_of(sets) if layer >= start}
             masks = self.data.masks_of(sets)
             if self.data.cuda_graphs.is_on and not start:
                 # What is recorded has all hooks and one of few sizes, so that it serves other sets.
@@ -153,16 +153,16 @@ class _Descent:
                 masks,
                 layers=layers,
                 start=start,
-                residual=self._rows_of(residual, [parent for parent, _ in chunk], len(nodes)),
+                residual=self._pick_rows(residual, [parent for parent, _ in chunk], len(nodes)),
             )
             rows = to_device(torch.tensor(numbers), self.data.device)
             values = self.data.effects_from(self.batch, log_probs)[: len(sets)]
             self.effects[rows[:, None], self.batch.examples] = values
             self.n_done[numbers] += len(self.batch.examples)
-            _progress.current().advance(len(numbers) * len(self.batch.examples))
+            _progress.current_run().advance(len(numbers) * len(self.batch.examples))
 
     @staticmethod
-    def _rows_of(
+    def _pick_rows(
         residual: ResidualStream | None, parents: Sequence[int], n_nodes: int
     ) -> Float[Tensor, "picked pos d_model"] | None:
         """Input of the block for some of the nodes, one after the other."""
@@ -171,6 +171,6 @@ class _Descent:
         of_nodes = rearrange(residual, "(node row) pos d -> node row pos d", node=n_nodes)
         return rearrange(of_nodes[list(parents)], "node row pos d -> (node row) pos d")
 
-    def _layers(self, sets: Sequence[ComponentSet]) -> set[int]:
+    def _layers_of(self, sets: Sequence[ComponentSet]) -> set[int]:
         layer_of = self.data.layers_of_components
         return {layer_of[index] for members in sets for index in members}

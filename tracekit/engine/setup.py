@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 
 from typing_extensions import TypedDict
 
-from tracekit._util.markup import printable
+from tracekit._util.markup import clean_text
 from tracekit._util.names import ContinuationMean, Direction
 from tracekit._util.options import check_fields, check_keywords
 from tracekit.components import ComponentRegistry
@@ -20,7 +20,13 @@ from tracekit.components.kinds import KINDS, Kind
 from tracekit.components.registry import Components, SiteSpec
 from tracekit.engine.layout import Positions
 from tracekit.engine.setup_fields import Indices, SetupFields, SplitBy
-from tracekit.engine.sources import AnySource, as_source, draws, intervention_text, name_of
+from tracekit.engine.sources import (
+    AnySource,
+    as_source,
+    draws_values,
+    intervention_text,
+    source_name,
+)
 from tracekit.errors import ComponentError, ConfigError, SourceError
 from tracekit.metrics import METRICS, resolve_metric
 
@@ -64,12 +70,12 @@ class Setup(SetupFields):
         check_fields(
             self, "split_by", "layer_window", "source_seed", "direction", "continuation_mean"
         )
-        if not draws(self.source):  # So that setups that give the same numbers are equal.
+        if not draws_values(self.source):  # So that setups that give the same numbers are equal.
             object.__setattr__(self, "source_seed", 0)
         for name in ("layers", "indices", "positions"):
-            object.__setattr__(self, name, _frozen(getattr(self, name)))
+            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
         if isinstance(self.indices, Mapping):
-            object.__setattr__(self, "indices", {n: _frozen(v) for n, v in self.indices.items()})
+            object.__setattr__(self, "indices", {n: _as_tuple(v) for n, v in self.indices.items()})
         if isinstance(self.components, ComponentRegistry):
             self._check_registry(self.components)
         if self.has_spans and self.positions != "prompt":
@@ -87,7 +93,7 @@ class Setup(SetupFields):
         if self.split_by is not None and not registry.spans:
             raise ComponentError(
                 f"split_by={self.split_by!r} was given along with a registry without spans. Leave "
-                "it."
+                "it out."
             )
 
     @property
@@ -105,13 +111,13 @@ class Setup(SetupFields):
 
     def named(self, registry: ComponentRegistry) -> Setup:
         """The setup as a file can hold it: by names, or by `registry` if a kind is the user's."""
-        kinds, layers = _names_of(self.components), self.layers
+        kinds, layers = _kind_names(self.components), self.layers
         setup = self
         if kinds is None:
             setup = self.with_registry(registry)
-            kinds, layers = _selection_of(registry) or (registry, None)
+            kinds, layers = _kinds_and_layers(registry) or (registry, None)
         metric = self.metric if isinstance(self.metric, str) else resolve_metric(self.metric).name
-        source = name_of(self.source)
+        source = source_name(self.source)
         return replace(setup, components=kinds, layers=layers, metric=metric, source=source)
 
     def with_registry(self, registry: ComponentRegistry) -> Setup:
@@ -123,7 +129,7 @@ class Setup(SetupFields):
 
     def spec(self) -> SetupSpec:
         """A named setup in values of JSON, from which `from_spec` makes it again."""
-        values = {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        values = {each.name: _json_value(getattr(self, each.name)) for each in fields(self)}
         return cast(SetupSpec, values)
 
     @classmethod
@@ -156,7 +162,7 @@ class Setup(SetupFields):
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={code}" for name, code in self.code().items())
-        return printable(f"tk.Setup({options})")
+        return clean_text(f"tk.Setup({options})")
 
 
 SETUP_OPTIONS = tuple(
@@ -165,11 +171,11 @@ SETUP_OPTIONS = tuple(
 """Names of the fields that a `Tracer` and a sweep take as keyword arguments."""
 
 
-def _frozen(value: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, (list, range)) else value
 
 
-def _names_of(components: Components) -> str | None:
+def _kind_names(components: Components) -> str | None:
     """Kinds of tracekit as one text; None for a registry or a kind of one's own."""
     if isinstance(components, (ComponentRegistry, Kind)):
         return None
@@ -178,7 +184,7 @@ def _names_of(components: Components) -> str | None:
     return "+".join(names) if all(name in KINDS for name in names) else None
 
 
-def _selection_of(registry: ComponentRegistry) -> tuple[str, tuple[int, ...]] | None:
+def _kinds_and_layers(registry: ComponentRegistry) -> tuple[str, tuple[int, ...]] | None:
     """Kinds and layers that make a registry again; None if it takes more."""
     is_whole = registry.edges is None and all(
         site.complete and not site.acts_in for site in registry.sites
@@ -193,7 +199,7 @@ def _selection_of(registry: ComponentRegistry) -> tuple[str, tuple[int, ...]] | 
     return None
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, ComponentRegistry):
         return value.spec()
     if isinstance(value, Mapping):

@@ -33,8 +33,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tracekit._util.files import digest_of, tensors_digest
-from tracekit._util.options import first_few, shortened
+from tracekit._util.files import json_digest, tensors_digest
+from tracekit._util.options import join_first, short_repr
 from tracekit._util.warn import warn
 from tracekit.components import ComponentRegistry, Kind
 from tracekit.data.counterfactuals import (
@@ -48,19 +48,19 @@ from tracekit.data.counterfactuals import (
     PromptCounterfactual,
     draw_key,
 )
-from tracekit.data.pair import PromptPair, tokens_of_draw
+from tracekit.data.pair import PromptPair, draw_tokens
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset
-from tracekit.data.spans import with_implied
-from tracekit.engine.edge_checks import check_other
+from tracekit.data.spans import add_implied_spans
+from tracekit.engine.edge_checks import check_other_model
 from tracekit.engine.layout import Positions
-from tracekit.engine.means import mean_activations, shapes_of
+from tracekit.engine.means import get_shapes, mean_activations
 from tracekit.errors import ModelWarning, SourceError
 from tracekit.models import load_model
 from tracekit.models.hooked import (
     HookedModel,
     embedding_std,
-    is_processed,
+    has_processed_weights,
     model_name,
     weights_digest,
 )
@@ -73,7 +73,7 @@ ToPairs = Callable[[PromptPairs], PromptPairs]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Binding:
-    """What a source is bound to."""
+    """The model, data and settings for which a source makes its values."""
 
     model: HookedModel
     pairs: PromptPairs
@@ -143,17 +143,17 @@ class Zero(Source):
     def bind(self, at: Binding) -> ToPairs:
         """Zeros at every hook point."""
         kinds = at.registry.kinds_by_hook
-        _refuse_features(at.registry)
-        _refuse_scores(kinds)
-        if is_processed(at.model):
+        _check_no_features(at.registry)
+        _check_no_scores(kinds)
+        if has_processed_weights(at.model):
             warn(
                 f"TransformerLens processed the weights of {model_name(at.model)} (folded, "
                 "centred), so an activation of zero is another one than in the Hugging Face model. "
                 "Load it by tk.load_model for zero ablation, or use source='mean'.",
                 ModelWarning,
             )
-        values = {name: torch.zeros(shape) for name, shape in shapes_of(at.model, kinds).items()}
-        return _constant(Constants(self.name, values))
+        values = {name: torch.zeros(shape) for name, shape in get_shapes(at.model, kinds).items()}
+        return _bind_constants(Constants(self.name, values))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -170,7 +170,7 @@ class Mean(Source):
     def __post_init__(self) -> None:
         if not isinstance(self.pairs, PromptPairs | str | Path | None):
             raise SourceError(
-                f"The mean is over {shortened(self.pairs)}. Give PromptPairs, e.g. of "
+                f"The mean is over {short_repr(self.pairs)}. Give PromptPairs, e.g. of "
                 "tk.load_dataset, or the path of a file."
             )
 
@@ -181,7 +181,7 @@ class Mean(Source):
 
     @property
     def name(self) -> str:
-        """With the file or the data set, or the name of the pairs, which only Python can give."""
+        """Includes the file or data set, or the name of pairs, which need Python."""
         if isinstance(self.pairs, PromptPairs):
             fingerprint = self.pairs.fingerprint[:_SHOWN_DIGITS]
             return f"{self.kind} over {self.pairs.name} ({fingerprint})"
@@ -211,8 +211,8 @@ class Mean(Source):
     def bind(self, at: Binding) -> ToPairs:
         """Means of every hook point."""
         kinds, over = at.registry.kinds_by_hook, self.pairs
-        _refuse_features(at.registry)
-        _refuse_scores(kinds)
+        _check_no_features(at.registry)
+        _check_no_scores(kinds)
         if over is None:
             over = at.pairs
         elif not isinstance(over, PromptPairs):
@@ -227,7 +227,7 @@ class Mean(Source):
             at.model, over, at.pairs, kinds, self.positional, at.positions, at.max_batch_size
         )
         length = len(over[0].prompt_ids) if self.positional else None
-        return _constant(Constants(self.name, means, self.positional), length)
+        return _bind_constants(Constants(self.name, means, self.positional), length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +258,7 @@ class Noise(Source):
 
     @property
     def name(self) -> str:
-        """With the spans, and the factor where it is not 3."""
+        """Includes the spans, and the factor if it is not 3."""
         options = [] if self.spans is None else [f"spans={'+'.join(self.spans)}"]
         if self.factor != 3:
             # As short as it can be without being another value.
@@ -269,7 +269,7 @@ class Noise(Source):
 
     @property
     def reads_spans(self) -> bool:
-        """Whether it is on spans."""
+        """Whether the noise is limited to spans."""
         return self.spans is not None
 
     def with_options(self, options: Mapping[str, str]) -> Noise:
@@ -293,19 +293,19 @@ class Noise(Source):
 
         def apply(pairs: PromptPairs) -> PromptPairs:
             lengths = [len(pair.prompt_ids) for pair in pairs]
-            draws = noise.draw(lengths, width, [tokens_of_draw(vars(pair)) for pair in pairs])
+            draws = noise.draw(lengths, width, [draw_tokens(vars(pair)) for pair in pairs])
             counterfactuals = [
-                NoiseCounterfactual(self._in_spans(number, pair, draw))
+                NoiseCounterfactual(self._mask_to_spans(number, pair, draw))
                 for number, (pair, draw) in enumerate(zip(pairs, draws, strict=True))
             ]
-            return with_counterfactuals(pairs, counterfactuals)
+            return set_counterfactuals(pairs, counterfactuals)
 
         return apply
 
-    def _in_spans(self, number: int, pair: PromptPair, draw: Tensor) -> Tensor:
+    def _mask_to_spans(self, number: int, pair: PromptPair, draw: Tensor) -> Tensor:
         if self.spans is None:
             return draw
-        spans = with_implied(pair.spans or {}, len(pair.prompt_ids), rest=True)
+        spans = add_implied_spans(pair.spans or {}, len(pair.prompt_ids), rest=True)
         lacking = [name for name in self.spans if name not in spans]
         if lacking:
             raise SourceError(
@@ -332,7 +332,7 @@ class OtherModel(Source):
 
     @property
     def name(self) -> str:
-        """With the name of the model, which only Python can give, and a digest of its weights."""
+        """Includes the model's name and a digest of its weights; only Python can make it."""
         return f"{self.kind} {model_name(self.model)} ({self.digest[:_SHOWN_DIGITS]})"
 
     @cached_property
@@ -343,18 +343,18 @@ class OtherModel(Source):
     def bind(self, at: Binding) -> ToPairs:
         """Every prompt is read by the other model."""
         other, model, kinds = self.model, at.model, at.registry.kinds_by_hook
-        sizes, vocabulary = shapes_of(model, kinds), int(model.cfg.d_vocab)
+        sizes, vocabulary = get_shapes(model, kinds), int(model.cfg.d_vocab)
         lacking = [name for name in kinds if name not in other.hook_dict]
-        if lacking or int(other.cfg.d_vocab) != vocabulary or shapes_of(other, kinds) != sizes:
+        if lacking or int(other.cfg.d_vocab) != vocabulary or get_shapes(other, kinds) != sizes:
             raise SourceError(
                 f"{model_name(other)} has other sizes than {model_name(model)}: its values do not "
                 "fit. Give a checkpoint of the same architecture and vocabulary, e.g. the base "
                 "model."
             )
         if at.registry.edges is not None:
-            check_other(model, other, at.registry.edges.by)
+            check_other_model(model, other, at.registry.edges.by)
         counterfactual = OtherModelCounterfactual(other, self.digest)
-        return lambda given: with_counterfactuals(given, [counterfactual] * len(given))
+        return lambda given: set_counterfactuals(given, [counterfactual] * len(given))
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,19 +368,19 @@ class Tensors(Source):
 
     @property
     def name(self) -> str:
-        """With a digest of the tensors, which only Python can give."""
+        """Includes a digest of the tensors; only Python can make it."""
         if all(isinstance(each, Tensor) for each in self.values.values()):
             by_name = {str(name): each.detach().cpu() for name, each in self.values.items()}
             digest = tensors_digest(by_name)
         else:  # These are refused when the source is bound.
-            digest = digest_of({"values": shortened(self.values)})
+            digest = json_digest({"values": short_repr(self.values)})
         return f"{self.kind} ({digest[:_SHOWN_DIGITS]})"
 
     def bind(self, at: Binding) -> ToPairs:
         """The tensor of every hook point."""
-        _refuse_features(at.registry)
-        values = _checked(self.values, at.model, at.registry.kinds_by_hook)
-        return _constant(Constants(self.name, values))
+        _check_no_features(at.registry)
+        values = _as_tensors(self.values, at.model, at.registry.kinds_by_hook)
+        return _bind_constants(Constants(self.name, values))
 
 
 @dataclass(frozen=True)
@@ -392,7 +392,7 @@ class Resample(Source):
 
     def bind(self, at: Binding) -> ToPairs:
         """Prompts drawn by the seed."""
-        return lambda pairs: _resampled(pairs, at.seed)
+        return lambda pairs: _resample(pairs, at.seed)
 
 
 _NAMED = (PairCounterfactual(), Noise(), Zero(), Mean(), Mean(positional=True), Resample())
@@ -463,7 +463,7 @@ def parse_source(name: str) -> Source:
     return SOURCES[kind].with_options(options) if options else SOURCES[kind]
 
 
-def name_of(given: AnySource) -> str:
+def source_name(given: AnySource) -> str:
     """The name of a source."""
     if isinstance(given, str) and given.startswith(_PYTHON_ONLY):
         return given
@@ -472,7 +472,7 @@ def name_of(given: AnySource) -> str:
 
 def intervention_text(source: AnySource, positions: str | Sequence[int], direction: str) -> str:
     """What is patched, where and in which direction, e.g. `zero ablation at the last token`."""
-    name = source if isinstance(source, str) else name_of(source)
+    name = source if isinstance(source, str) else source_name(source)
     kind = re.split("[: ]", name, maxsplit=1)[0]
     rest = name.removeprefix(kind)
     rest = f" with {rest[1:]}" if rest.startswith(":") else rest
@@ -482,8 +482,8 @@ def intervention_text(source: AnySource, positions: str | Sequence[int], directi
     return f"{_WORDINGS.get(kind, kind)}{rest}{where}" + ", denoising" * (direction == "denoising")
 
 
-def draws(given: AnySource) -> bool:
-    """Whether a source draws, so that its seed matters; not one that only its name is known of."""
+def draws_values(given: AnySource) -> bool:
+    """Whether a source draws random values, so that its seed matters; False if it is unknown."""
     if isinstance(given, str):
         kind = given.partition(":")[0]
         return kind in SOURCES and SOURCES[kind].draws
@@ -498,7 +498,7 @@ def _check_options(kind: str, options: Mapping[str, str], allowed: Sequence[str]
             )
 
 
-def _refuse_features(registry: ComponentRegistry) -> None:
+def _check_no_features(registry: ComponentRegistry) -> None:
     if any(site.kind.feature_layers for site in registry.sites):
         raise SourceError(
             "Features take their values from a run of the model. Use source='counterfactual', "
@@ -506,7 +506,7 @@ def _refuse_features(registry: ComponentRegistry) -> None:
         )
 
 
-def _constant(constants: Constants, length: int | None = None) -> ToPairs:
+def _bind_constants(constants: Constants, length: int | None = None) -> ToPairs:
     counterfactual = ConstantCounterfactual(constants)
 
     def apply(pairs: PromptPairs) -> PromptPairs:
@@ -516,12 +516,12 @@ def _constant(constants: Constants, length: int | None = None) -> ToPairs:
                     f"Example {number} ({pair.describe()}) has {len(pair.prompt_ids)} tokens, and "
                     f"the means at each position are of prompts of {length}. Use source='mean'."
                 )
-        return with_counterfactuals(pairs, [counterfactual] * len(pairs))
+        return set_counterfactuals(pairs, [counterfactual] * len(pairs))
 
     return apply
 
 
-def with_counterfactuals(
+def set_counterfactuals(
     pairs: PromptPairs, counterfactuals: Sequence[Counterfactual]
 ) -> PromptPairs:
     """Pairs with other counterfactuals, one by one."""
@@ -532,7 +532,7 @@ def with_counterfactuals(
     return replace(pairs, pairs=tuple(changed))
 
 
-def _resampled(pairs: PromptPairs, seed: int) -> PromptPairs:
+def _resample(pairs: PromptPairs, seed: int) -> PromptPairs:
     # Every example ranks all prompts by a draw of its own and takes the first one that there is, so
     # that adding or removing a prompt changes only the draws of the examples that take it.
     by_length: dict[int, list[Ids]] = {}
@@ -546,7 +546,7 @@ def _resampled(pairs: PromptPairs, seed: int) -> PromptPairs:
     alone = []
     for number, pair in enumerate(pairs):
         length = len(pair.prompt_ids)
-        ranks = _mixed(keys[length], draw_key(seed, tokens_of_draw(vars(pair))))
+        ranks = _mix_keys(keys[length], draw_key(seed, draw_tokens(vars(pair))))
         # The prompt itself comes last.
         ranks[by_length[length].index(pair.prompt_ids)] = torch.iinfo(torch.int64).max
         if len(ranks) == 1:
@@ -555,14 +555,14 @@ def _resampled(pairs: PromptPairs, seed: int) -> PromptPairs:
     if alone:
         raise SourceError(
             f"source='resample' takes the activations of another prompt with as many tokens, and "
-            f"there is none for {first_few(alone)}. Leave these examples out, or use "
+            f"there is none for {join_first(alone)}. Leave these examples out, or use "
             "source='mean'."
         )
-    return with_counterfactuals(pairs, counterfactuals)
+    return set_counterfactuals(pairs, counterfactuals)
 
 
-def _mixed(keys: Int[Tensor, " prompt"], key: int) -> Int[Tensor, " prompt"]:
-    """Keys with another one mixed in, as numbers that look random (the mixer of splitmix64)."""
+def _mix_keys(keys: Int[Tensor, " prompt"], key: int) -> Int[Tensor, " prompt"]:
+    """Mixes a key into others; the results look random (the mixer of splitmix64)."""
     mixed = keys ^ key
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
         # Arithmetic shifts of 64-bit numbers; products wrap around.
@@ -570,7 +570,7 @@ def _mixed(keys: Int[Tensor, " prompt"], key: int) -> Int[Tensor, " prompt"]:
     return mixed
 
 
-def _refuse_scores(kinds: Mapping[str, Kind]) -> None:
+def _check_no_scores(kinds: Mapping[str, Kind]) -> None:
     for name, kind in kinds.items():
         if kind.key_dim is not None and not kind.is_attention_pattern:
             raise SourceError(
@@ -580,8 +580,8 @@ def _refuse_scores(kinds: Mapping[str, Kind]) -> None:
             )
 
 
-def _checked(tensors: Any, model: HookedModel, kinds: Mapping[str, Kind]) -> dict[str, Tensor]:
-    """A user's tensors, one for each hook point, of the shape that is needed there."""
+def _as_tensors(tensors: Any, model: HookedModel, kinds: Mapping[str, Kind]) -> dict[str, Tensor]:
+    """Checks a user's tensors: one for each hook point, of the shape that is needed there."""
     missing = sorted(set(kinds) - set(tensors))
     if missing:
         raise SourceError(
@@ -589,7 +589,7 @@ def _checked(tensors: Any, model: HookedModel, kinds: Mapping[str, Kind]) -> dic
             f"{', '.join(sorted(kinds))}."
         )
     values: dict[str, Tensor] = {}
-    for name, shape in shapes_of(model, kinds).items():
+    for name, shape in get_shapes(model, kinds).items():
         if kinds[name].key_dim is not None:
             raise SourceError(
                 "Attention patterns take no tensor of one's own: a row depends on the number of "
@@ -599,7 +599,7 @@ def _checked(tensors: Any, model: HookedModel, kinds: Mapping[str, Kind]) -> dic
             value = torch.as_tensor(tensors[name]).detach().float().cpu()
         except (TypeError, ValueError, RuntimeError) as error:
             raise SourceError(
-                f"The source has {shortened(tensors[name])} at {name}. Give a tensor of shape "
+                f"The source has {short_repr(tensors[name])} at {name}. Give a tensor of shape "
                 f"{tuple(shape)}."
             ) from error
         if list(value.shape) != shape:

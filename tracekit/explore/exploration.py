@@ -16,14 +16,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.options import is_whole, shortened
+from tracekit._util.options import is_int, short_repr
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, complement_of, from_indices
 from tracekit.components.registry import ranges
 from tracekit.engine import checks
 from tracekit.engine.effects import stream_effects
 from tracekit.engine.engine import Engine
-from tracekit.engine.gradients import stream_changes
+from tracekit.engine.gradients import stream_predictions
 from tracekit.errors import ComponentError, TracekitError
 from tracekit.measure.question import on_examples
 from tracekit.metrics import Bounds, Effects
@@ -195,15 +195,15 @@ class Exploration:
     def pin(self, name: Pin) -> None:
         """Keeps the set as `A` or `B`, to compare others with."""
         if name not in get_args(Pin):
-            raise ComponentError(f"Unknown pin {shortened(name)}. Use 'A' or 'B'.")
+            raise ComponentError(f"Unknown pin {short_repr(name)}. Use 'A' or 'B'.")
         self.pins[name] = self.members
 
     def _checked(self, members: Iterable[int]) -> ComponentSet:
         indices = list(members)
         for index in indices:
-            if not is_whole(index) or not 0 <= index < self.n_components:
+            if not is_int(index) or not 0 <= index < self.n_components:
                 raise ComponentError(
-                    f"{shortened(index)} is no component. Give flat indices, 0 to "
+                    f"{short_repr(index)} is no component. Give flat indices, 0 to "
                     f"{self.n_components - 1}."
                 )
         return tuple(sorted({int(index) for index in indices}))
@@ -337,7 +337,7 @@ class Exploration:
             else:
                 per_example = torch.zeros(engine.n_examples, self.n_components)
                 n_done = 0
-                for batch in stream_changes(engine, members):
+                for batch in stream_predictions(engine, members):
                     per_example[batch.examples] = batch.predicted_effects.float()
                     n_done += len(batch.examples)
                     if n_done < engine.n_examples:
@@ -372,15 +372,15 @@ class Exploration:
                 name: self._checked(members_of_key(key)) for name, key in state["pins"].items()
             }
             n_examples = self.engine.n_examples
-            is_example = example is None or (is_whole(example) and 0 <= int(example) < n_examples)
-            is_position = is_whole(position) and 0 <= position < len(history)
+            is_example = example is None or (is_int(example) and 0 <= int(example) < n_examples)
+            is_position = is_int(position) and 0 <= position < len(history)
             if not is_position or set(pins) - set(get_args(Pin)) or not is_example:
                 raise ValueError(position, pins, example)
         except ComponentError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ComponentError(
-                f"The state {shortened(state)} of an exploration cannot be read, or has a "
+                f"The state {short_repr(state)} of an exploration cannot be read, or has a "
                 "position, a pin or an example that there is not. Give what state() gave."
             ) from error
         self._history, self.position = history[-_MOST_UNDONE:], position

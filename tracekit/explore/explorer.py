@@ -13,14 +13,14 @@ import plotly.graph_objects as go
 import traitlets
 from torch import Tensor
 
-from tracekit._util.files import write_beside
-from tracekit._util.markup import html_text, printable, script_json
+from tracekit._util.files import write_atomically
+from tracekit._util.markup import clean_text, html_text, script_json
 from tracekit._util.options import as_path
 from tracekit._util.table import json_value
 from tracekit.components import Component, ComponentGrid, ComponentSet
 from tracekit.components.kinds import kind_of
 from tracekit.components.members import ComponentsLike
-from tracekit.data.display import ShownTokens, shown_pair
+from tracekit.data.display import ShownTokens, make_shown_pair
 from tracekit.engine.sources import intervention_text
 from tracekit.errors import ComponentError
 from tracekit.explore.exploration import (
@@ -202,7 +202,7 @@ class Explorer(_Widget):
         self.faithfulness()
         self.exploration.compute_circuits()
         self.exploration.predict()
-        write_beside(path, page(self.exploration, self.setup))
+        write_atomically(path, page(self.exploration, self.setup))
         self._send_table()
         return path
 
@@ -218,7 +218,7 @@ class Explorer(_Widget):
         measured = self.exploration.measurement
         effect = "not measured yet" if measured is None else f"effect {measured.effect:.4g}"
         return (
-            f"Explorer({printable(engine.pairs.name)}, {printable(model_name(engine.model))}: "
+            f"Explorer({clean_text(engine.pairs.name)}, {clean_text(model_name(engine.model))}: "
             f"{len(members)} of {engine.n_components} components, {effect}; "
             f"{self.setup['subtitle']})"
         )
@@ -298,9 +298,9 @@ class Explorer(_Widget):
         answer = {**request, "kind": "written", "key": set_key(self.exploration.members)}
         try:
             texts = self._generate(self.components, request["prompt"], request["other"]).table
-            answer |= {name: printable(texts[name][0]) for name in ("clean", "intervened")}
+            answer |= {name: clean_text(texts[name][0]) for name in ("clean", "intervened")}
         except Exception as error:
-            answer["problem"] = printable(f"{type(error).__name__}: {error}")
+            answer["problem"] = clean_text(f"{type(error).__name__}: {error}")
         self.send(answer)
 
     def _send_event(self, event: Event) -> None:
@@ -313,7 +313,7 @@ class Explorer(_Widget):
         elif isinstance(event, Prediction):
             self._send_prediction(event)
         elif isinstance(event, Unpredicted):
-            self.send({"kind": "unpredicted", "key": key, "reason": printable(event.reason)})
+            self.send({"kind": "unpredicted", "key": key, "reason": clean_text(event.reason)})
         elif event.n_batches:
             counts = {"done": event.n_done, "total": event.n_batches, "effect": event.effect}
             self.send({"kind": "progress", "key": key, **counts})
@@ -328,7 +328,7 @@ class Explorer(_Widget):
         self.send({**message, "example": example}, buffers)
 
     def _send_problem(self, members: ComponentSet, error: BaseException) -> None:
-        text = printable(f"{type(error).__name__}: {error}")
+        text = clean_text(f"{type(error).__name__}: {error}")
         self.send({"kind": "problem", "key": set_key(members), "text": text})
 
     def _send_table(self) -> None:
@@ -352,9 +352,9 @@ def setup_of(
     front, keys = exploration.front, list(map(set_key, exploration.front))
     named_front = {"name": front_name, "sizes": list(map(len, front)), "keys": keys}
     return {
-        "title": printable(f"{pairs.name} data, {model_name(engine.model)} model"),
-        "subtitle": printable(f"{registry.describe()}; {engine.metric.name}; {how}"),
-        "basis": printable(
+        "title": clean_text(f"{pairs.name} data, {model_name(engine.model)} model"),
+        "subtitle": clean_text(f"{registry.describe()}; {engine.metric.name}; {how}"),
+        "basis": clean_text(
             f"Mean {engine.metric.axis_label} on {len(pairs)} searched examples, "
             f"{pairs.n_distinct} of them independent. [ ]: 95 % spread of the mean over resampled "
             "examples; no confidence interval where a set was chosen on them."
@@ -369,22 +369,22 @@ def setup_of(
         "colors": EXPLORER_COLORS,
         "needs_other": source == "counterfactual",
         "paths": list(arrows),
-        "noun": printable(registry.kinds[0]) if len(registry.kinds) == 1 else "components",
-        "axis": printable(engine.metric.axis_label),
+        "noun": clean_text(registry.kinds[0]) if len(registry.kinds) == 1 else "components",
+        "axis": clean_text(engine.metric.axis_label),
         "weighted": pairs.weights is not None,
         "full": json_value(engine.full_effects.mean().item()),
-        "labels": [printable(registry.label(index)) for index in range(n)],
+        "labels": [clean_text(registry.label(index)) for index in range(n)],
         "parts": [[c.kind, c.layer, c.index, c.span] for c in registry],
         "grids": [_grid(grid) for grid in registry.grids],
         "examples": [
             {
                 "prompt": _tokens(example.prompt),
                 "other": example.counterfactual and _tokens(example.counterfactual),
-                "source": printable(example.source),
-                "x": list(map(printable, example.x)),
-                "y": list(map(printable, example.y)),
+                "source": clean_text(example.source),
+                "x": list(map(clean_text, example.x)),
+                "y": list(map(clean_text, example.y)),
             }
-            for example in (shown_pair(pair, pairs.token_texts) for pair in pairs)
+            for example in (make_shown_pair(pair, pairs.token_texts) for pair in pairs)
         ],
         "before": {
             "x": clean.x.exp().tolist(),
@@ -397,17 +397,17 @@ def setup_of(
 def _grid(grid: ComponentGrid) -> dict[str, Any]:
     names = grid.span_names or tuple(map(str, grid.indices))
     return {
-        "title": printable(f"{grid.kind}, {grid.span}" if grid.span else grid.kind),
-        "noun": printable("span" if grid.span_names else kind_of(grid.kind).noun),
+        "title": clean_text(f"{grid.kind}, {grid.span}" if grid.span else grid.kind),
+        "noun": clean_text("span" if grid.span_names else kind_of(grid.kind).noun),
         "layers": grid.layers,
         # A kind with one component a layer has no numbers to show.
-        "columns": [printable(name) if len(names) > 1 else "" for name in names],
+        "columns": [clean_text(name) if len(names) > 1 else "" for name in names],
         "cells": grid.cells,
     }
 
 
 def _tokens(tokens: ShownTokens) -> list[tuple[str, bool]]:
-    return list(zip(map(printable, tokens.texts), tokens.changed, strict=True))
+    return list(zip(map(clean_text, tokens.texts), tokens.changed, strict=True))
 
 
 def entry_of(measurement: Measurement) -> dict[str, Any]:
@@ -457,7 +457,7 @@ def table_of(exploration: Exploration) -> dict[str, Any]:
         "gains": as_bytes([each.gains for each in predicted]),
         "circuits": [circuit_of(each) for each in exploration.circuits.values()],
         "unpredicted": [
-            {"key": set_key(each.members), "reason": printable(each.reason)}
+            {"key": set_key(each.members), "reason": clean_text(each.reason)}
             for each in exploration.unpredicted.values()
         ],
     }

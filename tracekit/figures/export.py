@@ -17,7 +17,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from tracekit._util.files import draft_folder, write_beside
+from tracekit._util.files import draft_folder, write_atomically
 from tracekit._util.options import as_path, check_keywords
 from tracekit.errors import ConfigError, FigureExportError
 from tracekit.figures import browser_process
@@ -126,7 +126,7 @@ def _write(figures: Mapping[str | Path, go.Figure], scale: float) -> list[Path]:
     for path in [path for path in named if path not in images]:
         _write_plotly(path.parent)
         # The same figure is the same file: left to itself, plotly draws an id at random.
-        write_beside(path, named[path].to_html(include_plotlyjs="directory", div_id="figure"))
+        write_atomically(path, named[path].to_html(include_plotlyjs="directory", div_id="figure"))
     if images:
         _write_images(images, scale)
     return list(named)
@@ -142,7 +142,7 @@ def _write_plotly(folder: Path) -> None:
     with suppress(OSError):
         if path.read_bytes() == script:
             return
-    write_beside(path, script)
+    write_atomically(path, script)
 
 
 def _write_images(images: Mapping[Path, go.Figure], scale: float) -> None:
@@ -161,7 +161,7 @@ def _write_images(images: Mapping[Path, go.Figure], scale: float) -> None:
                 "Install tracekit-lm[figures] and Chrome or Chromium, or write .html."
             )
         for draft, path in paths.items():
-            write_beside(path, draft.read_bytes())
+            write_atomically(path, draft.read_bytes())
 
 
 def _draw(document: Mapping[str, Any]) -> str | None:

@@ -14,13 +14,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import interval_text, printable, with_ends
+from tracekit._util.markup import as_cells, clean_text, interval_text
 from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.pair import PromptPair
 from tracekit.data.prompts import PromptPairs
-from tracekit.data.spans import LAST, REST, Spans, position_names, with_implied
-from tracekit.engine.head_reads import HeadReads, contributions, head_reads
+from tracekit.data.spans import LAST, REST, Spans, add_implied_spans, position_names
+from tracekit.engine.head_reads import HeadActivity, direct_contributions, measure_heads
 from tracekit.errors import ComponentError, PairsError
 from tracekit.measure.figures import attention_figure
 from tracekit.measure.question import Question
@@ -106,7 +106,7 @@ class Attention(OfMembers, Tabular):
             if rows is not None:
                 rows = rows.double().reshape(-1, rows.shape[-1])
                 ends = row_intervals(rows, bounds=bounds, **self.over).T.tolist()
-                columns |= with_ends(name, rows.mean(1).tolist(), ends)
+                columns |= as_cells(name, rows.mean(1).tolist(), ends)
         return pd.DataFrame(columns)
 
     def figure(self) -> go.Figure:
@@ -139,10 +139,10 @@ class Attention(OfMembers, Tabular):
         if self.left_out:
             names = ", ".join(map(self.registry.label, self.left_out))
             lines.append(f"No heads, so left out: {names}.")
-        return printable("\n".join(lines))
+        return clean_text("\n".join(lines))
 
     def __repr__(self) -> str:
-        return printable(
+        return clean_text(
             f"Attention({len(self.labels)} heads of {self.model} on {self.dataset}, "
             f"{len(self.places)} places, {self.intervention})"
         )
@@ -195,16 +195,16 @@ def attention(question: Question, members: ComponentsLike, *, at: str = "last") 
     engines = [clean] if counterfactual is None else [clean, counterfactual]
     spans = [_spans(engine.pairs, clean.pairs, token_text) for engine in engines]
     places = tuple(dict.fromkeys(name for of_pair in spans[0] for name in of_pair))
-    reads: list[HeadReads] = []
+    reads: list[HeadActivity] = []
     for engine, of_run in zip(engines, spans, strict=True):
         queries, frozen_at = _queries(of_run, places, at), reads[0] if reads else None
-        reads.append(head_reads(engine, list(heads), queries, frozen_at=frozen_at))
+        reads.append(measure_heads(engine, list(heads), queries, frozen_at=frozen_at))
     weights = 1.0 if clean.pairs.weights is None else clean.pairs.weights
     patterns = [
         weights * _by_place(of_run, places, read.patterns)
         for of_run, read in zip(spans, reads, strict=True)
     ]
-    direct = [weights * contributions(clean, r.outputs, reads[0].streams) for r in reads]
+    direct = [weights * direct_contributions(clean, r.outputs, reads[0].streams) for r in reads]
     return Attention(
         members=tuple(heads.values()),
         at=at,
@@ -238,7 +238,7 @@ def _spans(pairs: PromptPairs, clean: PromptPairs, token_text: Any) -> list[Span
 
 def _with_implied(pair: PromptPair) -> Spans:
     """Spans of a prompt with `first`, `last` and `rest`: every token is of one."""
-    spans = with_implied(pair.spans or {}, len(pair.prompt_ids), rest=True)
+    spans = add_implied_spans(pair.spans or {}, len(pair.prompt_ids), rest=True)
     if 0 in (rest := spans.get(REST, ())):
         spans = {_FIRST: (0,), **spans, REST: rest[1:]}
     return {name: positions for name, positions in spans.items() if positions}

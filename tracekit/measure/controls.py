@@ -16,10 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util import progress
-from tracekit._util.clusters import n_text
+from tracekit._util.clusters import count_text
 from tracekit._util.deferred import pd
-from tracekit._util.markup import interval_text, printable, with_ends
-from tracekit._util.options import check_seed, check_whole
+from tracekit._util.markup import as_cells, clean_text, interval_text
+from tracekit._util.options import check_int, check_seed
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
@@ -72,8 +72,8 @@ class Controls(InWords, Tabular):
                         "random_sets": form,
                         "draws": len(values),
                         "quantity": name,
-                        **with_ends("value", own[name], (own[f"{name}_low"], own[f"{name}_high"])),
-                        **with_ends("control", values.mean().item(), map(float, values.aminmax())),
+                        **as_cells("value", own[name], (own[f"{name}_low"], own[f"{name}_high"])),
+                        **as_cells("control", values.mean().item(), map(float, values.aminmax())),
                         "p": _p(name, own[name], values) if self.is_tested else float("nan"),
                     }
                 )
@@ -98,7 +98,7 @@ class Controls(InWords, Tabular):
                 f"{row['draws']} random sets of the same {row['random_sets']}, {row['quantity']}: "
                 f"{row['control']:.3g} (least to greatest: {ends}){p}"
             )
-        return printable("\n".join(lines))
+        return clean_text("\n".join(lines))
 
     __repr__ = __str__
 
@@ -141,7 +141,7 @@ def controls(
     before, counts = engine.cost, [len(both) // 2 for _, both in parts]
     sets = [each for (_, both), n in zip(parts, counts, strict=True) for each in both[:n]]
     chosen, n = sets[0], len(engine.registry)
-    with progress.run("controls", None, engine.n_examples, shown=engine.config.progress):
+    with progress.open_bar("controls", None, engine.n_examples, shown=engine.config.progress):
         effects = engine.set_effects(sets, "controls")
         others = engine.set_effects([complement_of(each, n) for each in sets], "complements")
     full, data = engine.full_effects, engine.pairs
@@ -171,7 +171,7 @@ def controls(
         random={like: part for like, part in zip(LIKE, drawn, strict=True) if part.shape[1]},
         is_tested=question.selected_on(members) != engine.fingerprint,
         intervention=question.setup.intervention,
-        examples=f"{which} examples, n = {n_text(len(data), data.clusters)}",
+        examples=f"{which} examples, n = {count_text(len(data), data.clusters)}",
         metric=engine.metric.name,
         cost=engine.cost - before,
     )
@@ -182,7 +182,7 @@ def planned_controls(
 ) -> PlannedSets:
     """What `controls` patches: the set, and random sets of each form, with their complements."""
     check_seed(seed)
-    check_whole("draws", draws)
+    check_int("draws", draws)
     chosen, n = members_of(members, question.registry), len(question.registry)
     if not 0 < len(chosen) < n:
         raise ComponentError(

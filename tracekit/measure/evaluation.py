@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.clusters import n_text
+from tracekit._util.clusters import count_text
 from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text
 from tracekit._util.options import as_path
@@ -205,7 +205,7 @@ def faithfulness(
         how=ranking or "sets",
         method=getattr(first if ranking is None else members, "method", ""),
     )
-    n_examples = n_text(fresh.n_examples, fresh.pairs.clusters)
+    n_examples = count_text(fresh.n_examples, fresh.pairs.clusters)
     examples = examples_text(selected_on, fresh.fingerprint, n_examples)
     counts_like_mib = follows_mib or sum(n_in_mib(question.registry)) == n
     how = question.setup.intervention

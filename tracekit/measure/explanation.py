@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tracekit._util import progress
 from tracekit._util.deferred import pd
-from tracekit._util.markup import printable, with_ends
-from tracekit._util.options import check_loss, check_seed, check_whole
+from tracekit._util.markup import as_cells, clean_text
+from tracekit._util.options import check_seed
 from tracekit.components import Component, ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
@@ -268,8 +268,8 @@ class Explanation(OfMembers):
     ) -> dict[str, float]:
         """A mean of a sum of effects less others, and its interval."""
         if values is None:
-            return with_ends(name, nan, (nan, nan))
-        return with_ends(name, values.mean().item(), self._interval(values, n_added, n_subtracted))
+            return as_cells(name, nan, (nan, nan))
+        return as_cells(name, values.mean().item(), self._interval(values, n_added, n_subtracted))
 
     def _interval(
         self, values: Effects, n_added: int = 1, n_subtracted: int = 1
@@ -307,7 +307,7 @@ class Explanation(OfMembers):
         return explanation_text(self)
 
     def __repr__(self) -> str:
-        return printable(
+        return clean_text(
             f"Explanation({len(self.members)} components of {self.model} on {self.dataset}, "
             f"{self.intervention}, effect {self.effect.mean().item():.4g})"
         )
@@ -350,11 +350,11 @@ def explain(
         NonFiniteMetricError: The metric is not finite on a subset; names both.
     """
     check_seed(seed)
-    check_loss("tolerance", tolerance)
+    check_max_loss("tolerance", tolerance)
     engine, chosen = question.eval_engine, members_of(members, question.registry)
     planned = plan_explanation(engine, chosen, max_sets=max_sets, look_outside=look_outside)
     passes, n, before = planned.cost.forward_equivalents, engine.n_examples, engine.cost
-    with progress.run("explain", passes, n, shown=engine.config.progress):
+    with progress.open_bar("explain", passes, n, shown=engine.config.progress):
         game = SetGame(engine, chosen)
         all_members = game.all_members
         without = [tuple(p for p in all_members if p != member) for member in all_members]
@@ -400,7 +400,7 @@ def plan_explanation(
         raise ComponentError(
             f"A set of {n} components ({named}) has nothing to explain. Give at least two."
         )
-    check_whole("max_sets", max_sets)
+    check_int("max_sets", max_sets)
     is_exact, is_outside = n <= MOST_EXACT, _looks_outside(engine, look_outside)
     subsets = n_subsets_of_values(n, max_sets)
     if not is_exact:

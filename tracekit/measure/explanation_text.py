@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tracekit._util.markup import number_text, printable
+from tracekit._util.markup import clean_text, number_text
 
 CONTEXTS = {
     "averaged": "averaged over subsets of the other members",
@@ -41,7 +41,7 @@ def explanation_text(why: Any) -> str:
     ]
     if why.backups is not None:
         lines += _backup_texts(why)
-    return printable("\n".join(lines))
+    return clean_text("\n".join(lines))
 
 
 def _values_text(why: Any) -> str:

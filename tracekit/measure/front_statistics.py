@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from einops import rearrange
 
-from tracekit._util.markup import with_ends
+from tracekit._util.markup import as_cells
 from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.measure.random_sets import control_overlap, control_sets, n_controls
@@ -62,7 +62,7 @@ def measure_statistics(
             controls = engine.set_effects(drawn, f"controls of {size}").mean(1)
             fields["controls"] = n_controls(engine.registry, members)
             fields["control_overlap"] = control_overlap(engine.registry, members)
-            fields |= with_ends("control", controls.mean().item(), map(float, controls.aminmax()))
+            fields |= as_cells("control", controls.mean().item(), map(float, controls.aminmax()))
         statistics.append(SizeStatistics(size=size, **fields))
     return tuple(statistics)
 
@@ -78,7 +78,7 @@ def _cross_fitted(fit: CrossFit, names: Sequence[str], engine: Engine) -> list[d
         by_search = (fit.sign * fit.effects[:, rank].mean(-1)).tolist()
         rows.append(
             {
-                **with_ends("cross_fitted", effects.mean().item(), ends),
+                **as_cells("cross_fitted", effects.mean().item(), ends),
                 "cross_fitted_error": standard_error(effects, pairs.weights, pairs.clusters),
                 "cross_fitted_by": dict(zip(names, by_search, strict=True)),
                 "stability": jaccard(first[rank], second[rank]),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from tracekit._util.markup import card, html_text, printable
+from tracekit._util.markup import clean_text, html_card, html_text
 from tracekit._util.table import Table, join_labels
 from tracekit.results.of_set import InFolder
 from tracekit.results.result import TraceResult
@@ -34,7 +34,7 @@ class LookPart:
         cells = [self.table.titles, *self.table.cells] if self.rows else []
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         rows = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-        return printable("\n".join([*self.lines, *rows]))
+        return clean_text("\n".join([*self.lines, *rows]))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -56,4 +56,4 @@ class Look(InFolder):
 
     def _repr_html_(self) -> str:
         title, *lines = str(self).splitlines()
-        return card(title, f"<pre>{html_text(chr(10).join(lines))}</pre>")
+        return html_card(title, f"<pre>{html_text(chr(10).join(lines))}</pre>")

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.clusters import n_text
+from tracekit._util.clusters import count_text
 from tracekit._util.deferred import pd
-from tracekit._util.markup import number_text, printable, with_ends
-from tracekit._util.options import check_loss
+from tracekit._util.markup import as_cells, clean_text, number_text
+from tracekit._util.options import check_max_loss
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
@@ -71,7 +71,7 @@ class Minimality(InWords, Tabular):
         frame = pd.DataFrame(
             {
                 "component": self.labels,
-                **with_ends("loss", self.losses, zip(*self.loss_intervals, strict=True)),
+                **as_cells("loss", self.losses, zip(*self.loss_intervals, strict=True)),
                 "stays": [label not in self.dropped for label in self.labels],
             }
         )
@@ -88,7 +88,7 @@ class Minimality(InWords, Tabular):
             "lost without each:"
         )
         said = f"Measured on {self.examples}; {self.decided_on} decided who is dropped."
-        return printable("\n".join([title, *lines, said]))
+        return clean_text("\n".join([title, *lines, said]))
 
 
 def minimality(
@@ -111,7 +111,7 @@ def minimality(
         ConfigError: About the tolerance.
         MaskError, ComponentError: About the set.
     """
-    check_loss("tolerance", tolerance)
+    check_max_loss("tolerance", tolerance)
     own, fresh, (chosen, *without) = _laid_out(question, members)
     label = question.registry.label
     engines = {id(engine): engine for engine in (*own.engines, *fresh.engines)}.values()
@@ -182,7 +182,7 @@ class _Examples:
     @property
     def described(self) -> str:
         """Which ones they are, and how many."""
-        n = n_text(len(self.clusters), self.clusters)
+        n = count_text(len(self.clusters), self.clusters)
         return f"the {n} {self.kind} examples" if self.kind != "all" else f"all {n} examples"
 
     @cached_property

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.clusters import n_text
+from tracekit._util.clusters import count_text
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.members import ComponentsLike, members_of, ordered_in
 from tracekit.engine.engine import Engine
@@ -169,7 +169,7 @@ def measure_pairs(
         if selected_on == fingerprint
         else p_values(without_rounding(interactions, scale.double()), **over),
         examples=examples_text(
-            selected_on, fingerprint, n_text(engine.n_examples, over["clusters"])
+            selected_on, fingerprint, count_text(engine.n_examples, over["clusters"])
         )
         + (" searched" if selected_on is None else ""),
         n_independent=engine.pairs.n_distinct,

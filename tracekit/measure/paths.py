@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import number_text, printable
-from tracekit._util.options import shortened
+from tracekit._util.markup import clean_text, number_text
+from tracekit._util.options import short_repr
 from tracekit.components.members import ComponentsLike, members_of
-from tracekit.engine.path_effects import PathRow, PathRuns, place_of
+from tracekit.engine.path_effects import PathRow, PathRuns, path_place
 from tracekit.errors import ComponentError, ConfigError
 from tracekit.measure.figures import path_figure
 from tracekit.measure.question import Question
@@ -52,7 +52,7 @@ class Paths(OfMembers, Tabular):
     @property
     def places(self) -> list[tuple[int, int]]:
         """Of each member its layer, and 0 for a part of the attention, 1 for one of the MLP."""
-        return [place_of(self.registry.site_of(index)) for index in self.members]
+        return [path_place(self.registry.site_of(index)) for index in self.members]
 
     @property
     def nodes(self) -> list[str]:
@@ -149,10 +149,10 @@ class Paths(OfMembers, Tabular):
             )
         cautions = dict.fromkeys(values.caution for _, values in self._tests)
         lines += filter(None, cautions if table["significant"].any() else ())
-        return printable("\n".join([*lines, *self.notes_on_p]))
+        return clean_text("\n".join([*lines, *self.notes_on_p]))
 
     def __repr__(self) -> str:
-        return printable(
+        return clean_text(
             f"Paths({len(self.table)} among {len(self.members)} components of {self.model} on "
             f"{self.dataset}, {self.intervention})"
         )
@@ -185,7 +185,7 @@ def paths(question: Question, members: ComponentsLike, *, by_input: bool = True)
             f"Paths among {len(chosen)} components were asked for. Give 1 to {_MOST}."
         )
     if not isinstance(by_input, bool):
-        raise ConfigError(f"by_input is {shortened(by_input)}. Give True or False.")
+        raise ConfigError(f"by_input is {short_repr(by_input)}. Give True or False.")
     before = engine.cost
     runs = PathRuns(data=engine, members=chosen, by_input=by_input)
     return Paths(

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import assert_never
 
-from tracekit._util.clusters import n_text
-from tracekit._util.options import shortened
+from tracekit._util.clusters import count_text
+from tracekit._util.options import short_repr
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.masks import complement_of, from_indices
 from tracekit.components.members import ComponentsLike, members_of
@@ -22,11 +22,11 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import position_names
 from tracekit.engine import checks
 from tracekit.engine.cost import Cost
-from tracekit.engine.effects import choices_in, noise_floor
+from tracekit.engine.effects import count_choices, noise_floor
 from tracekit.engine.engine import Engine
-from tracekit.engine.prepared import USUAL_ROWS, EngineConfig
+from tracekit.engine.prepared import DEFAULT_ROWS, EngineConfig
 from tracekit.engine.setup import Setup
-from tracekit.engine.sources import Binding, ToPairs, as_source, name_of, with_counterfactuals
+from tracekit.engine.sources import Binding, ToPairs, as_source, set_counterfactuals, source_name
 from tracekit.errors import ConfigError, PairsError
 from tracekit.measure.known_sets import KnownSets
 from tracekit.metrics import Direction, Effects, Metric, MetricFunction
@@ -99,7 +99,7 @@ class Question:
         if as_source(self.setup.source).reads_spans:
             # These are the spans that prompts name, whatever the components are split by.
             drawn = [each.counterfactual for each in self.apply_source(pairs)]
-            prepared = with_counterfactuals(split, drawn)
+            prepared = set_counterfactuals(split, drawn)
         else:
             prepared = self.apply_source(split)
         resolved = self.metric if metric is None else resolve_metric(metric)
@@ -143,7 +143,7 @@ class Question:
     @property
     def source(self) -> str:
         """Where the values come from that are patched in."""
-        return name_of(self.setup.source)
+        return source_name(self.setup.source)
 
     @property
     def title(self) -> str:
@@ -205,7 +205,7 @@ class Question:
         return list(zip(searched, held_out, strict=True))
 
     def choices(self, sets: Sequence[ComponentSet] = (), *, is_held_out: bool = False) -> Tensor:
-        """First choices without and with each of some sets; see `choices_in`."""
+        """First choices without and with each of some sets; see `count_choices`."""
 
         def engine_of(question: Question) -> Engine:
             return question.eval_engine if is_held_out else question.search_engine
@@ -213,7 +213,7 @@ class Question:
         other = None
         with suppress(PairsError):  # The source is not a run that denoising could start from.
             other = engine_of(self.opposite)
-        return choices_in(engine_of(self), other, sets)
+        return count_choices(engine_of(self), other, sets)
 
     def facts_of(self, engine: Engine, before: Cost) -> dict[str, Any]:
         """Returns fields of an `OfMembers` that `engine` measures.
@@ -265,7 +265,7 @@ class Question:
 
     def examples_text(self, members: ComponentsLike, engine: Engine) -> str:
         """Returns on which examples an engine measures a set, in words."""
-        n = n_text(engine.n_examples, engine.pairs.clusters)
+        n = count_text(engine.n_examples, engine.pairs.clusters)
         return examples_text(self.selected_on(members), engine.fingerprint, n)
 
 
@@ -310,7 +310,7 @@ def bind(
         registry=registry,
         positions=setup.positions,
         seed=setup.source_seed,
-        max_batch_size=config.max_batch_size or USUAL_ROWS,
+        max_batch_size=config.max_batch_size or DEFAULT_ROWS,
     )
     return Question(
         setup=setup,
@@ -353,7 +353,7 @@ def further_metrics(given: Sequence[AnyMetric], direction: Direction) -> tuple[M
     """Further metrics, in a direction; refuses one that is named twice."""
     if isinstance(given, (str, Metric)):
         raise ConfigError(
-            f"The metrics are {shortened(given)}. Give a list, e.g. ['kl', 'accuracy']."
+            f"The metrics are {short_repr(given)}. Give a list, e.g. ['kl', 'accuracy']."
         )
     resolved = tuple(map(resolve_metric, given))
     names = [metric.name for metric in resolved]

@@ -104,7 +104,7 @@ def sampled_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
     variance = means.var(0) / n_pairs
     data, curves = game.engine, None
     if n_pairs >= _FEWEST_PAIRS:
-        curves = ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
+        curves = ExampleCurves.for_metric(data.metric, data.clean, data.pairs.weights)
     if curves is not None:
         many = _with_reverses(n, _MODELLED_PAIRS, generator)
         by_model = _corrected(curves, orders, effects, many)
@@ -203,7 +203,7 @@ class AdditiveModel:
             some = slice(first, min(first + together, n_examples))
             joined = self.slopes[:, some][orders].cumsum(1)
             quantity = torch.cat([torch.zeros_like(joined[:, :1]), joined], 1) + self.start[some]
-            effects = self.curves.some(some).effects(quantity.movedim(-1, 0)).movedim(0, -1)
+            effects = self.curves.select(some).effects(quantity.movedim(-1, 0)).movedim(0, -1)
             gains = effects.diff(dim=1)
             yield some, torch.zeros_like(gains).scatter(1, at.expand_as(gains), gains)
 

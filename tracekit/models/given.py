@@ -22,27 +22,27 @@ from tracekit.errors import UnknownModelError, UnsupportedModelError
 from tracekit.models.hooked import HookedModel, is_exact
 from tracekit.models.verification import (
     Reference,
-    compiled_from,
-    difference_from,
-    logits_of,
+    get_logits,
+    get_uncompiled,
+    logit_gap,
 )
 
 _MERGED = 3e-5
 """Share of the largest logit by which merging weights in float32 may change one."""
 
 
-def hugging_face_model_in(given: Any) -> tuple[Any, Any]:
-    """A model or the one compiled twice, and the Hugging Face or hooked model inside of it.
+def find_hugging_face_model(given: Any) -> tuple[Any, Any]:
+    """Finds the Hugging Face or hooked model inside of a model; returns both.
 
     Raises:
-        UnknownModelError: There is none inside.
+        UnknownModelError: There is no such model inside.
     """
     if not isinstance(given, torch.nn.Module):
         # What is compiled twice is a function around the forward of a compiled module.
         given = getattr(getattr(given, "_torchdynamo_orig_callable", None), "__self__", given)
     inside = given
     while not isinstance(inside, HookedModel | transformers.PreTrainedModel):
-        within = _inside(inside) if isinstance(inside, torch.nn.Module) else None
+        within = _inner_model(inside) if isinstance(inside, torch.nn.Module) else None
         if within is None:
             raise UnknownModelError(
                 f"Cannot trace a {type(inside).__name__}. Give a name, a directory, a Hugging Face "
@@ -52,30 +52,30 @@ def hugging_face_model_in(given: Any) -> tuple[Any, Any]:
     return given, inside
 
 
-def _inside(model: Any) -> Any:
-    """The model that torch.compile or PEFT put a module around; None for other modules."""
-    inside = compiled_from(model)
+def _inner_model(model: Any) -> Any:
+    """The model that torch.compile or PEFT wrapped in a module; None for other modules."""
+    inside = get_uncompiled(model)
     if inside is None and hasattr(model, "get_base_model"):
         return model.get_base_model()
     return model.model if inside is None and hasattr(model, "merge_and_unload") else inside
 
 
 def unwrap(given: Any, reference: Reference | None, name: object) -> Any:
-    """A Hugging Face model that computes what one does that is compiled or has adapters.
+    """A plain Hugging Face model that computes what a compiled or adapted model computes.
 
     Raises:
         UnsupportedModelError: Without what is around it, it computes other logits.
     """
     model = given
     while not isinstance(model, transformers.PreTrainedModel):
-        is_compiled = compiled_from(model) is not None
+        is_compiled = get_uncompiled(model) is not None
         copies = repeat(model) if is_compiled else map(deepcopy, repeat(model))
         model = unwrap_first(copies, reference, name)
     return model
 
 
 def unwrap_first(copies: Iterator[Any], reference: Reference | None, name: object) -> Any:
-    """The model inside of the first copy of a wrapped one that has the logits as they were given.
+    """The model inside of the first copy whose logits equal those of the wrapped model.
 
     Adapters are merged, or taken out if they are off, unless that changes the logits, as it does
     where weights have 16 bits or fewer: then they stay.
@@ -83,15 +83,15 @@ def unwrap_first(copies: Iterator[Any], reference: Reference | None, name: objec
     copy = next(copies)
     kind = type(copy).__name__
     if reference is None:
-        return _inside(copy)
-    has_adapters = hasattr(copy, "merge_and_unload") and compiled_from(copy) is None
-    ways: list[Callable[[Any], Any]] = [_inside]
+        return _inner_model(copy)
+    has_adapters = hasattr(copy, "merge_and_unload") and get_uncompiled(copy) is None
+    ways: list[Callable[[Any], Any]] = [_inner_model]
     if has_adapters and is_exact(copy):
-        ways = [methodcaller("merge_and_unload"), methodcaller("unload"), _inside]
+        ways = [methodcaller("merge_and_unload"), methodcaller("unload"), _inner_model]
     for take in ways:
         with suppress(AttributeError, NotImplementedError, TypeError, ValueError):
             model = take(copy)
-            difference, largest = difference_from(reference, logits_of(model, reference.tokens))
+            difference, largest = logit_gap(reference, get_logits(model, reference.tokens))
             if difference <= _MERGED * largest:
                 return model
         if take is not ways[-1]:
@@ -108,7 +108,7 @@ def copy_around_weights(model: Any) -> Any:
 
     The model itself where a function replaces the forward of a module, as accelerate's hooks do.
     """
-    own = [vars(each).get("forward") for each in model.modules() if compiled_from(each) is None]
+    own = [vars(each).get("forward") for each in model.modules() if get_uncompiled(each) is None]
     if any(isinstance(forward, FunctionType | partial) for forward in own):
         return model
     tensors = [
@@ -118,7 +118,7 @@ def copy_around_weights(model: Any) -> Any:
         for value in part.values()
         if isinstance(value, Tensor)
     ]
-    copy = deepcopy(model, {id(tensor): _alias(tensor) for tensor in tensors})
+    copy = deepcopy(model, {id(tensor): _share_memory(tensor) for tensor in tensors})
     for module in copy.modules():
         module._compiled_call_impl = None
         for name, part in module._modules.items():
@@ -134,8 +134,8 @@ def computes_weights(model: Any) -> bool:
     )
 
 
-def _alias(tensor: Tensor) -> Tensor:
-    """Another tensor with the same memory; quantised weights, which know more, are themselves."""
+def _share_memory(tensor: Tensor) -> Tensor:
+    """Another tensor with the same memory; returns quantised weights, which have more state."""
     if type(tensor) is torch.nn.Parameter:
         return torch.nn.Parameter(tensor.detach(), requires_grad=False)
     return tensor.detach() if type(tensor) is Tensor else tensor

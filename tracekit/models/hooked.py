@@ -19,11 +19,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tracekit._util.files import digest_of
-from tracekit._util.threads import threads_for
+from tracekit._util.files import json_digest
+from tracekit._util.threads import limit_threads
 from tracekit.errors import ConfigError, UnsupportedModelError
 from tracekit.models import passes
-from tracekit.models.architectures import SCORED_HOOKS, patterns_in_place, residual_hook
+from tracekit.models.architectures import SCORED_HOOKS, make_patterns_editable, residual_hook
 
 _LIBRARIES = ("tracekit", "transformer_lens", "transformers", "accelerate", "peft", "torch")
 """Packages whose hooks are part of a model."""
@@ -73,7 +73,7 @@ class HookedModel(Protocol):
 
 
 def model_name(model: HookedModel) -> str:
-    """Short name for titles and messages: the one given to `load_model`, or of where it is from."""
+    """Short name for titles and messages: the one given to `load_model`, or one from its origin."""
     given = getattr(model.cfg, "tracekit_name", None)
     if given is not None:
         return given
@@ -101,7 +101,7 @@ def weights_digest(model: HookedModel) -> str:
         prints: dict[str, Any] = {str(n): _fingerprint(each) for n, each in enumerate(parameters)}
     if (logits := getattr(model.cfg, "tracekit_logits", None)) is not None:
         prints["logits"] = list(logits)
-    return digest_of(prints)
+    return json_digest(prints)
 
 
 def _fingerprint(parameter: Tensor) -> list[Any]:
@@ -122,12 +122,12 @@ def revision_of(model: HookedModel) -> str | None:
 
 
 def foreign_hooks(model: HookedModel) -> list[str]:
-    """What has hooks that somebody left: hook points, modules, parameters, or all modules."""
-    # Of several names of a hook point the last one is the usual.
+    """Names everything on which other code left hooks: hook points, modules, parameters."""
+    # If a hook point has several names, the last one is the usual one.
     names = {id(point): name for name, point in model.hook_dict.items()}
     owners: dict[Any, None] = dict.fromkeys(model.hook_dict.values())
     seen: set[Any] = set()
-    for whole in reversed(_wholes(model)):
+    for whole in reversed(_wrapped_models(model)):
         for name, module in getattr(whole, "named_modules", lambda seen: ())(seen):
             plain = name or type(module).__name__
             names.setdefault(id(module), plain)
@@ -149,7 +149,7 @@ def plain_name(name: str) -> str:
 
 
 def has_foreign_hooks(owner: Any) -> bool:
-    """Whether somebody left hooks at a module or parameter, or at all modules."""
+    """Whether other code left hooks at a module or parameter, or at all modules."""
     return any(map(is_foreign, _hooks_of(owner)))
 
 
@@ -162,7 +162,7 @@ def _hooks_of(owner: Any) -> list[Any]:
 
 
 def is_foreign(hook: Any) -> bool:
-    """Whether neither tracekit nor the libraries below it made a hook."""
+    """Whether a hook was made by neither tracekit nor the libraries that it uses."""
     while True:
         names = getattr(getattr(hook, "__code__", None), "co_freevars", ())
         inner = next((name for name in ("hook", "full_hook") if name in names), None)
@@ -197,11 +197,11 @@ def is_exact(model: HookedModel | torch.nn.Module) -> bool:
     return dtype_of(model) in (torch.float32, torch.float64) and not is_quantized(model)
 
 
-def is_processed(model: HookedModel) -> bool:
+def has_processed_weights(model: HookedModel) -> bool:
     """Whether TransformerLens folded or centred the weights, which changes activations."""
     if getattr(model, "_weights_processed", False):
         return True
-    # Of a HookedTransformer whose norms are folded into the weights behind them.
+    # A HookedTransformer whose norms are folded into the weights behind them.
     return str(getattr(model.cfg, "normalization_type", "")).endswith("Pre")
 
 
@@ -215,7 +215,7 @@ def embedding_std(model: HookedModel) -> float:
     """Standard deviation of the first block's input, over random tokens: the unit of noise."""
     tokens = random_tokens(model, 16, 16).to(device_of(model))
     hooks, recorded = recording_hooks([residual_hook(0)])
-    with frozen(model), torch.no_grad():
+    with freeze(model), torch.no_grad():
         model.run_with_hooks(tokens, fwd_hooks=hooks)
     return float(recorded[residual_hook(0)][0].float().std())
 
@@ -232,7 +232,7 @@ def _record(activation: Tensor, hook: Any = None, *, into: list[Tensor]) -> Tens
 
 
 def scored_hook(model: HookedModel) -> str:
-    """Last hook point before the unembedding; gathering there spares logits nobody reads."""
+    """Last hook point before the unembedding; reading there avoids logits that are not needed."""
     for name in SCORED_HOOKS:
         if name in model.hook_dict:
             return name
@@ -267,8 +267,8 @@ def check_has_weights(model: Any) -> None:
 
 
 @contextmanager
-def frozen(model: HookedModel) -> Iterator[None]:
-    """Within the block, no parameter takes a gradient and dropout is off; restored afterwards.
+def freeze(model: HookedModel) -> Iterator[None]:
+    """Turns gradients of parameters and dropout off within the block.
 
     Edits of attention patterns act there too; the user's autocast is off. Passes of other threads
     are refused: hooks act in whatever pass runs, and flags are the model's.
@@ -281,17 +281,17 @@ def frozen(model: HookedModel) -> Iterator[None]:
     device = device_of(model).type
     width = int(model.cfg.d_model) if device == "cpu" else None
     with (
-        use_of(model).alone(),
-        # On the meta device there is none.
+        get_model_use(model).run_alone(),
+        # The meta device has no autocast.
         torch.autocast("cpu" if device == "meta" else device, enabled=False),
-        threads_for(width),
-        patterns_in_place(model),
+        limit_threads(width),
+        make_patterns_editable(model),
     ):
-        yield from _frozen(model)
+        yield from _freeze_modules(model)
 
 
-def _frozen(model: HookedModel) -> Iterator[None]:
-    wholes = [each for each in _wholes(model) if hasattr(each, "named_modules")]
+def _freeze_modules(model: HookedModel) -> Iterator[None]:
+    wholes = [each for each in _wrapped_models(model) if hasattr(each, "named_modules")]
     seen: set[Any] = set()
     modules = [module for whole in wholes for _, module in whole.named_modules(seen)]
     # Not model.parameters(): this happens at every pass, and would walk through them again.
@@ -306,7 +306,7 @@ def _frozen(model: HookedModel) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # Of a module none of whose inputs has a gradient, or whose output is changed in place.
+        # Raised for a module whose inputs have no gradient, or whose output is changed in place.
         if "BackwardHook" in str(error) or "Backward hook" in str(error):
             raise ConfigError(
                 f"Hooks on gradients cannot act in a trace ({str(error).splitlines()[0]}). They "
@@ -322,10 +322,10 @@ def _frozen(model: HookedModel) -> Iterator[None]:
 
 
 class ModelUse:
-    """Which threads run a model; one of them at a time has it alone."""
+    """Records which threads run a model, so that one thread at a time can have it alone."""
 
     def __init__(self) -> None:
-        """Of a model that nobody runs."""
+        """Starts without a thread."""
         self._lock, self._owner = RLock(), 0
         self._running: set[int] = set()
 
@@ -334,7 +334,7 @@ class ModelUse:
         return ModelUse, ()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def run_alone(self) -> Iterator[None]:
         """Within the block, passes of other threads are refused; other blocks wait for its end."""
         with self._lock:
             before, self._owner = self._owner, get_ident()
@@ -346,23 +346,23 @@ class ModelUse:
             finally:
                 self._owner = before
 
-    def enter(self, _module: Any, _args: Any, arguments: Mapping[str, Any]) -> None:
-        """Before a pass with these arguments."""
-        # Noted first: whoever comes to be alone meanwhile sees it.
+    def begin_pass(self, _module: Any, _args: Any, arguments: Mapping[str, Any]) -> None:
+        """Called before a pass with these arguments."""
+        # Recorded first, so that a thread that takes the model alone sees it.
         self._running.add(get_ident())
         if self._owner not in (0, get_ident()):
             raise ConfigError(_RUNS_ELSEWHERE)
-        passes.begin(arguments)
+        passes.begin_pass(arguments)
 
-    def leave(self, *_: Any) -> None:
-        """After a pass, one that failed too."""
+    def end_pass(self, *_: Any) -> None:
+        """Called after a pass, even if it failed."""
         self._running.discard(get_ident())
-        passes.end()
+        passes.end_pass()
 
 
-def use_of(model: HookedModel) -> ModelUse:
-    """The use of a model, which all that wrap it share; from now on its passes are noted."""
-    whole = _wholes(model)[-1]
+def get_model_use(model: HookedModel) -> ModelUse:
+    """The `ModelUse` that all wrappers of a model share; records its passes from now on."""
+    whole = _wrapped_models(model)[-1]
     with _registering:
         use = vars(whole).get("_tracekit_use")
         if use is None:
@@ -370,11 +370,11 @@ def use_of(model: HookedModel) -> ModelUse:
             use = vars(whole)["_tracekit_use"] = ModelUse()
             # A HookedTransformer runs its own forward without the hooks around it.
             for part in [whole] if whole is not model else whole.blocks:
-                part.register_forward_pre_hook(use.enter, prepend=True, with_kwargs=True)
-                part.register_forward_hook(use.leave, always_call=True)
+                part.register_forward_pre_hook(use.begin_pass, prepend=True, with_kwargs=True)
+                part.register_forward_hook(use.end_pass, always_call=True)
     return use
 
 
-def _wholes(model: HookedModel) -> list[Any]:
-    """The model, and the one that a bridge wraps and keeps apart."""
+def _wrapped_models(model: HookedModel) -> list[Any]:
+    """The model, and the separate model that a bridge wraps."""
     return [each for each in (model, getattr(model, "original_model", None)) if each is not None]

@@ -18,9 +18,9 @@ import torch
 
 from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import transformers
-from tracekit._util.options import check_known
-from tracekit._util.progress import waiting
-from tracekit._util.threads import granted_bytes, threads_for
+from tracekit._util.options import check_names
+from tracekit._util.progress import report_waiting
+from tracekit._util.threads import cgroup_free_bytes, limit_threads
 from tracekit.demo import DEMO
 from tracekit.errors import (
     ConfigError,
@@ -34,7 +34,7 @@ from tracekit.models.gguf import GGUFModel
 from tracekit.models.given import (
     computes_weights,
     copy_around_weights,
-    hugging_face_model_in,
+    find_hugging_face_model,
     unwrap,
     unwrap_first,
 )
@@ -42,25 +42,25 @@ from tracekit.models.hooked import (
     HookedModel,
     check_has_weights,
     check_torch_settings,
-    use_of,
+    get_model_use,
 )
 from tracekit.models.tokenizers import give_tokenizer
 from tracekit.models.verification import (
     Loader,
-    cannot_wrap,
-    changes_of,
+    cannot_wrap_error,
     check_needs_no_package,
     check_same_numbers,
+    find_changes,
     first_line,
-    float32_reference_of,
-    reference_of,
+    record_float32_reference,
+    record_reference,
     unsafe_code_error,
     warn_of_poor_text,
 )
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
 _SMALL_MODEL = 8 * 2**30
-"""Bytes that are taken to be free where the system does not say it."""
+"""Bytes assumed to be free where the system does not report them."""
 AUTO = "auto"
 """float32 where it fits into memory, else the dtype that a checkpoint names."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -120,7 +120,7 @@ def load_model(
     check_torch_settings()
     if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
         raise ConfigError(f"The name of a model is a text of one line, not {name!r}. Give one.")
-    check_known(options, signature(_bridge().boot_transformers).parameters if options else {})
+    check_names(options, signature(_bridge_class().boot_transformers).parameters if options else {})
     if not isinstance(model, (str, Path)):
         stated = {"device": device, "dtype": dtype, "revision": options.get("revision")}
         given = [name for name, value in stated.items() if value is not None]
@@ -129,21 +129,21 @@ def load_model(
                 f"A model in memory stays as it is, and {', '.join(given)} was given for it. "
                 "Move or convert it first, and leave them out."
             )
-        loaded = _in_memory(model, tokenizer, options)
+        loaded = _load_from_memory(model, tokenizer, options)
     else:
-        options = {"device": _device(device, options), **options}
+        options = {"device": _as_device(device, options), **options}
         revision = options.pop("revision", None)
         source = str(model) if revision is None else f"{model}@{revision}"
         # The embedded model is read at once.
-        with nullcontext() if source == DEMO else waiting(f"Loading the model {source}"):
-            loaded = _from_files(source, locate(source), tokenizer, _dtype(dtype), options)
-    use_of(loaded)
+        with nullcontext() if source == DEMO else report_waiting(f"Loading the model {source}"):
+            loaded = _load_from_files(source, locate(source), tokenizer, _as_dtype(dtype), options)
+    get_model_use(loaded)
     if name is not None:
         loaded.cfg.tracekit_name = name
     return loaded
 
 
-def _from_files(
+def _load_from_files(
     name: str, files: Checkpoint, tokenizer: Any, dtype: torch.dtype | None, options: dict[str, Any]
 ) -> HookedModel:
     folder, device = files.folder, options["device"]
@@ -151,26 +151,26 @@ def _from_files(
     loader = Loader(name, device, options.pop("model_class", causal))
     is_adapter = (folder / ADAPTER).exists() and not (folder / "config.json").exists()
     # transformers draws weights before it reads them; the user's random numbers stay as they were.
-    with _loading, torch.random.fork_rng(devices=[]), threads_for(), _loading_errors(name):
+    with _loading, torch.random.fork_rng(devices=[]), limit_threads(), _loading_errors(name):
         if files.gguf is not None:
             file = GGUFModel.read(files)
             dtype = dtype or torch.float32
             _check_fits_memory(name, file.n_parameters * dtype.itemsize, device)
             tokenizer = tokenizer or file.tokenizer()
-            model = _wrap(name, file.load(loader, dtype), tokenizer, options, loader)
+            model = _wrap_model(name, file.load(loader, dtype), tokenizer, options, loader)
         elif is_adapter:
-            given, base = _adapted(files, dtype, device)
-            loader.reference = reference_of(given, name)
-            again = (_adapted(files, dtype, device)[0] for _ in repeat(None))
+            given, base = _load_adapter(files, dtype, device)
+            loader.reference = record_reference(given, name)
+            again = (_load_adapter(files, dtype, device)[0] for _ in repeat(None))
             loader.model = unwrap_first(chain([given], again), loader.reference, name)
             home = folder if _has_tokenizer(folder) else base
-            tokenizer = tokenizer or _tokenizer(home, options)
-            model = _wrap(name, loader.model, tokenizer, options, loader)
+            tokenizer = tokenizer or _load_tokenizer(home, options)
+            model = _wrap_model(name, loader.model, tokenizer, options, loader)
         else:
-            options["dtype"] = dtype or _chosen_dtype(folder, device)
-            _check_fits_memory(name, _size_of(folder, options["dtype"]), device)
-            tokenizer = tokenizer or _tokenizer(folder, options)
-            model = _bridged(name, str(folder), tokenizer, options, loader)
+            options["dtype"] = dtype or _choose_dtype(folder, device)
+            _check_fits_memory(name, _weights_bytes(folder, options["dtype"]), device)
+            tokenizer = tokenizer or _load_tokenizer(folder, options)
+            model = _make_bridge(name, str(folder), tokenizer, options, loader)
     model.cfg.tracekit_revision = files.commit
     return model
 
@@ -198,13 +198,13 @@ def _loading_errors(name: object) -> Iterator[None]:
         ) from error
 
 
-def _bridge() -> Any:
+def _bridge_class() -> Any:
     from transformer_lens.model_bridge import TransformerBridge
 
     return TransformerBridge
 
 
-def _device(device: str | torch.device | None, options: Mapping[str, Any]) -> Any:
+def _as_device(device: str | torch.device | None, options: Mapping[str, Any]) -> Any:
     if device is None:
         if {"device_map", "n_devices"} & set(options):
             return None
@@ -222,7 +222,7 @@ def _device(device: str | torch.device | None, options: Mapping[str, Any]) -> An
     return resolved
 
 
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+def _as_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is None or dtype == AUTO:
         return None
     if isinstance(dtype, torch.dtype):
@@ -232,21 +232,21 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return _DTYPES[dtype]
 
 
-def _chosen_dtype(directory: Path, device: torch.device | None) -> torch.dtype:
+def _choose_dtype(directory: Path, device: torch.device | None) -> torch.dtype:
     """float32 where it fits, since results in a lower precision depend on the batch size."""
     named = checkpoint_dtype(directory)
-    is_quantized = "quantization_config" in _entries(directory / "config.json")
+    is_quantized = "quantization_config" in _read_json(directory / "config.json")
     if named not in (torch.bfloat16, torch.float16) or is_quantized or device is None:
         return named
     # Twice the weights of the checkpoint, and as much again to load and to run it.
-    return torch.float32 if 4 * _size_of(directory, named) <= _free_bytes(device) else named
+    return torch.float32 if 4 * _weights_bytes(directory, named) <= _free_bytes(device) else named
 
 
-def _entries(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8-sig"))
 
 
-def _size_of(directory: Path, dtype: torch.dtype) -> int:
+def _weights_bytes(directory: Path, dtype: torch.dtype) -> int:
     """Bytes of a checkpoint's weights in a type; quantised weights keep theirs."""
     weights = [*directory.glob("*.safetensors"), *directory.glob("*.bin")]
     stored = sum(file.stat().st_size for file in weights)
@@ -267,12 +267,12 @@ def _free_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     with suppress(OSError, ValueError):
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return min(1024 * int(lines["MemAvailable"].split()[0]), granted_bytes())
+        return min(1024 * int(lines["MemAvailable"].split()[0]), cgroup_free_bytes())
     return _SMALL_MODEL
 
 
-def _in_memory(given: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:
-    given, bare = hugging_face_model_in(given)
+def _load_from_memory(given: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:
+    given, bare = find_hugging_face_model(given)
     if isinstance(bare, HookedModel):
         return bare
     if bare.base_model is bare and bare.get_output_embeddings() is None:
@@ -283,21 +283,21 @@ def _in_memory(given: Any, tokenizer: Any, options: Mapping[str, Any]) -> Hooked
     name = bare.config._name_or_path or type(bare).__name__
     with _loading_errors(name):
         loader = Loader(name)
-        loader.reference = reference_of(given, name)
+        loader.reference = record_reference(given, name)
         loader.model = unwrap(given, loader.reference, name)
-        loader.changes = changes_of(loader.model)
+        loader.changes = find_changes(loader.model)
         if loader.changes:
             # A small change is less than what 16 bits round.
-            loader.float32_reference = float32_reference_of(loader.model, name)
-        wrapped = _wrap(name, copy_around_weights(loader.model), tokenizer, options, loader)
+            loader.float32_reference = record_float32_reference(loader.model, name)
+        wrapped = _wrap_model(name, copy_around_weights(loader.model), tokenizer, options, loader)
     if loader.reference is not None and (loader.changes or computes_weights(loader.model)):
         # Models with equal parameters may still compute different outputs.
         wrapped.cfg.tracekit_logits = loader.reference.rounded
     return wrapped
 
 
-def _adapted(files: Checkpoint, dtype: torch.dtype | None, device: Any) -> tuple[Any, Path]:
-    """Loads the base model that an adapter's folder names with the adapter; the base's folder."""
+def _load_adapter(files: Checkpoint, dtype: torch.dtype | None, device: Any) -> tuple[Any, Path]:
+    """Loads an adapter and the base model that it names; also returns the base's folder."""
     directory = files.folder
     try:
         peft = import_module("peft")
@@ -306,7 +306,7 @@ def _adapted(files: Checkpoint, dtype: torch.dtype | None, device: Any) -> tuple
             f"{directory} holds an adapter, which the package peft reads. Install peft, or give a "
             "directory into which the adapter was merged."
         ) from error
-    entries = _entries(directory / ADAPTER)
+    entries = _read_json(directory / ADAPTER)
     named = entries.get("base_model_name_or_path")
     if not isinstance(named, str):
         raise UnknownModelError(
@@ -315,13 +315,13 @@ def _adapted(files: Checkpoint, dtype: torch.dtype | None, device: Any) -> tuple
         )
     base = locate(named).folder
     loader = Loader(named, device, transformers.AutoModelForCausalLM)
-    bare = loader.from_pretrained(base, dtype=dtype or _chosen_dtype(base, device))
+    bare = loader.from_pretrained(base, dtype=dtype or _choose_dtype(base, device))
     # peft reads the file in the encoding of the locale.
     config = peft.PeftConfig.from_peft_type(**entries)
     return peft.PeftModel.from_pretrained(bare, directory, config=config), base
 
 
-def _wrap(
+def _wrap_model(
     name: str, model: Any, tokenizer: Any, options: Mapping[str, Any], loader: Loader
 ) -> HookedModel:
     if not model.config.architectures:
@@ -331,26 +331,26 @@ def _wrap(
     # The bridge looks for a processor in a path even when it is handed the model.
     with tempfile.TemporaryDirectory() as empty:
         check_needs_no_package(model, empty, name)
-        return _bridged(name, empty, tokenizer, {**options, **given}, loader)
+        return _make_bridge(name, empty, tokenizer, {**options, **given}, loader)
 
 
-def _bridged(
+def _make_bridge(
     name: str, path: str, tokenizer: Any, options: Mapping[str, Any], loader: Loader
 ) -> HookedModel:
-    """A bridge with the given tokenizer or none, whose numbers are those of what it wraps."""
+    """Makes a bridge with the given tokenizer or none; refuses one with other logits."""
     from tokenizers import Tokenizer, models
 
-    # For a bridge that would otherwise make a broken one up, or fail.
+    # Otherwise the bridge makes up a broken tokenizer, or fails.
     words = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
     placeholder = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
     try:
-        bridge = _bridge().boot_transformers(
+        bridge = _bridge_class().boot_transformers(
             path, tokenizer=placeholder, model_class=loader, **options
         )
     except Exception as error:
         if loader.model is None or isinstance(error, TracekitError):
             raise
-        raise cannot_wrap(loader, error) from error
+        raise cannot_wrap_error(loader, error) from error
     give_tokenizer(bridge, tokenizer)
     bridge.cfg.model_name = name
     for parameter in bridge.parameters():
@@ -362,7 +362,7 @@ def _bridged(
     return bridge
 
 
-def _tokenizer(directory: Path, options: Mapping[str, Any]) -> Any:
+def _load_tokenizer(directory: Path, options: Mapping[str, Any]) -> Any:
     if not _has_tokenizer(directory):
         return None
     trusted = bool(options.get("trust_remote_code"))

@@ -23,12 +23,12 @@ _CACHES = ("past_key_values", "past_kv_cache_entry", "cache_params")
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """What one call of a model says of its tokens."""
+    """The positions of the tokens of one call of a model."""
 
     n_before: int = 0
     """Tokens that the cache holds: the first token of the pass has this position."""
     position_ids: Int[Tensor, "row pos"] | None = None
-    """Numbers by which the model reads the tokens of the pass; None: it counts."""
+    """Position ids that the model was given; None: the model counts."""
 
     def key_positions(self, n_queries: int, n_keys: int) -> Int[Tensor, "row key"]:
         """The position in its text, without padding, of every key that the pass attends to.
@@ -48,23 +48,23 @@ class Pass:
 _RUNNING: ContextVar[Pass | None] = ContextVar("tracekit_pass", default=None)
 
 
-def begin(arguments: Mapping[str, Any]) -> None:
-    """A pass of a model begins, or of a block of one, that was called with these arguments."""
+def begin_pass(arguments: Mapping[str, Any]) -> None:
+    """Records that a pass of a model, or of a block, begins with these arguments."""
     given = [arguments[name] for name in _CACHES if arguments.get(name) is not None]
     ids = arguments.get("position_ids")
     if ids is not None:
-        # Of several numbers for each token (time, height, width) the first is its place in a text.
+        # If each token has several numbers (time, height, width), the first is its place in a text.
         ids = ids[0] if ids.ndim == 3 else ids.reshape(-1, ids.shape[-1])
-    n_before = _n_tokens(given[0], arguments) if given else 0
+    n_before = _count_cached(given[0], arguments) if given else 0
     _RUNNING.set(None if n_before is None else Pass(n_before, ids))
 
 
-def end() -> None:
-    """The pass is over."""
+def end_pass() -> None:
+    """Records that the pass is over."""
     _RUNNING.set(None)
 
 
-def _n_tokens(cache: Any, arguments: Mapping[str, Any]) -> int | None:
+def _count_cached(cache: Any, arguments: Mapping[str, Any]) -> int | None:
     if (position := arguments.get("cache_position")) is not None:
         return int(position[0])
     try:
@@ -76,7 +76,7 @@ def _n_tokens(cache: Any, arguments: Mapping[str, Any]) -> int | None:
 
 
 def running_pass(n_tokens: int) -> Pass:
-    """The pass that runs now, whose activations have so many positions.
+    """The current pass, whose activations have `n_tokens` positions.
 
     Raises:
         UnsupportedModelError: Nothing says which tokens these are.

@@ -1,4 +1,4 @@
-"""Tokenizers: the one that was given counts, not the one that TransformerLens makes add BOS."""
+"""Keeps a model's tokenizer as it was given, where TransformerLens makes it add BOS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RELOADED = "_tracekit_reloaded"
 """Of a tokenizer: TransformerLens may have loaded it again, also when a user set it."""
 
 
-def tokenizer_in(model: Any) -> Any:
+def get_tokenizer(model: Any) -> Any:
     """The tokenizer of a model; None if it has none."""
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is not getattr(model, _GIVEN, None) and hasattr(tokenizer, "name_or_path"):
@@ -45,7 +45,7 @@ def give_tokenizer(bridge: Any, tokenizer: Any) -> None:
     bridge.cfg.tokenizer_appends_eos = len(ids) > 1 and ids[-1] == own.eos_token_id
 
 
-def as_given(tokenizer: Any) -> Any:
+def copy_as_given(tokenizer: Any) -> Any:
     """A copy of a model's tokenizer as it was given, or as it was published."""
     plain = deepcopy(tokenizer)
     for name in getattr(tokenizer, _FILLED, ()):
@@ -61,13 +61,13 @@ def adds_bos(tokenizer: Any) -> bool:
         return False
     if not getattr(tokenizer, _RELOADED, False):
         return True
-    published = _published(str(getattr(tokenizer, "name_or_path", "")))
+    published = _published_adds_bos(str(getattr(tokenizer, "name_or_path", "")))
     return True if published is None else published
 
 
-def differences(first: Any, other: Any) -> list[str]:
-    """In what two tokenizers differ: vocabulary, added tokens, chat template, ids of a text."""
-    # With what tokenizers differ in, and the tokens that were added to one.
+def tokenizer_differences(first: Any, other: Any) -> list[str]:
+    """Lists how two tokenizers differ: vocabulary, added tokens, chat template, ids of a text."""
+    # A text that tokenizers treat differently, with the tokens that were added.
     added = " ".join(map(str, first.added_tokens_decoder.values()))
     text = f"The 1st café isn't  far;\n\tgo <b>there</b> at 12:30, \u6a21\u578b! {added}"
     parts: dict[str, Callable[[Any], Any]] = {
@@ -80,8 +80,8 @@ def differences(first: Any, other: Any) -> list[str]:
 
 
 @lru_cache
-def _published(name_or_path: str) -> bool | None:
-    """Whether the tokenizer of a folder or a cached hub model does; None if there is none."""
+def _published_adds_bos(name_or_path: str) -> bool | None:
+    """Whether the published tokenizer adds BOS; None if its files are not found."""
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             name_or_path, trust_remote_code=False, local_files_only=True

@@ -60,7 +60,7 @@ class Reference:
 
     @property
     def rounded(self) -> tuple[str, ...]:
-        """The first logits behind the last token, with so few digits that no rounding is left."""
+        """The first logits after the last token, with so few digits that no rounding is left."""
         return tuple(f"{logit:.3g}" for logit in self.logits[-1, :_TOKENS].tolist())
 
 
@@ -72,13 +72,13 @@ class Loader:
     ) -> None:
         """`device` is that of the model; None: where it is loaded to."""
         self.reference: Reference | None = None
-        """None if no model was loaded, or it could not be run alone."""
+        """Logits of the model as given; None if no model was loaded, or it could not run."""
         self.float32_reference: Reference | None = None
         """Logits in float32 of a model that was changed, and whose weights have 16 bits."""
         self.model: Any = None
         """The model that was loaded, or is in memory."""
         self.changes: list[str] = []
-        """What of a model in memory is not as its class makes it."""
+        """How a model in memory differs from what its class makes."""
         self.name = name
         self._device, self._model_class = device, model_class
 
@@ -93,12 +93,12 @@ class Loader:
         # Weights of a GGUF file are no longer quantized, though the model says so.
         stays = getattr(model, "is_quantized", False) and "gguf_file" not in kwargs
         if self._device is not None and not stays:
-            # Where it will be wrapped, so that both are computed by the same kernels; but those of
-            # mps are to be trusted only where they agree with the CPU's.
+            # Moved before it is wrapped, so that both use the same kernels. Those of mps are only
+            # trusted if they agree with the CPU's.
             if self._device.type == "mps":
-                self.reference = reference_of(model, self.name)
+                self.reference = record_reference(model, self.name)
             model.to(self._device)
-        self.reference = self.reference or reference_of(model, self.name)
+        self.reference = self.reference or record_reference(model, self.name)
         return model
 
     def from_config(self, config: Any, **kwargs: Any) -> Any:
@@ -132,7 +132,7 @@ def _check_complete(model: Any, info: Mapping[str, Any], name: object) -> None:
         )
 
 
-def reference_of(model: Any, name: object) -> Reference | None:
+def record_reference(model: Any, name: object) -> Reference | None:
     """Logits on a few random tokens; None without weights or, with a warning, if it cannot run."""
     if next(model.parameters()).is_meta:
         return None
@@ -142,7 +142,7 @@ def reference_of(model: Any, name: object) -> Reference | None:
         generator = torch.Generator().manual_seed(0)
         random = torch.randint(int(config.vocab_size), (_TOKENS,), generator=generator)
         tokens = torch.tensor([[*_tokens_of_adapters(model), *random.tolist()][: int(context)]])
-        return Reference(tokens, logits_of(model, tokens))
+        return Reference(tokens, get_logits(model, tokens))
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -162,7 +162,7 @@ def _tokens_of_adapters(model: Any) -> list[int]:
 
 
 @contextmanager
-def in_float32(model: Any) -> Iterator[None]:
+def use_float32(model: Any) -> Iterator[None]:
     """Within the block, weights and buffers of 16 bits are float32; they are put back after it."""
     everything = chain(model.parameters(), model.buffers())
     tensors = [tensor for tensor in everything if tensor.dtype in _NARROW]
@@ -176,13 +176,13 @@ def in_float32(model: Any) -> Iterator[None]:
             tensor.data = data
 
 
-def float32_reference_of(model: Any, name: object) -> Reference | None:
+def record_float32_reference(model: Any, name: object) -> Reference | None:
     """Logits in float32 of a model with 16-bit weights; None for others, or if memory is short."""
     if dtype_of(model) not in _NARROW or is_quantized(model):
         return None
     try:
-        with in_float32(model):
-            return reference_of(model, name)
+        with use_float32(model):
+            return record_reference(model, name)
     except (MemoryError, torch.OutOfMemoryError):
         warn(
             f"The memory does not hold {name} in float32. In {dtype_of(model)} its logits show "
@@ -193,7 +193,7 @@ def float32_reference_of(model: Any, name: object) -> Reference | None:
         return None
 
 
-def logits_of(model: Any, tokens: Int[Tensor, "row pos"]) -> Float[Tensor, "pos d_vocab"]:
+def get_logits(model: Any, tokens: Int[Tensor, "row pos"]) -> Float[Tensor, "pos d_vocab"]:
     """Logits of the first row, in evaluation mode and not compiled; modes are put back."""
     modules = list(model.modules())
     for module in modules:
@@ -216,17 +216,17 @@ def logits_of(model: Any, tokens: Int[Tensor, "row pos"]) -> Float[Tensor, "pos 
     return logits[0].float().cpu()
 
 
-def compiled_from(module: Any) -> Any:
-    """The module that `torch.compile` put another one around; None for other modules."""
+def get_uncompiled(module: Any) -> Any:
+    """The module that `torch.compile` wrapped; None for other modules."""
     return module._modules.get("_orig_mod")
 
 
 def _is_compiled(module: Any) -> bool:
-    return compiled_from(module) is not None or bool(vars(module).get("_compiled_call_impl"))
+    return get_uncompiled(module) is not None or bool(vars(module).get("_compiled_call_impl"))
 
 
-def cannot_wrap(loader: Loader, error: Exception) -> UnsupportedModelError:
-    """The error for a model that transformers loads, and TransformerLens does not run."""
+def cannot_wrap_error(loader: Loader, error: Exception) -> UnsupportedModelError:
+    """The error for a model that transformers loads but TransformerLens cannot run."""
     kind = type(loader.model).__name__
     if loader.changes:
         reason = (
@@ -236,8 +236,8 @@ def cannot_wrap(loader: Loader, error: Exception) -> UnsupportedModelError:
     else:
         reason = (
             f"its bridge for a {kind} does not know a setting of the configuration"
-            f"{_unusual(loader.model)}. The checkpoint itself is all right; use one without that "
-            "setting."
+            f"{_unusual_settings(loader.model)}. The checkpoint itself is all right; use one "
+            "without that setting."
         )
     return UnsupportedModelError(
         f"TransformerLens cannot run {loader.name}, though transformers can: {reason} "
@@ -245,8 +245,8 @@ def cannot_wrap(loader: Loader, error: Exception) -> UnsupportedModelError:
     )
 
 
-def changes_of(model: Any) -> list[str]:
-    """What of a Hugging Face model, wrapped or not, is not as its class makes it, in words."""
+def find_changes(model: Any) -> list[str]:
+    """Describes how a Hugging Face model, wrapped or not, differs from what its class makes."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             expected = dict(type(model)(deepcopy(model.config)).named_modules())
@@ -276,12 +276,12 @@ def changes_of(model: Any) -> list[str]:
         if has_foreign_hooks(module):
             changes.append(f"hooks were left at {where}")
     attention = getattr(model.config, "_attn_implementation", None)
-    if is_foreign(transformers.AttentionInterface().get(attention, changes_of)):
+    if is_foreign(transformers.AttentionInterface().get(attention, find_changes)):
         changes.append(f"its attention is {attention!r}, which was registered by other code")
     return list(dict.fromkeys(changes))
 
 
-def _unusual(model: Any) -> str:
+def _unusual_settings(model: Any) -> str:
     """Settings that are not the defaults of their class, in brackets; sizes are left out."""
     common = ("dropout", "pdrop", "initializer", "tie_word", "use_cache", "output_")
     usual = type(model.config)().to_dict()
@@ -306,14 +306,14 @@ def check_same_numbers(model: HookedModel, loader: Loader) -> None:
         tolerance = _EXACT
     elif is_exact(model) and loader.changes and torch.get_float32_matmul_precision() == "highest":
         tolerance = _ON_ACCELERATOR
-    _compare(model, loader, loader.reference, tolerance)
+    _compare_logits(model, loader, loader.reference, tolerance)
     if loader.float32_reference is not None:
         tolerance = _EXACT if device_of(model).type == "cpu" else _ON_ACCELERATOR
-        with in_float32(getattr(model, "original_model", model)):
-            _compare(model, loader, loader.float32_reference, tolerance)
+        with use_float32(getattr(model, "original_model", model)):
+            _compare_logits(model, loader, loader.float32_reference, tolerance)
 
 
-def _compare(
+def _compare_logits(
     model: HookedModel, loader: Loader, reference: Reference | None, tolerance: float
 ) -> None:
     if reference is None:
@@ -325,8 +325,8 @@ def _compare(
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            raise cannot_wrap(loader, error) from error
-    difference, largest = difference_from(reference, bridged)
+            raise cannot_wrap_error(loader, error) from error
+    difference, largest = logit_gap(reference, bridged)
     if not difference <= tolerance * largest:
         reason = (
             "TransformerLens computes attention and some other parts by its own code, which leaves "
@@ -334,7 +334,7 @@ def _compare(
             "or make it by hooks of the loaded model."
             if loader.changes
             else "Its configuration has a setting that TransformerLens ignores"
-            f"{_unusual(loader.model)}; use a checkpoint without it."
+            f"{_unusual_settings(loader.model)}; use a checkpoint without it."
         )
         raise UnsupportedModelError(
             f"TransformerLens computes other logits than {loader.name} itself: they differ by up "
@@ -342,9 +342,7 @@ def _compare(
         )
 
 
-def difference_from(
-    reference: Reference, logits: Float[Tensor, "pos d_vocab"]
-) -> tuple[float, float]:
+def logit_gap(reference: Reference, logits: Float[Tensor, "pos d_vocab"]) -> tuple[float, float]:
     """The largest difference from the logits of the model as given, and the largest of those."""
     expected = reference.logits[..., : logits.shape[-1]]
     if len(logits) != len(expected):
@@ -362,7 +360,7 @@ _TEXT = (
     "boat with no one in it, and the man said that it must have come from very far away."
 )
 _MOST = 0.6
-"""Share of the logarithm of the vocabulary that the loss on a plain text may have."""
+"""Largest loss on a plain text, as a share of the logarithm of the size of the vocabulary."""
 
 
 def warn_of_poor_text(model: HookedModel, tokenizer: Any, name: object) -> None:
@@ -373,8 +371,8 @@ def warn_of_poor_text(model: HookedModel, tokenizer: Any, name: object) -> None:
         return
     context = getattr(config, "max_position_embeddings", None) or _TEXT_TOKENS
     ids = list(tokenizer.encode(_TEXT))[: min(_TEXT_TOKENS, context)]
-    written = _letters(tokenizer.decode(ids, skip_special_tokens=True))
-    is_known = len(written) > _TEXT_TOKENS and _letters(_TEXT).startswith(written)
+    written = _only_letters(tokenizer.decode(ids, skip_special_tokens=True))
+    is_known = len(written) > _TEXT_TOKENS and _only_letters(_TEXT).startswith(written)
     if not is_known or max(ids) >= config.vocab_size:
         return
     with torch.no_grad():
@@ -386,13 +384,12 @@ def warn_of_poor_text(model: HookedModel, tokenizer: Any, name: object) -> None:
         warn(
             f"{name} hardly predicts plain English: {loss:.3g} nats a token, where chance among "
             f"its {logits.shape[-1]:,} tokens gives {chance:.3g}. Unless it is untrained or made "
-            "for other texts, its weights, settings or tokenizer are not those that it was made "
-            "with.",
+            "for other texts, its weights, settings or tokenizer are wrong.",
             ModelWarning,
         )
 
 
-def _letters(text: str) -> str:
+def _only_letters(text: str) -> str:
     return "".join(filter(str.isalpha, text)).casefold()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from tracekit._util.files import write_beside
+from tracekit._util.files import write_atomically
 from tracekit._util.markup import html_text
 from tracekit._util.table import Table
 
@@ -45,7 +45,7 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> Path:
         f"<script>{get_plotlyjs()}</script></head>\n"
         f"<body><main><h1>{html_text(title)}</h1>\n{body}\n</main></body></html>\n"
     )
-    write_beside(path, page)
+    write_atomically(path, page)
     return path
 
 

@@ -13,10 +13,10 @@ import plotly.graph_objects as go
 
 from tracekit._util.arguments import check_arguments
 from tracekit._util.markup import interval_text
-from tracekit._util.options import as_path, shortened
+from tracekit._util.options import as_path, short_repr
 from tracekit._util.table import Column, Table, join_labels
 from tracekit.components import Component
-from tracekit.data.display import shown_pair
+from tracekit.data.display import make_shown_pair
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import DATASETS
 from tracekit.engine.setup import Setup
@@ -130,7 +130,7 @@ def _grouped(given: Sequence[Reported]) -> list[_Group]:
             continue
         results = all_results(each)
         if not results:
-            raise NoResultError(f"There is no result in {shortened(each)}. Leave it out.")
+            raise NoResultError(f"There is no result in {short_repr(each)}. Leave it out.")
         group = next((g for g in groups if _is_comparable(g.results[0], results[0])), None)
         if group is None:
             group = _Group([], [])
@@ -247,7 +247,7 @@ def _prompts(pairs: PromptPairs) -> list[str]:
     texts = []
     for pair in pairs:
         given = (pair.texts or {}).get("prompt")
-        tokens = shown_pair(pair, pairs.token_texts).prompt.texts
+        tokens = make_shown_pair(pair, pairs.token_texts).prompt.texts
         texts.append(given if isinstance(given, str) and given else " ".join(tokens))
     return texts
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from tracekit._util.options import check_whole
+from tracekit._util.options import check_int
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.edges import EMBEDDING, LOGITS, EdgeGraph
 from tracekit.components.masks import Mask, members_of_mask
@@ -58,7 +58,7 @@ def circuit_figure(result: Any, scores: Mask, n: int) -> go.Figure:
     """Draws the `n` strongest edges of a result; see `TraceResult.circuit`."""
     registry, members = result.registry, members_of_mask(result.binary_mask)
     graph = _graph(registry)
-    check_whole("n", n)
+    check_int("n", n)
     values = [(float(scores[flat]), registry[flat]) for flat in members]
     values.sort(key=lambda each: -abs(each[0]))
     shown, rest = values[:n], values[n:]

@@ -16,7 +16,7 @@ import torch
 from tracekit import figures
 from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import pd
-from tracekit._util.markup import printable, with_ends
+from tracekit._util.markup import as_cells, clean_text
 from tracekit._util.options import check_keywords
 from tracekit._util.table import Column, Table, latex_text
 from tracekit.engine.setup import Setup
@@ -24,7 +24,7 @@ from tracekit.errors import ComparisonError, NoResultError
 from tracekit.figures.style import plain
 from tracekit.metrics import bounds_of
 from tracekit.results.curve_figures import effect_curve
-from tracekit.results.display import card, line, table_html
+from tracekit.results.display import html_card, line, table_html
 from tracekit.results.intervals import row_intervals
 from tracekit.results.panels import CellColor
 from tracekit.results.pareto_statistics import jaccard
@@ -171,7 +171,7 @@ class Comparison(Results):
             {
                 "first": [self.labels[i] for i, _ in pairs],
                 "second": [self.labels[j] for _, j in pairs],
-                **with_ends("difference", rows.mean(1).tolist(), ends.T.tolist()),
+                **as_cells("difference", rows.mean(1).tolist(), ends.T.tolist()),
                 **p_values(without_rounding(rows, scale), **over).columns("family"),
                 "metric": metric,
                 "n_held_out": held_out[0].n_examples,
@@ -226,13 +226,13 @@ class Comparison(Results):
         metrics = dict.fromkeys(result.searched.metric for result in self.results)
         data, models = data_and_models(self.results)
         title = f"{data} data, {models} model, {' / '.join(metrics)}"
-        return card(title, table_html(self._shown("components")), line(self._legend))
+        return html_card(title, table_html(self._shown("components")), line(self._legend))
 
     def __repr__(self) -> str:
         form = "{0.effect:.4g}" if self._is_one_question else "{0.n_selected} components"
         values = map(form.format, self.results)
         named = ", ".join(map(" ".join, zip(self.labels, values, strict=True)))
-        return printable(f"Comparison({self._summary}, {interventions(self.results)}: {named})")
+        return clean_text(f"Comparison({self._summary}, {interventions(self.results)}: {named})")
 
     @property
     def _summary(self) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tracekit._util.arguments import check_arguments
-from tracekit._util.markup import printable
-from tracekit._util.options import shortened
+from tracekit._util.markup import clean_text
+from tracekit._util.options import short_repr
 from tracekit.errors import BudgetError, TracekitError
 from tracekit.results.curve_figures import effect_curve
-from tracekit.results.display import card, line, table_html
+from tracekit.results.display import html_card, line, table_html
 from tracekit.results.result import Results, TraceResult
 from tracekit.results.storage import load_dataclass, save_dataclass
 from tracekit.results.tables import effect_columns, legend, result_table
@@ -37,7 +37,7 @@ class TraceCurve(Results):
         first = self.results[0]
         by_budget = ", ".join(f"{r.budget}: {r.effect:.4g}" for r in self.results[:12])
         more = ", ..." if len(self) > 12 else ""
-        return printable(
+        return clean_text(
             f"TraceCurve({first.method} on {first.dataset}, {first.model_text}, "
             f"{first.setup.intervention}; {first.axis_label} on {first.searched.n_text} searched "
             f"examples by budget {by_budget}{more})"
@@ -48,7 +48,7 @@ class TraceCurve(Results):
         traced = f"{first.dataset} data, {first.model_text} model, {first.setup.metric}"
         columns = ("budget", *effect_columns(self.results), "components")
         shown = table_html(result_table(self.results).only(*columns))
-        return card(f"{first.title}: {traced}", shown, line(legend(self.results)))
+        return html_card(f"{first.title}: {traced}", shown, line(legend(self.results)))
 
     def at(self, n_components: int) -> TraceResult:
         """The result for a budget of that many components, which the curve must have."""
@@ -88,7 +88,7 @@ class CurveRuns:
         # Names of folders of runs, and no paths to somewhere else.
         ends = [name.removeprefix(_RUN) for name in self.runs if name.startswith(_RUN)]
         if not ends or len(ends) < len(self.runs) or not all(map(str.isalnum, ends)):
-            raise ValueError(f"the runs are {shortened(list(self.runs))}, and not folders of runs")
+            raise ValueError(f"the runs are {short_repr(list(self.runs))}, and not folders of runs")
 
 
 def save_run_folders(results: Sequence[TraceResult], folder: Path) -> str:

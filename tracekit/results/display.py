@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tracekit._util.markup import MOST_ROWS, card, html_text, interval_text
+from tracekit._util.markup import MAX_ROWS, html_card, html_text, interval_text
 from tracekit._util.table import Column, Table, join_labels, latex_text, value_text
 from tracekit.components.masks import members_of_mask
 from tracekit.results.picture import selection_svg
@@ -27,9 +27,9 @@ class Tabular:
         return Table.of_rows(self.table, joined=True).latex(text, label)
 
     def _repr_html_(self) -> str:
-        n, shown = len(self.table), Table.of_rows(self.table.head(MOST_ROWS), joined=True)
-        rest = [line(f"{MOST_ROWS} of {n} rows; to_frame() has all")] if n > MOST_ROWS else []
-        return card(str(self).splitlines()[0], shown.html(), *rest)
+        n, shown = len(self.table), Table.of_rows(self.table.head(MAX_ROWS), joined=True)
+        rest = [line(f"{MAX_ROWS} of {n} rows; to_frame() has all")] if n > MAX_ROWS else []
+        return html_card(str(self).splitlines()[0], shown.html(), *rest)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -55,7 +55,7 @@ def line(text: str) -> str:
 def text_html(self: Any) -> str:
     """A card for notebooks that shows what `print` does."""
     first, *rest = str(self).splitlines()
-    return card(first, *map(line, rest))
+    return html_card(first, *map(line, rest))
 
 
 def effects_text(result: Any) -> str:
@@ -90,7 +90,7 @@ def result_html(result: Any) -> str:
         facts.append(f"{result.run.n_skipped} idle edges skipped")
     if result.stopped:
         facts.append(f"stopped by {result.stopped}")
-    return card(
+    return html_card(
         f"{result.title}: {result.n_selected} of {result.n_components} components",
         line(f"{result.dataset} data, {result.model_text} model, {result.setup.metric}"),
         line(" \u00b7 ".join(facts)),
@@ -102,10 +102,10 @@ def result_html(result: Any) -> str:
 def table_html(table: Table) -> str:
     """A table of at most a dozen rows, from the first to the last."""
     n = len(table)
-    if n <= MOST_ROWS:
+    if n <= MAX_ROWS:
         return table.html()
-    shown = [round(step * (n - 1) / (MOST_ROWS - 1)) for step in range(MOST_ROWS)]
-    return table.rows(shown).html() + line(f"{MOST_ROWS} of {n} rows; to_frame() has all")
+    shown = [round(step * (n - 1) / (MAX_ROWS - 1)) for step in range(MAX_ROWS)]
+    return table.rows(shown).html() + line(f"{MAX_ROWS} of {n} rows; to_frame() has all")
 
 
 def model_text(name: str, dtype: str) -> str:

@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import interval_text, number_text, printable, with_ends
+from tracekit._util.markup import as_cells, clean_text, interval_text, number_text
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.figures.size_axis import Line, size_lines
 from tracekit.figures.style import STYLES, plain
@@ -209,7 +209,7 @@ class Faithfulness(InWords, Tabular):
             ("faithfulness", self.faithfulness, self.faithfulness_intervals),
             ("completeness", self.completeness, self.completeness_intervals),
         ):
-            columns |= with_ends(name, values, zip(*intervals, strict=True))
+            columns |= as_cells(name, values, zip(*intervals, strict=True))
         return pd.DataFrame(columns)
 
     def curve(self) -> go.Figure:
@@ -257,7 +257,7 @@ class Faithfulness(InWords, Tabular):
         for row in self.table.to_dict("records"):
             both = [f"{n} {number_text(row, n)}" for n in ("faithfulness", "completeness")]
             lines.append(f"  {row['size']} components: {', '.join(both)}")
-        return printable("\n".join(lines))
+        return clean_text("\n".join(lines))
 
 
 def _ratios(effects: Float[Tensor, "set example"], full: Effects) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import printable
+from tracekit._util.markup import clean_text
 from tracekit.engine.setup import Setup
 from tracekit.results.display import line
 from tracekit.results.of_set import OfSet
@@ -66,7 +66,7 @@ class Generations(OfSet):
         rows = self.table.to_dict("records")
         width = max(map(len, self.table)) + 2
         texts = [[f"{name + ':':<{width}}{text!r}" for name, text in row.items()] for row in rows]
-        return printable("\n\n".join(["\n".join(lines) for lines in texts] + [self.how]))
+        return clean_text("\n\n".join(["\n".join(lines) for lines in texts] + [self.how]))
 
     def _repr_html_(self) -> str:
         return self.table.to_html(index=False) + line(self.how)

@@ -23,8 +23,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import interval_text, printable
-from tracekit._util.options import shortened
+from tracekit._util.markup import clean_text, interval_text
+from tracekit._util.options import short_repr
 from tracekit.components import Component, kind_of
 from tracekit.errors import ConfigError
 from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
@@ -94,7 +94,7 @@ class InteractionGrid(InWords, SavedTable):
         for row in self.to_frame().head(1).itertuples():
             text += f"; strongest {row.first}, {row.second}: {row.interaction:+.4g}"
         text += f"; l: {self.axis_label}, {self.direction}"
-        return printable(f"InteractionGrid({text}{self._notes})")
+        return clean_text(f"InteractionGrid({text}{self._notes})")
 
     @property
     def _notes(self) -> str:
@@ -172,7 +172,7 @@ class InteractionGrid(InWords, SavedTable):
         if not 0 < clip <= 1:
             raise ConfigError(f"clip is {clip}. It is a quantile, above 0 and at most 1.")
         if mark not in get_args(Mark):
-            raise ConfigError(f"mark is {shortened(mark)}. Give 'q' or 'family'.")
+            raise ConfigError(f"mark is {short_repr(mark)}. Give 'q' or 'family'.")
         values = self.interaction
         if self.opposite is not None:
             values = values.triu() + self.opposite.interaction.tril(-1)

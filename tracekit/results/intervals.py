@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tracekit._util.clusters import FEWEST, Over, by_cluster, ratio_and_error
+from tracekit._util.clusters import FEWEST, EvidenceOptions, ratio_and_error, sum_by_cluster
 from tracekit.metrics import Bounds
 
 N_RESAMPLES = 2000
@@ -51,7 +51,7 @@ def effect_interval(
         confidence: How often such an interval is to hold the true mean.
         seed: Of the resamples.
     """
-    over, tail = Over(weights=weights, clusters=clusters), (1 - confidence) / 2
+    over, tail = EvidenceOptions(weights=weights, clusters=clusters), (1 - confidence) / 2
     low, high = row_intervals(per_example[None], bounds=bounds, tail=tail, seed=seed, **over)[0]
     return low.item(), high.item()
 
@@ -93,8 +93,8 @@ class Resamples:
     ) -> None:
         """Draws nothing yet; arguments as of `effect_interval`."""
         ones = torch.ones(per_example.shape[1])
-        values = by_cluster(per_example, clusters)
-        self._bases = by_cluster(ones if weights is None else weights, clusters)
+        values = sum_by_cluster(per_example, clusters)
+        self._bases = sum_by_cluster(ones if weights is None else weights, clusters)
         self._seed = seed
         self.centres, self.errors = ratio_and_error(values, self._bases.expand_as(values))
         """Mean effects, and their standard errors to first order."""
@@ -173,7 +173,7 @@ def ratio_interval(
     denominators itself does not differ from 0, any ratio may be: the ends are infinite. Values are
     times the weights of their examples if these have weights. NaN below three independent examples.
     """
-    values, bases = by_cluster(numerators, clusters), by_cluster(denominators, clusters)
+    values, bases = sum_by_cluster(numerators, clusters), sum_by_cluster(denominators, clusters)
     n = len(values)
     if n < FEWEST:
         return nan, nan

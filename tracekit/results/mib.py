@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tracekit._util.files import write_beside
+from tracekit._util.files import write_atomically
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.edges import EMBEDDING, LOGITS
 from tracekit.components.masks import BinaryMask, Mask, ranking
@@ -71,7 +71,7 @@ def write_mib(
     are_edges = registry.edges is not None
     document = {"cfg": dict(sizes), "nodes": nodes if are_edges else nodes | entries}
     document["edges"] = entries if are_edges else {}
-    write_beside(path, json.dumps(document, indent=1) + "\n")
+    write_atomically(path, json.dumps(document, indent=1) + "\n")
 
 
 def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | bool]) -> Mask:

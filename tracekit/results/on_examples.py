@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.clusters import Over, count_independent, n_text
-from tracekit._util.markup import with_ends
+from tracekit._util.clusters import EvidenceOptions, count_independent, count_text
+from tracekit._util.markup import as_cells
 from tracekit._util.table import value_text
-from tracekit.data.pair import identified_by_prompt
+from tracekit.data.pair import identify_by_prompt
 from tracekit.data.prompts import DataOrigin, PromptPairs
 from tracekit.errors import NoResultError
 from tracekit.metrics import Effects, bounds_of
@@ -74,12 +74,12 @@ class OverExamples:
     @property
     def n_text(self) -> str:
         """Both numbers in words, the second only where it is another."""
-        return n_text(self.n_examples, self.clusters)
+        return count_text(self.n_examples, self.clusters)
 
     @property
-    def over(self) -> Over:
+    def over(self) -> EvidenceOptions:
         """Weights and clusters of the examples, as statistics take them."""
-        return Over(weights=self.weights, clusters=self.clusters)
+        return EvidenceOptions(weights=self.weights, clusters=self.clusters)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,13 +112,13 @@ class OnExamples(OverExamples):
     direction: str
     """`noising` or `denoising`."""
     choices: Float[Tensor, "run 5"] | None = None
-    """First choices of the model by itself and with the set (`choices_in`); None: not measured."""
+    """First choices of the model alone and with the set (`count_choices`); None: not measured."""
 
     def n_among(self, pairs: PromptPairs) -> int:
         """How many of some pairs, as they were given, are of the prompts of these examples."""
         own = {*self.prompts}
         # Under zeros, say, all pairs of one prompt are one example.
-        alone = identified_by_prompt(pairs)
+        alone = identify_by_prompt(pairs)
         both = zip(pairs, alone, strict=True)
         return sum(not own.isdisjoint(each.prompts_digest for each in forms) for forms in both)
 
@@ -169,7 +169,7 @@ class OnExamples(OverExamples):
     def row(self) -> dict[str, float]:
         """Entries of a table: `effect` and its ends, `full_effect` and `share` of it."""
         whole = {"full_effect": self.full_mean, "share": self.share}
-        return with_ends("effect", self.mean, self.interval) | whole
+        return as_cells("effect", self.mean, self.interval) | whole
 
     def faithfulness(self, **labels: Any) -> Faithfulness:
         """Faithfulness and completeness of the set; `labels` are other fields of these.

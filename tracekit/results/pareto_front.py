@@ -14,14 +14,14 @@ from torch import Tensor
 
 from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import pd
-from tracekit._util.markup import printable
+from tracekit._util.markup import clean_text
 from tracekit._util.table import Table
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, ConfigError, NoResultError, TargetNotReachedError
 from tracekit.results.curve import load_run_folders, save_run_folders
 from tracekit.results.curve_figures import pareto_curve
-from tracekit.results.display import card, line, table_html
+from tracekit.results.display import html_card, line, table_html
 from tracekit.results.pareto_statistics import STATISTICS, SizeStatistics
 from tracekit.results.result import Results, TraceResult
 from tracekit.results.selection_figures import front_heatmap
@@ -287,7 +287,7 @@ class ParetoFront(Results):
 
     def __repr__(self) -> str:
         last, stopped = self.results[-1], f", stopped by {self.stopped}" if self.stopped else ""
-        return printable(
+        return clean_text(
             f"ParetoFront({last.dataset}, {last.model_text}, {last.setup.intervention}: budgets up "
             f"to {self.largest} of {last.n_components} components, {last.axis_label} "
             f"{self.results[0].effect:.4g} to {last.effect:.4g} (all: {last.full_effect:.4g}), "
@@ -300,7 +300,7 @@ class ParetoFront(Results):
             f"Pareto front up to {self.largest} of {last.n_components} components: {last.dataset} "
             f"data, {last.model_text} model, {last.setup.metric}{stopped}"
         )
-        return card(title, table_html(self.shown()), line(self.legend))
+        return html_card(title, table_html(self.shown()), line(self.legend))
 
     def save(self, folder: str | Path) -> Path:
         """Writes one run folder per size, and what belongs to the front; returns the folder."""

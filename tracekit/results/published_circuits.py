@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import printable
+from tracekit._util.markup import clean_text
 from tracekit.components.masks import BinaryMask
 from tracekit.components.members import mask_of
 from tracekit.errors import ConfigError, UnknownNameError
@@ -51,7 +51,7 @@ class Against(InWords, Tabular):
         by_verdict = {f"{each}s": self[each] for each in ("hit", "extra")}
         by_verdict |= {"misses": self["miss"], "not studied": [*self.not_studied]}
         lines += [f"  {len(each)} {name}: {', '.join(each)}" for name, each in by_verdict.items()]
-        return printable("\n".join(lines))
+        return clean_text("\n".join(lines))
 
 
 def roles_of(circuit: str | Sequence[str], result: Any) -> tuple[str, dict[str, str]]:

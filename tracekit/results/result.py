@@ -20,8 +20,8 @@ from torch import Tensor
 
 from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import pd
-from tracekit._util.markup import printable
-from tracekit._util.options import as_path, check_keywords, shortened
+from tracekit._util.markup import clean_text
+from tracekit._util.options import as_path, check_keywords, short_repr
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask, members_of_mask
 from tracekit.engine.cost import Cost
@@ -85,10 +85,10 @@ class RunFacts:
 
     def __post_init__(self) -> None:
         if self.sign not in ("positive", "negative"):
-            raise ValueError(f"sign is {shortened(self.sign)}, which is none")
+            raise ValueError(f"sign is {short_repr(self.sign)}, which is none")
         # They become code in a report.
         if not all(map(str.isidentifier, self.config)):
-            raise ValueError(f"config names {shortened(list(self.config))}, which are no options")
+            raise ValueError(f"config names {short_repr(list(self.config))}, which are no options")
 
     @property
     def unusual(self) -> tuple[str, ...]:
@@ -326,7 +326,7 @@ class TraceResult(InFolder):
     def __repr__(self) -> str:
         names = ", ".join(self.labels[:12]) + (", ..." if self.n_selected > 12 else "")
         skipped = f", {self.run.n_skipped} idle edges skipped" if self.run.n_skipped else ""
-        return printable(
+        return clean_text(
             f"TraceResult({self.method} on {self.dataset}, {self.model_text}: "
             f"{self.n_selected} of {self.n_components} components{skipped}, {effects_text(self)}; "
             f"{names})"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from tracekit._util.options import as_path, shortened
+from tracekit._util.options import as_path, short_repr
 from tracekit.errors import ConfigError
 from tracekit.results.result import TraceResult
 
@@ -65,7 +65,7 @@ def all_results(given: Any) -> list[TraceResult]:
     if is_several(given):
         return [result for each in given for result in all_results(each)]
     raise ConfigError(
-        f"A {type(given).__name__} was given where results are wanted: {shortened(given)}. Give "
+        f"A {type(given).__name__} was given where results are wanted: {short_repr(given)}. Give "
         "results, curves, fronts, what tk.load_runs returns, folders that these were saved to, or "
         "a list of such."
     )

@@ -33,7 +33,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.clusters import by_cluster
+from tracekit._util.clusters import sum_by_cluster
 from tracekit.results.intervals import LEAST_ERROR, N_RESAMPLES, Resamples
 
 LEVEL = 0.05
@@ -123,7 +123,7 @@ def p_values(
     clusters: Int[Tensor, " example"] | None = None,
 ) -> PValues:
     """Two-sided p values of means of 0; arguments as `row_intervals`."""
-    flips = sign_flip_p_values(by_cluster(effects, clusters))
+    flips = sign_flip_p_values(sum_by_cluster(effects, clusters))
     row, family = map(torch.maximum, flips, _resampled_p_values(effects, weights, clusters))
     q = q_values(row).float()
     skewness = _skewness(effects, weights, clusters)
@@ -136,7 +136,7 @@ def _skewness(
     clusters: Int[Tensor, " example"] | None,
 ) -> float | None:
     """The field of `PValues`; rows without any effect do not count."""
-    n_independent = by_cluster(effects, clusters).shape[1]
+    n_independent = sum_by_cluster(effects, clusters).shape[1]
     rows = effects[(effects != 0).any(1)]
     if n_independent >= MANY_EXAMPLES or not len(rows):
         return None
@@ -227,7 +227,7 @@ def _resampled_p_values(
     )
     # Every third resample of a row leaves an example out that makes up most of it, deviates widely,
     # and would hide what all other rows show. The p value of such a row is that of its tails.
-    n_rows, sizes = len(statistics), by_cluster(effects, clusters).abs()
+    n_rows, sizes = len(statistics), sum_by_cluster(effects, clusters).abs()
     is_shared = sizes.amax(1) <= _MOST * sizes.sum(1)
     skewness = resamples.skewness
     sides = torch.where(skewness < 0, -1.0, 1.0).double()

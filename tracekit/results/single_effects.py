@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import interval_text, number_text, with_ends
-from tracekit._util.options import check_keywords, shortened
+from tracekit._util.markup import as_cells, interval_text, number_text
+from tracekit._util.options import check_keywords, short_repr
 from tracekit.errors import ConfigError, MetricError
 from tracekit.figures.cells import LayersOn, draw_panels
 from tracekit.figures.style import WIDTH, data_and_model, plain
@@ -59,7 +59,7 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         """
         columns = {
             "component": [self.registry.label(member) for member in self.members],
-            **with_ends("effect", self.effects.tolist(), self.intervals.T.tolist()),
+            **as_cells("effect", self.effects.tolist(), self.intervals.T.tolist()),
             "share": (self.effects / (self.full_effect or float("nan"))).tolist(),
             "same_sign": self.same_sign.tolist(),
             **self.tests.columns(),
@@ -86,9 +86,9 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
             MetricError: All components together have no effect to take shares of.
         """
         if mark not in ("q", "family", None):
-            raise ConfigError(f"mark is {shortened(mark)}. Give 'q', 'family' or None.")
+            raise ConfigError(f"mark is {short_repr(mark)}. Give 'q', 'family' or None.")
         if layers_on not in ("x", "y"):
-            raise ConfigError(f"layers_on is {shortened(layers_on)}. Give 'x' or 'y'.")
+            raise ConfigError(f"layers_on is {short_repr(layers_on)}. Give 'x' or 'y'.")
         if not has_cells(self.registry):
             raise ConfigError(
                 "Layers of so many components have no cells. Take the table, or trace fewer: "

@@ -30,8 +30,8 @@ from safetensors.torch import save as serialised
 from torch import Tensor
 
 from tracekit._util.arguments import check_arguments
-from tracekit._util.files import digest_of, write_beside, write_csv
-from tracekit._util.options import as_path, shortened
+from tracekit._util.files import json_digest, write_atomically, write_csv
+from tracekit._util.options import as_path, short_repr
 from tracekit._util.version import __version__
 from tracekit.errors import ResultFormatError, ResultNotFoundError, TracekitError
 from tracekit.results.display import Tabular
@@ -81,7 +81,7 @@ def save_dataclass(value: Any, path: Path, *, inline: bool = False) -> str:
         # Copies: parts of one tensor may not share its memory there.
         copies = {name: each.cpu().contiguous().clone() for name, each in tensors.items()}
         content = serialised(copies)
-        write_beside(path.with_suffix(".safetensors"), content)
+        write_atomically(path.with_suffix(".safetensors"), content)
         entries[_TENSORS_DIGEST] = hashlib.sha256(content).hexdigest()
     return write_document(path, entries)
 
@@ -157,9 +157,9 @@ class SavedTable(Tabular):
 def write_document(path: Path, entries: Mapping[str, Any]) -> str:
     """Writes a JSON file with the format version and a digest of its entries; returns that."""
     entries = _plain(entries)
-    digest = digest_of(entries)
+    digest = json_digest(entries)
     document = {"format_version": FORMAT_VERSION, _DIGEST: digest, **entries}
-    write_beside(path, json.dumps(document, indent=1) + "\n")
+    write_atomically(path, json.dumps(document, indent=1) + "\n")
     return digest
 
 
@@ -189,11 +189,11 @@ def read_document(path: Path, digest: str | None = None) -> dict[str, Any]:
     format_version = document.pop("format_version", None)
     if format_version != FORMAT_VERSION:
         raise ResultFormatError(
-            f"{path} has format version {shortened(format_version)}; this tracekit reads version "
+            f"{path} has format version {short_repr(format_version)}; this tracekit reads version "
             f"{FORMAT_VERSION}. Open it with the tracekit that wrote it, or run it again."
         )
     written = document.pop(_DIGEST, None)
-    if written != digest_of(document) or digest not in (None, written):
+    if written != json_digest(document) or digest not in (None, written):
         raise _damaged_error(path)
     return document
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import printable
+from tracekit._util.markup import clean_text
 from tracekit.results.display import InWords
 from tracekit.results.interactions import INTERACTION_ENDS
 from tracekit.results.significance import (
@@ -82,4 +82,4 @@ class StrongestPairs(InWords, SavedTable):
             passed, n = self.tests.significant(), len(self.tests.q)
             text += f"; {n} tested, {sum(passed)} with q < .05"
             text += f"; {self.tests.caution}" if any(passed) and self.tests.caution else ""
-        return printable(f"StrongestPairs({text}; l: {self.axis_label}; {self.setting})")
+        return clean_text(f"StrongestPairs({text}; l: {self.axis_label}; {self.setting})")

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-_locks: dict[int, tuple[int, FileLock]] = {}
+_worker_locks: dict[int, tuple[int, FileLock]] = {}
 """The number of each thread that is a worker, and its lock, held until the process ends."""
 
 
 def device_for_worker(device: str | None, loading: Mapping[str, Any]) -> str | None:
-    """A device for this thread that no other worker of this machine has, if there are enough.
+    """A device for this thread that no other worker of this machine uses, if there are enough.
 
     The workers are those of all sweeps of the same user. With more workers than devices, devices
     are shared evenly. A device with a number, e.g. `cuda:1`, is kept; options of `load_model` that
@@ -33,8 +33,8 @@ def device_for_worker(device: str | None, loading: Mapping[str, Any]) -> str | N
 def _worker_number() -> int:
     """The smallest number that no other worker of this user and machine holds."""
     thread = get_ident()
-    if thread in _locks:
-        return _locks[thread][0]
+    if thread in _worker_locks:
+        return _worker_locks[thread][0]
     user = os.getuid() if hasattr(os, "getuid") else 0
     folder = Path(tempfile.gettempdir()) / f"tracekit-workers-{user}"
     with suppress(OSError):
@@ -49,5 +49,5 @@ def _worker_number() -> int:
             continue
         except (NotImplementedError, OSError):
             return 0  # Without locks, all workers take the first device.
-        _locks[thread] = number, lock
+        _worker_locks[thread] = number, lock
         return number

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tracekit._util.files import marker, remove_abandoned, remove_abandoned_locks
+from tracekit._util.files import marker_file, remove_abandoned, remove_abandoned_locks
 from tracekit.errors import NoResultError, WorkerError
 from tracekit.runs.devices import device_for_worker
-from tracekit.runs.executors import Workers, workers_of
+from tracekit.runs.executors import Workers, make_workers
 from tracekit.runs.grid import part_of
-from tracekit.runs.jobs import Job, ModelSource, RunEnvironment, by_title
+from tracekit.runs.jobs import Job, ModelSource, RunEnvironment, models_by_title
 from tracekit.runs.store import RUN_FOLDERS, Run, decisive_versions
-from tracekit.runs.worker import Failure, Task, Worker, WorkerReport, try_job, work
+from tracekit.runs.worker import Failure, Task, Worker, WorkerReport, run_task, try_job
 
 _POLL_SECONDS = 1.0
-"""How often new workers are looked for."""
+"""Seconds between two looks for new workers."""
 
 
 def run_jobs(
@@ -57,14 +57,14 @@ def run_jobs(
     """
     is_one_of_many = part is not None and executor is None and (processes or 1) == 1
     environment = RunEnvironment(
-        sources=by_title(models),
+        sources=models_by_title(models),
         data_dir=data_dir,
         device=device_for_worker(device, loading or {}) if is_one_of_many else device,
         max_batch_size=max_batch_size,
         progress=progress,
         loading=loading or {},
     )
-    outcomes = do_all(
+    outcomes = dispatch_jobs(
         part_of(jobs, part),
         environment,
         output / RUN_FOLDERS,
@@ -79,7 +79,7 @@ def run_jobs(
     return outcomes
 
 
-def do_all(
+def dispatch_jobs(
     jobs: Iterable[Job],
     environment: RunEnvironment,
     root: Path,
@@ -101,19 +101,19 @@ def do_all(
     models = list(dict.fromkeys(job.model for job in unique))
     unique.sort(key=lambda job: models.index(job.model))
     root.mkdir(parents=True, exist_ok=True)
-    _tidy(root)
+    _remove_leftovers(root)
     if executor is not None or (processes or 1) > 1 or executor_options:
         root = Path(os.path.abspath(root))
         environment = replace(environment, working_dir=Path.cwd())
         folder = root.parent / "submitit"
-        workers = workers_of(executor, processes, executor_options or {}, folder)
+        workers = make_workers(executor, processes, executor_options or {}, folder)
         with ExitStack() as last:
             # Workers may have been ended while they wrote.
-            last.callback(_tidy, root)
+            last.callback(_remove_leftovers, root)
             last.callback(workers.close)
-            mark = last.enter_context(marker(root))
-            last.callback(workers.release, mark.name)
-            return _Dispatch(unique, environment, mark, workers, on_done).run()
+            mark = last.enter_context(marker_file(root))
+            last.callback(workers.release_models, mark.name)
+            return _Dispatcher(unique, environment, mark, workers, on_done).run()
     worker = Worker(environment, root)
     outcomes: list[Run | Failure] = []
     missing: dict[str, str] = {}
@@ -124,102 +124,102 @@ def do_all(
     return outcomes
 
 
-def _tidy(root: Path) -> None:
+def _remove_leftovers(root: Path) -> None:
     """Removes what killed processes left in a store; their unfinished runs never count."""
     remove_abandoned(root)
     remove_abandoned_locks(root)
 
 
 @dataclass(eq=False)
-class _Dispatch:
+class _Dispatcher:
     """Sends jobs to workers so that a worker rarely changes its model.
 
-    A task for each worker is under way. A worker that has ended one gets another of its model.
+    Each worker has one task. A worker that finishes gets another task of the same model.
     """
 
     jobs: Sequence[Job]
     environment: RunEnvironment
-    mark: Path
+    marker_path: Path
     workers: Workers
     on_done: Callable[[Run | Failure], object]
-    waiting: dict[str, list[int]] = field(default_factory=dict)
+    waiting_jobs: dict[str, list[int]] = field(default_factory=dict)
     """Numbers of the jobs that no worker has, by model."""
-    alone: list[int] = field(default_factory=list)
-    """Jobs whose worker was lost, to be done each for itself."""
-    running: dict[Future[WorkerReport], list[int]] = field(default_factory=dict)
-    freed: list[str] = field(default_factory=list)
-    """Models that workers have which wait for a task."""
+    lost_jobs: list[int] = field(default_factory=list)
+    """Jobs whose worker was lost; each is repeated by itself."""
+    running_jobs: dict[Future[WorkerReport], list[int]] = field(default_factory=dict)
+    idle_models: list[str] = field(default_factory=list)
+    """Models of the workers that wait for a task."""
     outcomes: dict[int, Run | Failure] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for number, job in enumerate(self.jobs):
-            self.waiting.setdefault(job.model, []).append(number)
+            self.waiting_jobs.setdefault(job.model, []).append(number)
 
     def run(self) -> list[Run | Failure]:
         """The outcome of each job."""
         try:
             while len(self.outcomes) < len(self.jobs):
-                self._fill()
-                wait(self.running, _POLL_SECONDS, FIRST_COMPLETED)
-                # What an executor has cancelled is done, and not yet so for `wait`.
-                for future in [future for future in self.running if future.done()]:
-                    self._take(future)
+                self._send_tasks()
+                wait(self.running_jobs, _POLL_SECONDS, FIRST_COMPLETED)
+                # `wait` does not yet report tasks that an executor has cancelled.
+                for future in [future for future in self.running_jobs if future.done()]:
+                    self._receive_report(future)
         except BaseException:
-            for future in self.running:
+            for future in self.running_jobs:
                 future.cancel()
             raise
         return [self.outcomes[number] for number in range(len(self.jobs))]
 
-    def _fill(self) -> None:
+    def _send_tasks(self) -> None:
         capacity = self.workers.capacity()
         tasks: list[list[int]] = []
-        while len(self.running) + len(tasks) < capacity:
-            numbers = self._next(tasks)
+        while len(self.running_jobs) + len(tasks) < capacity:
+            numbers = self._next_jobs(tasks)
             if not numbers:
                 break
             tasks.append(numbers)
         if not tasks:
             return
         versions = decisive_versions()
-        packed = [(versions, pickle.dumps(self._task(each, capacity))) for each in tasks]
+        packed = [(versions, pickle.dumps(self._make_task(each, capacity))) for each in tasks]
         try:
-            futures = self.workers.submit(work, packed)
+            futures = self.workers.submit(run_task, packed)
         except BrokenExecutor as error:
             raise self._error_to_raise(error) from error
-        self.running.update(zip(futures, tasks, strict=True))
+        self.running_jobs.update(zip(futures, tasks, strict=True))
 
-    def _next(self, tasks: Sequence[Sequence[int]]) -> list[int]:
+    def _next_jobs(self, tasks: Sequence[Sequence[int]]) -> list[int]:
         """The jobs of the next task; none if no job waits. `tasks` are about to be sent."""
-        waiting = {model: numbers for model, numbers in self.waiting.items() if numbers}
+        waiting = {model: numbers for model, numbers in self.waiting_jobs.items() if numbers}
         if not waiting:
-            return [self.alone.pop(0)] if self.alone else []
-        while self.freed:
-            model = self.freed.pop(0)
+            return [self.lost_jobs.pop(0)] if self.lost_jobs else []
+        while self.idle_models:
+            model = self.idle_models.pop(0)
             if model in waiting:
                 break
         else:
-            busy = Counter(self.jobs[n[0]].model for n in (*self.running.values(), *tasks))
+            busy = Counter(self.jobs[n[0]].model for n in (*self.running_jobs.values(), *tasks))
             model = max(waiting, key=lambda name: len(waiting[name]) / (busy[name] + 1))
         count = 1
-        if self.workers.whole_groups:
+        if self.workers.starts_processes:
             # Every task starts a process. It does all jobs of a model, or a part of them where more
             # workers were asked for than there are models.
-            parts = max(1, (self.workers.at_most or 1) // len(self.waiting))
+            parts = max(1, (self.workers.at_most or 1) // len(self.waiting_jobs))
             count = -(-sum(job.model == model for job in self.jobs) // parts)
-        numbers, self.waiting[model] = waiting[model][:count], waiting[model][count:]
+        numbers, self.waiting_jobs[model] = waiting[model][:count], waiting[model][count:]
         return numbers
 
-    def _task(self, numbers: Sequence[int], workers: int) -> Task:
+    def _make_task(self, numbers: Sequence[int], workers: int) -> Task:
         return Task(
             jobs=tuple(self.jobs[number] for number in numbers),
             environment=self.environment,
-            root=self.mark.parent,
-            token=self.mark.name,
+            root=self.marker_path.parent,
+            token=self.marker_path.name,
             workers=min(workers, len(self.jobs)),
         )
 
-    def _take(self, future: Future[WorkerReport]) -> None:
-        numbers = self.running.pop(future)
+    def _receive_report(self, future: Future[WorkerReport]) -> None:
+        numbers = self.running_jobs.pop(future)
         try:
             report = future.result()
         except Exception as error:
@@ -229,20 +229,20 @@ class _Dispatch:
             raise self._error_to_raise(error) from error
         if report.refused is not None:
             raise report.refused
-        self.freed.append(self.jobs[numbers[0]].model)
+        self.idle_models.append(self.jobs[numbers[0]].model)
         for number, outcome in zip(numbers, report.outcomes, strict=True):
-            self._done(number, outcome)
+            self._record_outcome(number, outcome)
 
     def _redo_or_fail(self, numbers: Sequence[int], error: BaseException) -> None:
-        """A worker was lost with its task: its jobs are done each for itself, once."""
+        """Repeats the jobs of a lost worker, each by itself; a job that loses it again fails."""
         if len(numbers) > 1:
-            self.alone += numbers  # Those that are finished are read from the store.
+            self.lost_jobs += numbers  # Those that are finished are read from the store.
             return
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = f"Its worker was lost: {lines[-1]}"
-        self._done(numbers[0], Failure(self.jobs[numbers[0]], reason))
+        self._record_outcome(numbers[0], Failure(self.jobs[numbers[0]], reason))
 
-    def _done(self, number: int, outcome: Run | Failure) -> None:
+    def _record_outcome(self, number: int, outcome: Run | Failure) -> None:
         self.outcomes[number] = outcome
         self.on_done(outcome)
 
@@ -254,7 +254,7 @@ class _Dispatch:
                 version = decisive_versions()["tracekit"]
                 return WorkerError(
                     f"A worker cannot load tracekit ({cause}), this process has {version}. Install "
-                    "the same version in both, so that runs are of one kind."
+                    "the same version in both, so that all runs can be compared."
                 )
             cause = cause.__cause__
-        return self.workers.reason(error) or error
+        return self.workers.error_to_raise(error) or error

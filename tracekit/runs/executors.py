@@ -1,6 +1,6 @@
 """Executors: where tasks run. This machine's processes, Dask, Slurm, or any other executor.
 
-`workers_of` makes `Workers` of whatever was given; `dispatch` sends tasks to them.
+`make_workers` makes `Workers` for any executor; `dispatch` sends tasks to them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from tracekit._util.options import shortened
+from tracekit._util.options import short_repr
 from tracekit._util.processes import WorkerProcesses
 from tracekit._util.threads import allowed_threads
 from tracekit.errors import ConfigError, MissingExtraError, WorkerError
-from tracekit.runs.worker import WorkerReport, forget
+from tracekit.runs.worker import WorkerReport, forget_models
 
 _DASK, _SUBMITIT = "dask://", "submitit://"
 _CLUSTERS = ("slurm", "local", "debug")
-_KINDS = (
+_EXECUTOR_FORMS = (
     f"{_DASK}HOST:PORT, {_SUBMITIT}slurm, {_SUBMITIT}local, or in Python a "
     "concurrent.futures.Executor, a Dask client or a submitit executor"
 )
@@ -35,7 +35,7 @@ _CONNECT_SECONDS = 10
 _WORKER_SECONDS = 60
 """How long a scheduler may be without any worker."""
 _POLL_SECONDS = 0.5
-_GUARD = 'if __name__ == "__main__":'
+_MAIN_GUARD = 'if __name__ == "__main__":'
 _TIMEOUTS = (TimeoutError, asyncio.TimeoutError)
 """Two classes until Python 3.11."""
 _MINUTES = 24 * 60
@@ -50,21 +50,21 @@ Tasks = Sequence[tuple[Any, ...]]
 class Workers:
     """Where tasks run, and how many at a time."""
 
-    usual = 1
-    """How many tasks can run at a time, where no number was asked for."""
-    whole_groups = False
-    """Whether every task starts a process, so that a task had better hold many jobs."""
-    _also = ""
-    """What else to try where a process was killed."""
+    default_capacity = 1
+    """How many tasks run at a time by default."""
+    starts_processes = False
+    """Whether every task starts a process, so that a task should hold many jobs."""
+    _advice = ""
+    """Advice to add to the message about a killed process."""
 
     def __init__(self, executor: Any, at_most: int | None) -> None:
-        """Takes what tasks are handed to, and how many at a time were asked for, if any were."""
+        """`executor` gets the tasks; `at_most` is how many may run at a time, None by default."""
         self._executor = executor
         self.at_most = at_most
 
     def capacity(self) -> int:
         """How many tasks can run at a time, now; at least 1."""
-        return self.at_most or self.usual
+        return self.at_most or self.default_capacity
 
     def submit(self, function: Function, tasks: Tasks) -> list[Future[WorkerReport]]:
         """Calls a function once for each of several tuples of arguments."""
@@ -74,12 +74,12 @@ class Workers:
         """Whether an error says that the worker of one task was lost, and not the others."""
         return False
 
-    def reason(self, error: BaseException) -> Exception | None:
-        """Error to raise instead of one that ends everything; None: the error itself."""
+    def error_to_raise(self, error: BaseException) -> Exception | None:
+        """A clearer error to raise in place of one that ends the sweep; None: raise that one."""
         if isinstance(error, BrokenExecutor):
             return WorkerError(
                 "A worker process was killed; often the memory was full. What is finished is "
-                f"kept. Run it again, with fewer processes or a smaller max_batch_size.{self._also}"
+                f"kept. Repeat it with fewer processes or a smaller max_batch_size.{self._advice}"
             )
         if isinstance(error, CancelledError):
             return WorkerError(
@@ -88,27 +88,27 @@ class Workers:
             )
         return None
 
-    def release(self, token: str) -> None:
-        """Makes workers that live on let go of the models of a sweep."""
-        forget(token)
+    def release_models(self, token: str) -> None:
+        """Makes workers that stay alive drop the models of a sweep."""
+        forget_models(token)
 
     def close(self) -> None:
         """Ends what was started for the jobs; an executor that was given stays open."""
 
 
-class GivenExecutor(Workers):
+class FuturesExecutor(Workers):
     """Any executor of `concurrent.futures`, e.g. a pool of processes."""
 
-    _also = f" If none began: a script that spawns processes does its work under {_GUARD}."
+    _advice = f" If none began: a script that spawns processes does its work under {_MAIN_GUARD}."
 
     def __init__(self, executor: Executor, at_most: int | None) -> None:
-        """Takes an executor, which stays open; by default for as many tasks as it has workers."""
+        """`executor` stays open; by default it gets as many tasks as it has workers."""
         super().__init__(executor, at_most)
         workers = getattr(executor, "_max_workers", None)
-        self.usual = workers if isinstance(workers, int) else 1
+        self.default_capacity = workers if isinstance(workers, int) else 1
 
     def submit(self, function: Function, tasks: Tasks) -> list[Future[WorkerReport]]:
-        """Hands the tasks on, one by one."""
+        """Submits the tasks one by one."""
         try:
             return super().submit(function, tasks)
         except BrokenExecutor:
@@ -119,34 +119,34 @@ class GivenExecutor(Workers):
             ) from error
 
 
-class LocalProcesses(GivenExecutor):
+class LocalProcesses(FuturesExecutor):
     """Processes of this machine, which end with this one."""
 
-    _also = ""
+    _advice = ""
 
     def __init__(self, processes: int) -> None:
-        """Starts no process yet; they share the threads of this process."""
+        """Starts no process yet; the processes share the threads of this one."""
         threads = max(1, allowed_threads() // processes)
-        super().__init__(WorkerProcesses(processes, start=_start, arguments=(threads,)), processes)
+        super().__init__(WorkerProcesses(processes, start=_set_up, arguments=(threads,)), processes)
 
-    def reason(self, error: BaseException) -> Exception | None:
+    def error_to_raise(self, error: BaseException) -> Exception | None:
         """Error to raise instead; tells workers that were killed from those that never began."""
-        if isinstance(error, BrokenExecutor) and not self._executor.has_begun:
+        if isinstance(error, BrokenExecutor) and not self._executor.has_ready_worker:
             return WorkerError(
                 "No worker process could begin. Each first runs the main script again, which must "
-                f"not start the sweep once more. Write what it does in a file under {_GUARD}, also "
-                "what comes from stdin. Or leave jobs out."
+                "not start the sweep once more. Write what it does in a file under "
+                f"{_MAIN_GUARD}, also what comes from stdin. Or leave jobs out."
             )
-        return super().reason(error)
+        return super().error_to_raise(error)
 
     def close(self) -> None:
         """Ends the processes at once."""
         self._executor.shutdown()
 
 
-def _start(threads: int) -> None:
+def _set_up(threads: int) -> None:
     torch.set_num_threads(threads)
-    # Of its own, and not one between processes, which a worker that is ended would leave behind.
+    # A lock within this process: ending a worker would leave a shared lock behind.
     tqdm.set_lock(RLock())
 
 
@@ -154,7 +154,7 @@ class DaskWorkers(Workers):
     """The workers of a Dask scheduler, also later ones; tasks of a killed worker go to others."""
 
     def __init__(self, client: Any, at_most: int | None, *, owned: bool) -> None:
-        """Takes a `distributed.Client`, which is closed in the end if it is owned."""
+        """`client` is a `distributed.Client`, which `close` closes if `owned`."""
         super().__init__(client.get_executor(pure=False), at_most)
         self._client, self._owned = client, owned
         self._seen = time.monotonic()
@@ -179,11 +179,11 @@ class DaskWorkers(Workers):
         """The number of workers there are now, each for one task at a time."""
         while True:
             if self._client.status != "running":
-                raise _gone()
+                raise _no_scheduler()
             try:
                 count = len(self._client.nthreads())
             except (OSError, *_TIMEOUTS) as error:
-                raise _gone() from error
+                raise _no_scheduler() from error
             now = time.monotonic()
             if count:
                 self._seen = now
@@ -196,28 +196,29 @@ class DaskWorkers(Workers):
             time.sleep(_POLL_SECONDS)
 
     def is_lost(self, error: BaseException) -> bool:
-        """Whether the scheduler gave a task up whose workers died, several in turn."""
+        """Whether the scheduler gave up a task after several of its workers died."""
         from distributed import KilledWorker
 
         return isinstance(error, KilledWorker)
 
-    def reason(self, error: BaseException) -> Exception | None:
+    def error_to_raise(self, error: BaseException) -> Exception | None:
         """A task that nobody cancelled is lost with its scheduler."""
-        return _gone() if isinstance(error, CancelledError) else super().reason(error)
+        is_cancelled = isinstance(error, CancelledError)
+        return _no_scheduler() if is_cancelled else super().error_to_raise(error)
 
-    def release(self, token: str) -> None:
-        """Runs `forget` in every worker."""
+    def release_models(self, token: str) -> None:
+        """Runs `forget_models` in every worker."""
         with suppress(Exception):
-            self._client.run(forget, token)
+            self._client.run(forget_models, token)
 
     def close(self) -> None:
-        """Closes a client of our own."""
+        """Closes the client if it is `owned`."""
         if self._owned:
-            with suppress(Exception):  # A scheduler that is gone is not waited for.
+            with suppress(Exception):  # Do not wait for a scheduler that is gone.
                 self._client.close(timeout=2)
 
 
-def _gone() -> WorkerError:
+def _no_scheduler() -> WorkerError:
     return WorkerError(
         "The Dask scheduler is gone. What is finished is kept. Start a scheduler and workers, and "
         "run it again."
@@ -237,19 +238,19 @@ class SubmittedTask(partial[WorkerReport]):
 class SubmititWorkers(Workers):
     """Jobs of Slurm, or processes that submitit starts on this machine."""
 
-    usual = 10_000  # The cluster has a limit of its own.
-    whole_groups = True
+    default_capacity = 10_000  # The cluster has a limit of its own.
+    starts_processes = True
 
     def __init__(self, executor: Any, at_most: int | None) -> None:
-        """Takes a `submitit.AutoExecutor`, or one of its kind."""
+        """`executor` is a `submitit.AutoExecutor`, or works like one."""
         super().__init__(executor, at_most)
         self._submitted: dict[Future[WorkerReport], Any] = {}
         self._open = True
-        self._poller = Thread(target=self._poll, daemon=True)
+        self._poller = Thread(target=self._poll_jobs, daemon=True)
         self._poller.start()
 
     @classmethod
-    def make(
+    def for_cluster(
         cls, cluster: str, folder: Path, options: Mapping[str, Any], at_most: int | None
     ) -> SubmititWorkers:
         """Makes an executor of a cluster, with its scripts and logs in a shared folder."""
@@ -271,7 +272,7 @@ class SubmititWorkers(Workers):
             executor.update_parameters(**{"timeout_min": _MINUTES, "name": "tracekit", **options})
         except (NameError, AssertionError, ValueError, TypeError) as error:
             raise ConfigError(
-                f"submitit does not take the options {shortened(dict(options))}: "
+                f"submitit does not take the options {short_repr(dict(options))}: "
                 f"{' '.join(str(error).split())}"
             ) from error
         return cls(executor, at_most)
@@ -305,7 +306,7 @@ class SubmititWorkers(Workers):
             with suppress(Exception):
                 job.cancel(check=False)
 
-    def _poll(self) -> None:
+    def _poll_jobs(self) -> None:
         while self._open:
             for future, job in list(self._submitted.items()):
                 if not job.done():
@@ -318,7 +319,7 @@ class SubmititWorkers(Workers):
             time.sleep(_POLL_SECONDS)
 
 
-def workers_of(
+def make_workers(
     executor: Any, jobs: int | None, options: Mapping[str, Any], folder: Path
 ) -> Workers:
     """The workers of an executor (as in `tracekit.sweep`), which are to be closed in the end.
@@ -338,12 +339,12 @@ def workers_of(
         return DaskWorkers.connect(executor.removeprefix(_DASK).rstrip("/"), jobs)
     if isinstance(executor, str) and executor.startswith(_SUBMITIT):
         cluster = executor.removeprefix(_SUBMITIT).rstrip("/")
-        return SubmititWorkers.make(cluster, folder, options, jobs)
+        return SubmititWorkers.for_cluster(cluster, folder, options, jobs)
     if home == "distributed":
         # The executor of a client has no public way back to it.
         return DaskWorkers(getattr(executor, "_client", executor), jobs, owned=False)
     if home == "submitit":
         return SubmititWorkers(executor, jobs)
     if isinstance(executor, Executor):
-        return GivenExecutor(executor, jobs)
-    raise ConfigError(f"Unknown executor {shortened(executor)}. Give {_KINDS}.")
+        return FuturesExecutor(executor, jobs)
+    raise ConfigError(f"Unknown executor {short_repr(executor)}. Give {_EXECUTOR_FORMS}.")

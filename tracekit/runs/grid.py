@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from tracekit._util.names import ObjectiveName, SignName
-from tracekit._util.options import check_known, check_seed, convert, is_whole, shortened
+from tracekit._util.options import check_names, check_seed, convert, is_int, short_repr
 from tracekit.components.kinds import kind_of
 from tracekit.data.registry import describe
 from tracekit.demo import DEMO
 from tracekit.engine.setup import Setup
-from tracekit.engine.sources import name_of, parse_source
+from tracekit.engine.sources import parse_source, source_name
 from tracekit.errors import (
     BudgetError,
     ConfigError,
@@ -30,7 +30,7 @@ from tracekit.errors import (
 )
 from tracekit.metrics import resolve_metric as resolve_metric
 from tracekit.models.checkpoint import locate
-from tracekit.runs.jobs import Job, ModelSource, by_title
+from tracekit.runs.jobs import Job, ModelSource, models_by_title
 from tracekit.search import DEFAULT_METHOD, METHODS, make
 
 
@@ -42,12 +42,12 @@ class Grid:
     """
 
     models: Sequence[Any]
-    """Each `demo`, a directory, a hub name or that of a revision (`gpt2@main`), as checkpoints of a
-    training run are; or `NAME=` one of these, to name it in tables."""
+    """Each is `demo`, a directory, or a hub name with or without a revision, such as a checkpoint
+    of a training run (`gpt2@main`); or `NAME=` one of these, to name it in tables."""
     datasets: Sequence[Any]
-    """Each a name, a `.csv` or `.jsonl` file, or a mapping of `name` and options."""
+    """Each is a name, a `.csv` or `.jsonl` file, or a mapping of `name` and options."""
     methods: Sequence[Any] = (DEFAULT_METHOD,)
-    """Each a name, a mapping of `name` and options, or a search: `tk.search.PGBCT(epochs=8)`."""
+    """Each is a name, a mapping of `name` and options, or a search: `tk.search.PGBCT(epochs=8)`."""
     budgets: Sequence[Any] = (0.1,)
     """Counts (int) or shares (float). Empty: the methods decide their own sizes."""
     components: Sequence[str] = ()
@@ -55,9 +55,9 @@ class Grid:
     metrics: Sequence[str] = ()
     """Empty: as is usual for a data set."""
     seeds: Sequence[int] = (0,)
-    """Of the searches, of held-out examples, and of noise."""
+    """Seeds of the searches, of held-out examples, and of noise."""
     limit: int | None = None
-    """Only the first so many examples of each data set."""
+    """Number of first examples of each data set to use. None: all."""
     held_out: float | None = None
     """Share of the examples that no method sees, on which every set is measured too."""
     setup: Mapping[str, Any] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Grid:
             value, is_list = getattr(self, name), str(hint).startswith("collections.abc.Sequence")
             if is_list and (isinstance(value, (str, bytes)) or not isinstance(value, Sequence)):
                 raise ConfigError(
-                    f"The option {name} is {shortened(value)}. Give a list, even of one entry."
+                    f"The option {name} is {short_repr(value)}. Give a list, even of one entry."
                 )
             object.__setattr__(self, name, convert(name, value, hint))
         for name in ("models", "datasets", "methods", "seeds"):
@@ -91,10 +91,10 @@ class Grid:
         self.sources()
         for each in self.budgets:
             is_share = isinstance(each, float) and isfinite(each) and 0 < each <= 1
-            if not is_share and not (is_whole(each) and each >= 1):
+            if not is_share and not (is_int(each) and each >= 1):
                 raise BudgetError(
-                    f"A budget of {shortened(each)} is no number of components. Give a count such "
-                    "as 6, or a share (float) that is above 0 and at most 1."
+                    f"A budget of {short_repr(each)} is not a number of components. Give a count "
+                    "such as 6, or a share (float) that is above 0 and at most 1."
                 )
         for seed in self.seeds:
             check_seed(seed)
@@ -104,7 +104,7 @@ class Grid:
         for metric in (*self.metrics, *self.extra_metrics):
             resolve_metric(metric)
         # Workers make a source by its name.
-        parse_source(name_of(Setup(**self.setup).source))
+        parse_source(source_name(Setup(**self.setup).source))
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"The limit is {self.limit}. Give the number of examples, 1 or more.")
         if self.held_out is not None and not 0 < self.held_out < 1:
@@ -112,24 +112,24 @@ class Grid:
                 f"held_out is {self.held_out}. Give a share of the examples between 0 and 1."
             )
         for method in self.methods:
-            _method(method)
-        options = [describe(_dataset(entry)[0]).options for entry in self.datasets]
-        check_known(self.data_options, set().union(*options))
+            _parse_method(method)
+        options = [describe(_parse_dataset(entry)[0]).options for entry in self.datasets]
+        check_names(self.data_options, set().union(*options))
 
     def sources(self) -> dict[str, ModelSource]:
         """The models by their names in tables; refuses two of one name."""
         for entry in self.models:
             if not isinstance(entry, (str, Path)) or not str(entry).strip():
                 raise ConfigError(
-                    f"The model {shortened(entry)} is no name. Workers load models themselves: "
+                    f"The model {short_repr(entry)} is not a name. Workers load models themselves: "
                     "give a directory, a hub name, or NAME=DIRECTORY."
                 )
-        return by_title(ModelSource.parse(str(entry)) for entry in self.models)
+        return models_by_title(ModelSource.parse(str(entry)) for entry in self.models)
 
     def check_models(self) -> None:
-        """Refuses models that are not there, as this machine sees it.
+        """Refuses models that this machine cannot find.
 
-        A hub name is let pass where the hub cannot be reached: the workers may have the model.
+        If the hub cannot be reached, a hub name is accepted: the workers may have the model.
 
         Raises:
             UnknownModelError: No such directory or model.
@@ -154,10 +154,10 @@ class Grid:
         combinations = product(
             self.sources(), self.datasets, kinds, metrics, self.seeds, self.methods
         )
-        jobs = [self._job(*combination) for combination in combinations]
+        jobs = [self._make_job(*combination) for combination in combinations]
         return list({job.identity: job for job in jobs}.values())
 
-    def _job(
+    def _make_job(
         self,
         model: str,
         dataset: Any,
@@ -166,17 +166,17 @@ class Grid:
         seed: int,
         method: Any,
     ) -> Job:
-        dataset_name, data_options = _dataset(dataset)
+        dataset_name, data_options = _parse_dataset(dataset)
         usual = describe(dataset_name)
         shared = {n: value for n, value in self.data_options.items() if n in usual.options}
-        method_name, options = _method(method)
+        method_name, options = _parse_method(method)
         setup = {
             "components": kinds or usual.components,
             "metric": metric or usual.metric,
             "positions": "prompt" if self.setup.get("split_by") else usual.positions,
             "source_seed": seed,
             **self.setup,
-            "source": name_of(Setup(**self.setup).source),
+            "source": source_name(Setup(**self.setup).source),
         }
         return Job(
             model=model,
@@ -213,7 +213,7 @@ def part_of(jobs: Sequence[Job], part: str | None) -> list[Job]:
     return list(jobs[number - 1 :: count])
 
 
-def _method(entry: Any) -> tuple[str, dict[str, Any]]:
+def _parse_method(entry: Any) -> tuple[str, dict[str, Any]]:
     if is_dataclass(entry) and not isinstance(entry, type):
         name = getattr(entry, "name", "")
         if METHODS.get(name) is not type(entry):
@@ -222,15 +222,15 @@ def _method(entry: Any) -> tuple[str, dict[str, Any]]:
         usual = type(entry)()
         values = {each.name: getattr(entry, each.name) for each in fields(entry)}
         options = {n: value for n, value in values.items() if value != getattr(usual, n)}
-        return name, _plain(options)
+        return name, _json_options(options)
     name, options = _name_and_options("method", entry)
     make(name, options)
     return name, options
 
 
-def _dataset(entry: Any) -> tuple[str, dict[str, Any]]:
+def _parse_dataset(entry: Any) -> tuple[str, dict[str, Any]]:
     name, options = _name_and_options("data set", entry)
-    check_known(options, describe(name).options)
+    check_names(options, describe(name).options)
     return name, options
 
 
@@ -238,12 +238,12 @@ def _name_and_options(noun: str, entry: Any) -> tuple[str, dict[str, Any]]:
     if isinstance(entry, str):
         return entry, {}
     if isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
-        return entry["name"], _plain({n: v for n, v in entry.items() if n != "name"})
+        return entry["name"], _json_options({n: v for n, v in entry.items() if n != "name"})
     raise ConfigError(
-        f"The {noun} {shortened(entry)} has no name. Give a name, or a table with the key name."
+        f"The {noun} {short_repr(entry)} has no name. Give a name, or a table with the key name."
     )
 
 
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+def _json_options(options: Mapping[str, Any]) -> dict[str, Any]:
     texts = {n: str(v) if isinstance(v, Path) else v for n, v in options.items()}
     return {n: list(v) if isinstance(v, tuple) else v for n, v in texts.items()}

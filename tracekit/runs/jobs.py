@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from tracekit.tracer.tracer import Tracer
 
 
-def named(options: Mapping[str, Any]) -> str:
-    """Options in words."""
+def options_text(options: Mapping[str, Any]) -> str:
+    """Options as text, e.g. `epochs=8, lr=0.1`."""
     return ", ".join(f"{name}={value}" for name, value in options.items())
 
 
@@ -48,16 +48,16 @@ class Job:
     setup: Setup
     """The setup, with all values by their names."""
     method: str = ""
-    """Of a search."""
+    """The search method."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the method."""
+    """Options of the method."""
     objective: str | None = None
     sign: str | None = None
     budgets: tuple[int | float, ...] = ()
     """Counts (int) or shares (float). Empty: the method decides its own size."""
     extra_metrics: tuple[str, ...] = ()
     limit: int | None = None
-    """Only the first so many examples. None: all."""
+    """Number of first examples to use. None: all."""
     held_out: float | None = None
     """Share of the examples that the method does not see."""
     seed: int = 0
@@ -73,7 +73,7 @@ class Job:
         return {}
 
     def setup_on(self, n_layers: int) -> Setup:
-        """The setup on a model of so many layers."""
+        """The setup for a model with this number of layers."""
         return self.setup
 
     def measure(
@@ -88,7 +88,7 @@ class Job:
 
     @property
     def unusual(self) -> dict[str, Any]:
-        """Options of the data, and what of model and setup is not at its default."""
+        """Options of the data, and fields of job and setup that are not at their defaults."""
         names = ("dtype", "limit", "held_out")
         usual = {each.name: each.default for each in fields(Job)}
         of_job = {n: getattr(self, n) for n in names if getattr(self, n) != usual[n]}
@@ -107,12 +107,12 @@ class Job:
         parts = [
             self.model,
             self.dataset,
-            named(self.data_options),
+            options_text(self.data_options),
             self.setup.components,
             self.setup.metric,
             self.label or self.work,
             # Another label stands for the options.
-            named(self.options) if self.label == self.method else "",
+            options_text(self.options) if self.label == self.method else "",
             f"seed {self.seed}" if self.seed else "",
         ]
         return ", ".join(str(part) for part in parts if part)
@@ -140,13 +140,13 @@ class ModelSource:
         return cls(title=title, source=source)
 
     def check(self, cfg: Any) -> None:
-        """Refuses a loaded model of this configuration that is not the one meant; here any is."""
+        """Refuses the configuration of a wrong model; this class accepts every model."""
 
 
 _M = TypeVar("_M", bound=ModelSource)
 
 
-def by_title(models: Iterable[_M]) -> dict[str, _M]:
+def models_by_title(models: Iterable[_M]) -> dict[str, _M]:
     """Models by their names in tables; refuses two of one name."""
     named: dict[str, _M] = {}
     for model in models:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tracekit._util.files import digest_of, draft_folder, tensors_digest
+from tracekit._util.files import draft_folder, json_digest, tensors_digest
 from tracekit.errors import TracekitError
 from tracekit.measure.paths import Paths
 from tracekit.models.loading import HookedModel
@@ -50,7 +50,7 @@ class RunInfo:
     """Versions of the packages that decide numbers."""
     n_examples: int
     n_skipped: int
-    """Of the whole data set, those that the tokenizer does not allow or the model does not know."""
+    """Examples of the data set that the tokenizer does not allow or the model does not know."""
     device: str
     processes: int
     threads: int
@@ -80,7 +80,7 @@ class Run:
         return TraceCurve.load(self.folder)
 
     def read(self) -> TraceCurve | InteractionGrid | Paths:
-        """Reads what the run measured, all of it, and keeps it."""
+        """Reads and keeps everything that the run measured."""
         return getattr(self, {"trace": "curve", "pairs": "grid", "paths": "paths"}[self.job.work])
 
     @property
@@ -90,7 +90,7 @@ class Run:
 
     @cached_property
     def curve_folders(self) -> list[str]:
-        """Names of the folders of these results; `TraceResult.load` reads each."""
+        """Names of the folders of the results; `TraceResult.load` reads each."""
         return list(load_dataclass(CurveRuns, self.folder / CURVE).runs)
 
     @cached_property
@@ -105,17 +105,17 @@ class Run:
 
 
 def weights_hash(model: HookedModel) -> str:
-    """SHA-256 over names, shapes and values of all parameters, and the settings behind outputs."""
+    """SHA-256 over names, shapes and values of all parameters, and over the configuration."""
     config = getattr(getattr(model, "original_model", None), "config", None)
     settings = dict(vars(model.cfg)) if config is None else config.to_dict()
     irrelevant = ("_name_or_path", "model_name", "tracekit_name", "transformers_version", "device")
     settings = {name: value for name, value in settings.items() if name not in irrelevant}
     state: Mapping[str, Any] = model.state_dict()  # type: ignore[attr-defined]
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    return digest_of({"config": settings, "weights": tensors_digest(tensors)})
+    return json_digest({"config": settings, "weights": tensors_digest(tensors)})
 
 
-def configuration(job: Job, weights: str, data: str) -> dict[str, Any]:
+def run_configuration(job: Job, weights: str, data: str) -> dict[str, Any]:
     """Everything that decides a run's numbers, with the hashes of weights and examples."""
     return {"job": job.spec(), "weights": weights, "data": data, "versions": decisive_versions()}
 
@@ -125,13 +125,13 @@ def decisive_versions() -> dict[str, str]:
     return {name: value for name, value in versions().items() if name != "python"}
 
 
-def folder_of(root: Path, config: Mapping[str, Any]) -> Path:
-    """Folder of a run of a `configuration`, whether it exists or not."""
-    return root / digest_of(config)[:_NAME_LENGTH]
+def run_folder(root: Path, config: Mapping[str, Any]) -> Path:
+    """Folder of the run with this configuration, whether it exists or not."""
+    return root / json_digest(config)[:_NAME_LENGTH]
 
 
-def save(folder: Path, info: RunInfo, results: TraceCurve | InteractionGrid | Paths) -> None:
-    """Writes a run, all or nothing."""
+def save_run(folder: Path, info: RunInfo, results: TraceCurve | InteractionGrid | Paths) -> None:
+    """Writes a complete run, or nothing."""
     with draft_folder(folder) as partial:
         results.save(partial / _GRID if isinstance(results, InteractionGrid) else partial)
         storage.save_dataclass(info, partial / _INFO)
@@ -147,7 +147,7 @@ def save(folder: Path, info: RunInfo, results: TraceCurve | InteractionGrid | Pa
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether a path of a store is one that `folder_of` names."""
+    """Whether a path of a store has a name that `run_folder` gives."""
     return path.is_dir() and re.fullmatch(f"[0-9a-f]{{{_NAME_LENGTH}}}", path.name) is not None
 
 

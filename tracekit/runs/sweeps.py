@@ -14,11 +14,11 @@ from pydantic import PositiveInt
 from tqdm.auto import tqdm
 
 from tracekit._util.arguments import check_arguments
-from tracekit._util.files import locked, write_csv
-from tracekit._util.markup import printable
-from tracekit._util.options import as_path, check_known, convert, is_whole
-from tracekit._util.processes import leave_if_in_start
-from tracekit._util.progress import is_watched
+from tracekit._util.files import hold_lock, write_csv
+from tracekit._util.markup import clean_text
+from tracekit._util.options import as_path, check_names, convert, is_int
+from tracekit._util.processes import exit_if_restarted
+from tracekit._util.progress import is_interactive
 from tracekit._util.table import Table
 from tracekit._util.warn import warn
 from tracekit.engine.setup import SETUP_OPTIONS, Setup
@@ -30,12 +30,12 @@ from tracekit.errors import (
     TracekitError,
 )
 from tracekit.results.curve import TraceCurve
-from tracekit.results.display import card
+from tracekit.results.display import html_card
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import effect_columns, result_table
 from tracekit.runs.dispatch import run_jobs
 from tracekit.runs.grid import Grid, part_of
-from tracekit.runs.jobs import Job, named
+from tracekit.runs.jobs import Job, options_text
 from tracekit.runs.store import RUN_FOLDERS, Run, is_run_folder, read_run_folder
 from tracekit.runs.worker import Failure
 from tracekit.search import DEFAULT_METHOD
@@ -48,7 +48,7 @@ _LOCK_SECONDS = 30.0
 
 @dataclass(frozen=True, eq=False)
 class Runs(Sequence[Run]):
-    """Finished runs; `sweep` and `load_runs` give them."""
+    """Finished runs, as `sweep` and `load_runs` return them."""
 
     runs: tuple[Run, ...]
     failures: tuple[Failure, ...] = ()
@@ -70,7 +70,7 @@ class Runs(Sequence[Run]):
         """
         of_job, of_setup = (set(signature(each).parameters) for each in (Job, Setup))
         of_job |= {"label", "description"}
-        check_known(fields, of_job | of_setup)
+        check_names(fields, of_job | of_setup)
 
         def value(job: Job, name: str) -> Any:
             return getattr(job if name in of_job else job.setup, name)
@@ -105,25 +105,25 @@ class Runs(Sequence[Run]):
             return Table([])
         jobs = Table.of_rows([row for run in self.runs for row in _job_rows(run)])
         columns = result_table(self.results).columns
-        measures = [column for column in columns if column.key not in _IN_JOB]
+        measures = [column for column in columns if column.key not in _JOB_COLUMNS]
         return Table([*jobs.without(*_STORED).columns, *measures, *jobs.only(*_STORED).columns])
 
     def shown(self) -> Table:
         """The columns of `table` that readers see: what differs between results, and effects."""
         table, measured = self.table(), effect_columns(self.results)
-        names = [name for name in _FIELDS if len({*table[name].texts}) > 1]
+        names = [name for name in _VARYING if len({*table[name].texts}) > 1]
         if "budget" in names and table["budget"].values == table["n_selected"].values:
             names.remove("n_selected")
-        return table.only(*names, *(each for each in _EFFECTS if each in measured))
+        return table.only(*names, *(each for each in _EFFECT_COLUMNS if each in measured))
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
         models = ", ".join(dict.fromkeys(run.job.model for run in self.runs))
         done = "".join(dict.fromkeys(f", {run.job.setup.intervention}" for run in self.runs))
-        return printable(f"Runs({len(self)} of {models or 'no model'}{done}{failed})")
+        return clean_text(f"Runs({len(self)} of {models or 'no model'}{done}{failed})")
 
     def _repr_html_(self) -> str:
-        return card(repr(self), self.shown().html())
+        return html_card(repr(self), self.shown().html())
 
 
 @check_arguments
@@ -149,16 +149,16 @@ def load_runs(folder: str | Path) -> Runs:
         except TracekitError as error:
             warn(f"{error} It is left out; the sweep that wrote it does it again.", RecordWarning)
     saved = [] if folders else sorted(path.parent for path in root.rglob("result.json"))
-    runs += [_run_of(TraceResult.load(each), each) for each in saved]
+    runs += [_wrap_result(TraceResult.load(each), each) for each in saved]
     if not folders and not saved:
         raise ResultNotFoundError(
             f"The folder {folder} holds no runs. Give the output folder of a sweep or of a "
             "reproduction, or one with saved results."
         )
-    return Runs(tuple(sorted(runs, key=_order)))
+    return Runs(tuple(sorted(runs, key=_sort_key)))
 
 
-def _run_of(result: TraceResult, folder: Path) -> Run:
+def _wrap_result(result: TraceResult, folder: Path) -> Run:
     """A result that was saved by itself, as a run."""
     job = Job(
         model=result.model,
@@ -238,12 +238,12 @@ def sweep(
         ConfigError, WorkerError, MissingExtraError: About the executor and its workers. What is
             finished is kept.
     """
-    if jobs is not None and (not is_whole(jobs) or jobs < 1):
+    if jobs is not None and (not is_int(jobs) or jobs < 1):
         raise ConfigError(f"jobs is {jobs!r}. Give the number of runs at a time, 1 or more.")
     if executor is not None or (jobs or 1) > 1:
-        leave_if_in_start()
+        exit_if_restarted()
     parameters = {*signature(sweep).parameters, *signature(Grid).parameters}
-    check_known(further, {*parameters, *SETUP_OPTIONS} - {"further", "setup"})
+    check_names(further, {*parameters, *SETUP_OPTIONS} - {"further", "setup"})
     further["setup"] = {name: further.pop(name) for name in SETUP_OPTIONS if name in further}
     grid = Grid(models=models, datasets=datasets, methods=methods, budgets=budgets, **further)
     planned = grid.jobs()
@@ -253,14 +253,14 @@ def sweep(
     device = convert("device", device, str | None)
     loading = dict(convert("model_options", model_options or {}, dict[str, Any]))
     executor_options = convert("executor_options", executor_options or {}, dict[str, Any])
-    shows_bar = is_watched() if progress is None else progress
+    shows_bar = is_interactive() if progress is None else progress
     folder = as_path("output", output)
     total = len(part_of(planned, part))
     bar = tqdm(total=total, disable=not shows_bar, unit="run", desc="sweep")
-    with _made(folder), _in_use(folder, part), bar:
+    with _make_folder(folder), _lock_output(folder, part), bar:
 
         def count(outcome: Run | Failure) -> None:
-            bar.set_postfix_str(printable(outcome.job.description))
+            bar.set_postfix_str(clean_text(outcome.job.description))
             bar.update()
             on_done(outcome)
 
@@ -276,7 +276,7 @@ def sweep(
             executor=executor,
             executor_options=executor_options,
             part=part,
-            progress=None if progress is None and not is_watched else False,
+            progress=None if progress is None and not is_interactive() else False,
             on_done=count,
         )
         if part is None:
@@ -286,7 +286,7 @@ def sweep(
 
 
 @contextmanager
-def _made(folder: Path) -> Iterator[None]:
+def _make_folder(folder: Path) -> Iterator[None]:
     """Makes a folder, and removes it again where the block fails and leaves it empty."""
     is_new = not folder.exists()
     try:
@@ -294,7 +294,7 @@ def _made(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise OutputError(
             f"The output {folder} cannot be written to ({error.strerror or error}). Give a folder "
-            "of yours."
+            "that you can write to."
         ) from error
     try:
         yield
@@ -306,21 +306,21 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _in_use(folder: Path, part: str | None) -> Iterator[None]:
-    """Within the block, no other sweep works in a folder, but other parts may."""
+def _lock_output(folder: Path, part: str | None) -> Iterator[None]:
+    """Locks a folder against other sweeps; other parts of the same sweep may use it."""
     whole = folder / _LOCK
     with ExitStack() as locks:
         try:
             if part is None:
-                locks.enter_context(locked(whole, wait=False))
+                locks.enter_context(hold_lock(whole, wait=False))
                 for path in folder.glob(f".{_LOCK}-part-*.lock"):
-                    with locked(path.with_name(path.stem[1:]), wait=False):
+                    with hold_lock(path.with_name(path.stem[1:]), wait=False):
                         pass
             else:
                 name = f"{_LOCK}-part-{part.replace('/', '-of-')}"
                 # Another part holds the lock of the whole while it takes its own.
-                with locked(whole, wait=_LOCK_SECONDS):
-                    locks.enter_context(locked(folder / name, wait=False))
+                with hold_lock(whole, wait=_LOCK_SECONDS):
+                    locks.enter_context(hold_lock(folder / name, wait=False))
         except BlockingIOError as error:
             at_part = "" if part is None else f", or part {part} of it"
             raise OutputError(
@@ -330,7 +330,7 @@ def _in_use(folder: Path, part: str | None) -> Iterator[None]:
         yield
 
 
-def _order(run: Run) -> tuple[Any, ...]:
+def _sort_key(run: Run) -> tuple[Any, ...]:
     job = run.job
     components_and_metric = str(job.setup.components), str(job.setup.metric)
     parts = re.split(r"(\d+)", job.model)
@@ -338,13 +338,13 @@ def _order(run: Run) -> tuple[Any, ...]:
     return name, job.dataset, *components_and_metric, job.method, job.seed, run.folder.name
 
 
-_IN_JOB = ("method", "model", "dataset", "kind", "metric", "positions", "seed")
+_JOB_COLUMNS = ("method", "model", "dataset", "kind", "metric", "positions", "seed")
 """Columns of results whose values are taken from the job instead."""
 _STORED = ("device", "tracekit", "folder")
-_FIELDS = ("model", "dataset", "kind", "metric", "positions", "setting", "method", "options")
-_FIELDS += ("objective", "sign", "seed", "budget", "n_selected")
+_VARYING = ("model", "dataset", "kind", "metric", "positions", "setting", "method", "options")
+_VARYING += ("objective", "sign", "seed", "budget", "n_selected")
 """Columns that are shown where they differ."""
-_EFFECTS = ("effect", "95 % spread", "held_out", "95 % interval")
+_EFFECT_COLUMNS = ("effect", "95 % spread", "held_out", "95 % interval")
 
 
 def _job_rows(run: Run) -> Iterator[dict[str, Any]]:
@@ -359,9 +359,9 @@ def _job_rows(run: Run) -> Iterator[dict[str, Any]]:
             "kind": job.setup.components,
             "metric": job.setup.metric,
             "positions": str(job.setup.positions),
-            "setting": named(job.unusual),
+            "setting": options_text(job.unusual),
             "method": job.method,
-            "options": named(job.options),
+            "options": options_text(job.options),
             "objective": job.objective or result.run.objective,
             "sign": result.run.sign,
             "seed": job.seed,

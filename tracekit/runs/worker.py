@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from tracekit._util.files import locked
+from tracekit._util.files import hold_lock
 from tracekit._util.names import MetricName
-from tracekit._util.warn import about
+from tracekit._util.warn import name_job
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset
 from tracekit.errors import TracekitError, WorkerError
@@ -66,26 +66,26 @@ class Worker:
     _pairs: dict[str, PromptPairs] = field(default_factory=dict)
     _tracer: tuple[tuple[Any, ...], Tracer] | None = None
 
-    def forget(self) -> None:
-        """Lets go of the model and all that was made for it."""
+    def forget_model(self) -> None:
+        """Drops the model and everything that was made for it."""
         self._model, self._tracer = None, None
         self._pairs.clear()
 
-    def do(self, job: Job) -> Run:
+    def run_job(self, job: Job) -> Run:
         """Reads the run of a job from the store, or runs the job and saves it there."""
-        model, weights = self.load(job)
+        model, weights = self.load_job_model(job)
         pairs = self._load_pairs(job, model, job.data_options)
-        config = store.configuration(job, weights, pairs.fingerprint)
-        folder = store.folder_of(self.root, config)
-        # A process that works on the same store may be at this run: then it is waited for.
-        with locked(folder):
+        config = store.run_configuration(job, weights, pairs.fingerprint)
+        folder = store.run_folder(self.root, config)
+        # Wait for another process of the same store that may be doing this run.
+        with hold_lock(folder):
             if store.is_finished(folder):
                 return Run(job, folder)
-            tracer = self._tracer_for(job, model, pairs)
-            results = self._results(job, tracer)
+            tracer = self._tracer_for_job(job, model, pairs)
+            results = self._measure_job(job, tracer)
             measured: dict[str, Any] = {}
             if isinstance(results, TraceCurve):
-                measured = job.measure(results, partial(self._tracer_on, job, tracer))
+                measured = job.measure(results, partial(self._make_other_tracer, job, tracer))
             info = RunInfo(
                 **{**config, "job": job},
                 n_examples=len(pairs),
@@ -96,10 +96,10 @@ class Worker:
                 further=job.further,
                 measured=measured,
             )
-            store.save(folder, info, results)
+            store.save_run(folder, info, results)
             return Run(job, folder, fresh=True)
 
-    def _results(self, job: Job, tracer: Tracer) -> TraceCurve | InteractionGrid | Paths:
+    def _measure_job(self, job: Job, tracer: Tracer) -> TraceCurve | InteractionGrid | Paths:
         if job.work == "pairs":
             return tracer.interactions()
         request = Request(
@@ -111,16 +111,16 @@ class Worker:
         )
         curve = TraceCurve(tuple(run_search(tracer.question, request)))
         if any(result.stopped == "interrupted" for result in curve):
-            # The best sets so far are no finished run.
+            # The best sets so far are not a finished run.
             raise KeyboardInterrupt
         return curve if job.work == "trace" else tracer.paths(curve[-1])
 
-    def load(self, job: Job) -> tuple[HookedModel, str]:
+    def load_job_model(self, job: Job) -> tuple[HookedModel, str]:
         """The model of a job and the hash of its weights."""
         key = (job.model, job.dtype)
         if self._model is None or self._model[0] != key:
-            self.forget()
-            with _one_bar():
+            self.forget_model()
+            with _hide_loading_bar():
                 model = load_model(
                     self.environment.located(self.environment.sources[job.model].source),
                     device=self.environment.device,
@@ -142,7 +142,7 @@ class Worker:
             self._pairs[key] = pairs if job.limit is None else pairs[: job.limit]
         return self._pairs[key]
 
-    def _tracer_for(self, job: Job, model: HookedModel, pairs: PromptPairs) -> Tracer:
+    def _tracer_for_job(self, job: Job, model: HookedModel, pairs: PromptPairs) -> Tracer:
         """The last tracer if it fits the job, else a new one."""
         held_out = None
         if job.held_out is not None:
@@ -163,7 +163,7 @@ class Worker:
             self._tracer = (key, tracer)
         return self._tracer[1]
 
-    def _tracer_on(
+    def _make_other_tracer(
         self, job: Job, tracer: Tracer, options: Mapping[str, Any], metric: MetricName
     ) -> Tracer:
         """A tracer of the same components on other examples of the data set of a job."""
@@ -178,8 +178,8 @@ class Worker:
 
 
 @contextmanager
-def _one_bar() -> Iterator[None]:
-    """Without the bar that transformers draws when it loads weights, beside the bar of the runs."""
+def _hide_loading_bar() -> Iterator[None]:
+    """Hides the bar of transformers for loading weights, which would disturb the bar of runs."""
     from transformers.utils import logging
 
     is_shown = logging.is_progress_bar_enabled()
@@ -194,24 +194,24 @@ def _one_bar() -> Iterator[None]:
 def try_job(
     worker: Worker, job: Job, missing: dict[str, str], *, in_worker: bool = False
 ) -> Run | Failure:
-    """Runs a job; an error of it becomes a `Failure`, and its warnings say which job it is.
+    """Runs a job; turns its error into a `Failure`, and begins its warnings with the job.
 
-    `missing` is added to: the models that could not be loaded, whose jobs fail at once.
+    `missing` collects the models that could not be loaded, whose jobs fail at once.
     """
     if job.model in missing:
         return Failure(job, missing[job.model], no_model=True)
     try:
-        with about(job.description, in_worker=in_worker):
+        with name_job(job.description, in_worker=in_worker):
             try:
-                worker.load(job)
+                worker.load_job_model(job)
             except TracekitError as error:
                 missing[job.model] = str(error)
                 return Failure(job, str(error), no_model=True)
-            return worker.do(job)
+            return worker.run_job(job)
     except TracekitError as error:
         return Failure(job, str(error))
     except (MemoryError, torch.OutOfMemoryError) as error:
-        worker.forget()
+        worker.forget_model()
         first = (str(error).splitlines() or ["no more is left"])[0]
         return Failure(job, f"The memory is full: {first} Lower max_batch_size.")
 
@@ -225,7 +225,7 @@ class Task:
     root: Path
     """Folder of the store, absolute."""
     token: str
-    """Name of a hidden file in that folder, by which the worker knows that it sees the same one."""
+    """Name of a hidden file in that folder, which shows that the worker sees the same folder."""
     workers: int
     """Number of parallel workers, which is recorded beside wall times."""
 
@@ -236,25 +236,25 @@ class WorkerReport:
 
     outcomes: tuple[Run | Failure, ...] = ()
     refused: TracekitError | None = None
-    """Why it did nothing, if it could do none of the jobs."""
+    """The error if the worker could run none of the jobs."""
 
 
-def work(versions: Mapping[str, str], packed: bytes) -> WorkerReport:
+def run_task(versions: Mapping[str, str], packed: bytes) -> WorkerReport:
     """Runs the jobs of a pickled `Task`; called by executors, in their workers.
 
-    Any version of tracekit can read the arguments and refuse: the worker must have the decisive
-    versions of the process that sends the task. Every run is stored as soon as it is finished.
+    The worker must have the decisive versions of the process that sends the task; any version of
+    tracekit can read the arguments and refuse. Every run is stored as soon as it is finished.
     """
     for package, version in decisive_versions().items():
         if versions[package] != version:
             error = WorkerError(
                 f"The worker {gethostname()} has {package} {version}, this process has "
-                f"{versions[package]}. Install the same versions in both, so that runs are of one "
-                "kind."
+                f"{versions[package]}. Install the same versions in both, so that all runs can be "
+                "compared."
             )
             return WorkerReport(refused=error)
     task: Task = pickle.loads(packed)
-    if not _is_seen(task.root / task.token):
+    if not _file_appears(task.root / task.token):
         error = WorkerError(
             f"The worker {gethostname()} does not see the output folder {task.root}. Give a folder "
             "that all workers share, by the same path."
@@ -265,8 +265,8 @@ def work(versions: Mapping[str, str], packed: bytes) -> WorkerReport:
     return WorkerReport(tuple(outcomes))
 
 
-def forget(token: str) -> None:
-    """Lets go of the models of a sweep that this process holds as a worker."""
+def forget_models(token: str) -> None:
+    """Drops the models that this process keeps as a worker of a sweep."""
     for key in [key for key in _workers if key[0] == token]:
         _workers.pop(key, None)
 
@@ -275,7 +275,7 @@ _SHARED_SECONDS = 10
 """How long a file may take to be seen from another machine."""
 
 
-def _is_seen(path: Path) -> bool:
+def _file_appears(path: Path) -> bool:
     end = time.monotonic() + _SHARED_SECONDS
     while not path.is_file():
         if time.monotonic() > end or not path.parent.is_dir():

@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any, cast
 
 from tracekit._util.names import MethodName
-from tracekit._util.options import check_keywords, check_known, check_numbers, convert, hints_of
+from tracekit._util.options import check_keywords, check_names, check_numbers, convert, field_hints
 from tracekit.errors import UnknownNameError, UnknownOptionError
 from tracekit.search.base import Goal, PlannedPasses, Search, Selection
 from tracekit.search.baselines.attribution import EAPIG, Attribution, MaskIG
@@ -107,8 +107,8 @@ def make(
         raise UnknownNameError("method", method, METHODS)
     kind = METHODS[method] if isinstance(method, str) else method
     allowed = {field.name for field in fields(cast(Any, kind))}
-    check_known(options, allowed, {*also} - {"self", "question", "method", "options"})
-    hints = hints_of(kind)
+    check_names(options, allowed, {*also} - {"self", "question", "method", "options"})
+    hints = field_hints(kind)
     search = kind(**{name: convert(name, value, hints[name]) for name, value in options.items()})
     check_numbers(search)
     return search

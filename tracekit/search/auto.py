@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tracekit._util.clusters import by_cluster, ratio_and_error
+from tracekit._util.clusters import ratio_and_error, sum_by_cluster
 from tracekit.components import ComponentSet
 from tracekit.components.masks import members_of_mask
 from tracekit.data.pair import split_disjoint
@@ -215,8 +215,8 @@ class CrossFit:
         self, leads: Float[Tensor, "size example"], errors: float
     ) -> Bool[Tensor, " size"]:
         """Whether leads are by as many standard errors on average."""
-        sizes = by_cluster(torch.ones(leads.shape[-1]), self.clusters)
-        sums = by_cluster(leads, self.clusters)
+        sizes = sum_by_cluster(torch.ones(leads.shape[-1]), self.clusters)
+        sums = sum_by_cluster(leads, self.clusters)
         mean, error = ratio_and_error(sums, sizes.expand_as(sums))
         return mean >= errors * error
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tracekit._util.options import is_whole, shortened
+from tracekit._util.options import is_int, short_repr
 from tracekit.components.masks import BinaryMask, Mask, from_indices
 from tracekit.engine.cost import Cost
 from tracekit.errors import (
@@ -70,7 +70,7 @@ class Goal:
         counts = sorted({as_count(value, n_components) for value in asked})
         if target_effect is not None and not _is_finite(target_effect):
             raise BudgetError(
-                f"The target_effect is {shortened(target_effect)}. Give a finite number, the mean "
+                f"The target_effect is {short_repr(target_effect)}. Give a finite number, the mean "
                 "effect to reach."
             )
         return cls(budgets=tuple(counts), target=target_effect)
@@ -164,7 +164,7 @@ class Search(Protocol):
 
 def _is_finite(value: object) -> bool:
     # Whole numbers beyond the largest float are not finite either.
-    return (is_whole(value) or isinstance(value, float)) and abs(value) <= sys.float_info.max
+    return (is_int(value) or isinstance(value, float)) and abs(value) <= sys.float_info.max
 
 
 def require_gradient(metric: Metric, method: str) -> None:
@@ -190,7 +190,7 @@ def as_count(budget: int | float, n_components: int) -> int:
     """A budget as a number of components, from one to all."""
     if not _is_finite(budget):
         raise BudgetError(
-            f"A budget of {shortened(budget)} is no number of components. "
+            f"A budget of {short_repr(budget)} is no number of components. "
             f"Give a count from 1 to {n_components}, or a share of at most 1."
         )
     is_share = isinstance(budget, float) and not (budget > 1 and budget.is_integer())

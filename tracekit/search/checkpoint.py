@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialised
 from torch import Tensor
 
-from tracekit._util.files import digest_of, locked, tensors_digest, write_beside
+from tracekit._util.files import hold_lock, json_digest, tensors_digest, write_atomically
 from tracekit._util.options import as_path
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
@@ -59,18 +59,18 @@ class SearchCheckpoint:
         log_probs = [clean.x] if clean.y is None else [clean.x, clean.y]
         # These tell models and metrics apart: the clean run, and effects of all components.
         self._proof = torch.stack([*(row.cpu() for row in log_probs), target.full_effects])
-        target.engine.ranks.decide(self._check_writable)
+        target.engine.ranks.broadcast(self._check_writable)
 
     @contextmanager
     def in_use(self) -> Iterator[SearchCheckpoint]:
         """Keeps other searches, of this and of other processes, off the file."""
         with ExitStack() as lock:
-            self._target.engine.ranks.decide(lambda: self._lock(lock))
+            self._target.engine.ranks.broadcast(lambda: self._lock(lock))
             yield self
 
     def _lock(self, lock: ExitStack) -> None:
         try:
-            lock.enter_context(locked(self._path, wait=False))
+            lock.enter_context(hold_lock(self._path, wait=False))
         except BlockingIOError:
             raise ResultFormatError(
                 f"The checkpoint {self._path} is in use by another search. "
@@ -80,7 +80,7 @@ class SearchCheckpoint:
     @property
     def exists(self) -> bool:
         """Whether there is such a file."""
-        return self._target.engine.ranks.decide(self._path.exists)
+        return self._target.engine.ranks.broadcast(self._path.exists)
 
     def save(self, measured: MeasurementData) -> None:
         """Writes the file, whole; one that cannot be written is a `RecordWarning` only."""
@@ -101,7 +101,7 @@ class SearchCheckpoint:
         }
         metadata = {"key": self._key, "sha256": tensors_digest(tensors)}
         try:
-            write_beside(self._path, serialised(tensors, metadata=metadata))
+            write_atomically(self._path, serialised(tensors, metadata=metadata))
         except OSError as error:
             warn(
                 f"The checkpoint {self._path} cannot be written ({error.strerror or error}). The "
@@ -176,7 +176,7 @@ class SearchCheckpoint:
 
 
 def _search_key(target: Target, config: Mapping[str, Any]) -> str:
-    return digest_of(
+    return json_digest(
         {
             # With the values of the source: what was measured with others is of no use.
             "data": target.pairs.fingerprint,

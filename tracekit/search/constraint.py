@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.devices import to_device
-from tracekit._util.options import check_fields, check_keywords, shortened
+from tracekit._util.options import check_fields, check_keywords, short_repr
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices, members_of_mask
 from tracekit.components.members import ComponentsLike
@@ -59,7 +59,7 @@ class Constraint:
         check_fields(self, "at_most")
         if self.pairs is not None and not isinstance(self.pairs, PromptPairs):
             raise ConfigError(
-                f"The pairs of the constraint are {shortened(self.pairs)}. Give PromptPairs."
+                f"The pairs of the constraint are {short_repr(self.pairs)}. Give PromptPairs."
             )
         resolve_metric(self.metric)
 

@@ -67,7 +67,7 @@ class Measurements:
         self._start = self._written = time.monotonic()
         self._data = MeasurementData()
         if checkpoint is not None and checkpoint.exists:
-            self._data = target.engine.ranks.decide(checkpoint.load)
+            self._data = target.engine.ranks.broadcast(checkpoint.load)
         self._from_file = set(self._data.effects)
 
     def effects(self, members: ComponentSet) -> Effects:
@@ -174,7 +174,7 @@ class Measurements:
     def _n_allowed(self, kind: str) -> int:
         """How many measurements of a kind the limits allow; raises where there is not even one."""
         is_timed, ranks = self._seconds < float("inf"), self.target.engine.ranks
-        if is_timed and ranks.decide(lambda: time.monotonic() - self._start > self._seconds):
+        if is_timed and ranks.broadcast(lambda: time.monotonic() - self._start > self._seconds):
             raise LimitReachedError("max_seconds")
         count = self.n_affordable(kind)
         if count < 1:

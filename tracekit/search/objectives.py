@@ -28,7 +28,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tracekit._util.names import ObjectiveName, choices_text
-from tracekit._util.options import Share, ValidatedFields, shortened
+from tracekit._util.options import Share, ValidatedFields, short_repr
 from tracekit.errors import ConfigError
 from tracekit.metrics import ContinuationLogProbs, Effects, Metric
 
@@ -139,7 +139,7 @@ def resolve_objective(objective: object) -> Objective | None:
         return objective
     if not isinstance(objective, str) or objective not in _BY_NAME:
         raise ConfigError(
-            f"Unknown objective {shortened(objective)}. Use one of {choices_text(ObjectiveName)}, "
+            f"Unknown objective {short_repr(objective)}. Use one of {choices_text(ObjectiveName)}, "
             "or a TrimmedMean, LowerBound, Quantile or Faithful."
         )
     return _BY_NAME[objective]

@@ -45,7 +45,7 @@ def best_prefixes(
     history: tuple[Record, ...] = ()
     for budget in goal.budgets:
         prefix = _balanced_prefix(target, order, scores, budget)
-        _progress.current().note(size=budget, effect=prefix.effect)
+        _progress.current_run().report_values(size=budget, effect=prefix.effect)
         history += ({"n_selected": budget, "effect": prefix.effect},)
         ranked = replace(prefix, component_scores=component_scores, history=history, budget=budget)
         selections.append(ranked)

@@ -459,8 +459,8 @@ class FaithfulTarget(Target):
             gradient = by_own[:, None] * own.gradients - by_others[:, None] * others.gradients
             total += torch.stack([gains.sum(0), gradient.sum(0)])
         n_examples = self.n_examples if examples is None else len(examples)
-        engine.account.count(2 * n_examples, backward=True)
-        (total,) = self.engine.ranks.add(total)
+        engine.account.add_examples(2 * n_examples, backward=True)
+        (total,) = self.engine.ranks.sum_ranks(total)
         return FirstOrderPrediction(*(total / n_examples).cpu())
 
 

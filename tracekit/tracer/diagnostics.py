@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from tracekit._util.warn import warn
 from tracekit.data.pairs_check import describe_bias
-from tracekit.data.pairs_report import report_on
+from tracekit.data.pairs_report import make_report
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
 from tracekit.errors import SearchStoppedWarning, UnreliableResultWarning
@@ -46,7 +46,7 @@ def warn_of_pairs(question: Question) -> None:
     for pairs, title in ((question.pairs, ""), (question.held_out_pairs, "Held-out pairs: ")):
         if pairs is None:
             continue
-        report = report_on(pairs, pairs.token_texts, tokenizer)
+        report = make_report(pairs, pairs.token_texts, tokenizer)
         if question.source != "counterfactual":
             report = report.without("equal-prompts", "shifted")
         if not metric.needs_y:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tracekit._util.clusters import n_text
-from tracekit._util.markup import MOST_ROWS, card, printable
+from tracekit._util.clusters import count_text
+from tracekit._util.markup import MAX_ROWS, clean_text, html_card
 from tracekit.measure.question import Question
 from tracekit.results.display import facts_table, line, model_text
 from tracekit.results.tables import effect_columns, result_table
@@ -12,7 +12,7 @@ from tracekit.results.tables import effect_columns, result_table
 def tracer_text(question: Question) -> str:
     """What a tracer traces, in a line."""
     model = model_text(question.model_name, question.dtype)
-    return printable(
+    return clean_text(
         f"Tracer({question.registry.describe()} of {model}, {_examples(question)}, "
         f"{question.search_engine.metric.name}, {question.setup.intervention}"
         f"{_preferred(question)}{_explained(question)})"
@@ -21,10 +21,10 @@ def tracer_text(question: Question) -> str:
 
 def _examples(question: Question) -> str:
     searched = question.search_engine.pairs
-    text = n_text(len(searched), searched.clusters)
+    text = count_text(len(searched), searched.clusters)
     if question.held_out_engine is not None:
         held_out = question.held_out_engine.pairs
-        text += f" searched and {n_text(len(held_out), held_out.clusters)} held-out"
+        text += f" searched and {count_text(len(held_out), held_out.clusters)} held-out"
     return f"{text} examples of {searched.name}"
 
 
@@ -55,8 +55,8 @@ def tracer_html(question: Question) -> str:
     ]
     if engine.known_full_effects is not None:
         facts.append(("all components", f"effect {engine.full_effects.mean():.4g}, searched"))
-    shown, n_earlier = results[-MOST_ROWS:], len(results) - MOST_ROWS
+    shown, n_earlier = results[-MAX_ROWS:], len(results) - MAX_ROWS
     columns = ("method", *effect_columns(shown), "components")
     table = result_table(shown).only(*columns).html() if shown else line("No results yet: run().")
     earlier = line(f"and {n_earlier} earlier results") if n_earlier > 0 else ""
-    return card("Tracer", facts_table(facts, "traced").html(), table, earlier)
+    return html_card("Tracer", facts_table(facts, "traced").html(), table, earlier)

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from typing_extensions import ParamSpec
 
-from tracekit._util.markup import printable
+from tracekit._util.markup import clean_text
 from tracekit._util.names import MethodChoice, SignName
 from tracekit._util.progress import duration_text
 from tracekit.components import ComponentSet
@@ -85,7 +85,7 @@ class Estimate:
 
     def __repr__(self) -> str:
         memory = "" if self.memory is None else f"; {self.memory / 2**20:.0f} MiB"
-        return printable(
+        return clean_text(
             f"Estimate({self.method}: {self.total}; {self.example_passes:.0f} examples are "
             f"run, up to {self.rows} at once{memory})"
         )

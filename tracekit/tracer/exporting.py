@@ -24,7 +24,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from tracekit._util import progress
 from tracekit._util.deferred import transformers
-from tracekit._util.files import write_beside
+from tracekit._util.files import write_atomically
 from tracekit._util.options import as_path
 from tracekit._util.table import join_labels
 from tracekit._util.warn import warn
@@ -34,7 +34,7 @@ from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.counterfactuals import Constants, constants_of
 from tracekit.engine.engine import Engine
 from tracekit.engine.forward import ForwardPass
-from tracekit.engine.patching import shares_of
+from tracekit.engine.patching import mask_shares
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError, ModelWarning, OutputError, UnsupportedModelError
 from tracekit.measure import SideEffects
@@ -43,8 +43,8 @@ from tracekit.metrics import Effects
 from tracekit.models import HookedModel, load_model, model_name
 from tracekit.models.architectures import PROJECTIONS
 from tracekit.models.hooked import device_of, dtype_of, is_exact, plain_name, random_tokens
-from tracekit.models.tokenizers import as_given, differences, tokenizer_in
-from tracekit.models.verification import Reference, changes_of, difference_from, logits_of
+from tracekit.models.tokenizers import copy_as_given, get_tokenizer, tokenizer_differences
+from tracekit.models.verification import Reference, find_changes, get_logits, logit_gap
 from tracekit.results.result import TraceResult
 from tracekit.results.storage import versions
 
@@ -119,7 +119,7 @@ def export(
         tokenizer = _save_tokenizer(engine.model, Path(draft))
         again = load_model(draft, device=device_of(engine.model), dtype=dtype_of(engine.model))
         n, n_fresh = engine.n_examples, 0 if held_out is None else held_out.n_examples
-        with progress.run("export", 2 + n_fresh / n, n, shown=engine.config.progress):
+        with progress.open_bar("export", 2 + n_fresh / n, n, shown=engine.config.progress):
             export = Export(
                 folder=folder,
                 tokenizer=tokenizer,
@@ -141,7 +141,7 @@ def export(
         choices = question.choices([indices], is_held_out=measured is held_out)
         text = on_examples(measured, effects, choices=choices).choices_text
         card = _readme(engine, setup, mask, export, result, side_effects, text)
-        write_beside(Path(draft) / "README.md", card)
+        write_atomically(Path(draft) / "README.md", card)
         if result is not None:
             result.save(Path(draft) / "trace")
         shutil.copytree(draft, folder, dirs_exist_ok=True)
@@ -255,10 +255,10 @@ def _check_plain(model: HookedModel, plain: Any) -> None:
     reference = Reference(tokens, logits.float().cpu())
     difference, largest = inf, 0.0
     if plain is not None:
-        difference, largest = difference_from(reference, logits_of(plain, tokens))
+        difference, largest = logit_gap(reference, get_logits(plain, tokens))
     if not difference <= (1e-4 if is_exact(model) else 0.05) * largest:
         original: Any = model.original_model  # type: ignore[attr-defined]
-        reason = join_labels(changes_of(original), 5) or "weights that it ties are not the same"
+        reason = join_labels(find_changes(original), 5) or "weights that it ties are not the same"
         raise UnsupportedModelError(
             f"A plain {type(original).__name__} with the weights of {model_name(model)} computes "
             f"other logits, as {reason}. A checkpoint holds weights alone. Put the change into the "
@@ -324,7 +324,7 @@ def _replaced_entries(
             if values is None:
                 continue
             # An activation with the axes of row and position, of which there is one each.
-            share = shares_of(site, mask, values.ndim + 2, None).expand(1, 1, 1, *values.shape)
+            share = mask_shares(site, mask, values.ndim + 2, None).expand(1, 1, 1, *values.shape)
             entries = share.flatten() > 0
             by_name[name] = by_name[name] | entries if name in by_name else entries
     chosen = {name: entries for name, entries in by_name.items() if entries.any()}
@@ -333,13 +333,13 @@ def _replaced_entries(
 
 def _save_tokenizer(model: HookedModel, folder: Path) -> str:
     """Writes the model's tokenizer, reads it again, and returns a phrase that describes it."""
-    tokenizer = tokenizer_in(model)
+    tokenizer = get_tokenizer(model)
     if tokenizer is None:
         return "none"
-    tokenizer = as_given(tokenizer)
+    tokenizer = copy_as_given(tokenizer)
     tokenizer.save_pretrained(folder)
     written = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    differs = differences(tokenizer, written)
+    differs = tokenizer_differences(tokenizer, written)
     if differs:
         warn(
             f"The tokenizer in {folder.name} is read with {' and '.join(differs)} other than those "
@@ -360,7 +360,7 @@ def _effects_of(written: HookedModel, engine: Engine) -> Effects:
         for batch in data.batches_of(None, of_all_ranks=True):
             log_probs = forward.log_probs(batch, [], reads=data.metric.reads)
             effects[batch.examples.cpu()] = data.effects_from(batch, log_probs).flatten().cpu()
-            progress.current().advance(len(batch.examples))
+            progress.current_run().advance(len(batch.examples))
     return effects
 
 

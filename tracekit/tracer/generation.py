@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from tracekit._util import progress
-from tracekit._util.options import check_seed, is_whole, shortened
+from tracekit._util.options import check_seed, is_int, short_repr
 from tracekit.components import ComponentRegistry
 from tracekit.components.masks import from_indices
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.chat import Chat
 from tracekit.data.counterfactuals import constants_of
 from tracekit.data.prompts import PromptPairs
-from tracekit.data.tokenization import tokenizer_of
+from tracekit.data.tokenization import require_tokenizer
 from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.patching import constant_hooks
 from tracekit.errors import ComponentError, ConfigError, UnsupportedModelError
 from tracekit.measure.question import Question
 from tracekit.models import HookedModel, model_name
-from tracekit.models.hooked import Hook, frozen
+from tracekit.models.hooked import Hook, freeze
 from tracekit.results.generations import Generations
 
 
@@ -39,7 +39,7 @@ def _check_no_edges(registry: ComponentRegistry) -> None:
 @contextmanager
 def hooked(model: HookedModel, hooks: list[Hook]) -> Iterator[HookedModel]:
     """Within the block every pass of the model has the hooks; other threads wait."""
-    with frozen(model), model.hooks(fwd_hooks=hooks):  # type: ignore[attr-defined]
+    with freeze(model), model.hooks(fwd_hooks=hooks):  # type: ignore[attr-defined]
         yield model
 
 
@@ -116,10 +116,10 @@ def generate(
             "The components are split by span, and a new prompt does not say where its spans are. "
             "Build a tracer without split_by, e.g. with positions='last', and generate with that."
         )
-    if not is_whole(max_new_tokens) or max_new_tokens < 1 or not temperature >= 0:
+    if not is_int(max_new_tokens) or max_new_tokens < 1 or not temperature >= 0:
         raise ConfigError(
-            f"max_new_tokens is {shortened(max_new_tokens)} and the temperature "
-            f"{shortened(temperature)}. Give at least one token, and 0 for the likeliest one."
+            f"max_new_tokens is {short_repr(max_new_tokens)} and the temperature "
+            f"{short_repr(temperature)}. Give at least one token, and 0 for the likeliest one."
         )
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     other_prompts = [counterfactuals] if isinstance(counterfactuals, str) else counterfactuals
@@ -131,7 +131,7 @@ def generate(
             "Give each prompt one of as many tokens with source='counterfactual', and none with "
             "other sources."
         )
-    tokenizer, model = tokenizer_of(question.model), question.model
+    tokenizer, model = require_tokenizer(question.model), question.model
     # A continuation, which pairs have, does not matter.
     rows = [{"prompt": prompt, "x": "a"} for prompt in prompts]
     if other_prompts is not None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from tracekit._util.options import check_seed, check_whole
+from tracekit._util.options import check_int, check_seed
 from tracekit.components.members import members_of
-from tracekit.data.pair import identified_by_prompt, independent
+from tracekit.data.pair import cluster_ids, identify_by_prompt
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import checks
 from tracekit.engine.engine import Engine
@@ -68,7 +68,7 @@ def look(
         ConfigError: About the number of examples, or the seed.
     """
     check_seed(seed)
-    check_whole("examples", examples)
+    check_int("examples", examples)
     pairs, searched, held_out = _split(question, examples, seed)
     parts: list[LookPart] = []
 
@@ -126,7 +126,7 @@ def _split(
     if held_out is not None:
         return pairs, pairs, held_out[:: -(-len(held_out) // examples)]
     by_prompt = question.source != "counterfactual"
-    n_distinct = len({*independent(identified_by_prompt(pairs) if by_prompt else pairs)})
+    n_distinct = len({*cluster_ids(identify_by_prompt(pairs) if by_prompt else pairs)})
     if n_distinct < _FEWEST_TO_SPLIT:
         return pairs, pairs, None
     return pairs, *pairs.split(0.5, seed=seed, by_prompt=by_prompt)

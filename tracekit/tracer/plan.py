@@ -120,7 +120,7 @@ def progress_bar(
     on_note: Callable[..., None] | None,
 ) -> AbstractContextManager[Any]:
     """The bar of a run; `on_note` is called with every step."""
-    return progress.run(
+    return progress.open_bar(
         request.search.name,
         None if planned is None else planned.passes,
         question.search_engine.n_examples,

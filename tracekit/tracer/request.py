@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from tracekit._util.names import SignName, choices_text
-from tracekit._util.options import check_seed, shortened
+from tracekit._util.options import check_seed, short_repr
 from tracekit.engine.effects import check_metric
 from tracekit.engine.engine import Engine
 from tracekit.engine.sources import OtherModel
@@ -49,11 +49,11 @@ class Request:
             resolve_objective(self.objective)
         if self.sign is not None and self.sign not in get_args(SignName):
             raise ConfigError(
-                f"sign is {shortened(self.sign)}. Give one of {choices_text(SignName)}."
+                f"sign is {short_repr(self.sign)}. Give one of {choices_text(SignName)}."
             )
         if self.constraint is not None and not isinstance(self.constraint, Constraint):
             raise ConfigError(
-                f"constraint is {shortened(self.constraint)}. Give a tk.Constraint, e.g. "
+                f"constraint is {short_repr(self.constraint)}. Give a tk.Constraint, e.g. "
                 "tk.Constraint(pairs=..., at_most=0.05)."
             )
 

@@ -14,7 +14,7 @@ from typing_extensions import ParamSpec, Unpack
 
 from tracekit._util.arguments import check_arguments
 from tracekit._util.names import MethodChoice, MetricChoice, SignName
-from tracekit._util.options import check_keywords, check_known
+from tracekit._util.options import check_keywords, check_names
 from tracekit._util.ranks import Ranks
 from tracekit.components import ComponentRegistry
 from tracekit.components.registry import Components
@@ -142,7 +142,7 @@ class Tracer:
                 the pairs, or denoising from a source that is no run.
             ConfigError: Options that contradict each other.
         """
-        check_known(options, {*signature(Tracer).parameters, *SETUP_OPTIONS} - {"options"})
+        check_names(options, {*signature(Tracer).parameters, *SETUP_OPTIONS} - {"options"})
         model = model if isinstance(model, HookedModel) else load_model(model)
         usual = None
         if isinstance(pairs, (str, Path)):
@@ -163,7 +163,7 @@ class Tracer:
             max_batch_size=max_batch_size,
             max_memory=max_memory,
             # Of several processes that share a trace, one is watched.
-            progress=progress if Ranks.joined().is_first else False,
+            progress=progress if Ranks.current().is_first else False,
             capabilities=capabilities,
         )
         self.question = bind(

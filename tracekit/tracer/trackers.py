@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal
 
-from tracekit._util.markup import printable
-from tracekit._util.options import shortened
+from tracekit._util.markup import clean_text
+from tracekit._util.options import short_repr
 from tracekit._util.warn import warn
 from tracekit.errors import ConfigError, MissingExtraError, RecordWarning
 from tracekit.measure.question import Question
@@ -58,7 +58,7 @@ class Observed:
         """Tells nothing yet, and nobody if `observe` is None; of several processes, one tells."""
         if observe is not None and not callable(observe):
             raise ConfigError(
-                f"observe is {shortened(observe)}. Give a callable of a RunRecord, e.g. one of "
+                f"observe is {short_repr(observe)}. Give a callable of a RunRecord, e.g. one of "
                 "tracekit.tracer.trackers."
             )
         self._observe = observe if question.search_engine.ranks.is_first else None
@@ -102,9 +102,9 @@ class Observed:
             observer, self._observe = self._observe, None
             name = getattr(observer, "__name__", type(observer).__name__)
             warn(
-                f"The tracker {printable(name)} failed ({type(error).__name__}: "
-                f"{printable(str(error))}). It gets no further records of this run; the search "
-                "goes on.",
+                f"The tracker {clean_text(name)} failed ({type(error).__name__}: "
+                f"{clean_text(str(error))}). It gets no further records of this run; the "
+                "search goes on.",
                 RecordWarning,
             )
 

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from pydantic import PositiveInt
 from torch import Tensor
 
-from tracekit._util.clusters import by_cluster
+from tracekit._util.clusters import sum_by_cluster
 from tracekit._util.options import ValidatedFields
 from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
@@ -112,8 +112,8 @@ def shrunken_effects_by_gradients(
 ) -> Mask:
     """The same by gradients, for components that are too many to be measured one by one.
 
-    They are of the quantity of the metric's linearization (`tracekit.engine.gradients.expand`), or
-    without one of the effect, times the weight of the example.
+    They are of the quantity of the metric's linearization (`gradients.expand_quantity`), or without
+    one of the effect, times the weight of the example.
     """
     weights, clusters, curves = target.pairs.weights, target.pairs.clusters, _curves(target)
     weights = torch.ones(target.n_examples).double() if weights is None else weights.double()
@@ -130,7 +130,7 @@ def shrunken_effects_by_gradients(
 
 def _curves(target: Target) -> ExampleCurves | None:
     data = target.engine
-    return ExampleCurves.of(data.metric, data.clean, data.pairs.weights)
+    return ExampleCurves.for_metric(data.metric, data.clean, data.pairs.weights)
 
 
 def shrunken_means(
@@ -146,7 +146,7 @@ def shrunken_means(
     sizes = _weighted_means(changes.square(), weights).sqrt()
     is_moved = sizes > 0
     # Weights and groups make examples fewer (Kish's effective number).
-    n_examples = (weights.sum().square() / by_cluster(weights, clusters).square().sum()).item()
+    n_examples = (weights.sum().square() / sum_by_cluster(weights, clusters).square().sum()).item()
     if n_examples <= 1 or int(is_moved.sum()) < _FEWEST:
         return means
     ratios = means[is_moved] / sizes[is_moved]

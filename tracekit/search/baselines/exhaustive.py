@@ -47,7 +47,7 @@ class Exhaustive:
             means = target.set_effects(sets, f"exhaustive, {size}").mean(1)
             rank = int(means.argmax())
             history.append({"n_selected": size, "effect": means[rank].item()})
-            _progress.current().note(size=size, effect=means[rank].item())
+            _progress.current_run().report_values(size=size, effect=means[rank].item())
             best = max(best, (means[rank].item(), sets[rank]), key=lambda pair: pair[0])
             reached = goal.target is not None and best[0] >= goal.target
             if reached or size in goal.budgets:

@@ -42,7 +42,7 @@ class Greedy:
             best = int(means.argmax())
             members.append(candidates[best])
             effect = means[best].item()
-            _progress.current().note(size=len(members), effect=effect)
+            _progress.current_run().report_values(size=len(members), effect=effect)
             label = target.registry.label(candidates[best])
             history.append({"n_selected": len(members), "effect": effect, "component": label})
             reached = goal.target is not None and effect >= goal.target

@@ -65,7 +65,7 @@ class Random(ValidatedFields):
         ]
         means = target.set_effects(sets, f"random, {size}").mean(1)
         best = int(means.argmax())
-        _progress.current().note(size=size, effect=means[best].item())
+        _progress.current_run().report_values(size=size, effect=means[best].item())
         record: Record = {
             "n_selected": size,
             "effect": means[best].item(),

@@ -191,7 +191,7 @@ class MaskTraining(ValidatedFields, ABC):
                 "effect": snapshot.effect,
             }
             run.history.append(record)
-            _progress.current().note(size=snapshot.size, effect=snapshot.effect)
+            _progress.current_run().report_values(size=snapshot.size, effect=snapshot.effect)
             if snapshot.size <= stop_at:
                 break
         return run

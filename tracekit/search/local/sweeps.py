@@ -90,7 +90,7 @@ class Sweeps:
                 effort=effort,
             )
             best_sets.measure(neighbours, f"neighbours of {size}")
-            _progress.current().note(size=size, effect=best_sets.effect(size))
+            _progress.current_run().report_values(size=size, effect=best_sets.effect(size))
 
     def _scores(self, members: tuple[int, ...]) -> list[Mask]:
         """Predicted effects at a set, and the gradient.
