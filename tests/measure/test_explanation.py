@@ -24,8 +24,7 @@ from tracekit.errors import (
     NotDifferentiableError,
 )
 from tracekit.measure.explanation import explain
-from tracekit.measure.known_sets import KnownSets
-from tracekit.measure.question import Question
+from tracekit.measure.question import KnownSets, Question
 from tracekit.measure.replacements import redundant_members
 from tracekit.measure.set_game import SetGame
 from tracekit.measure.shapley import (

@@ -15,7 +15,7 @@ from tests.conftest import FRONT_PASSES
 from tracekit.components.masks import from_indices
 from tracekit.errors import SearchStoppedWarning, UnreliableResultWarning
 from tracekit.measure.front_statistics import _from_all
-from tracekit.measure.known_sets import KnownSets
+from tracekit.measure.question import KnownSets
 from tracekit.measure.random_sets import control_sets
 from tracekit.results.pareto_statistics import jaccard
 from tracekit.search import Goal

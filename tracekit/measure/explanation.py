@@ -15,7 +15,7 @@ from torch import Tensor
 from tracekit._util import progress
 from tracekit._util.deferred import pd
 from tracekit._util.markup import as_cells, clean_text
-from tracekit._util.options import check_seed
+from tracekit._util.options import check_int, check_max_loss, check_seed
 from tracekit.components import Component, ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost

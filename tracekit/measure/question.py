@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
@@ -28,7 +28,6 @@ from tracekit.engine.prepared import DEFAULT_ROWS, EngineConfig
 from tracekit.engine.setup import Setup
 from tracekit.engine.sources import Binding, ToPairs, as_source, set_counterfactuals, source_name
 from tracekit.errors import ConfigError, PairsError
-from tracekit.measure.known_sets import KnownSets
 from tracekit.metrics import Direction, Effects, Metric, MetricFunction
 from tracekit.metrics import resolve_metric as resolve_metric
 from tracekit.models import HookedModel, foreign_hooks, model_name, revision_of, weights_digest
@@ -38,6 +37,39 @@ from tracekit.results.result import ModelFacts, TraceResult
 
 AnyMetric = str | Metric | MetricFunction
 """A metric by name, as a value, or as a function."""
+
+
+class MeasuredSet(NamedTuple):
+    """A set that was measured on all searched examples."""
+
+    mean: float
+    members: ComponentSet
+    effects: Effects
+
+
+class KnownSets:
+    """What is known of sets: of every size the best that were measured, and those selected.
+
+    The best ones are what is left of a search that is interrupted, and what no front leaves out.
+    """
+
+    def __init__(self) -> None:
+        """Knows none yet."""
+        self._best: dict[int, dict[int, MeasuredSet]] = {1: {}, -1: {}}
+        self.selected: set[ComponentSet] = set()
+        """Sets that were chosen by their effects on the searched examples."""
+
+    def by_size(self, sign: int = 1) -> dict[int, MeasuredSet]:
+        """The measured set of every size with the largest mean effect, or the least (sign -1)."""
+        return self._best[sign]
+
+    def record(self, sets: Sequence[ComponentSet], effects: Float[Tensor, "set example"]) -> None:
+        """Takes note of sets and their effects, a row for each."""
+        for members, row in zip(sets, effects, strict=True):
+            mean, size = float(row.mean()), len(members)
+            for sign, best in self._best.items():
+                if size and (size not in best or sign * mean > sign * best[size].mean):
+                    best[size] = MeasuredSet(mean, members, row.clone())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,9 +16,8 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine import checks
 from tracekit.engine.engine import Engine
 from tracekit.errors import NotDifferentiableError, TracekitError
-from tracekit.measure.known_sets import KnownSets
 from tracekit.measure.look import Look, LookPart, LookRow
-from tracekit.measure.question import Question, bind
+from tracekit.measure.question import KnownSets, Question, bind
 from tracekit.measure.random_sets import control_sets
 from tracekit.measure.single_effects import single_effects
 from tracekit.results.on_examples import choice_rows

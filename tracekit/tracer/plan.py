@@ -62,15 +62,14 @@ class Plan:
 def plan(question: Question, request: ResolvedRequest) -> Plan | None:
     """The passes of a search for budgets or a target; None if the search does not say."""
     target, n = request.target(question), question.search_engine.n_components
-    planned = planned_passes_of(request.search, n, request.goal_of_search)
-    cost = _search_cost(question, request, target, request.search, request.goal_of_search)
-    if planned is None or cost is None:
+    planned = _planned(question, request, target, request.search, request.goal_of_search)
+    if planned is None:
         return None
     n_results = max(1, len(request.goal.budgets))
     return Plan(
         search=request.searches[0],
-        cost=cost,
-        is_exact=_is_exact(request, target, planned),
+        cost=planned.cost,
+        is_exact=planned.is_exact,
         extra_passes=_passes_of_results(question, request, n_results),
         limited=_limited(request, n, has_halves=isinstance(request.search, Auto)),
     )
@@ -81,24 +80,25 @@ def plan_front(question: Question, request: ResolvedRequest, *, statistics: bool
     target, n = request.target(question), question.search_engine.n_components
     last = request.goal.budgets[-1]
     joint, is_choice = request.searches[0], isinstance(request.search, Auto)
-    planned = planned_passes_of(joint, n, request.goal_of_search)
-    cost = _search_cost(question, request, target, joint, request.goal_of_search)
-    if planned is None or cost is None:
+    planned = _planned(question, request, target, joint, request.goal_of_search)
+    if planned is None:
         return None
+    cost = planned.cost
     sizes = tuple(sizes_of_statistics(range(1, last + 1)))
     if is_choice:
-        alone = Goal(budgets=tuple(sorted({*sizes, *sizes_ranked_alone(n, 1, last)})))
-        cost += _search_cost(question, request, target, request.searches[1], alone) or Cost()
+        goal = Goal(budgets=tuple(sorted({*sizes, *sizes_ranked_alone(n, 1, last)})))
+        alone = _planned(question, request, target, request.searches[1], goal)
+        cost += Cost() if alone is None else alone.cost
     extra = _passes_of_results(question, request, last)
     if statistics or is_choice:
         # Searches on both halves of the examples, whose sets are measured on the other half.
-        costs = [
-            _search_cost(question, request, target, search, Goal(budgets=sizes))
+        halves = [
+            _planned(question, request, target, search, Goal(budgets=sizes))
             for search in request.searches
         ]
-        if all(each is not None for each in costs):
-            measured = Cost(2 * len(costs) * len(sizes))
-            extra += sum((each for each in costs if each), measured).forward_equivalents
+        if None not in halves:
+            measured = Cost(2 * len(halves) * len(sizes))
+            extra += sum((each.cost for each in halves if each), measured).forward_equivalents
     if statistics:
         # The walk from all components downwards, and four measurements of its sets.
         downwards = most_backward_passes(n, sizes) / 2 + 2 * len(sizes)
@@ -107,7 +107,7 @@ def plan_front(question: Question, request: ResolvedRequest, *, statistics: bool
     return Plan(
         search=joint,
         cost=cost,
-        is_exact=_is_exact(request, target, planned),
+        is_exact=planned.is_exact,
         extra_passes=extra,
         limited=_limited(request, n, has_halves=statistics or is_choice),
     )
@@ -129,15 +129,10 @@ def progress_bar(
     )
 
 
-def _is_exact(request: ResolvedRequest, target: Target, planned: PlannedPasses) -> bool:
-    follows_scores = not request.by_effect and planned.cost.backward > 0
-    may_balance = target.faithful is not None and planned.if_faithful.forward > 0
-    return planned.is_exact and not (request.constraint or follows_scores or may_balance)
-
-
-def _search_cost(
+def _planned(
     question: Question, request: ResolvedRequest, target: Target, search: Search, goal: Goal
-) -> Cost | None:
+) -> PlannedPasses | None:
+    """Passes of a search through a target: of its objective, its constraint and its paths."""
     planned = planned_passes_of(search, question.search_engine.n_components, goal)
     if planned is None:
         return None
@@ -153,7 +148,9 @@ def _search_cost(
     if request.constraint is not None:
         share = request.constraint[1].n_examples / question.search_engine.n_examples
         cost += Cost(2 * max(1, len(goal.budgets)) * share)
-    return cost
+    follows_scores = not request.by_effect and planned.cost.backward > 0
+    is_plain = not (request.constraint or follows_scores or more.forward > 0)
+    return PlannedPasses(cost=cost, is_exact=planned.is_exact and is_plain)
 
 
 def _passes_of_results(question: Question, request: ResolvedRequest, n_results: int) -> float:

@@ -12,8 +12,7 @@ from tracekit.engine.effects import check_metric
 from tracekit.engine.engine import Engine
 from tracekit.engine.sources import OtherModel
 from tracekit.errors import BudgetError, ConfigError
-from tracekit.measure.known_sets import KnownSets
-from tracekit.measure.question import Question
+from tracekit.measure.question import KnownSets, Question
 from tracekit.search import Goal, Search
 from tracekit.search.auto import FEWEST_EXAMPLES, Auto, auto_search, searches_of
 from tracekit.search.constraint import Constraint, make_target

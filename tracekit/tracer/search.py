@@ -15,8 +15,7 @@ from tracekit.engine import checks
 from tracekit.engine.cost import Cost
 from tracekit.engine.effects import metric_effects
 from tracekit.errors import TargetNotReachedError
-from tracekit.measure.known_sets import KnownSets
-from tracekit.measure.question import Question
+from tracekit.measure.question import KnownSets, Question
 from tracekit.metrics import Effects
 from tracekit.results.result import RunFacts, TraceResult
 from tracekit.results.storage import versions

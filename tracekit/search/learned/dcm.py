@@ -1,11 +1,8 @@
 """DCM: desiderata-based component masking (Davies et al. 2023), as the paper compares with it.
 
 One soft mask, as in PGB-CT, but the raw mean effect is raised instead of 1/(1 + effect) lowered,
-the size penalty is concave and does not grow,
-
-    - effect under m  +  lambda1 sum_i (m_i + 0.001)^(1/2),
-
-nothing drives entries to 0 or 1, and the mask is rounded at the end.
+the size penalty is concave and does not grow, nothing drives entries to 0 or 1, and the mask is
+rounded at the end.
 """
 
 from __future__ import annotations

@@ -1,0 +1,80 @@
+"""Search methods by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any, cast
+
+from tracekit._util.names import MethodName
+from tracekit._util.options import check_keywords, check_names, check_numbers, convert, field_hints
+from tracekit.errors import UnknownNameError, UnknownOptionError
+from tracekit.search.base import Search
+from tracekit.search.baselines.attribution import EAPIG, Attribution, MaskIG
+from tracekit.search.baselines.empirical_bayes_topk import EmpiricalBayesTopK
+from tracekit.search.baselines.exhaustive import Exhaustive
+from tracekit.search.baselines.greedy import Greedy
+from tracekit.search.baselines.random import Random
+from tracekit.search.baselines.topk import TopK
+from tracekit.search.learned.dcm import DCM
+from tracekit.search.learned.pgbct import PGBCT
+from tracekit.search.learned.pgbct_local import PGBCTLocal
+from tracekit.search.local.local_search import LocalSearch
+
+DEFAULT_METHOD: MethodName = "pgb-ct+local"
+"""The search method where none is named."""
+
+METHODS: Mapping[str, type[Search]] = {
+    method.name: method
+    for method in (
+        PGBCTLocal,
+        PGBCT,
+        LocalSearch,
+        DCM,
+        TopK,
+        EmpiricalBayesTopK,
+        Greedy,
+        Random,
+        Exhaustive,
+        MaskIG,
+        EAPIG,
+        Attribution,
+    )
+}
+
+for _kind in METHODS.values():
+    check_keywords(_kind)
+
+
+def title_of(method: str) -> str:
+    """Title of a method in figures and tables; its name if it is not one of `METHODS`."""
+    return getattr(METHODS.get(method), "title", method)
+
+
+def make(
+    method: str | type | Search, options: Mapping[str, Any], also: Iterable[str] = ()
+) -> Search:
+    """A search by name or class with options, or one that is ready-made.
+
+    Values such as `"0.001"` are converted to the types of the options where nothing is lost. An
+    error also names `also`, further options of the caller.
+
+    Raises:
+        UnknownNameError: No search of that name, or it has no such option.
+        ConfigError: A value of another type, or out of range.
+    """
+    if not isinstance(method, (str, type)):
+        if options:
+            none = {"none, as the search was given ready-made"}
+            raise UnknownOptionError(next(iter(options)), none)
+        check_numbers(method)
+        return method
+    if isinstance(method, str) and method not in METHODS:
+        raise UnknownNameError("method", method, METHODS)
+    kind = METHODS[method] if isinstance(method, str) else method
+    allowed = {field.name for field in fields(cast(Any, kind))}
+    check_names(options, allowed, {*also} - {"self", "question", "method", "options"})
+    hints = field_hints(kind)
+    search = kind(**{name: convert(name, value, hints[name]) for name, value in options.items()})
+    check_numbers(search)
+    return search
