@@ -30,6 +30,7 @@ from tracekit.engine.setup import SETUP_OPTIONS, Setup, SetupOptions
 from tracekit.errors import ConfigError, NoResultError
 from tracekit.measure import (
     attention,
+    certificate,
     controls,
     evaluation,
     explanation,
@@ -416,6 +417,7 @@ class Tracer:
     faithfulness = as_method(evaluation.faithfulness)
     minimality = as_method(minimality.minimality)
     controls = as_method(controls.controls)
+    certify = as_method(certificate.certify)
     as_result = as_method(exploring.as_result)
     explain = as_method(explanation.explain)
     as_game = as_method(set_game.as_game)

@@ -1,0 +1,193 @@
+"""Certificates: claims about a set, decided on pairs that the tracer has not seen."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tracekit.components.masks import complement_of
+from tracekit.errors import ConfigError, PairsError, UnknownNameError
+from tracekit.measure.certificate import Certificate, _by_example
+from tracekit.measure.question import Question
+
+NAMES = ["L0H0", "L0H1", "L1H2", "L1H3"]
+
+
+def some_pairs(count, seed, exchange=False):
+    rows = tiny.rows(count, seed=seed, longest=1)
+    for row in rows if exchange else ():
+        row["x_ids"], row["y_ids"] = row["y_ids"], row["x_ids"]
+    return tk.PromptPairs.from_ids(rows)
+
+
+def traced(pairs, metric="probability-drop", **options):
+    return tk.Tracer(tiny.shared_model("gpt2"), pairs, "head-outputs", metric, **options)
+
+
+@pytest.fixture(scope="module")
+def tracer():
+    return traced(some_pairs(40, 3), "kl", held_out=some_pairs(150, 4))
+
+
+@pytest.fixture(scope="module")
+def faithfulness(tracer):
+    """Of the set on the held-out pairs."""
+    return tracer.faithfulness(NAMES).faithfulness[0]
+
+
+@pytest.mark.parametrize("direction", ["noising", "denoising"])
+def test_values_are_means_over_the_pairs_of_an_example(direction):
+    pairs = some_pairs(6, 3).grouped([0, 1, 0, 2, 1, 3])
+    engine = traced(pairs, direction=direction).engine
+    chosen = tuple(range(4))
+    sets = [chosen, complement_of(chosen, engine.n_components)]
+    own, others = engine.set_effects(sets)
+    full, rows = engine.full_effects, [[0, 2], [1, 4], [3], [5]]
+    alone, remaining = (full - others, full - own) if direction == "noising" else (own, others)
+    columns = {"effect": own, "faithfulness": alone, "completeness": remaining, "full": full}
+    values = _by_example(engine, torch.stack([own, others]))
+    assert len(values) == 4
+    for value, row in zip(values, rows, strict=True):
+        for name, column in columns.items():
+            assert value[name] == pytest.approx(column[row].mean().item(), abs=1e-6)
+
+
+def test_claims_far_from_what_the_set_does_are_decided(tracer, faithfulness):
+    certificate = tracer.certify(NAMES, faithful=faithfulness - 0.6)
+    assert certificate.verdict == "holds"
+    low, high = certificate.claims[0].bounds[-1][1:]
+    assert low >= faithfulness - 0.6
+    assert high is None or high > faithfulness
+    assert certificate.n_examples < 150
+    failed = tracer.certify(NAMES, faithful=faithfulness + 0.6)
+    assert failed.verdict == "fails"
+    assert failed.claims[0].bounds[-1][2] < faithfulness + 0.6
+    assert repr(failed).startswith("Fails for L0H0, L0H1, L1H2, L1H3: ")
+    assert f"faithfulness at least {faithfulness + 0.6:.3g}: fails; bounds " in repr(failed)
+    assert "if no example is more than twice as extreme" in repr(failed)
+
+
+def test_a_claim_close_to_it_stays_undecided(tracer, faithfulness):
+    certificate = tracer.certify(NAMES, faithful=faithfulness, effect=-1.0)
+    assert certificate.verdict == "undecided"
+    assert [claim.verdict for claim in certificate.claims] == ["undecided", "holds"]
+    assert certificate.n_examples == tracer.held_out.n_distinct
+    low, high = certificate.claims[0].bounds[-1][1:]
+    assert low < faithfulness < high
+    needed = tracer.certify(NAMES, faithful=faithfulness - 0.6, max_examples=16).claims[0].n_needed
+    assert needed is None or needed > 16
+    assert tracer.certify(NAMES, faithful=0.5, max_examples=20).n_examples == 20
+
+
+def test_several_claims_share_the_level(tracer, faithfulness):
+    def bounds(**claims):
+        return tracer.certify(NAMES, faithful=faithfulness, **claims).claims[0].bounds[-1]
+
+    _, low, high = bounds()
+    _, low_of_two, high_of_two = bounds(complete=5.0)
+    assert low_of_two < low < high < high_of_two
+
+
+def test_a_bounded_metric_needs_no_assumption():
+    tracer = traced(some_pairs(20, 3), held_out=some_pairs(40, 4))
+    certificate = tracer.certify(NAMES, effect=-0.9)
+    assert not certificate.is_assumed
+    assert repr(certificate).endswith("with a probability of 0.95.")
+
+
+class TestFreshPairs:
+    def test_what_the_tracer_has_is_left_out(self, tracer, faithfulness):
+        mixed = some_pairs(40, 3)[:10], some_pairs(30, 9)
+        both = tk.PromptPairs(pairs=(*mixed[0], *mixed[1]), name="mixed")
+        certificate = tracer.certify(NAMES, faithful=faithfulness, pairs=both)
+        assert certificate.n_seen >= 10
+        assert certificate.n_examples == 40 - certificate.n_seen
+        assert certificate.dataset == "mixed"
+
+    def test_so_are_mirrors_and_pairs_of_a_saved_result(self, tracer):
+        result = tracer.run("mask-ig", budget=3)
+        other = traced(some_pairs(20, 30), "kl")
+        seen = some_pairs(40, 3)
+        with pytest.raises(PairsError, match="40 were left out"):
+            other.certify(result, faithful=0.5, pairs=seen)
+        mirrored = seen.reversed()
+        with pytest.raises(PairsError, match="There are no fresh pairs: 40 were left out"):
+            tracer.certify(NAMES, faithful=0.5, pairs=mirrored)
+
+    def test_an_endless_source_is_read_until_claims_are_decided(self, tracer, faithfulness):
+        drawn = []
+
+        def source():
+            for seed in itertools.count(100):
+                drawn.append(seed)
+                yield some_pairs(10, seed)
+
+        certificate = tracer.certify(NAMES, faithful=faithfulness - 0.6, pairs=source())
+        assert certificate.verdict == "holds"
+        assert len(drawn) == len(certificate.fingerprints) < 40
+
+    def test_without_any_there_is_an_error(self):
+        with pytest.raises(PairsError, match="There are no fresh pairs: 0 were left out"):
+            traced(some_pairs(12, 3), "kl").certify(NAMES, faithful=0.5)
+
+    def test_groups_are_one_example_and_stay_together(self, tracer):
+        grouped = some_pairs(40, 50).grouped([number % 20 for number in range(40)])
+        certificate = tracer.certify(NAMES, faithful=0.5, pairs=grouped)
+        assert certificate.n_examples <= 20
+
+
+class TestInterrupted:
+    @pytest.mark.parametrize("n_batches", [0, 1, 2])
+    def test_what_was_measured_is_kept(self, tracer, faithfulness, monkeypatch, n_batches):
+        engine_of, calls = Question.engine_of, itertools.count()
+
+        def interrupted(self, *args, **kwargs):
+            if next(calls) == n_batches:
+                raise KeyboardInterrupt
+            return engine_of(self, *args, **kwargs)
+
+        monkeypatch.setattr(Question, "engine_of", interrupted)
+        if n_batches == 0:
+            with pytest.raises(KeyboardInterrupt):
+                tracer.certify(NAMES, faithful=faithfulness)
+        else:
+            certificate = tracer.certify(NAMES, faithful=faithfulness)
+            assert certificate.interrupted
+            assert certificate.n_examples == 16 * n_batches
+
+
+def test_a_saved_certificate_is_the_same(tracer, faithfulness, tmp_path):
+    certificate = tracer.certify(NAMES, faithful=faithfulness - 0.6, complete=5.0)
+    loaded = Certificate.load(certificate.save(tmp_path / "certificate.json"))
+    assert asdict(loaded) == asdict(certificate)
+    assert repr(loaded) == repr(certificate)
+    saved = json.loads((tmp_path / "certificate.json").read_text())
+    assert saved["claims"][0]["verdict"] == "holds"
+    assert saved["labels"] == NAMES
+
+
+def test_a_figure_has_the_bounds_of_a_claim(tracer, faithfulness):
+    certificate = tracer.certify(NAMES, faithful=faithfulness - 0.6, complete=5.0)
+    figure = certificate.figure("completeness")
+    lower = [low for _, low, _ in certificate.claims[1].bounds if low is not None]
+    by_name = {trace.name: trace for trace in figure.data}
+    assert list(by_name["lower bound"].y if lower else []) == lower
+    assert figure.layout.shapes[0].y0 == 5.0
+    assert certificate.figure().layout.yaxis.title.text == "faithfulness"
+    with pytest.raises(UnknownNameError, match="effect"):
+        certificate.figure("effect")
+
+
+def test_requests_that_cannot_be_answered(tracer):
+    with pytest.raises(ConfigError, match="No claim was given. Give faithful, complete or effect"):
+        tracer.certify(NAMES)
+    with pytest.raises(ConfigError, match="level is 95. Give a probability between 0 and 1."):
+        tracer.certify(NAMES, faithful=0.5, level=95)
+    with pytest.raises(ConfigError, match="max_examples"):
+        tracer.certify(NAMES, faithful=0.5, max_examples=0)
