@@ -12,9 +12,10 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import complement_of
-from tracekit.errors import ConfigError, PairsError, UnknownNameError
-from tracekit.measure.certificate import Certificate, _by_example
+from tracekit.errors import ConfigError, PairsError
+from tracekit.measure.certificate import _by_example
 from tracekit.measure.question import Question
+from tracekit.results.certificate import Certificate
 
 NAMES = ["L0H0", "L0H1", "L1H2", "L1H3"]
 
@@ -106,8 +107,8 @@ class TestFreshPairs:
         mixed = some_pairs(40, 3)[:10], some_pairs(30, 9)
         both = tk.PromptPairs(pairs=(*mixed[0], *mixed[1]), name="mixed")
         certificate = tracer.certify(NAMES, faithful=faithfulness, pairs=both)
-        assert certificate.n_seen >= 10
-        assert certificate.n_examples == 40 - certificate.n_seen
+        assert certificate.n_left_out >= 10
+        assert certificate.n_examples == 40 - certificate.n_left_out
         assert certificate.dataset == "mixed"
 
     def test_so_are_mirrors_and_pairs_of_a_saved_result(self, tracer):
@@ -142,6 +143,29 @@ class TestFreshPairs:
         assert certificate.n_examples <= 20
 
 
+class TestWordings:
+    def test_each_is_tested_alone_and_all_together(self, tracer, faithfulness):
+        wordings = {"first": some_pairs(60, 61), "second": some_pairs(60, 62)}
+        claim = faithfulness - 0.6
+        certificate = tracer.certify(NAMES, faithful=claim, pairs=wordings)
+        assert [each.wording for each in certificate.claims] == ["", "first", "second"]
+        numbers = [each.bounds[-1][0] for each in certificate.claims]
+        assert numbers[0] == sum(numbers[1:]) == certificate.n_examples
+        assert abs(numbers[1] - numbers[2]) <= 16
+        assert f"faithfulness at least {claim:.3g} on second: " in repr(certificate)
+        alone = tracer.certify(NAMES, faithful=claim, pairs=wordings["first"])
+        before, after = alone.claims[0].bounds[15], certificate.claims[1].bounds[15]
+        # Three claims share the level.
+        assert after[1] is None or after[1] <= before[1]
+
+    def test_one_that_fails_is_named(self, tracer, faithfulness):
+        both = {"near": some_pairs(60, 61), "far": [some_pairs(60, 62).reversed()]}
+        certificate = tracer.certify(NAMES, faithful=faithfulness + 0.6, pairs=both)
+        assert certificate.verdict == "fails"
+        failing = [str(each) for each in certificate.claims if each.verdict == "fails"]
+        assert failing[0] in repr(certificate)
+
+
 class TestInterrupted:
     @pytest.mark.parametrize("n_batches", [0, 1, 2])
     def test_what_was_measured_is_kept(self, tracer, faithfulness, monkeypatch, n_batches):
@@ -158,7 +182,7 @@ class TestInterrupted:
                 tracer.certify(NAMES, faithful=faithfulness)
         else:
             certificate = tracer.certify(NAMES, faithful=faithfulness)
-            assert certificate.interrupted
+            assert certificate.is_interrupted
             assert certificate.n_examples == 16 * n_batches
 
 
@@ -174,14 +198,13 @@ def test_a_saved_certificate_is_the_same(tracer, faithfulness, tmp_path):
 
 def test_a_figure_has_the_bounds_of_a_claim(tracer, faithfulness):
     certificate = tracer.certify(NAMES, faithful=faithfulness - 0.6, complete=5.0)
-    figure = certificate.figure("completeness")
-    lower = [low for _, low, _ in certificate.claims[1].bounds if low is not None]
-    by_name = {trace.name: trace for trace in figure.data}
-    assert list(by_name["lower bound"].y if lower else []) == lower
+    figure = certificate.figure(1)
+    upper = [high for _, _, high in certificate.claims[1].bounds if high is not None]
+    assert upper
+    assert list({trace.name: trace for trace in figure.data}["upper bound"].y) == upper
+    assert "counterfactual patching" in figure.layout.title.subtitle.text
     assert figure.layout.shapes[0].y0 == 5.0
     assert certificate.figure().layout.yaxis.title.text == "faithfulness"
-    with pytest.raises(UnknownNameError, match="effect"):
-        certificate.figure("effect")
 
 
 def test_requests_that_cannot_be_answered(tracer):

@@ -1,0 +1,150 @@
+"""Certificates: what fresh pairs say of claims about a set; `tracer.certify` makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import plotly.graph_objects as go
+from pydantic import TypeAdapter
+
+from tracekit._util.deferred import pd
+from tracekit._util.markup import printable
+from tracekit._util.options import as_path
+from tracekit._util.table import join_labels
+from tracekit.figures.charts import Chart, lines
+from tracekit.figures.style import data_and_model, plain
+from tracekit.results.display import Tabular
+
+Verdict = Literal["holds", "fails", "undecided"]
+Bounds = tuple[int, float | None, float | None]
+"""Number of examples, lower and upper bound; None: there is none yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A claim about one quantity of a set, and what fresh pairs say of it."""
+
+    quantity: str
+    """`faithfulness`, `completeness` or `effect`."""
+    wording: str
+    """Source of the pairs that it is about; empty: all of them."""
+    value: float
+    """Claimed bound: the largest completeness, or the smallest faithfulness or effect."""
+    verdict: Verdict
+    n_needed: int | None
+    """Examples by which it would be decided if further ones are like these; None: not known."""
+    bounds: tuple[Bounds, ...]
+    """After each example; all of them hold together."""
+
+    def __str__(self) -> str:
+        """The claim in words."""
+        which = "most" if self.quantity == "completeness" else "least"
+        where = f" on {self.wording}" if self.wording else ""
+        return f"{self.quantity} at {which} {self.value:.3g}{where}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Certificate(Tabular):
+    """What fresh pairs say of claims about a set: `print` says it in words."""
+
+    claims: tuple[Claim, ...]
+    level: float
+    """Probability that no bound of any claim is ever wrong."""
+    is_assumed: bool
+    """Whether this assumes that no example is more than twice as extreme as all before it, as the
+    metric is unbounded."""
+    labels: tuple[str, ...]
+    """Members of the set."""
+    n_examples: int
+    """Independent examples that were measured."""
+    n_left_out: int
+    """Pairs that were left out because a search, or an earlier batch, had them."""
+    is_interrupted: bool
+    """Whether Ctrl-C ended it."""
+    dataset: str
+    fingerprints: tuple[str, ...]
+    """Fingerprints of the pairs, batch by batch."""
+    metric: str
+    intervention: str
+    """What was patched, in words."""
+    model: str
+    weights_digest: str
+    versions: Mapping[str, str]
+
+    @property
+    def verdict(self) -> Verdict:
+        """`fails` if a claim fails, `holds` if all hold, else `undecided`."""
+        verdicts = {claim.verdict for claim in self.claims}
+        if "fails" in verdicts:
+            return "fails"
+        return "undecided" if "undecided" in verdicts else "holds"
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A pandas DataFrame with a row per claim: its last bounds and its verdict."""
+        rows = [
+            {"claim": str(claim), "low": low, "high": high, "verdict": claim.verdict}
+            for claim in self.claims
+            for _, low, high in claim.bounds[-1:]
+        ]
+        return pd.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        text = [
+            f"{self.verdict.capitalize()} for {join_labels(self.labels)}: {self.n_examples} fresh "
+            f"examples of {self.dataset}, {self.model}, {self.metric}, {self.intervention}."
+        ]
+        for claim in self.claims:
+            line = f"  {claim}: {claim.verdict}"
+            for _, *ends in claim.bounds[-1:]:
+                low, high = ("none" if end is None else f"{end:.3g}" for end in ends)
+                line += f"; bounds {low} to {high}"
+            if claim.n_needed is not None:
+                line += f"; about {claim.n_needed} examples would decide it"
+            text.append(line)
+        assumed = ", if no example is more than twice as extreme as all before it"
+        text.append(
+            f"All bounds hold together, after every example, with a probability of {self.level:g}"
+            f"{assumed if self.is_assumed else ''}."
+        )
+        return printable("\n".join(text))
+
+    def figure(self, claim: int = 0) -> go.Figure:
+        """The bounds of a claim as they narrow, and the claimed value.
+
+        Args:
+            claim: Its number in `claims`.
+        """
+        drawn = self.claims[claim]
+        rows = [
+            {"n": n, "bound": bound, "line": name}
+            for n, *ends in drawn.bounds
+            for name, bound in zip(("lower bound", "upper bound"), ends, strict=True)
+        ]
+        chart = Chart(
+            frame=pd.DataFrame(rows).astype({"bound": float}),
+            x="n",
+            y="bound",
+            series="line",
+            axis_titles=("fresh examples", drawn.quantity),
+            title=data_and_model(self.dataset, self.model),
+            subtitle=plain(
+                f"{drawn}: {drawn.verdict}; {len(self.labels)} components, {self.intervention}"
+            ),
+        )
+        return lines(chart, reference=(drawn.value, "claimed"))
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the certificate as JSON."""
+        file = as_path("path", path)
+        file.write_bytes(TypeAdapter(Certificate).dump_json(self, indent=1))
+        return file
+
+    @classmethod
+    def load(cls, path: str | Path) -> Certificate:
+        """Reads a certificate that `save` wrote."""
+        return TypeAdapter(cls).validate_json(as_path("path", path).read_bytes())
