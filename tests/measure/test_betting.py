@@ -78,7 +78,8 @@ def test_an_interval_has_the_ratio_of_means_and_narrows():
         full = rng.normal(3, 1)
         bets.observe(0.7 * full + rng.normal(0, 0.3), full)
         low, high = bets.interval(0.05)
-        assert low <= 0.7 <= high
+        assert low is None or low <= 0.7
+        assert high is None or high >= 0.7
         if n % 100 == 0:
             widths.append(high - low)
     assert widths == sorted(widths, reverse=True)

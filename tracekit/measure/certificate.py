@@ -18,11 +18,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.options import check_whole, shortened
+from tracekit._util.options import check_int, short_repr
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.counterfactuals import PromptCounterfactual
-from tracekit.data.pair import Ids, PromptPair, independent
+from tracekit.data.pair import Ids, PromptPair, cluster_ids
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, PairsError
@@ -54,9 +54,8 @@ def certify(
 ) -> Certificate:
     """Measures fresh pairs until bounds decide whether claims about a set hold.
 
-    The bounds hold after every example, so pairs may be added until they decide. The statement is
-    about the source of the pairs, this model and this metric. Each independent example counts once,
-    whatever the number of its pairs. Ctrl-C returns what was measured until then.
+    The bounds hold after every example, so pairs may be added until they decide. Each independent
+    example counts once, whatever the number of its pairs. Ctrl-C returns what was measured so far.
 
     Args:
         question: The question.
@@ -77,9 +76,9 @@ def certify(
         MaskError, ComponentError: About the set.
         MetricError: All components together have no effect.
     """
-    check_whole("max_examples", max_examples)
+    check_int("max_examples", max_examples)
     if not 0 < level < 1:
-        raise ConfigError(f"level is {shortened(level)}. Give a probability between 0 and 1.")
+        raise ConfigError(f"level is {short_repr(level)}. Give a probability between 0 and 1.")
     values = {"faithfulness": faithful, "completeness": complete, "effect": effect}
     claimed = {name: float(value) for name, value in values.items() if value is not None}
     if not claimed:
@@ -178,7 +177,6 @@ class _Test:
         return int(above) - int(below)
 
     def claim(self, alpha: float) -> Claim:
-        """The claim with its verdict."""
         side, is_at_least = self.side(alpha), self.quantity != "completeness"
         growth = self.bets.log_capital[:, 0].max() / max(1, self.bets.n_examples)
         return Claim(
@@ -248,7 +246,7 @@ def _counterfactual_prompt(pair: PromptPair) -> Ids:
 def _split(pairs: PromptPairs) -> Iterator[PromptPairs]:
     """Batches of pairs, each with whole examples."""
     by_example: dict[int, list[int]] = {}
-    for number, example in enumerate(independent(pairs)):
+    for number, example in enumerate(cluster_ids(pairs)):
         by_example.setdefault(example, []).append(number)
     examples = [*by_example.values()]
     for first in range(0, len(examples), _BATCH):
@@ -265,7 +263,7 @@ def _by_example(engine: Engine, effects: Float[Tensor, "2 example"]) -> list[dic
     scale = fmean(pair.weight for pair in engine.pairs)
     table = scale * torch.stack([own, alone, remaining, full])
     names = ("effect", "faithfulness", "completeness", "full")
-    examples = torch.tensor(independent(engine.pairs))
+    examples = torch.tensor(cluster_ids(engine.pairs))
     return [
         dict(zip(names, table[:, examples == example].mean(1).tolist(), strict=True))
         for example in dict.fromkeys(examples.tolist())

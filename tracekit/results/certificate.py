@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from pydantic import TypeAdapter
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import printable
+from tracekit._util.markup import clean_text
 from tracekit._util.options import as_path
 from tracekit._util.table import join_labels
 from tracekit.figures.charts import Chart, lines
@@ -111,7 +111,7 @@ class Certificate(Tabular):
             f"All bounds hold together, after every example, with a probability of {self.level:g}"
             f"{assumed if self.is_assumed else ''}."
         )
-        return printable("\n".join(text))
+        return clean_text("\n".join(text))
 
     def figure(self, claim: int = 0) -> go.Figure:
         """The bounds of a claim as they narrow, and the claimed value.
