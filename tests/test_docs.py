@@ -206,6 +206,11 @@ def _parse(name: str, arguments: list[str]) -> None:
         ("path patching", "paths"),
         ("chat model", "question"),
         ("explorer", "explorer"),
+        ("GGUF", "model"),
+        ("MIB", "edges"),
+        ("checkpoints", "sweeps"),
+        ("autoencoder", "components"),
+        ("verify", "keep"),
     ],
 )
 def test_the_search_of_the_site_finds_what_people_look_for(query: str, page: str) -> None:
@@ -217,6 +222,13 @@ def test_the_search_of_the_site_finds_what_people_look_for(query: str, page: str
         if set(words) <= set(re.findall(r"\w+", path.read_text(encoding="utf-8").lower()))
     }
     assert {page, "cookbook"} <= found
+
+
+def test_every_answer_has_a_link():
+    text = (ROOT / "docs/faq.md").read_text(encoding="utf-8")
+    answers = re.split(r"^### .*$", text, flags=re.MULTILINE)[1:]
+    assert 8 <= len(answers) <= 12
+    assert all("](" in answer for answer in answers)
 
 
 def test_every_public_name_has_an_entry_in_the_api() -> None:
