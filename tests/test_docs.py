@@ -9,7 +9,9 @@ import json
 import re
 import runpy
 import shlex
+import shutil
 import textwrap
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +41,8 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _SKIP = re.compile(r"<!-- not run:(?P<reason>.*?)-->\s*\Z", re.DOTALL)
+_BROWSER = "needs kaleido and a browser"
+"""The reason of blocks that run where there is one."""
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +108,10 @@ def commands_of(page: Path) -> list[list[str]]:
     return [shlex.split(words.removesuffix("..."), comments=True) for words in found]
 
 
+def _has_browser() -> bool:
+    return any(shutil.which(name) for name in ("chromium", "google-chrome", "chrome"))
+
+
 def _page_id(page: Path) -> str:
     return page.name
 
@@ -112,7 +120,7 @@ _LONG = (
     *("README.md", "circuits.md", "cookbook.md", "edges.md", "explain.md", "explorer.md"),
     *("from-transformer-lens.md", "gallery.md", "index.md", "interactions.md", "keep.md"),
     *("methods.md", "metric.md", "own-search.md", "performance.md", "run.md", "side-effects.md"),
-    "sweeps.md",
+    *("hooks.md", "sweeps.md", "tutorial.md"),
 )
 """Pages whose blocks take more than a second and a half."""
 
@@ -133,13 +141,14 @@ def test_python_blocks_run(
     namespace: dict[str, object] = {"__name__": "__main__"}
     skipped = 0
     printed = ""
+    began = time.process_time()
     for block in _blocks(page):
         if block.is_output:
             # `...` stands for anything.
             assert doctest.OutputChecker().check_output(block.code, printed, _AS_PRINTED), printed
         if block.language != "python":
             continue
-        if block.skip is not None:
+        if block.skip is not None and not (block.skip == _BROWSER and _has_browser()):
             skipped += 1
             continue
         # Blank lines in front, so that a traceback names the line of the page.
@@ -147,6 +156,9 @@ def test_python_blocks_run(
         exec(code, namespace)
         printed = capsys.readouterr().out
     assert skipped < len(_python(page)), f"{page.name}: every block is skipped"
+    if page.name == "tutorial.md":
+        # Seconds of the processor: a busy machine does not count.
+        assert time.process_time() - began < 60
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_page_id)
@@ -194,6 +206,11 @@ def _parse(name: str, arguments: list[str]) -> None:
         ("path patching", "paths"),
         ("chat model", "question"),
         ("explorer", "explorer"),
+        ("GGUF", "model"),
+        ("MIB", "edges"),
+        ("checkpoints", "sweeps"),
+        ("autoencoder", "components"),
+        ("verify", "keep"),
     ],
 )
 def test_the_search_of_the_site_finds_what_people_look_for(query: str, page: str) -> None:
@@ -205,6 +222,13 @@ def test_the_search_of_the_site_finds_what_people_look_for(query: str, page: str
         if set(words) <= set(re.findall(r"\w+", path.read_text(encoding="utf-8").lower()))
     }
     assert {page, "cookbook"} <= found
+
+
+def test_every_answer_has_a_link():
+    text = (ROOT / "docs/faq.md").read_text(encoding="utf-8")
+    answers = re.split(r"^### .*$", text, flags=re.MULTILINE)[1:]
+    assert 8 <= len(answers) <= 12
+    assert all("](" in answer for answer in answers)
 
 
 def test_every_public_name_has_an_entry_in_the_api() -> None:
