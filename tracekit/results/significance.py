@@ -23,7 +23,7 @@ that a single example makes up are left out of the others' bootstrap.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil
@@ -142,6 +142,13 @@ def _skewness(
         return None
     median = Resamples(rows, weights, clusters).skewness.abs().median().item()
     return median if median >= SKEWED else None
+
+
+def p_text(row: Mapping[Any, Any]) -> str:
+    """The p values of a row of a table in words."""
+    if row["p"] != row["p"]:
+        return "no p on these examples"
+    return f"p = {row['p']:.2g}, q = {row['q']:.2g}, family-wise p = {row['p_family']:.2g}"
 
 
 def q_values(p: Float[Tensor, " row"]) -> Float[Tensor, " row"]:
