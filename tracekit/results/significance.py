@@ -123,25 +123,15 @@ def p_values(
     clusters: Int[Tensor, " example"] | None = None,
 ) -> PValues:
     """Two-sided p values of means of 0; arguments as `row_intervals`."""
-    flips = sign_flip_p_values(sum_by_cluster(effects, clusters))
-    row, family = map(torch.maximum, flips, _resampled_p_values(effects, weights, clusters))
+    sums = sum_by_cluster(effects, clusters)
+    of_resamples = _resampled_p_values(effects, weights, clusters)
+    row, family = map(torch.maximum, sign_flip_p_values(sums), of_resamples)
+    skewness, rows = None, effects[(effects != 0).any(1)]
+    if sums.shape[1] < MANY_EXAMPLES and len(rows):
+        median = Resamples(rows, weights, clusters).skewness.abs().median().item()
+        skewness = median if median >= SKEWED else None
     q = q_values(row).float()
-    skewness = _skewness(effects, weights, clusters)
     return PValues(row=row.float(), q=q, family=family.float(), skewness=skewness)
-
-
-def _skewness(
-    effects: Float[Tensor, "row example"],
-    weights: Float[Tensor, " example"] | None,
-    clusters: Int[Tensor, " example"] | None,
-) -> float | None:
-    """The field of `PValues`; rows without any effect do not count."""
-    n_independent = sum_by_cluster(effects, clusters).shape[1]
-    rows = effects[(effects != 0).any(1)]
-    if n_independent >= MANY_EXAMPLES or not len(rows):
-        return None
-    median = Resamples(rows, weights, clusters).skewness.abs().median().item()
-    return median if median >= SKEWED else None
 
 
 def p_text(row: Mapping[Any, Any]) -> str:
