@@ -121,7 +121,8 @@ class Attention(OfMembers, Tabular):
             runs["counterfactual"] = "cf."
         for of_head in self.contributions.to_dict("records"):
             head = of_head["component"]
-            cells = self.table[self.table["component"] == head].to_dict("records")
+            table: Any = self.table[self.table["component"] == head]
+            cells = table.to_dict("records")
             for name, shown in runs.items():
                 contribution = number_text(of_head, name, "+.4g")
                 row = HeadRow(
