@@ -42,8 +42,7 @@ from tracekit.errors import (
     UnknownNameError,
 )
 from tracekit.results.storage import FORMAT_VERSION, read_document, write_document
-from tracekit.runs import Failure, Run, store, worker
-from tracekit.runs.dispatch import dispatch_jobs
+from tracekit.runs import Failure, Run, run_jobs, store, worker
 from tracekit.runs.jobs import Job, RunEnvironment
 from tracekit.runs.store import run_folder, weights_hash
 from tracekit.runs.worker import Worker
@@ -409,7 +408,7 @@ class TestStore:
         assert not (tmp_path / "table-heads").exists()
 
     @pytest.mark.slow
-    def test_stopped_and_gone_on(self, tmp_path, environment):
+    def test_stopped_and_gone_on(self, tmp_path):
         jobs = [job(), job(method="greedy"), job(seed=1)]
 
         def stop(done):
@@ -417,15 +416,15 @@ class TestStore:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            dispatch_jobs(jobs, environment, tmp_path, on_done=stop)
-        fresh = [run.fresh for run in dispatch_jobs([*jobs, jobs[0]], environment, tmp_path)]
+            run_jobs(jobs, [DEMO], tmp_path, on_done=stop)
+        fresh = [run.fresh for run in run_jobs([*jobs, jobs[0]], [DEMO], tmp_path)]
         assert fresh == [False, False, True]
 
     @pytest.mark.slow
-    def test_several_processes_find_the_same(self, tmp_path, environment):
+    def test_several_processes_find_the_same(self, tmp_path):
         jobs = [job(), job(method="greedy"), job(work="pairs", relative_layers=(0.5,), budgets=())]
-        ours = dispatch_jobs(jobs, environment, tmp_path / "one")
-        theirs = dispatch_jobs(jobs, environment, tmp_path / "two", processes=2)
+        ours = run_jobs(jobs, [DEMO], tmp_path / "one")
+        theirs = run_jobs(jobs, [DEMO], tmp_path / "two", processes=2)
         assert [run.folder.name for run in ours] == [run.folder.name for run in theirs]
         for one, other in zip(ours[:2], theirs[:2], strict=True):
             assert [r.labels for r in one.curve] == [r.labels for r in other.curve]
@@ -434,9 +433,8 @@ class TestStore:
     def test_a_missing_model_costs_only_its_own_jobs(self, tmp_path, monkeypatch):
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         gone = ModelAt.parse("nobody/nothing")
-        environment = RunEnvironment(sources={"demo": DEMO, gone.title: gone})
         jobs = [job(model=gone.title), job(model=gone.title, seed=1), job()]
-        done = dispatch_jobs(jobs, environment, tmp_path)
+        done = run_jobs(jobs, [DEMO, gone], tmp_path)
         assert [type(one) for one in done] == [Failure, Failure, Run]
         assert "is not on this machine and the hub cannot be reached" in done[0].reason
         assert done[0].no_model
@@ -506,9 +504,7 @@ class TestReports:
 
     def test_published_values_stand_beside_the_papers_models_only(self, tmp_path):
         """With a stand-in for GPT-2 small: its numbers are other ones, and the table says so."""
-        runs = dispatch_jobs(
-            [job(budgets=(0.1, 0.2))], RunEnvironment(sources={"demo": DEMO}), tmp_path
-        )
+        runs = run_jobs([job(budgets=(0.1, 0.2))], [DEMO], tmp_path)
         real = [_as(run, model="GPT2-small", dataset="winobias", limit=None) for run in runs]
         paper = ModelAt.parse("gpt2")
         frame = effects_frame(Setting(models=[paper]), real, "heads")

@@ -25,9 +25,7 @@ from tracekit.errors import (
     RecordWarning,
     ResultNotFoundError,
 )
-from tracekit.runs import sweeps, worker
-from tracekit.runs.dispatch import dispatch_jobs
-from tracekit.runs.jobs import RunEnvironment
+from tracekit.runs import run_jobs, sweeps, worker
 from tracekit.runs.worker import Failure, Worker
 
 
@@ -311,9 +309,8 @@ def test_a_model_is_loaded_once(grid, monkeypatch):
     jobs = sweeps.Grid(
         **{name: grid[name] for name in ("models", "datasets", "methods", "budgets")}
     )
-    environment = RunEnvironment(sources=jobs.sources())
     mixed = jobs.jobs()[::2] + jobs.jobs()[1::2]
-    outcomes = dispatch_jobs(mixed, environment, grid["output"])
+    outcomes = run_jobs(mixed, jobs.sources().values(), grid["output"])
     assert loaded == ["first", "second"]
     assert not any(isinstance(outcome, Failure) for outcome in outcomes)
 

@@ -82,7 +82,7 @@ def marker_file(folder: Path) -> Iterator[Path]:
 
 def remove_abandoned(folder: Path) -> None:
     """Removes the drafts in a folder that killed processes of this machine left."""
-    for draft in folder.glob(f".*-{glob.escape(_host_name())}-*"):
+    for draft in folder.glob(f".*-{glob.escape(socket.gethostname())}-*"):
         process = draft.name.rpartition("-")[2]
         if not process.isdecimal() or _is_running(int(process)):
             continue
@@ -95,11 +95,7 @@ def remove_abandoned(folder: Path) -> None:
 
 def _draft_prefix(path: Path) -> str:
     # Names of files have at most 255 bytes.
-    return f".{path.name[:20]}-{_host_name()}-"
-
-
-def _host_name() -> str:
-    return socket.gethostname()
+    return f".{path.name[:20]}-{socket.gethostname()}-"
 
 
 def _is_running(process: int) -> bool:

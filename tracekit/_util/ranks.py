@@ -2,7 +2,7 @@
 
 `torchrun`, `accelerate launch` and Slurm start the same program once for each device; the processes
 (*ranks*) do the same things in the same order, and in every pass each runs the model on its part of
-the examples. `Ranks.sum_over_ranks` adds the parts up. Rank 0 decides for all ranks what they could
+the examples. `Ranks.sum_ranks` adds the parts up. Rank 0 decides for all ranks what they could
 see differently (the clock, Ctrl-C, a file).
 """
 

@@ -1,7 +1,4 @@
-"""Options that commands share, each made once, and the tracer that is built from them.
-
-`with_options` adds options to a command, which gets their values as one mapping.
-"""
+"""Options that commands share, each made once, and the tracer that is built from them."""
 
 from __future__ import annotations
 

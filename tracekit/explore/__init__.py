@@ -1,7 +1,4 @@
-"""Exploring by hand: sets of components that are clicked together, and what they do, at once.
-
-`exploration.py` holds the sets and what is known of them; `explorer.py` is the widget.
-"""
+"""Exploring by hand: sets of components that are clicked together, and what they do, at once."""
 
 from tracekit.explore.exploration import Exploration, Measurement, Prediction
 

@@ -1,8 +1,4 @@
-"""Cells by layer: a panel per kind of component, a row per layer with layer 0 on top, or a column.
-
-Where a layer has too many components to show, a panel holds a bar per layer instead: the share of
-the layer's components that is selected.
-"""
+"""Cells by layer: a panel for each kind of component, with a row or a column for each layer."""
 
 from __future__ import annotations
 

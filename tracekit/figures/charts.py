@@ -198,13 +198,11 @@ def attention_map(
             colorbar=color_bar("attention"),
         )
     )
+    note = {"xref": "x domain", "x": 1, "xshift": 8, "xanchor": "left", "showarrow": False}
+    note["font"] = {"size": TICK_SIZE}
     for row, y in zip(rows, middles, strict=True):
-        note = {"xref": "x domain", "x": 1, "xshift": 8, "xanchor": "left", "yref": "y", "y": y}
-        figure.add_annotation(text=row.beside, showarrow=False, font={"size": TICK_SIZE}, **note)
-    head = {"xref": "x domain", "x": 1, "xshift": 8, "xanchor": "left", "yref": "y domain", "y": 1}
-    figure.add_annotation(
-        text=beside, showarrow=False, font={"size": TICK_SIZE}, yanchor="bottom", **head
-    )
+        figure.add_annotation(**note, yref="y", y=y, text=row.beside)
+    figure.add_annotation(**note, yref="y domain", y=1, yanchor="bottom", text=beside)
     names = [f"{plain(row.head)} {row.run}".strip() for row in rows]
     figure.update_yaxes(
         **BOX, tickvals=middles, ticktext=names, range=[edges[-1], 0], showgrid=False

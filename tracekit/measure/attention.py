@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import as_cells, clean_text, interval_text
+from tracekit._util.markup import as_cells, clean_text, interval_text, number_text
 from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.pair import PromptPair
@@ -22,7 +22,8 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import LAST, REST, Spans, add_implied_spans, position_names
 from tracekit.engine.head_reads import HeadActivity, direct_contributions, measure_heads
 from tracekit.errors import ComponentError, PairsError
-from tracekit.measure.figures import attention_figure
+from tracekit.figures.charts import HeadRow, attention_map
+from tracekit.figures.style import data_and_model, plain
 from tracekit.measure.question import Question
 from tracekit.metrics import Bounds
 from tracekit.results.display import Tabular
@@ -114,7 +115,37 @@ class Attention(OfMembers, Tabular):
 
         The numbers are those of `table` and `contributions`.
         """
-        return attention_figure(self)
+        rows = []
+        runs = {"clean": ""}
+        if self.counterfactual is not None:
+            runs["counterfactual"] = "cf."
+        for of_head in self.contributions.to_dict("records"):
+            head = of_head["component"]
+            table: Any = self.table[self.table["component"] == head]
+            cells = table.to_dict("records")
+            for name, shown in runs.items():
+                contribution = number_text(of_head, name, "+.4g")
+                row = HeadRow(
+                    head=head,
+                    run=shown,
+                    values=[cell[name] for cell in cells],
+                    beside=f"{of_head[name]:+.2f}".replace("-", "\u2212"),
+                    hover=[
+                        f"{head}, {name} to {plain(cell['place'])}: "
+                        f"{number_text(cell, name, '+.4g')}<br>contribution: {contribution}"
+                        for cell in cells
+                    ],
+                )
+                rows.append(row)
+        return attention_map(
+            rows,
+            self.places,
+            beside="logits",
+            title=data_and_model(self.dataset, self.model),
+            subtitle=f"attention {self.query_text}; {plain(self.setting)}"
+            f"{'; cf.: counterfactual' if len(runs) > 1 else ''}; logits: direct contribution, "
+            "scales of norms frozen at the clean run",
+        )
 
     def __str__(self) -> str:
         """The findings, a line for each head."""

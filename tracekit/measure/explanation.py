@@ -14,15 +14,17 @@ from torch import Tensor
 
 from tracekit._util import progress
 from tracekit._util.deferred import pd
-from tracekit._util.markup import as_cells, clean_text
+from tracekit._util.markup import as_cells, clean_text, number_text
 from tracekit._util.options import check_int, check_max_loss, check_seed
 from tracekit.components import Component, ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
+from tracekit.figures.members import Edge, Members, network, waterfall
+from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
+from tracekit.figures.style import data_and_model, plain
 from tracekit.measure.explanation_text import CONTEXTS, explanation_text
-from tracekit.measure.figures import member_heatmap, member_network, member_waterfall
 from tracekit.measure.question import Question
 from tracekit.measure.replacements import (
     MeasuredNonMember,
@@ -43,7 +45,13 @@ from tracekit.measure.shapley import (
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.intervals import effect_interval
 from tracekit.results.of_set import OfMembers
-from tracekit.results.significance import RESOLUTION, PValues, p_values, without_rounding
+from tracekit.results.significance import (
+    RESOLUTION,
+    PValues,
+    p_text,
+    p_values,
+    without_rounding,
+)
 from tracekit.search.base import PlannedPasses, require_gradient
 
 EXPLANATION = "explanation.json"
@@ -282,7 +290,12 @@ class Explanation(OfMembers):
 
         Lines are 95 % intervals over examples. The numbers are those of `table`.
         """
-        return member_waterfall(self)
+        return waterfall(
+            _drawn_members(self.table),
+            value_title=self.axis_label,
+            title=data_and_model(self.dataset, self.model),
+            subtitle=f"Shapley values, with 95 % intervals; {plain(self.setting)}",
+        )
 
     def heatmap(self) -> go.Figure:
         """Interactions of all pairs: alone above the diagonal, in the tested context below it.
@@ -291,7 +304,37 @@ class Explanation(OfMembers):
         set. The sign of a pair that interacts significantly stands in its cell; a ring says that
         only the interval leaves out 0. The numbers are those of `interactions`.
         """
-        return member_heatmap(self)
+        labels, tested, context = self.labels, self.tested_context, self.context_text
+        n, rank_of = len(labels), {label: rank for rank, label in enumerate(labels)}
+        cells: list[list[float | None]] = [[None] * n for _ in labels]
+        hover = [[plain(label)] * n for label in labels]
+        signed: list[Cell] = []
+        ringed: list[Cell] = []
+        for row in self.interactions.to_dict("records"):
+            i, j = sorted((rank_of[row["first"]], rank_of[row["second"]]))
+            cells[i][j], cells[j][i] = row["alone"], row[tested]
+            pair = f"{plain(row['first'])} and {plain(row['second'])}<br>"
+            hover[i][j] = f"{pair}alone: {number_text(row, 'alone', '+.4g')}"
+            below = f"{number_text(row, tested, '+.4g')}<br>{p_text(row)}"
+            hover[j][i] = f"{pair}{context}: {below}"
+            signed += [(j, i)] if row["significant"] else []
+            ringed += [(j, i)] if _is_unsure(row, tested) else []
+        sizes = [abs(value) for row in cells for value in row if value is not None]
+        drawn = PairMap(
+            labels=labels,
+            values=cells,
+            hover=hover,
+            bound=max(sizes, default=1.0) or 1.0,
+            signed=signed,
+            ringed=ringed,
+            note=RING if ringed else "",
+        )
+        return pair_map(
+            drawn,
+            title=data_and_model(self.dataset, self.model),
+            subtitle=f"{plain(self.axis_label)}; above: alone; below: {context} (+, \u2212: "
+            f"p &lt; .05); {plain(self.setting)}",
+        )
 
     def network(self) -> go.Figure:
         """Members by layer, joined where they interact in the tested context.
@@ -300,7 +343,28 @@ class Explanation(OfMembers):
         two do more together, blue if less. Nodes whose value is negative are blue. Dashed lines, of
         half the width, are not significant, but their intervals leave out 0.
         """
-        return member_network(self)
+        labels, tested = self.labels, self.tested_context
+        rows = self.interactions.to_dict("records")
+        joined = [row for row in rows if row["significant"] or _is_unsure(row, tested)]
+        edges = [
+            Edge(
+                first=labels.index(row["first"]),
+                second=labels.index(row["second"]),
+                value=row[tested],
+                hover=f"{plain(row['first'])} and {plain(row['second'])}: "
+                f"{number_text(row, tested, '+.4g')}, {p_text(row)}",
+                is_sure=row["significant"],
+            )
+            for row in joined
+        ]
+        return network(
+            _drawn_members(self.table.set_index("component").loc[labels].reset_index()),
+            [component.layer for component in self.components],
+            edges,
+            title=data_and_model(self.dataset, self.model),
+            subtitle=f"{plain(self.axis_label)}; area: Shapley value; lines: interaction; "
+            f"{plain(self.setting)}{'' if joined else ' (no interval leaves out 0)'}",
+        )
 
     def __str__(self) -> str:
         """The findings in a few lines, ready for a paper."""
@@ -311,6 +375,25 @@ class Explanation(OfMembers):
             f"Explanation({len(self.members)} components of {self.model} on {self.dataset}, "
             f"{self.intervention}, effect {self.effect.mean().item():.4g})"
         )
+
+
+def _drawn_members(table: pd.DataFrame) -> Members:
+    rows = table.to_dict("records")
+    return Members(
+        names=[row["component"] for row in rows],
+        values=[row["value"] for row in rows],
+        low=[row["value_low"] for row in rows],
+        high=[row["value_high"] for row in rows],
+        hover=[
+            f"alone: {row['alone']:.4g}<br>last: {row['last']:.4g}<br>{row['verdict']}"
+            for row in rows
+        ],
+    )
+
+
+def _is_unsure(row: dict[Any, Any], name: str) -> bool:
+    """Whether the interval of a pair leaves out 0, but it is not significant."""
+    return not row["significant"] and (row[f"{name}_low"] > 0 or row[f"{name}_high"] < 0)
 
 
 def _sorted(frame: pd.DataFrame, column: str) -> pd.DataFrame:

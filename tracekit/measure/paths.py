@@ -17,18 +17,26 @@ from tracekit._util.options import short_repr
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.path_effects import PathRow, PathRuns, path_place
 from tracekit.errors import ComponentError, ConfigError
-from tracekit.measure.figures import path_figure
+from tracekit.figures.paths import Arrow, path_network
+from tracekit.figures.style import data_and_model, plain
 from tracekit.measure.question import Question
 from tracekit.metrics import bounds_of
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import row_intervals
 from tracekit.results.of_set import OfMembers
-from tracekit.results.significance import RESOLUTION, PValues, p_values, without_rounding
+from tracekit.results.significance import (
+    RESOLUTION,
+    PValues,
+    p_text,
+    p_values,
+    without_rounding,
+)
 
 _EMBEDDING, _LOGITS = "embedding", "logits"
 _MOST = 64
 _NAMED = 5
 """Paths that the text names."""
+_MOST_ARROWS = 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,7 +133,34 @@ class Paths(OfMembers, Tabular):
         interval leaves out 0 are drawn; those with q of 0.05 or more are half as wide, with an open
         head. The numbers are those of `table`.
         """
-        return path_figure(self)
+        apart = self.table[self.table["is_apart"]]
+        drawn = apart.head(_MOST_ARROWS).to_dict("records")
+        # An MLP stands above the attention of its layer.
+        layers = [layer + 0.5 * part for layer, part in self.places]
+        count = f"{len(drawn)}"
+        if len(drawn) < len(apart):
+            count += f" strongest of {len(apart)}"
+        opened = "; open: p \u2265 .05" if self.is_tested else ""
+        arrows = [
+            Arrow(
+                start=self.nodes.index(row["sender"]),
+                end=self.nodes.index(row["receiver"]),
+                value=row["effect"],
+                letter=row["strongest"][:1],
+                hover=f"{plain(row['sender'])} to {plain(row['receiver'])}: "
+                f"{number_text(row, 'effect', '+.4g')}, {p_text(row)}",
+                is_sure=row["significant"] or not self.is_tested,
+            )
+            for row in drawn
+        ]
+        return path_network(
+            self.nodes,
+            [*[None] * self.has_embedding, *layers, None],
+            arrows,
+            title=data_and_model(self.dataset, self.model),
+            subtitle=f"{plain(self.axis_label)}; {count} paths whose 95 % interval leaves out 0, "
+            f"{plain(self.setting)}{opened}",
+        )
 
     def __str__(self) -> str:
         """The findings in a few lines, ready for a paper."""

@@ -41,8 +41,9 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.effects import check_metric
 from tracekit.engine.engine import Engine
 from tracekit.errors import PairsError
+from tracekit.figures.strengths import Strength, strengths
+from tracekit.figures.style import plain
 from tracekit.measure.evaluation import PlannedSets
-from tracekit.measure.figures import strengths_figure
 from tracekit.measure.question import Question, positions_of
 from tracekit.measure.random_sets import control_overlap, control_sets, n_controls
 from tracekit.metrics import Bounds, Effects, Metric, MetricFunction, bounds_of
@@ -217,7 +218,33 @@ class SideEffects(PatchedSet, Tabular):
 
         The column on the right is the selectivity. The numbers are those of `table`.
         """
-        return strengths_figure(self)
+        measured = (self.target, *self.others)
+        rows = []
+        for row, each in zip(self.table.to_dict("records"), measured, strict=True):
+            ends = f"({row['selectivity_low']:.2f} to {row['selectivity_high']:.2f})"
+            selectivity = f"{row['selectivity']:.2f}<br>{ends}".replace("-", "\u2212")
+            p = f"<br>p = {row['p']:.2g}" if row["p"] == row["p"] else ""
+            strength = Strength(
+                name=row["name"],
+                metric=row["metric"],
+                n=each.n_text,
+                value=row["strength"],
+                low=row["strength_low"],
+                high=row["strength_high"],
+                controls=each.control_strengths.tolist(),
+                hover=f"mean effect: {row['effect']:.4g}{p}",
+                beside="" if each is self.target else selectivity,
+            )
+            rows.append(strength)
+        of_target = self.target.dataset_fingerprint, self.target.n_text
+        return strengths(
+            rows,
+            beside="selectivity",
+            value_title="strength (share of all components)",
+            title=f"{len(self.members)} components of {plain(self.model)}",
+            subtitle=f"{plain(self.intervention)}: mean absolute effect, as a share of all; bars "
+            f"and brackets: 95 % intervals; target: {examples_text(self.selected_on, *of_target)}",
+        )
 
     def __str__(self) -> str:
         """The findings, a line for each data set."""

@@ -1,7 +1,4 @@
-"""A report: what runs traced, what they found and how to repeat them, on one page.
-
-The page is that of `page.py`: one HTML file that opens without a network, all texts escaped.
-"""
+"""A report: what runs traced, what they found and how to repeat them, on one page."""
 
 from __future__ import annotations
 

@@ -21,16 +21,16 @@ from tracekit._util.options import check_keywords
 from tracekit._util.table import Column, Table, latex_text
 from tracekit.engine.setup import Setup
 from tracekit.errors import ComparisonError, NoResultError
-from tracekit.figures.style import plain
+from tracekit.figures.cells import draw_panels
+from tracekit.figures.style import WIDE, data_and_model, plain
 from tracekit.metrics import bounds_of
 from tracekit.results.curve_figures import effect_curve
 from tracekit.results.display import html_card, line, table_html
 from tracekit.results.intervals import row_intervals
-from tracekit.results.panels import CellColor
+from tracekit.results.panels import CellColor, scale_of
 from tracekit.results.pareto_statistics import jaccard
 from tracekit.results.result import Results, TraceResult
 from tracekit.results.saved import HasCurve, all_results
-from tracekit.results.selection_figures import comparison_heatmap
 from tracekit.results.significance import p_values, without_rounding
 from tracekit.results.tables import (
     check_comparable,
@@ -60,7 +60,28 @@ class Comparison(Results):
         """Components of each result, layer by layer; `color` as in `TraceResult.heatmap`."""
         if color == "score" and not self._is_one_question:
             check_comparable(self.results)
-        return comparison_heatmap(self.results, self.labels, color=color)
+        panels = [
+            panel
+            for result, label in zip(self.results, self.labels, strict=True)
+            for panel in result.panels(color, title=plain(label))
+        ]
+        n_components = self[0].n_components
+        *sizes, last = dict.fromkeys(str(result.n_selected) for result in self)
+        selected = f"{', '.join(sizes)} and {last}" if sizes else last
+        n = " and ".join(dict.fromkeys(each.searched.n_text for each in self))
+        score, *others = {each.score_title for each in self}
+        largest = max(each.largest_score for each in self)
+        metrics = dict.fromkeys(each.searched.metric for each in self)
+        return draw_panels(
+            panels,
+            scale=scale_of(color, n_components, largest, "score" if others else score),
+            width=WIDE,
+            outlines=color != "selected",
+            title=data_and_model(*data_and_models(self.results)),
+            subtitle=f"{selected} of {n_components} selected, "
+            f"{plain(interventions(self.results))}; {plain(' / '.join(metrics))} on {n} searched "
+            "examples",
+        )
 
     def curve(self) -> go.Figure:
         """Effect on the searched examples against number of components, with its spread."""
@@ -68,7 +89,7 @@ class Comparison(Results):
 
     def similarities(self) -> go.Figure:
         """The table of `jaccard` as a figure."""
-        title = figures.data_and_model(*data_and_models(self.results))
+        title = data_and_model(*data_and_models(self.results))
         subtitle = f"Jaccard similarity; {plain(interventions(self.results))}"
         return figures.similarities(self.jaccard, title=title, subtitle=subtitle)
 

@@ -106,18 +106,14 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
         if rows.empty:
             continue
         low, high = (list(rows[f"{column}_{end}"]) for end in ("low", "high"))
-        hover = [
-            f"{label}: {effect:.4g} ({least:.4g} to {most:.4g})"
-            for effect, least, most in zip(rows[column], low, high, strict=True)
-        ]
-        notes = [""] * len(rows)
-        if column == "effect":
-            notes = [f"<br>set of {plain(title_of(method))}" for method in rows["method"]]
-        elif column == "cross_fitted":
-            notes = [
-                f"<br>Jaccard similarity of the halves: {each:.2f}" for each in rows["stability"]
-            ]
-        hover = [text + note for text, note in zip(hover, notes, strict=True)]
+        hover = []
+        for row, least, most in zip(rows.to_dict("records"), low, high, strict=True):
+            text = f"{label}: {row[column]:.4g} ({least:.4g} to {most:.4g})"
+            if column == "effect":
+                text += f"<br>set of {plain(title_of(row['method']))}"
+            elif column == "cross_fitted":
+                text += f"<br>Jaccard similarity of the halves: {row['stability']:.2f}"
+            hover.append(text)
         add(name, rows, column, style, hover, low=low, high=high, is_band=column == "effect")
     if "faithfulness" in frame and first.full_effect:
         columns = [frame[f"faithfulness{end}"] for end in ("", "_low", "_high")]

@@ -4,9 +4,6 @@ The interaction of components i and j is l({i, j}) - l({i}) - l({j}), with l the
 they add up, positive if together they do more than the sum of what each does alone. This is the
 quantity of the paper's pairwise non-linearity maps. With components that are patched besides, l is
 what a set adds to them.
-
-Patched in one direction, a pair shows one half of how the behaviour depends on it. `kinds_of_pairs`
-says by both whether it looks like an AND, an OR or another (`docs/interactions.md` tells why).
 """
 
 from __future__ import annotations
@@ -216,7 +213,8 @@ PairKind = Literal["none", "one-sided", "mixed", "and", "or", "xor", "inhibition
 def kinds_of_pairs(first: InteractionGrid, second: InteractionGrid) -> list[PairKind]:
     """A word for each pair of components, from both directions of patching.
 
-    An interaction counts if its q is below 0.05. The rule, in this order:
+    In one direction, a pair shows one half of how the behaviour depends on it; see
+    `docs/interactions.md`. An interaction counts if its q is below 0.05. The rule, in this order:
 
     - `none`: it counts in neither direction, so that nothing was shown;
     - `one-sided`: it counts in one direction only. The effect of the pair depends on the rest: a

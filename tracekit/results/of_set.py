@@ -49,10 +49,9 @@ class PatchedSet(OfSet):
     positions: str | tuple[int, ...]
     """Where it was patched: `prompt`, `last`, `all`, or prompt positions."""
     selected_on: str | None
-    """Fingerprint of the examples that the set was selected on; None where nobody says. If they are
-    those of the effects, no p value is given: a search makes some pair look significant by chance
-    in up to a third of data sets, and a set that was chosen for its effect does more than random
-    ones."""
+    """Fingerprint of the examples that the set was selected on; None where nobody says. Effects on
+    these examples have no p value: a search makes some pair look significant by chance in up to a
+    third of data sets, and a set that was chosen for its effect does more than random ones."""
     cost: Cost
     """Passes that it took, each over the data that it measured."""
 

@@ -119,12 +119,7 @@ def scale_of(
     if color == "rank":
         return ColorScale(BLUES, 1.0, float(max(2, n_components)), "rank")
     if color == "score":
-        return signed_scale(largest, plain(score).replace(" (", "<br>("))
+        return ColorScale("RdBu_r", -largest, largest, plain(score).replace(" (", "<br>("))
     if color in ("selected", "none"):
         return None
     raise ConfigError(f"Nothing says how {color!r} is coloured.")
-
-
-def signed_scale(largest: float, title: str) -> ColorScale:
-    """Red above 0, blue below, up to the size `largest`."""
-    return ColorScale("RdBu_r", -largest, largest, title)

@@ -19,18 +19,22 @@ from tracekit._util.table import Table
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, ConfigError, NoResultError, TargetNotReachedError
+from tracekit.figures.cells import BLUES, ColorScale, draw_panels
+from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.results.curve import load_run_folders, save_run_folders
 from tracekit.results.curve_figures import pareto_curve
 from tracekit.results.display import html_card, line, table_html
+from tracekit.results.panels import panels_of
 from tracekit.results.pareto_statistics import STATISTICS, SizeStatistics
 from tracekit.results.result import Results, TraceResult
-from tracekit.results.selection_figures import front_heatmap
 from tracekit.results.storage import NOT_SAVED, load_dataclass, save_dataclass
 from tracekit.results.tables import effect_columns, legend, result_table
 from tracekit.search.base import as_count, target_not_reached
 from tracekit.search.targets import EffectAndComplement
 
 _FRONT = "pareto.json"
+_TICKS_OF_SIZES = 3
+"""Steps between the sizes that a bar of sizes names, at most."""
 
 
 @check_arguments
@@ -103,14 +107,9 @@ class ParetoFront(Results):
             )
         fitting = [result for result in self.results if result.n_selected <= count]
         best = fitting[-1]
-        if self._is_by_mean:
+        if self.results[0].run.objective == "mean":
             best = max(fitting, key=lambda result: self.sign * result.effect)
         return replace(best, budget=count)
-
-    @property
-    def _is_by_mean(self) -> bool:
-        """Whether the mean effect was maximised, so that it tells which of two sets is better."""
-        return self.results[0].run.objective == "mean"
 
     def smallest(
         self, *, effect: float | None = None, faithfulness: float | None = None
@@ -229,7 +228,32 @@ class ParetoFront(Results):
         it may be missing again from larger ones, which the hover text says. Kinds with many
         components a layer show the share of them in the largest set.
         """
-        return front_heatmap(self.results, self.largest)
+        last, first = self.results[-1], self.sizes[0]
+        members = torch.stack([result.binary_mask for result in self.results])
+        sizes = torch.tensor(self.sizes)
+        enters = torch.where(members, sizes[:, None], torch.iinfo(torch.long).max).amin(0).tolist()
+        counts = members.sum(0).tolist()
+        values = [float(size) if n else None for size, n in zip(enters, counts, strict=True)]
+        texts = [
+            f"in the best sets of {n} of {len(sizes)} sizes" + (f", from {size} on" if n else "")
+            for n, size in zip(counts, enters, strict=True)
+        ]
+        span = last.n_selected - first
+        steps = min(_TICKS_OF_SIZES, span)
+        ticks = {round(first + span * step / max(1, steps)) for step in range(steps + 1)}
+        scale = ColorScale(
+            BLUES, first, first + max(span, 1), "enters<br>at size", ticks=tuple(sorted(ticks))
+        )
+        return draw_panels(
+            panels_of(last.registry, last.binary_mask, values=values, texts=texts),
+            scale=scale,
+            width=WIDTH,
+            outlines=False,
+            title=f"Pareto front: {data_and_model(last.dataset, last.model)}",
+            subtitle=f"sets of up to {self.largest} of {last.n_components} components; white: in "
+            f"none; {plain(last.setup.intervention)}; {plain(last.searched.metric)}, "
+            f"{last.searched.n_text} searched examples",
+        )
 
     def trade_off_frame(self) -> Any:
         """A pandas DataFrame with a row for each of `trade_offs`.

@@ -1,8 +1,4 @@
-"""Results of searches: frozen, complete, and saved as JSON and safetensors.
-
-A run folder holds `result.json` (everything but tensors, with a format version) and
-`result.safetensors` (masks and effects).
-"""
+"""Results of searches: frozen, complete, and saved as JSON and safetensors."""
 
 from __future__ import annotations
 

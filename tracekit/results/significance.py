@@ -23,7 +23,7 @@ that a single example makes up are left out of the others' bootstrap.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil
@@ -123,25 +123,22 @@ def p_values(
     clusters: Int[Tensor, " example"] | None = None,
 ) -> PValues:
     """Two-sided p values of means of 0; arguments as `row_intervals`."""
-    flips = sign_flip_p_values(sum_by_cluster(effects, clusters))
-    row, family = map(torch.maximum, flips, _resampled_p_values(effects, weights, clusters))
+    sums, resamples = sum_by_cluster(effects, clusters), Resamples(effects, weights, clusters)
+    by_resamples = _resampled_p_values(resamples, sums)
+    row, family = map(torch.maximum, sign_flip_p_values(sums), by_resamples)
+    skewness, has_effect = None, (effects != 0).any(1).cpu()
+    if sums.shape[1] < MANY_EXAMPLES and has_effect.any():
+        median = resamples.skewness[has_effect].abs().median().item()
+        skewness = median if median >= SKEWED else None
     q = q_values(row).float()
-    skewness = _skewness(effects, weights, clusters)
     return PValues(row=row.float(), q=q, family=family.float(), skewness=skewness)
 
 
-def _skewness(
-    effects: Float[Tensor, "row example"],
-    weights: Float[Tensor, " example"] | None,
-    clusters: Int[Tensor, " example"] | None,
-) -> float | None:
-    """The field of `PValues`; rows without any effect do not count."""
-    n_independent = sum_by_cluster(effects, clusters).shape[1]
-    rows = effects[(effects != 0).any(1)]
-    if n_independent >= MANY_EXAMPLES or not len(rows):
-        return None
-    median = Resamples(rows, weights, clusters).skewness.abs().median().item()
-    return median if median >= SKEWED else None
+def p_text(row: Mapping[Any, Any]) -> str:
+    """The p values of a row of a table in words."""
+    if row["p"] != row["p"]:
+        return "no p on these examples"
+    return f"p = {row['p']:.2g}, q = {row['q']:.2g}, family-wise p = {row['p_family']:.2g}"
 
 
 def q_values(p: Float[Tensor, " row"]) -> Float[Tensor, " row"]:
@@ -215,19 +212,16 @@ def sign_flip_p_values(
 
 
 def _resampled_p_values(
-    effects: Float[Tensor, "row example"],
-    weights: Float[Tensor, " example"] | None,
-    clusters: Int[Tensor, " example"] | None,
+    resamples: Resamples, sums: Float[Tensor, "row cluster"]
 ) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
     """P values from resamples around the mean: of each row's tails, and corrected for all."""
-    resamples = Resamples(effects, weights, clusters)
     centres, spreads = resamples.centres, resamples.errors
     statistics = torch.where(spreads > 0, centres / spreads, torch.inf * centres.sign()).nan_to_num(
         nan=0.0, posinf=torch.inf, neginf=-torch.inf
     )
     # Every third resample of a row leaves an example out that makes up most of it, deviates widely,
     # and would hide what all other rows show. The p value of such a row is that of its tails.
-    n_rows, sizes = len(statistics), sum_by_cluster(effects, clusters).abs()
+    n_rows, sizes = len(statistics), sums.abs()
     is_shared = sizes.amax(1) <= _MOST * sizes.sum(1)
     skewness = resamples.skewness
     sides = torch.where(skewness < 0, -1.0, 1.0).double()

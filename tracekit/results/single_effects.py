@@ -14,10 +14,10 @@ from tracekit._util.deferred import pd
 from tracekit._util.markup import as_cells, interval_text, number_text
 from tracekit._util.options import check_keywords, short_repr
 from tracekit.errors import ConfigError, MetricError
-from tracekit.figures.cells import LayersOn, draw_panels
+from tracekit.figures.cells import ColorScale, LayersOn, draw_panels
 from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.results.of_set import OfMembers
-from tracekit.results.panels import has_cells, panels_of, signed_scale
+from tracekit.results.panels import has_cells, panels_of
 from tracekit.results.significance import Mark, PValues, few_examples_note
 from tracekit.results.storage import SavedTable
 
@@ -122,7 +122,7 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         test = f"; {' and '.join(marks)}: {'family-wise p' if mark == 'family' else 'q'} &lt; .05"
         return draw_panels(
             panels,
-            scale=signed_scale(largest, unit),
+            scale=ColorScale("RdBu_r", -largest, largest, unit),
             width=WIDTH,
             outlines=mark is not None,
             title=f"Single effects: {data_and_model(self.dataset, self.model)}",

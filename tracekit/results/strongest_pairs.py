@@ -12,9 +12,7 @@ from tracekit._util.deferred import pd
 from tracekit._util.markup import clean_text
 from tracekit.results.display import InWords
 from tracekit.results.interactions import INTERACTION_ENDS
-from tracekit.results.significance import (
-    PValues,
-)
+from tracekit.results.significance import PValues
 from tracekit.results.storage import SavedTable
 
 

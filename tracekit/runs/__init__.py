@@ -1,8 +1,6 @@
 """Many runs: a grid of jobs, the store that keeps their runs, the workers that do them.
 
 `sweep` runs a grid; `run_jobs` runs any list of jobs. Both keep their runs in the same store.
-`jobs.py` says what a run is, `store.py` keeps it, `worker.py` does it, `dispatch.py` says who does
-which and when, `executors.py` where.
 """
 
 from tracekit._util.stubs import lazy_exports

@@ -43,6 +43,9 @@ def run_jobs(
 ) -> list[Run | Failure]:
     """Runs jobs, each once. Every finished run is kept in `output/runs` and never repeated.
 
+    Equal jobs count once. A job that fails does not stop the others; Ctrl-C stops them all. Two
+    calls on one folder share its runs: each is done by one of them, and the other waits for it.
+
     `models` say where the models of the jobs are, `loading` has further options of `load_model`,
     `processes` is the number of runs at a time, and `progress` is that of each run, as in `Tracer`.
     All other arguments are as in `tracekit.sweep`.
@@ -64,44 +67,14 @@ def run_jobs(
         progress=progress,
         loading=loading or {},
     )
-    outcomes = dispatch_jobs(
-        part_of(jobs, part),
-        environment,
-        output / RUN_FOLDERS,
-        processes=processes,
-        executor=executor,
-        executor_options=executor_options,
-        on_done=on_done,
-    )
-    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-    if failures and len(failures) == len(outcomes):
-        raise NoResultError(f"No run could be done. {failures[0].reason}")
-    return outcomes
-
-
-def dispatch_jobs(
-    jobs: Iterable[Job],
-    environment: RunEnvironment,
-    root: Path,
-    *,
-    processes: int | None = None,
-    executor: Any = None,
-    executor_options: Mapping[str, Any] | None = None,
-    on_done: Callable[[Run | Failure], object] = lambda outcome: None,
-) -> list[Run | Failure]:
-    """Runs jobs, each once, those of a model together; equal jobs count once.
-
-    A job that fails does not stop the others. Ctrl-C stops them all; finished runs are kept. Two
-    calls on one store share its runs: each is done by one of them, and the other waits for it.
-
-    `root` is the folder of the store, which all workers must share. By default there is one worker,
-    or as many as the executor has, each with its own model. `on_done` is called with each outcome.
-    """
-    unique = list({job.identity: job for job in jobs}.values())
-    models = list(dict.fromkeys(job.model for job in unique))
-    unique.sort(key=lambda job: models.index(job.model))
+    unique = list({job.identity: job for job in part_of(jobs, part)}.values())
+    # Jobs of one model follow each other, so that it is loaded once.
+    names = list(dict.fromkeys(job.model for job in unique))
+    unique.sort(key=lambda job: names.index(job.model))
+    root = output / RUN_FOLDERS
     root.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(root)
+    outcomes: list[Run | Failure] = []
     if executor is not None or (processes or 1) > 1 or executor_options:
         root = Path(os.path.abspath(root))
         environment = replace(environment, working_dir=Path.cwd())
@@ -113,14 +86,15 @@ def dispatch_jobs(
             last.callback(workers.close)
             mark = last.enter_context(marker_file(root))
             last.callback(workers.release_models, mark.name)
-            return _Dispatcher(unique, environment, mark, workers, on_done).run()
-    worker = Worker(environment, root)
-    outcomes: list[Run | Failure] = []
-    missing: dict[str, str] = {}
-    for job in unique:
-        outcome = try_job(worker, job, missing)
-        on_done(outcome)
-        outcomes.append(outcome)
+            outcomes = _Dispatcher(unique, environment, mark, workers, on_done).run()
+    else:
+        worker, missing = Worker(environment, root), dict[str, str]()
+        for job in unique:
+            outcomes.append(try_job(worker, job, missing))
+            on_done(outcomes[-1])
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    if failures and len(failures) == len(outcomes):
+        raise NoResultError(f"No run could be done. {failures[0].reason}")
     return outcomes
 
 

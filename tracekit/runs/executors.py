@@ -1,7 +1,4 @@
-"""Executors: where tasks run. This machine's processes, Dask, Slurm, or any other executor.
-
-`make_workers` makes `Workers` for any executor; `dispatch` sends tasks to them.
-"""
+"""Executors: where tasks run. This machine's processes, Dask, Slurm, or any other executor."""
 
 from __future__ import annotations
 

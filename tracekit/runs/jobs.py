@@ -1,8 +1,4 @@
-"""Jobs: everything that decides the numbers of one run, and where its model and data are.
-
-A `Job` says which search runs on which data and model, a `RunEnvironment` where these are and
-which device runs them. Plans that need the same run hold equal jobs.
-"""
+"""Jobs: everything that decides the numbers of one run, and where its model and data are."""
 
 from __future__ import annotations
 

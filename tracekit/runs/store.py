@@ -1,8 +1,4 @@
-"""The store: one folder per finished run, named by a hash of everything that decides its numbers.
-
-A run is written to a temporary folder, which is renamed when it is complete. A folder counts as
-finished only if all of it can be read; else it is moved aside, and the run is done again.
-"""
+"""The store: a folder for each finished run, named by a hash of all that decides its numbers."""
 
 from __future__ import annotations
 
