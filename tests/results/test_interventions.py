@@ -10,7 +10,8 @@ import pytest
 import tracekit as tk
 from tests.cli.conftest import command  # noqa: F401
 from tracekit.engine import sources
-from tracekit.engine.sources import SOURCES, intervention_text
+from tracekit.engine.setup import intervention_text
+from tracekit.engine.sources import SOURCES
 from tracekit.errors import ComparisonError
 
 ZERO, MEAN, DENOISED = {"source": "zero"}, {"source": "mean"}, {"direction": "denoising"}
@@ -163,7 +164,7 @@ def test_every_source_has_a_wording(source, text):
 
 
 def test_positions_are_said():
-    assert set(SOURCES) <= {*sources._WORDINGS}
+    assert set(SOURCES) <= {*sources.WORDINGS}
     assert intervention_text("zero", "all", "noising") == "zero ablation at all tokens"
     assert intervention_text("zero", (0, -1), "noising") == "zero ablation at positions 0, -1"
     assert tk.Setup(source=tk.Noise(factor=2)).intervention == "patching under noise with factor=2"

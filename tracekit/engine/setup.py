@@ -6,6 +6,7 @@ makes it again. `tracekit.measure.question.bind` puts it on a model and on examp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, cast
@@ -21,10 +22,10 @@ from tracekit.components.registry import Components, SiteSpec
 from tracekit.engine.layout import Positions
 from tracekit.engine.setup_fields import Indices, SetupFields, SplitBy
 from tracekit.engine.sources import (
+    WORDINGS,
     AnySource,
     as_source,
     draws_values,
-    intervention_text,
     source_name,
 )
 from tracekit.errors import ComponentError, ConfigError, SourceError
@@ -235,3 +236,15 @@ _CODES: Mapping[str, Callable[[Any], str]] = {
     "source": _source_code,
 }
 """How the code of a field is made, where `repr` does not make it."""
+
+
+def intervention_text(source: AnySource, positions: str | Sequence[int], direction: str) -> str:
+    """What is patched, where and in which direction, e.g. `zero ablation at the last token`."""
+    name = source if isinstance(source, str) else source_name(source)
+    kind = re.split("[: ]", name, maxsplit=1)[0]
+    rest = name.removeprefix(kind)
+    rest = f" with {rest[1:]}" if rest.startswith(":") else rest
+    where = {"prompt": "", "last": " at the last token", "all": " at all tokens"}.get(
+        str(positions), f" at positions {', '.join(map(str, positions))}"
+    )
+    return f"{WORDINGS.get(kind, kind)}{rest}{where}" + ", denoising" * (direction == "denoising")

@@ -21,7 +21,6 @@ name has a digest. A new source is a class with an entry in `SOURCES`.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -400,7 +399,7 @@ SOURCES: Mapping[str, Source] = {source.name: source for source in _NAMED}
 """The sources that have a name; options are added to these."""
 _PYTHON_ONLY = ("mean over ", "mean-positional over ", "model ", "own tensors ")
 """How names begin whose source only Python can give."""
-_WORDINGS = {
+WORDINGS = {
     "counterfactual": "counterfactual patching",
     "noise": "patching under noise",
     "zero": "zero ablation",
@@ -468,18 +467,6 @@ def source_name(given: AnySource) -> str:
     if isinstance(given, str) and given.startswith(_PYTHON_ONLY):
         return given
     return as_source(given).name
-
-
-def intervention_text(source: AnySource, positions: str | Sequence[int], direction: str) -> str:
-    """What is patched, where and in which direction, e.g. `zero ablation at the last token`."""
-    name = source if isinstance(source, str) else source_name(source)
-    kind = re.split("[: ]", name, maxsplit=1)[0]
-    rest = name.removeprefix(kind)
-    rest = f" with {rest[1:]}" if rest.startswith(":") else rest
-    where = {"prompt": "", "last": " at the last token", "all": " at all tokens"}.get(
-        str(positions), f" at positions {', '.join(map(str, positions))}"
-    )
-    return f"{_WORDINGS.get(kind, kind)}{rest}{where}" + ", denoising" * (direction == "denoising")
 
 
 def draws_values(given: AnySource) -> bool:

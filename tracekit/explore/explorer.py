@@ -21,7 +21,7 @@ from tracekit.components import Component, ComponentGrid, ComponentSet
 from tracekit.components.kinds import kind_of
 from tracekit.components.members import ComponentsLike
 from tracekit.data.display import ShownTokens, make_shown_pair
-from tracekit.engine.sources import intervention_text
+from tracekit.engine.setup import intervention_text
 from tracekit.errors import ComponentError
 from tracekit.explore.exploration import (
     Circuit,

@@ -37,7 +37,7 @@ class InWords:
     """What says in words how its numbers were made."""
 
     intervention: str = ""
-    """What was patched (`tracekit.engine.sources.intervention_text`)."""
+    """What was patched (`tracekit.engine.setup.intervention_text`)."""
     examples: str = ""
     """Which examples the numbers are of, whether a search selected the set on them, how many."""
 

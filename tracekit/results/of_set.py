@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.engine.cost import Cost
-from tracekit.engine.sources import intervention_text
+from tracekit.engine.setup import intervention_text
 from tracekit.results.display import InWords, text_html
 from tracekit.results.on_examples import OverExamples, examples_text
 from tracekit.results.significance import few_examples_note
