@@ -21,7 +21,6 @@ from torch import Tensor
 from tracekit._util.options import check_int, short_repr
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
-from tracekit.data.counterfactuals import PromptCounterfactual
 from tracekit.data.pair import Ids, PromptPair, cluster_ids
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
@@ -226,21 +225,14 @@ class _FreshPairs:
     def _is_seen(self, pair: PromptPair) -> bool:
         return (
             pair.prompt_ids in self._prompts | self._counterfactuals
-            or _counterfactual_prompt(pair) in self._prompts
+            or pair.counterfactual_ids in self._prompts
             or pair.group in self._groups
             or pair.prompts_digest in self._digests
         )
 
     def _note(self, pairs: Iterable[PromptPair]) -> None:
-        for pair in pairs:
-            self._prompts.add(pair.prompt_ids)
-            self._counterfactuals.add(_counterfactual_prompt(pair))
-
-
-def _counterfactual_prompt(pair: PromptPair) -> Ids:
-    """The other prompt of a pair; empty where its values come from elsewhere."""
-    other = pair.counterfactual
-    return other.ids if isinstance(other, PromptCounterfactual) else ()
+        self._prompts |= {pair.prompt_ids for pair in pairs}
+        self._counterfactuals |= {pair.counterfactual_ids for pair in pairs}
 
 
 def _split(pairs: PromptPairs) -> Iterator[PromptPairs]:
