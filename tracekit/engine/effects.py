@@ -1,7 +1,4 @@
-"""Effects of masks on a data set, soft or binary, every layer with its hooks.
-
-Many binary sets are measured faster by `set_effects.py`, with equal results.
-"""
+"""Effects of masks on a data set, soft or binary, every layer with its hooks."""
 
 from __future__ import annotations
 

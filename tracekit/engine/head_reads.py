@@ -12,7 +12,7 @@ of its output projection. Logits are those before a soft cap, and after a multip
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -188,16 +188,12 @@ def _record_inputs(modules: Mapping[int, Any]) -> Iterator[dict[int, Tensor]]:
     def keep(module: Any, args: Any, *, number: int) -> None:
         kept[number] = args[0].detach().clone()
 
-    handles = [
-        module.register_forward_pre_hook(partial(keep, number=number))
-        for number, module in modules.items()
-        if module is not None
-    ]
-    try:
+    with ExitStack() as handles:
+        for number, module in modules.items():
+            if module is not None:
+                hook = partial(keep, number=number)
+                handles.enter_context(module.register_forward_pre_hook(hook))
         yield kept
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _apply_final_norm(

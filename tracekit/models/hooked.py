@@ -197,6 +197,12 @@ def is_exact(model: HookedModel | torch.nn.Module) -> bool:
     return dtype_of(model) in (torch.float32, torch.float64) and not is_quantized(model)
 
 
+def is_close(value: Tensor, expected: Tensor, tolerance: float) -> bool:
+    """Whether values differ from expected ones by at most a share of the largest of these."""
+    difference = (value.float() - expected.float()).abs().max()
+    return bool(difference <= tolerance * expected.float().abs().max())
+
+
 def has_processed_weights(model: HookedModel) -> bool:
     """Whether TransformerLens folded or centred the weights, which changes activations."""
     if getattr(model, "_weights_processed", False):
