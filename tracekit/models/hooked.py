@@ -150,15 +150,11 @@ def plain_name(name: str) -> str:
 
 def has_foreign_hooks(owner: Any) -> bool:
     """Whether other code left hooks at a module or parameter, or at all modules."""
-    return any(map(is_foreign, _hooks_of(owner)))
-
-
-def _hooks_of(owner: Any) -> list[Any]:
     # A bridge hands getattr on to the module that it wraps.
     is_module = not isinstance(owner, Tensor)
     get = vars(owner).get if is_module else partial(getattr, owner)
     by_attribute = [get(name, None) or {} for name in _HOOKS]
-    return [hook for hooks in by_attribute for hook in hooks.values()]
+    return any(is_foreign(hook) for hooks in by_attribute for hook in hooks.values())
 
 
 def is_foreign(hook: Any) -> bool:
