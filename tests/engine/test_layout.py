@@ -17,7 +17,7 @@ def layout(rows, positions="prompt", packed=False):
 
 
 def batch(built, examples):
-    return built.batch(torch.tensor(examples))
+    return built.make_batch(torch.tensor(examples))
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -27,7 +27,7 @@ def test_continuations_of_one_token_share_a_row(packed):
     one = batch(built, [0])
     assert (one.readout_positions[0].tolist(), one.readout_positions[1].tolist()) == ([0], [2])
     assert one.scored_token.tolist() == [5, 6]
-    assert bool(one.sequences.inputs(torch.float32)) == packed
+    assert bool(one.sequences.model_inputs(torch.float32)) == packed
 
 
 def test_the_last_token_of_a_continuation_is_not_read():
@@ -46,7 +46,7 @@ def test_x_and_y_are_branches_of_one_row():
     assert one.readout_positions[1].tolist() == [2, 3, 4, 5]
     assert one.readout_positions[1][one.scored_readout].tolist() == [2, 3, 4, 2, 5]
     assert one.scored_token.tolist() == [5, 6, 7, 8, 9]
-    inputs = one.sequences.inputs(torch.float32)
+    inputs = one.sequences.model_inputs(torch.float32)
     seen = inputs["attention_mask"][0, 0] == 0
     assert seen.int().tolist() == [
         [1, 0, 0, 0, 0, 0],

@@ -400,7 +400,7 @@ def test_models_in_which_paths_cannot_be_followed(monkeypatch):
     # What the attention adds is not where it is looked for.
     monkeypatch.setattr(
         path_effects,
-        "out_of",
+        "out_hook",
         lambda layer, part: f"blocks.{layer}.{('attn.hook_v', 'hook_mlp_out')[part]}",
     )
     with pytest.raises(HookPointError, match="change of its input does not reach its output"):

@@ -103,12 +103,12 @@ def check_pairs(
     `texts` has the text of each token, where it is known; `in_chat` says whether a chat template
     wrote the prompts.
     """
-    table = _tabulate(pairs, model, shown)
+    table, overlaps = _tabulate(pairs, model, shown), overlap_texts(pairs, texts)
     checks: dict[str, _Line | None] = {
         "task": _check_task(pairs, table),
         **_check_forms(pairs, model, in_chat),
         "tokens": _check_token_counts(table),
-        "beginnings": _check_overlap(pairs, texts),
+        "beginnings": ("yellow", " ".join(overlaps)) if overlaps else None,
         "balance": _check_balance(pairs, texts),
         "leak": _check_leaks(pairs, texts),
         "groups": _check_groups(parts or [pairs]),
@@ -354,11 +354,6 @@ def _check_token_counts(table: pd.DataFrame) -> _Line:
         return "green", f"x and y are one token each. {of}."
     shown = f"x or y is several tokens on {longer} of {len(table)}"
     return "yellow", f"{shown}; probabilities are means over them. {of}."
-
-
-def _check_overlap(pairs: Sequence[PromptPair], texts: Any) -> _Line | None:
-    lines = overlap_texts(pairs, texts)
-    return ("yellow", " ".join(lines)) if lines else None
 
 
 def _check_balance(pairs: Sequence[PromptPair], texts: Any) -> _Line:

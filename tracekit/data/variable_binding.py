@@ -1,17 +1,16 @@
 """Variable binding: arithmetic on two variables, made up from a seed.
 
-Prompts are those of the paper, `x = a, y = b, x {op} y =` (`form="paper"`), or those of the
-published code, on three lines (`form="code"`). Each desideratum of components that carry the values
-has its examples:
+Prompts have the form of the paper or that of the published code, on three lines. Each desideratum
+of components that carry the values has its examples:
 
 - *value dependence*: the counterfactual changes the value of the first variable, and the model with
   replaced components should give its answer. x is the clean answer, y the counterfactual one.
 - *operation invariance*: the counterfactual changes the operation, and the model should keep its
   answer. x is the answer under the other operation, y the clean one.
 
-With `desideratum="both"` they are one objective (`docs/paper.md`). Operations are + and -, values
-10 to 99, answers are not negative, and the first digits of y are balanced. Only the first token of
-an answer is scored; no example has two answers that begin with the same token.
+With `desideratum="both"` they are one objective (`docs/paper.md`). Answers are not negative, and
+the first digits of y are balanced. Only the first token of an answer is scored; no example has two
+answers that begin with the same token.
 """
 
 from __future__ import annotations

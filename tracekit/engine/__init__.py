@@ -10,12 +10,6 @@ What is computed when, and shared between what:
 4. per mask: a forward pass over the rows (`forward.py`) with the mixed activations (`patching.py`),
    logits only where a token is scored (`batch.py`); and, for a gradient, a backward pass to the
    mask. Parameters are frozen.
-
-`prepared.py` holds what is made once. `effects.py`, `set_effects.py` and `gradients.py` are
-functions on it, and `engine.py` has them as methods. `setup.py` has the whole question as one
-value. `sources.py` gives pairs other counterfactuals: zeros, means, other examples. `packing.py`
-puts x and y of an example into one row; `block_skipping.py` starts and stops passes in the middle
-of the model. `checks.py` proves that hooks act on a model, before its numbers are trusted.
 """
 
 from tracekit._util.stubs import lazy_exports

@@ -9,7 +9,7 @@ residual stream a resumed pass differs; `BlockSkipper.reason_unsupported` finds 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.models.architectures import patch_modules, residual_hook
-from tracekit.models.hooked import HookedModel, recording_hooks
+from tracekit.models.hooked import HookedModel, is_close, recording_hooks
 
+_TOLERANCE = 1e-5
+"""Share of the largest number by which a resumed pass may differ."""
 ResidualStream = Float[Tensor, "row pos d_model"]
 """Input of a block."""
 
@@ -68,28 +70,21 @@ class BlockSkipper:
         inputs: dict[int, Tensor] = {}
         outputs: dict[int, Any] = {}
 
-        def record(number: int) -> Callable[..., None]:
-            def both(module: Any, args: Any, kwargs: Any, output: Any) -> None:
-                inputs[number], outputs[number] = _block_input(args, kwargs), output
+        def record(module: Any, args: Any, kwargs: Any, output: Any, *, number: int) -> None:
+            inputs[number], outputs[number] = _block_input(args, kwargs), output
 
-            return both
-
-        handles = [
-            block.register_forward_hook(record(number), with_kwargs=True)
-            for number, block in enumerate(self._blocks)
-        ]
         layers = range(len(self._blocks))
         hooks, recorded = recording_hooks([residual_hook(layer) for layer in layers])
-        try:
+        with ExitStack() as handles:
+            for number, block in enumerate(self._blocks):
+                hook = partial(record, number=number)
+                handles.enter_context(block.register_forward_hook(hook, with_kwargs=True))
             whole = model.run_with_hooks(tokens, fwd_hooks=hooks)
-        finally:
-            for handle in handles:
-                handle.remove()
         if any(isinstance(output, tuple) and len(output) > 1 for output in outputs.values()):
             return "its blocks return more than the residual stream"
         self._returns_tuple = [isinstance(outputs[layer], tuple) for layer in layers]
         for layer in layers[1:]:
-            if not _is_close(inputs[layer], recorded[residual_hook(layer)][-1]):
+            if not is_close(inputs[layer], recorded[residual_hook(layer)][-1], _TOLERANCE):
                 return f"block {layer} reads something else than the residual stream"
         # State that flows past the residual stream does so between neighbours (of which two in a
         # row show both parities), from early blocks to late ones, or to the last.
@@ -97,7 +92,7 @@ class BlockSkipper:
         for layer in sorted({1, 2, n // 2, n - 1} & set(range(1, n))):
             with self.run_blocks(layer, residual=recorded[residual_hook(layer)][-1]):
                 resumed = model.run_with_hooks(tokens, fwd_hooks=[])
-            if not _is_close(resumed, whole):
+            if not is_close(resumed, whole, _TOLERANCE):
                 return f"a pass resumed at block {layer} differs"
             try:
                 with self.run_blocks(stop=layer):
@@ -119,8 +114,3 @@ def _stop_pass(*args: Any, **kwargs: Any) -> Any:
 
 def _block_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return args[0] if args else kwargs["hidden_states"]
-
-
-def _is_close(value: Tensor, expected: Tensor) -> bool:
-    difference = (value.float() - expected.float()).abs().max()
-    return bool(difference <= 1e-5 * expected.float().abs().max())

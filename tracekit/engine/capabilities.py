@@ -60,10 +60,11 @@ class Capabilities:
             _warn_of_slow_path(model, refusal, "every candidate set is run through all layers")
         return cls(None if refusal else block_skipper)
 
-    def supports_packing(self, model: HookedModel, length: int) -> bool:
+    def supports_packing(self, model: HookedModel, length: int, *, warns: bool = False) -> bool:
         """Whether the model respects an attention mask in rows of up to a length.
 
-        A longer row shows more: such a mask undoes an attention window that is shorter than it.
+        A longer row shows more: such a mask undoes an attention window that is shorter than it. If
+        `warns`, the first refusal gives a warning.
         """
         if self._packing is not None:
             return self._packing
@@ -71,14 +72,11 @@ class Capabilities:
         if length not in self._packing_refusals:
             with freeze(model), torch.no_grad():
                 self._packing_refusals[length] = _reason_not_packed(model, length)
-        return not self._packing_refusals[length]
-
-    def warn_of_packing(self, model: HookedModel, length: int) -> None:
-        """Says once that rows of a length are not packed."""
-        if self._packing is None and not self._has_warned:
-            refusal = self._packing_refusals[max(length, _SHORTEST)]
+        refusal = self._packing_refusals[length]
+        if refusal and warns and not self._has_warned:
             _warn_of_slow_path(model, refusal, "x and y of an example are run as two sequences")
             self._has_warned = True
+        return not refusal
 
 
 _PROBED: WeakKeyDictionary[Any, dict[tuple[torch.dtype, torch.device], Capabilities]]

@@ -29,7 +29,7 @@ from tracekit._util.warn import warn
 from tracekit.components import KINDS, ComponentRegistry, Site
 from tracekit.components.kinds import decoded, encoded
 from tracekit.data.prompts import PromptPairs
-from tracekit.engine.edge_checks import check_edges
+from tracekit.engine.edge_checks import check_edges, find_site_without_gradient
 from tracekit.engine.effects import check_metric, empty_mask_effect, masked_log_probs
 from tracekit.engine.engine import Engine
 from tracekit.engine.packing import pad_ids
@@ -43,6 +43,7 @@ from tracekit.models.hooked import (
     dtype_of,
     foreign_hooks,
     freeze,
+    is_close,
     is_exact,
     model_name,
     random_tokens,
@@ -294,17 +295,9 @@ def _check_mask_acts(model: HookedModel, patch: MaskedPatch, tokens: Tensor) -> 
                 f"Hooks that change nothing change the logits of {model_name(model)}. "
                 "The model is not deterministic, or a hook is attached to it; reset its hooks."
             )
-    half = torch.full((len(registry),), 0.5, device=tokens.device, requires_grad=True)
-    with torch.enable_grad():
-        logits = model.run_with_hooks(tokens, fwd_hooks=patch.hooks(half))
-        drawn = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
-        moved = logits.float()
-        if not moved.requires_grad:
-            raise _refusal(model, registry.sites[0], "ignores what a hook returns")
-        gradient = torch.autograd.grad((moved * drawn.to(moved)).sum(), half)[0]
-    for site in registry.sites:
-        if not gradient[site.start : site.stop].abs().max() > 0:
-            raise _refusal(model, site, "ignores what a hook returns")
+    site = find_site_without_gradient(model, patch, tokens)
+    if site is not None:
+        raise _refusal(model, site, "ignores what a hook returns")
 
 
 def _check_between(model: HookedModel, patch: MaskedPatch, tokens: Tensor) -> None:
@@ -354,12 +347,11 @@ def _check_added(model: HookedModel, registry: ComponentRegistry, tokens: Tensor
 
 def _check_padding(model: HookedModel, tokens: Tensor) -> None:
     with torch.no_grad():
-        short = model.run_with_hooks(tokens[:1, :-2], fwd_hooks=[])[0].float()
+        short = model.run_with_hooks(tokens[:1, :-2], fwd_hooks=[])[0]
         padded = tokens.clone()
         padded[0, -2:] = 0
-        long = model.run_with_hooks(padded, fwd_hooks=[])[0, :-2].float()
-    tolerance = (1e-4 if is_exact(model) else 0.05) * short.abs().max()
-    if not (short - long).abs().max() <= tolerance:
+        long = model.run_with_hooks(padded, fwd_hooks=[])[0, :-2]
+    if not is_close(long, short, 1e-4 if is_exact(model) else 0.05):
         raise IdentityCheckError(
             f"Padding on the right changes the logits of {model_name(model)}. "
             "tracekit needs a causal model."

@@ -1,7 +1,4 @@
-"""The clean run: its log-probabilities, worked out once for everything that metrics read of it.
-
-Distributions over the vocabulary beyond `max_memory` bytes are computed again for every batch.
-"""
+"""The clean run: its log-probabilities, worked out once for everything that metrics read of it."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ class CleanRun:
     model: HookedModel
     forward_pass: ForwardPass
     max_memory: int | None
-    """Bytes that distributions may take."""
+    """Bytes that distributions may take; beyond, they are computed again for every batch."""
     progress_bar: Callable[[Any, str], Any]
     ranks: Ranks
     _kept: ContinuationLogProbs | None = None

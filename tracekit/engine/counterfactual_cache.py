@@ -1,8 +1,7 @@
 """The counterfactual run: its activations at the hook points and positions in use, kept once.
 
 Equal counterfactuals are run and kept once, in chunks of similar length, and only the positions
-that are intervened on. Beyond `max_memory` bytes, activations are kept in host memory (model on an
-accelerator) or computed again for every batch (model on the CPU).
+that are intervened on; `EngineConfig.max_memory` says where they are kept.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tracekit.components import ComponentRegistry
+from tracekit.components import ComponentRegistry, Site
 from tracekit.components.edges import EMBEDDING, EdgesBy
 from tracekit.engine.edge_patch import EdgePatch, edges_error
 from tracekit.engine.patching import MaskedPatch
@@ -77,7 +77,9 @@ def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor)
     for problem, value, expected in runs:
         if not (value - expected).abs().max() <= tolerance:
             raise edges_error(model, problem)
-    _check_gradient(model, patch, tokens)
+    site = find_site_without_gradient(model, patch, tokens)
+    if site is not None:
+        raise edges_error(model, f"no gradient reaches the edges into layer {site.layer}")
 
 
 def check_other_model(model: HookedModel, other: HookedModel, by: EdgesBy) -> None:
@@ -109,15 +111,19 @@ def check_other_model(model: HookedModel, other: HookedModel, by: EdgesBy) -> No
         )
 
 
-def _check_gradient(model: HookedModel, patch: EdgePatch, tokens: Tensor) -> None:
-    mask = torch.full((len(patch.registry),), 0.5, requires_grad=True)
+def find_site_without_gradient(
+    model: HookedModel, patch: EdgePatch | MaskedPatch, tokens: Tensor
+) -> Site | None:
+    """The first site to whose part of a soft mask no gradient of the logits comes, if any."""
+    sites = patch.registry.sites
+    mask = torch.full((len(patch.registry),), 0.5, device=tokens.device, requires_grad=True)
     with torch.enable_grad():
         logits = _logits(model, tokens, patch.hooks(mask))
-        factors = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
+        if not logits.requires_grad:
+            return sites[0]
+        factors = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
         (gradient,) = torch.autograd.grad((logits * factors.to(logits)).sum(), mask)
-    for site in patch.registry.sites:
-        if not gradient[site.start : site.stop].any():
-            raise edges_error(model, f"no gradient reaches the edges into layer {site.layer}")
+    return next((s for s in sites if not gradient[s.start : s.stop].abs().max() > 0), None)
 
 
 def _logits(model: HookedModel, tokens: Tensor, hooks: Sequence[Hook]) -> Tensor:

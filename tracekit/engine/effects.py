@@ -1,7 +1,4 @@
-"""Effects of masks on a data set, soft or binary, every layer with its hooks.
-
-Many binary sets are measured faster by `set_effects.py`, with equal results.
-"""
+"""Effects of masks on a data set, soft or binary, every layer with its hooks."""
 
 from __future__ import annotations
 
@@ -42,25 +39,6 @@ class BatchEffects(NamedTuple):
 
 _MAX_ALONE = 64
 """Largest number of rows that run alone for a noise floor."""
-
-
-def mask_effects(
-    data: PreparedData, mask: ComponentsLike, examples: Int[Tensor, " some"] | None = None
-) -> Float[Tensor, "*set some"]:
-    """Effects of a mask, or of each of a stack of masks; see `Engine.effects`."""
-    checked = masks_module.check(mask, data.n_components)
-    stack = to_device(checked[None] if checked.ndim == 1 else checked, data.device)
-    effects = torch.zeros(len(stack), data.n_examples, device=data.device)
-    batches = data.batches if examples is None else data.batches_of(examples)
-    with data.measuring():
-        for batch, some, log_probs in data.passes(stack, batches):
-            effects[some, batch.examples] = data.effects_from(batch, log_probs)
-    data.account.add_examples(len(stack) * (data.n_examples if examples is None else len(examples)))
-    (effects,) = data.ranks.sum_ranks(effects.cpu())
-    for row in effects:
-        data.check_finite(row)
-    picked = effects if examples is None else effects[:, examples]
-    return picked[0] if checked.ndim == 1 else picked
 
 
 def metric_effects(

@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit.components import ComponentSet
+from tracekit._util.devices import to_device
+from tracekit.components import ComponentSet, masks
 from tracekit.components.connected import EdgePaths, paths_of
 from tracekit.components.masks import Mask
 from tracekit.components.members import ComponentsLike
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import gradients
 from tracekit.engine.cost import Account, Cost
-from tracekit.engine.effects import mask_effects
 from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
 from tracekit.engine.prepared import PreparedData
 from tracekit.engine.set_effects import SetRecorder, set_effects
@@ -92,12 +92,23 @@ class Engine(PreparedData):
             MaskError: As in `masks.check`.
             NonFiniteMetricError: Names the examples.
         """
-        effects = mask_effects(self, mask, examples)
-        if self.record is not None and examples is None and effects.ndim == 1:
-            entries = torch.as_tensor(mask)
-            if ((entries == 0) | (entries == 1)).all():
-                self.record([tuple(entries.nonzero()[:, 0].tolist())], effects[None])
-        return effects
+        checked = masks.check(mask, self.n_components)
+        stack = to_device(checked[None] if checked.ndim == 1 else checked, self.device)
+        effects = torch.zeros(len(stack), self.n_examples, device=self.device)
+        batches = self.batches if examples is None else self.batches_of(examples)
+        with self.measuring():
+            for batch, some, log_probs in self.passes(stack, batches):
+                effects[some, batch.examples] = self.effects_from(batch, log_probs)
+        n_examples = self.n_examples if examples is None else len(examples)
+        self.account.add_examples(len(stack) * n_examples)
+        (effects,) = self.ranks.sum_ranks(effects.cpu())
+        for row in effects:
+            self.check_finite(row)
+        is_binary = bool(((checked == 0) | (checked == 1)).all())
+        if self.record is not None and examples is None and checked.ndim == 1 and is_binary:
+            self.record([tuple(checked.nonzero()[:, 0].tolist())], effects)
+        picked = effects if examples is None else effects[:, examples]
+        return picked[0] if checked.ndim == 1 else picked
 
     def set_effects(
         self,

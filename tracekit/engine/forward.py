@@ -1,7 +1,4 @@
-"""The forward pass: the only place where the model is run for log-probabilities.
-
-Logits are computed only where a token of a continuation is predicted.
-"""
+"""The forward pass: the only place where the model is run for log-probabilities."""
 
 from __future__ import annotations
 

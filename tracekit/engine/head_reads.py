@@ -12,7 +12,7 @@ of its output projection. Logits are those before a soft cap, and after a multip
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -106,14 +106,15 @@ def measure_heads(
                 reads.patterns[number, examples, : pattern.shape[-1]] = pattern[at].float().cpu()
                 mlp = out_hook(layer, MLP)
                 before, after = stream_hook(layer), stream_hook(layer + 1)
-                hooks = [(_OUTPUT.format(layer), _remove_head(head)), (mlp, replace_by(clean[mlp]))]
+                without_head = partial(_remove_head, head=head)
+                hooks = [(_OUTPUT.format(layer), without_head), (mlp, replace_by(clean[mlp]))]
                 with _record_inputs(norms) as read_without:
                     without = run(batch, hooks, [after], start=layer, residual=clean[before])
                 if norms[layer] is None:
                     written = _at_readout(clean[after] - without[after], batch)
                 else:
                     written = _at_readout(read[layer] - read_without[layer], batch)
-                    norm = _cpu_norm(data, norms[layer].forward)
+                    norm = partial(_apply_norm, data, norms[layer].forward)
                     written = _apply_frozen_norm(norm, written, scales.attention[layer, examples])
                     written = residual_multiplier(data.model) * written
                 reads.outputs[number, examples] = written
@@ -171,13 +172,9 @@ def _apply_frozen_norm(
     return torch.where(times > 0, (norm(vectors * times) - of_nothing) / times, 0.0)
 
 
-def _cpu_norm(data: PreparedData, norm: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A norm of the model as a function of vectors in float32 on the CPU."""
-
-    def apply(vectors: Tensor) -> Tensor:
-        return norm(vectors.to(data.device, dtype_of(data.model))).float().cpu()
-
-    return apply
+def _apply_norm(data: PreparedData, norm: Callable[[Tensor], Tensor], vectors: Tensor) -> Tensor:
+    """Applies a norm of the model to vectors in float32 on the CPU."""
+    return norm(vectors.to(data.device, dtype_of(data.model))).float().cpu()
 
 
 @contextmanager
@@ -188,16 +185,12 @@ def _record_inputs(modules: Mapping[int, Any]) -> Iterator[dict[int, Tensor]]:
     def keep(module: Any, args: Any, *, number: int) -> None:
         kept[number] = args[0].detach().clone()
 
-    handles = [
-        module.register_forward_pre_hook(partial(keep, number=number))
-        for number, module in modules.items()
-        if module is not None
-    ]
-    try:
+    with ExitStack() as handles:
+        for number, module in modules.items():
+            if module is not None:
+                hook = partial(keep, number=number)
+                handles.enter_context(module.register_forward_pre_hook(hook))
         yield kept
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _apply_final_norm(
@@ -227,10 +220,7 @@ def _at_readout(value: Tensor, batch: Batch) -> Float[Tensor, "example width"]:
     return value[rows, positions].float().cpu()
 
 
-def _remove_head(head: int) -> Any:
-    def remove(activation: Tensor, hook: Any = None) -> Tensor:
-        changed = activation.clone()
-        changed[:, :, head] = 0
-        return changed
-
-    return remove
+def _remove_head(activation: Tensor, hook: Any = None, *, head: int) -> Tensor:
+    changed = activation.clone()
+    changed[:, :, head] = 0
+    return changed

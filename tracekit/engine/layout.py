@@ -27,7 +27,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import LAST, REST
 from tracekit.engine.batch import Batch
 from tracekit.engine.packing import PASS_OVERHEAD_TOKENS, PackedSequences, bucket_sizes, pad_noise
-from tracekit.errors import ConfigError, PairsError
+from tracekit.errors import PairsError
 
 Positions = Literal["prompt", "last", "all"] | Sequence[int]
 """Where components are intervened on: the prompt, its final token, the prompt and the
@@ -280,8 +280,9 @@ def _branches_of_sides(pair: PromptPair, packed: bool) -> list[tuple[tuple[Ids, 
 
 
 def _check_positions(positions: Positions, pairs: PromptPairs) -> str | tuple[int, ...]:
+    """Explicit prompt positions, or `prompt` or `all`."""
     if isinstance(positions, str) and positions in _SCOPES:
-        return positions
+        return (-1,) if positions == "last" else positions
     indices = as_ints(positions)
     if indices is None:
         raise PairsError(
@@ -303,15 +304,10 @@ def _check_positions(positions: Positions, pairs: PromptPairs) -> str | tuple[in
 def _position_mask(scope: str | tuple[int, ...], rows: Any) -> Bool[Tensor, "row pos"]:
     lengths, prompt_lengths = _row_lengths(rows), torch.tensor([len(row[0]) for row in rows])
     positions = torch.arange(int(lengths.max()))
-    if scope == "prompt":
-        return positions < prompt_lengths[:, None]
-    if scope == "all":
-        return positions < lengths[:, None]
-    indices = (-1,) if scope == "last" else scope
-    if isinstance(indices, str):
-        raise ConfigError(f"The positions {indices!r} are unknown.")
+    if isinstance(scope, str):
+        return positions < (lengths if scope == "all" else prompt_lengths)[:, None]
     mask = torch.zeros(len(lengths), len(positions), dtype=torch.bool)
-    for index in indices:
+    for index in scope:
         # Negative ones count from the end of the prompt, not of the row.
         position = prompt_lengths + index if index < 0 else torch.full_like(prompt_lengths, index)
         mask[torch.arange(len(lengths)), position] = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -65,17 +64,11 @@ def _check_seen_keys(model: HookedModel, kinds: Mapping[str, Kind]) -> None:
     names = [name for name, kind in kinds.items() if kind.is_attention_pattern]
     for name in names:
         rows = SeenRows(Constants("", {name: torch.ones(1, 2)}), name)
-        previous: list[Tensor] = []
-
-        def cut(pattern: Tensor, hook: Any = None, *, rows: SeenRows, into: list[Tensor]) -> Tensor:
-            into.append(rows(2, slice(None), slice(None)) > 0)
-            return pattern
-
-        hooks = [rows.recording_hook, (name, partial(cut, rows=rows, into=previous))]
         tokens = torch.zeros(1, 2, dtype=torch.long, device=device_of(model))
         with freeze(model), torch.no_grad():
-            model.run_with_hooks(tokens, fwd_hooks=hooks)
-        if not torch.equal(previous[0].cpu(), torch.ones_like(previous[0].cpu()).tril()):
+            model.run_with_hooks(tokens, fwd_hooks=[rows.recording_hook])
+        seen = (rows(2, slice(None), slice(None)) > 0).cpu()
+        if not torch.equal(seen, torch.ones_like(seen).tril()):
             raise SourceError(
                 f"{scores_hook(name)} does not say which keys a query sees in "
                 f"{model_name(model)}, and a mean row is over these. Use source='zero', "

@@ -46,7 +46,7 @@ from tracekit.models.architectures import (
     out_hook,
     stream_hook,
 )
-from tracekit.models.hooked import Hook, is_exact, model_name
+from tracekit.models.hooked import Hook, is_close, is_exact, model_name
 
 _EXAMPLES = 2
 
@@ -206,6 +206,7 @@ def _check_block(data: PreparedData, batch: Batch, layer: int, split: str | None
     `split` is a hook point of attention into whose queries, keys and values paths are separate.
     """
     run, model = data.forward_pass.activations, data.model
+    tolerance = 1e-4 if is_exact(model) else 0.05
     attention, mlp = out_hook(layer, ATTENTION), out_hook(layer, MLP)
     before, after = stream_hook(layer), stream_hook(layer + 1)
     inputs = [f"blocks.{layer}.{hook}" for hook in INPUT_HOOKS.values()] if split else []
@@ -224,7 +225,7 @@ def _check_block(data: PreparedData, batch: Batch, layer: int, split: str | None
     def resumed(names: Sequence[str], hooks: Sequence[Hook], residual: Tensor) -> Activations:
         return run(batch, hooks, names, start=layer, residual=residual)
 
-    if not _is_close(data, resumed([after], frozen, moved)[after], clean[after] + change):
+    if not is_close(resumed([after], frozen, moved)[after], clean[after] + change, tolerance):
         raise HookPointError(
             f"{start}with the outputs of its attention and MLP fixed, a change of its input does "
             "not reach its output unchanged. Use explain() instead."
@@ -232,19 +233,13 @@ def _check_block(data: PreparedData, batch: Batch, layer: int, split: str | None
     if split:
         wanted = resumed([*inputs, split], [], moved)
         parts = [(name, replace_by(wanted[name])) for name in inputs]
-        if not _is_close(data, resumed([split], parts, stream)[split], wanted[split]):
+        if not is_close(resumed([split], parts, stream)[split], wanted[split], tolerance):
             raise HookPointError(
                 f"{start}queries, keys and values put in at {', '.join(inputs)} do not give the "
                 f"{split} that they belong to. Give by_input=False."
             )
     of_attention = [(attention, replace_by(clean[attention] + change))]
-    return not _is_close(data, resumed([mlp], of_attention, stream)[mlp], clean[mlp])
-
-
-def _is_close(data: PreparedData, value: Tensor, expected: Tensor) -> bool:
-    tolerance = 1e-4 if is_exact(data.model) else 0.05
-    difference = (value.float() - expected.float()).abs().max()
-    return bool(difference <= tolerance * expected.float().abs().max())
+    return not is_close(resumed([mlp], of_attention, stream)[mlp], clean[mlp], tolerance)
 
 
 @dataclass(frozen=True, eq=False)

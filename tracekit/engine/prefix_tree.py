@@ -11,8 +11,6 @@ part (children).
                            leaves: {L1H0}, {L1H1}, ...        run blocks 1 to 2
                            child:  ... carried to block 2
                              leaves: {L2H0}, ...              run block 2
-
-`set_effects.py` runs it.
 """
 
 from __future__ import annotations

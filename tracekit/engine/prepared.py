@@ -145,9 +145,8 @@ class PreparedData:
         bar = partial(_progress.track, shown=config.progress)
         # X and y share a row where the model supports that at the length needed.
         layout = _build_layout(model, pairs, registry, config, packed=True)
-        if not capabilities.supports_packing(model, layout.longest_row):
-            if layout.sequences.has_branches:
-                capabilities.warn_of_packing(model, layout.longest_row)
+        has_branches = layout.sequences.has_branches
+        if not capabilities.supports_packing(model, layout.longest_row, warns=has_branches):
             layout = _build_layout(model, pairs, registry, config)
         size = config.max_batch_size or _measure_max_rows(config, forward_pass, layout)
         if registry.edges is not None:

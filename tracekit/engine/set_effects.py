@@ -1,8 +1,4 @@
-"""Effects of many sets of components, over a prefix tree.
-
-What sets share is computed once (see `prefix_tree.py`): the residual stream is carried to the
-block at which sets part, and only the blocks above are run for each of them.
-"""
+"""Effects of many sets of components, over a tree of what they share; see `prefix_tree.py`."""
 
 from __future__ import annotations
 

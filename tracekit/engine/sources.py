@@ -1,17 +1,7 @@
 """Sources: where the values come from that an intervention puts in, for a whole data set.
 
-A source turns the pairs of a data set into pairs with the counterfactuals that it stands for.
-`counterfactual` leaves them as they are. The others need no counterfactual prompt:
-
-    noise             fixed noise on the embeddings of the prompt, three times as large as these;
-                      a `Noise` says of which spans, and another factor
-    zero              zeros
-    mean              one vector a component: the mean over every prompt position of every example;
-                      a `Mean` says of which prompts
-    mean-positional   the mean over examples at each prompt position
-    resample          the activations of another example with as many tokens, drawn once for each
-    an `OtherModel`   the activations of another model on the same tokens
-    a mapping         tensors of your own, by hook point
+A source turns the pairs of a data set into pairs with the counterfactuals that it stands for. All
+but `counterfactual` need no counterfactual prompt.
 
 Every source has a `name`, by which it is saved, printed and given on the command line: `NAME` or
 `NAME:OPTION=VALUE`, as in `noise:spans=subject,factor=5`. Where this leaves something open, the
@@ -157,12 +147,12 @@ class Zero(Source):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mean(Source):
-    """Means over the prompts of a data set: that which is traced, or another one."""
+    """Means over all prompt positions of all examples of a data set: the traced one, or another."""
 
     pairs: PromptPairs | str | Path | None = None
     """Pairs whose prompts are run, a file or the name of a data set. None: the traced pairs."""
     positional: bool = False
-    """Whether every prompt position has a mean of its own."""
+    """Whether every prompt position has a mean of its own, over the examples."""
     digest: str | None = None
     """How the SHA-256 of the file begins, as names have it; None: whatever it holds."""
 

@@ -20,12 +20,7 @@ from torch import Tensor
 from tracekit._util.deferred import transformers
 from tracekit.errors import UnknownModelError, UnsupportedModelError
 from tracekit.models.hooked import HookedModel, is_exact
-from tracekit.models.verification import (
-    Reference,
-    get_logits,
-    get_uncompiled,
-    logit_gap,
-)
+from tracekit.models.verification import Reference, get_logits, get_uncompiled, logit_gap
 
 _MERGED = 3e-5
 """Share of the largest logit by which merging weights in float32 may change one."""

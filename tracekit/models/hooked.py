@@ -150,15 +150,11 @@ def plain_name(name: str) -> str:
 
 def has_foreign_hooks(owner: Any) -> bool:
     """Whether other code left hooks at a module or parameter, or at all modules."""
-    return any(map(is_foreign, _hooks_of(owner)))
-
-
-def _hooks_of(owner: Any) -> list[Any]:
     # A bridge hands getattr on to the module that it wraps.
     is_module = not isinstance(owner, Tensor)
     get = vars(owner).get if is_module else partial(getattr, owner)
     by_attribute = [get(name, None) or {} for name in _HOOKS]
-    return [hook for hooks in by_attribute for hook in hooks.values()]
+    return any(is_foreign(hook) for hooks in by_attribute for hook in hooks.values())
 
 
 def is_foreign(hook: Any) -> bool:
@@ -195,6 +191,12 @@ def is_quantized(model: HookedModel | torch.nn.Module) -> bool:
 def is_exact(model: HookedModel | torch.nn.Module) -> bool:
     """Whether the model computes in float32 or float64, with weights of that type."""
     return dtype_of(model) in (torch.float32, torch.float64) and not is_quantized(model)
+
+
+def is_close(value: Tensor, expected: Tensor, tolerance: float) -> bool:
+    """Whether values differ from expected ones by at most a share of the largest of these."""
+    difference = (value.float() - expected.float()).abs().max()
+    return bool(difference <= tolerance * expected.float().abs().max())
 
 
 def has_processed_weights(model: HookedModel) -> bool:
