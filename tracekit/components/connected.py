@@ -7,17 +7,15 @@ logits. Edges of the model that are not studied are never patched, so paths may 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from tracekit.components.edges import EMBEDDING, LOGITS
 from tracekit.components.registry import ComponentRegistry, ComponentSet
-
-_Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class EdgePaths:
@@ -60,16 +58,9 @@ class EdgePaths:
         The ranking is read until its next edge would complete more paths than there is room for;
         later edges then fill up the set where they join nodes that are already on its paths.
         """
-        low, high = 0, len(order)
-        if len(self.on_paths(order)) <= size:
-            low = high
-        while high - low > 1:
-            middle = (low + high) // 2
-            if len(self.on_paths(order[:middle])) <= size:
-                low = middle
-            else:
-                high = middle
-        members, joining = self.on_paths(order[:low]), [-1]
+        lengths = range(len(order) + 1)
+        n_too_long = bisect_right(lengths, size, key=lambda n: len(self.on_paths(order[:n])))
+        members, joining = self.on_paths(order[: n_too_long - 1]), [-1]
         while joining and len(members) < size:
             live = set(self._between_live_nodes(members)) - set(members)
             joining = [edge for edge in order if edge in live][: size - len(members)]
@@ -78,9 +69,9 @@ class EdgePaths:
 
     def _between_live_nodes(self, members: Sequence[int]) -> list[int]:
         """All edges from nodes that a set reaches to nodes from which it leads to the logits."""
-        reached = self._flags(self._n_nodes, [self._embedding])
-        leading = self._flags(self._n_nodes, [self._logits])
-        is_present = self._flags(self.n_edges + 1, [*members, self.n_edges])[self._edges]
+        reached = np.arange(self._n_nodes) == self._embedding
+        leading = np.arange(self._n_nodes) == self._logits
+        is_present = np.isin(self._edges, [*members, self.n_edges])
         for step in self._steps:
             if (is_present[step] & reached[self._senders[step]]).any():
                 reached[self._readers[step.start]] = True
@@ -88,12 +79,6 @@ class EdgePaths:
             if leading[self._readers[step.start]]:
                 leading[self._senders[step][is_present[step]]] = True
         return self._edges[reached[self._senders] & leading[self._readers]].tolist()
-
-    @staticmethod
-    def _flags(count: int, which: Sequence[int]) -> _Flags:
-        flags = np.zeros(count, dtype=bool)
-        flags[np.asarray(which, dtype=int)] = True
-        return flags
 
 
 @lru_cache(maxsize=4)

@@ -47,10 +47,7 @@ class Engine(PreparedData):
 
     @property
     def edge_paths(self) -> EdgePaths | None:
-        """Paths through the studied edges; None for other components.
-
-        None as well where edges are patched at some tokens only: information passes by others.
-        """
+        """Paths through the studied edges, if they are patched at every token; else None."""
         if self.registry.edges is None or not self.layout.covers_every_token:
             return None
         return paths_of(self.registry)

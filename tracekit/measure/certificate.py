@@ -96,7 +96,7 @@ def certify(
     alpha = (1 - level) / len(tests)
     fresh = _FreshPairs(question, members, is_held_out_seen=pairs is not None)
     sets = [chosen, complement_of(chosen, len(question.registry))]
-    n_examples, fingerprints, is_interrupted = 0, list[str](), False
+    n_examples, fingerprints = 0, list[str]()
     try:
         for wording, batch in fresh.batches(sources):
             engine = question.engine_of(batch)
@@ -111,7 +111,6 @@ def certify(
     except KeyboardInterrupt:
         if not n_examples:
             raise
-        is_interrupted = True
     if not n_examples:
         raise PairsError(
             f"There are no fresh pairs: {fresh.n_left_out} were left out, as the tracer has them. "
@@ -124,7 +123,6 @@ def certify(
         labels=tuple(map(question.registry.label, chosen)),
         n_examples=n_examples,
         n_left_out=fresh.n_left_out,
-        is_interrupted=is_interrupted,
         dataset=fresh.dataset,
         fingerprints=tuple(fingerprints),
         metric=question.search_engine.metric.name,

@@ -1,9 +1,7 @@
 """Controls: random sets of the same form beside a set, by effect, faithfulness and completeness.
 
 The p value is exact, of the hypothesis that the set is one more such random set: if it is, p is at
-most a in at most a share a of cases. `Controls.table` defines it. A set may be given for an effect
-of either sign, and all components together may have hardly any effect whose sign could say which,
-so p of the effect is two-sided.
+most a in at most a share a of cases. `Controls.table` defines it.
 """
 
 from __future__ import annotations

@@ -63,8 +63,6 @@ class Certificate(Tabular):
     """Independent examples that were measured."""
     n_left_out: int
     """Pairs that were left out because a search, or an earlier batch, had them."""
-    is_interrupted: bool
-    """Whether Ctrl-C ended it."""
     dataset: str
     fingerprints: tuple[str, ...]
     """Fingerprints of the pairs, batch by batch."""
@@ -120,13 +118,9 @@ class Certificate(Tabular):
             claim: Its number in `claims`.
         """
         drawn = self.claims[claim]
-        rows = [
-            {"n": n, "bound": bound, "line": name}
-            for n, *ends in drawn.bounds
-            for name, bound in zip(("lower bound", "upper bound"), ends, strict=True)
-        ]
+        bounds = pd.DataFrame(drawn.bounds, columns=["n", "lower bound", "upper bound"])
         chart = Chart(
-            frame=pd.DataFrame(rows).astype({"bound": float}),
+            frame=bounds.astype(float).melt("n", var_name="line", value_name="bound"),
             x="n",
             y="bound",
             series="line",

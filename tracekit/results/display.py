@@ -86,8 +86,6 @@ def result_html(result: Any) -> str:
     facts.append(f"{result.cost.forward_equivalents:.0f} passes, {result.run.seconds:.1f} s")
     if result.noise_floor:
         facts.append(f"noise floor {result.noise_floor:.2g}")
-    if result.run.n_skipped:
-        facts.append(f"{result.run.n_skipped} idle edges skipped")
     if result.stopped:
         facts.append(f"stopped by {result.stopped}")
     return html_card(

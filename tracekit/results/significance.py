@@ -17,8 +17,7 @@ one out, and so on. Sums of flips are divided by what 5 % of the row's own flips
 row with one large example is judged like any other. In the bootstrap such a row has one long tail,
 on the side away from that example. So rows are turned until all are skewed to one side, and the p
 value is twice the smaller tail, of the largest or of the smallest of all rows. Where a row's
-skewness is below its standard error, its side is not known, and both tails count together. Rows
-that a single example makes up are left out of the others' bootstrap.
+skewness is below its standard error, its side is not known, and both tails count together.
 """
 
 from __future__ import annotations

@@ -1,17 +1,8 @@
 """Objectives: what a search maximises over the examples, where that is not the mean effect.
 
 The mean of an unbounded effect may be that of a few examples, and a set that was chosen for them
-does little on fresh ones. Hence the objectives:
-
-    mean            the effects themselves (the paper)
-    log-odds        the change of a quantity about linear in the mask (`metrics.Linearization`)
-    trimmed-mean    the mean without the least and the greatest effects
-    lower-bound     the mean less standard errors of the mean
-    median          half of the examples have at least this effect; `Quantile` for other shares
-    faithful        how close the set comes to the effect of all components, and its complement to
-                    none (see `Faithful`)
-    auto            the mean, by the search or by single effects alone: whichever holds better on
-                    other examples (see `search/auto.py`)
+does little on fresh ones. `auto` is the mean, by the search or by single effects alone, whichever
+holds better on other examples (`auto.py`); each other objective has a class here.
 
 Results report effects of the metric, whatever was maximised.
 """
