@@ -419,4 +419,4 @@ class TestVerify:
             result, searched=replace(result.searched, effects=result.per_example + 0.1)
         )
         parsed = document("verify", changed.save(tmp_path / "run"))
-        assert "so the model is another one" in parsed["error"]["message"]
+        assert "so this is not the same model" in parsed["error"]["message"]

@@ -112,7 +112,9 @@ def test_pairs_of_one_prompt_are_one_example_where_nothing_is_read_of_the_other(
     assert tracer.engine.pairs.clusters.tolist() == [0, 0, 1]
     full = tracer.engine.full_effects
     assert full[0] == full[1]
-    with pytest.raises(PairsError, match="searched on, or mirrors of them, or of one prompt"):
+    with pytest.raises(
+        PairsError, match="also searched, or are mirrors of searched ones, or have the same"
+    ):
         tk.Tracer(model, pairs[:1], "head-outputs", source="zero", held_out=pairs[1:])
     # Draws of one prompt for several others make these no one example.
     even = [row | {key: row[key][:3] for key in PROMPTS} for row in tiny.rows(12)]
@@ -244,7 +246,9 @@ def test_groups_of_the_built_in_data_sets(monkeypatch):
     monkeypatch.setattr(professions, "check_size", lambda *_: None)
     lines = {"templates.txt": ["The {} said", "The {} ran"]}
     monkeypatch.setattr(
-        type(professions._FILES), "lines", lambda self, folder, name: lines.get(name, ["nurse"])
+        type(professions._FILES),
+        "read_lines",
+        lambda self, folder, name: lines.get(name, ["nurse"]),
     )
     taken = {}
     monkeypatch.setattr(
@@ -273,7 +277,9 @@ def test_a_split_by_prompt_is_one_for_zeros(demo_model, crossed, seed):
     tracer = tk.Tracer(demo_model, halves[0], source="zero", held_out=halves[1])
     assert f"({len(own)} independent) searched" in str(tracer)
     assert f"({len(fresh)} independent) held-out" in str(tracer)
-    with pytest.raises(PairsError, match="by_prompt=True where the source is not the count"):
+    with pytest.raises(
+        PairsError, match="pass by_prompt=True if the source does not read the count"
+    ):
         first, second = crossed.split(0.5, seed=seed)
         tk.Tracer(demo_model, first, source="zero", held_out=second)
 

@@ -48,7 +48,7 @@ def test_a_metric_of_all_examples_together_is_refused(change):
 
 
 def test_it_is_refused_if_examples_go_one_at_a_time():
-    with pytest.raises(MetricError, match="must look at each example alone"):
+    with pytest.raises(MetricError, match="must depend on one example alone"):
         traced(lambda drops: drops - drops.mean(), max_batch_size=1)
 
 
@@ -59,7 +59,7 @@ def test_so_is_one_among_others(max_batch_size):
     )
     ways = {"metric": "probability-drop", "max_batch_size": max_batch_size}
     tracer = tk.Tracer(MODEL, PAIRS, "head-outputs", extra_metrics=[metric], **ways)
-    said = pytest.raises(MetricError, match="'own' must look at each example alone: it draws")
+    said = pytest.raises(MetricError, match="'own' must depend on one example alone: it is")
     with said:
         tracer.run("top-k", budget=2)
     with said:

@@ -113,7 +113,7 @@ def test_folders_are_read_with_their_checks(alone, tmp_path, unchecked):
     for refused in (tk.compare, lambda given: tk.report(given, tmp_path / "page.html")):
         with pytest.raises(ResultFormatError, match="is damaged, was changed"):
             refused(tmp_path)
-    with pytest.raises(ConfigError, match="path is 5, which is no path"):
+    with pytest.raises(ConfigError, match="path is 5, which is not a path"):
         tk.report(alone, 5)
 
 

@@ -27,7 +27,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import LAST, REST
 from tracekit.engine.batch import Batch
 from tracekit.engine.packing import PASS_OVERHEAD_TOKENS, PackedSequences, bucket_sizes, pad_noise
-from tracekit.errors import PairsError
+from tracekit.errors import ConfigError, PairsError
 
 Positions = Literal["prompt", "last", "all"] | Sequence[int]
 """Where components are intervened on: the prompt, its final token, the prompt and the
@@ -280,9 +280,8 @@ def _branches_of_sides(pair: PromptPair, packed: bool) -> list[tuple[tuple[Ids, 
 
 
 def _check_positions(positions: Positions, pairs: PromptPairs) -> str | tuple[int, ...]:
-    """Explicit prompt positions, or `prompt` or `all`."""
     if isinstance(positions, str) and positions in _SCOPES:
-        return (-1,) if positions == "last" else positions
+        return positions
     indices = as_ints(positions)
     if indices is None:
         raise PairsError(
@@ -304,8 +303,11 @@ def _check_positions(positions: Positions, pairs: PromptPairs) -> str | tuple[in
 def _position_mask(scope: str | tuple[int, ...], rows: Any) -> Bool[Tensor, "row pos"]:
     lengths, prompt_lengths = _row_lengths(rows), torch.tensor([len(row[0]) for row in rows])
     positions = torch.arange(int(lengths.max()))
-    if isinstance(scope, str):
+    if scope in ("prompt", "all"):
         return positions < (lengths if scope == "all" else prompt_lengths)[:, None]
+    scope = (-1,) if scope == "last" else scope
+    if isinstance(scope, str):
+        raise ConfigError(f"Nothing says which positions {scope!r} are.")
     mask = torch.zeros(len(lengths), len(positions), dtype=torch.bool)
     for index in scope:
         # Negative ones count from the end of the prompt, not of the row.

@@ -1,7 +1,7 @@
 """Sources: where the values come from that an intervention puts in, for a whole data set.
 
-A source turns the pairs of a data set into pairs with the counterfactuals that it stands for. All
-but `counterfactual` need no counterfactual prompt.
+A source turns the pairs of a data set into pairs with the counterfactuals that it stands for. Only
+`counterfactual` reads their own; `noise`, `zero`, `mean`, `mean-positional` and `resample` do not.
 
 Every source has a `name`, by which it is saved, printed and given on the command line: `NAME` or
 `NAME:OPTION=VALUE`, as in `noise:spans=subject,factor=5`. Where this leaves something open, the
