@@ -87,7 +87,7 @@ def certify(
     if claimed.keys() != {"effect"}:
         require_full_effect(engine, 1 if full > 0 else -1)
     given = question.held_out_pairs if pairs is None else pairs
-    sources = dict(given) if isinstance(given, Mapping) else {"": () if given is None else given}
+    sources: Mapping[str, Source] = given if isinstance(given, Mapping) else {"": given or ()}
     tests = [
         _Test(quantity, wording, value, full, engine.metric)
         for quantity, value in claimed.items()
