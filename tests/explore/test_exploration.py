@@ -435,7 +435,10 @@ def test_the_set_can_be_changed_from_python(demo):
     view.redo()
     assert view.pins == {"A": members}
     assert view.effect == demo.evaluate(view.components)
-    text = f"Explorer(demo-facts, demo: 14 of 16 components, effect {view.effect:.4g})"
+    text = (
+        f"Explorer(demo-facts, demo: 14 of 16 components, effect {view.effect:.4g}; "
+        "16 attention-patterns in layers 0-1; probability-drop; counterfactual patching)"
+    )
     assert repr(view) == text
     result = view.result()
     assert (result.method, result.components) == ("by-hand", view.components)
