@@ -44,8 +44,8 @@ class Bets:
         self.most = self.log_capital.copy()
         self._sum, self._squares, self._largest = np.zeros((3, len(self.thetas)))
 
-    def observe(self, value: float, unit: float) -> None:
-        """Settles the bets on an example."""
+    def observe(self, value: float | Float[ndarray, " theta"], unit: float) -> None:
+        """Settles the bets on an example, whose value may be another for each theta."""
         outcome = value - self.thetas * unit
         if self.n_examples >= _N_OBSERVED_FIRST:
             largest = 2 * self._largest if self.bounds is None else self.bounds
