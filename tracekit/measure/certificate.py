@@ -87,9 +87,9 @@ def certify(
     if claimed.keys() != {"effect"}:
         require_full_effect(engine, 1 if full > 0 else -1)
     given = question.held_out_pairs if pairs is None else pairs
-    sources: Mapping[str, Source] = given if isinstance(given, Mapping) else {"": given or ()}
+    sources = given if isinstance(given, Mapping) else {"": given or ()}
     tests = [
-        _Test(quantity, wording, value, full, engine.metric)
+        _Test(quantity, wording, value, full, engine.metric)  # type: ignore[arg-type]
         for quantity, value in claimed.items()
         for wording in dict.fromkeys(["", *sources])
     ]
@@ -98,7 +98,7 @@ def certify(
     sets = [chosen, complement_of(chosen, len(question.registry))]
     n_examples, fingerprints = 0, list[str]()
     try:
-        for wording, batch in fresh.batches(sources):
+        for wording, batch in fresh.batches(sources):  # type: ignore[arg-type]
             engine = question.engine_of(batch)
             for example in _by_example(engine, engine.set_effects(sets, "certificate")):
                 if n_examples < max_examples:
