@@ -102,7 +102,7 @@ class TestAnyExecutor:
     def test_one_worker_does_one_model_after_the_other(self, grid, monkeypatch):
         order, do = [], Worker.run_job
         monkeypatch.setattr(
-            Worker, "do", lambda self, job: (order.append(job.model), do(self, job))[1]
+            Worker, "run_job", lambda self, job: (order.append(job.model), do(self, job))[1]
         )
         with ThreadPoolExecutor(1) as executor:
             tk.sweep(**grid, seeds=[0, 1], executor=executor)
