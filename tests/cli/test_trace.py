@@ -307,7 +307,7 @@ def test_sources_and_directions(command, tmp_path):
     assert code == 0, err
     # What was traced stands above the table of each setup.
     titles = [line for line in out.splitlines() if line.startswith("demo; 6 searched examples")]
-    assert sum("source mean" in title for title in titles) == 1
+    assert sum("mean ablation" in title for title in titles) == 1
     assert sum("denoising" in title for title in titles) == 1
     code, _, err = command(*base, "--source", "zero", "--direction", "denoising", *rest, tmp_path)
     assert code == 1

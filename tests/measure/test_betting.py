@@ -86,6 +86,14 @@ def test_an_interval_has_the_ratio_of_means_and_narrows():
     assert widths[-1] < 0.15
 
 
+@pytest.mark.parametrize(("sign", "interval"), [(1, (1.0, None)), (-1, (None, 0.0))])
+def test_a_mean_beyond_all_tried_values_has_a_bound_on_one_side(sign, interval):
+    bets = Bets(np.array([0.5, 0, 1]))
+    for _ in range(100):
+        bets.observe(9.0 * sign, 1.0)
+    assert bets.interval(0.05) == interval
+
+
 def test_a_bet_by_hand():
     bets = Bets(np.array([0.0]))
     for value in range(1, 11):

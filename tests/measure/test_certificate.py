@@ -208,9 +208,13 @@ def test_a_figure_has_the_bounds_of_a_claim(tracer, faithfulness):
 
 
 def test_requests_that_cannot_be_answered(tracer):
-    with pytest.raises(ConfigError, match="No claim was given. Give faithful, complete or effect"):
+    with pytest.raises(ConfigError, match="The claims are {}. Give faithful, complete or effect"):
         tracer.certify(NAMES)
     with pytest.raises(ConfigError, match="level is 95. Give a probability between 0 and 1."):
         tracer.certify(NAMES, faithful=0.5, level=95)
     with pytest.raises(ConfigError, match="max_examples"):
         tracer.certify(NAMES, faithful=0.5, max_examples=0)
+    with pytest.raises(ConfigError, match="{'faithfulness': nan}.*as finite numbers"):
+        tracer.certify(NAMES, faithful=float("nan"))
+    with pytest.raises(PairsError, match="A batch of pairs is 5. Give PromptPairs."):
+        tracer.certify(NAMES, faithful=0.5, pairs=[5])

@@ -22,7 +22,7 @@ def print_tracer(tracer: tk.Tracer) -> None:
     """Prints what is traced, and the effect of all components together."""
     from tracekit._util.clusters import count_text
 
-    console.print(f"{tracer}", soft_wrap=True)
+    console.print(f"{tracer}")
     searched = "" if tracer.held_out is None else " searched"
     n = f"{count_text(tracer.engine.n_examples, tracer.engine.pairs.clusters)}{searched} examples"
     console.print(

@@ -61,10 +61,12 @@ class Bets:
         self.n_examples += 1
 
     def interval(self, alpha: float) -> tuple[float | None, float | None]:
-        """From the least to the greatest theta that no capital excludes; None at an open end."""
-        excluded = (self.most >= np.log(2 / alpha)).any(0)
-        left = self.thetas[~excluded]
-        ends = (left.min(initial=np.inf), left.max(initial=-np.inf))
-        is_open = (ends[0] == self.thetas.min(), ends[1] == self.thetas.max())
-        low, high = (None if no else float(end) for end, no in zip(ends, is_open, strict=True))
-        return low, high
+        """The mean is above one theta and below another, of those tried; None: above or below none.
+
+        Beyond all theta, e.g. above the largest, 1, one end is open: (1, None).
+        """
+        order = np.argsort(self.thetas)
+        above, below = (self.most >= np.log(2 / alpha))[:, order]
+        n_low, n_high = (int(np.cumprod(side).sum()) for side in (above, below[::-1]))
+        low = float(self.thetas[order[n_low - 1]]) if n_low else None
+        return low, float(self.thetas[order[-n_high]]) if n_high else None

@@ -80,8 +80,10 @@ def certify(
         raise ConfigError(f"level is {short_repr(level)}. Give a probability between 0 and 1.")
     values = {"faithfulness": faithful, "completeness": complete, "effect": effect}
     claimed = {name: float(value) for name, value in values.items() if value is not None}
-    if not claimed:
-        raise ConfigError("No claim was given. Give faithful, complete or effect, e.g. 0.8.")
+    if not claimed or not np.isfinite([*claimed.values()]).all():
+        raise ConfigError(
+            f"The claims are {claimed}. Give faithful, complete or effect, as finite numbers."
+        )
     engine, chosen = question.search_engine, members_of(members, question.registry)
     full = engine.full_effects.mean().item()
     if claimed.keys() != {"effect"}:
@@ -152,9 +154,8 @@ class _Test:
         lowest, highest, _ = self.metric.bounds
         largest = max(abs(lowest), abs(highest))
         # Of a ratio, the value of an example is a difference of effects.
-        spread = largest + np.abs(thetas)
-        if not is_effect:
-            spread = highest - lowest + largest * np.abs(thetas)
+        value, unit = (largest, 1.0) if is_effect else (highest - lowest, largest)
+        spread = value + unit * np.abs(thetas)
         self.bets = Bets(thetas, spread if np.isfinite(largest) else None)
 
     def observe(self, example: Mapping[str, float], wording: str, alpha: float) -> None:
@@ -213,6 +214,8 @@ class _FreshPairs:
                 if batch is None:
                     del iterators[name]
                     continue
+                if not isinstance(batch, PromptPairs):
+                    raise PairsError(f"A batch of pairs is {short_repr(batch)}. Give PromptPairs.")
                 fresh = [n for n, pair in enumerate(batch) if not self._is_seen(pair)]
                 self.n_left_out += len(batch) - len(fresh)
                 self._note(batch)

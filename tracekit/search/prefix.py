@@ -58,13 +58,7 @@ def prefix_members(target: Target, order: Sequence[int], size: int) -> Component
 
 
 def connected(target: Target, selection: Selection) -> Selection:
-    """A selection without idle edges: the next of its relaxed mask take their place, if it has one.
-
-    It is measured again if edges were replaced.
-
-    Raises:
-        NothingFoundError: The edges form no path.
-    """
+    """A selection without idle edges, measured again; a relaxed mask says which replace them."""
     members = members_of_mask(selection.mask)
     if target.paths is None:
         return selection

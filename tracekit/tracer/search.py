@@ -92,12 +92,7 @@ def search(
             selections, work = measure_work(
                 question,
                 target,
-                lambda: [
-                    connected(target, selection)
-                    for selection in request.search.search(
-                        target, request.goal_of_search, request.seed
-                    )
-                ],
+                lambda: request.search.search(target, request.goal_of_search, request.seed),
             )
         except TargetNotReachedError as error:
             if request.sign > 0:
@@ -107,6 +102,10 @@ def search(
         except KeyboardInterrupt:
             selections = _best_so_far(question, request, recorded)
             work = Work(cost=target.cost - before, seconds=time.perf_counter() - start)
+        selections, more = measure_work(
+            question, target, lambda: [connected(target, each) for each in selections]
+        )
+        work += more
         if request.constraint is not None and request.goal.budgets:
             selections = [best_within(selections, budget) for budget in request.goal.budgets]
         bounds = [target.report(members_of_mask(each.mask)) for each in selections]

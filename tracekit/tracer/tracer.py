@@ -259,7 +259,7 @@ class Tracer:
             UnknownNameError, ConfigError: About the search, or the seed.
             BudgetError: About the budget.
             TargetNotReachedError: No set that was tried reaches the target.
-            NothingFoundError: No set that was tried stays within the bound of `constraint`.
+            NothingFoundError: No set within the bound of `constraint`, or no path of edges.
         """
         request = Request(
             search=make(method, options, signature(self.run).parameters),
