@@ -39,7 +39,11 @@ def searches(**options) -> dict[str, object]:
     """What every search answers, ready for JSON."""
     traced = tracer(metric="odds-ratio", **options)
     answers: dict[str, object] = {"full": traced.full_effect}
-    for name, settings in {**tiny.METHOD_OPTIONS, "dcm": {"epochs": 4}}.items():
+    for name, settings in {
+        **tiny.METHOD_OPTIONS,
+        "dcm": {"epochs": 4},
+        "learned-ranking": {"epochs": 3},
+    }.items():
         result = traced.run(name, budget=3, **settings)
         answers[name] = {
             "components": list(tiny.members_of(result)),

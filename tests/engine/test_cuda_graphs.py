@@ -19,6 +19,7 @@ KINDS = {"attention-patterns": 1, "mlp-neurons": 4, "head-outputs+mlp-blocks": 3
 """With the most tokens of their pairs' continuations."""
 METHODS = {
     "pgb-ct": {"lambda1": 1e-3, "epochs": 4, "batch_size": 3},
+    "learned-ranking": {"epochs": 4, "batch_size": 3},
     "mask-ig": {},
     "local-search": {},
     "greedy": {},

@@ -545,6 +545,7 @@ QUESTIONS = [
 SHORT = {
     "pgb-ct": {"epochs": 2, "trials": 2},
     "dcm": {"epochs": 2},
+    "learned-ranking": {"epochs": 2, "steps": 2},
     "local-search": {"max_passes": 40},
 }
 

@@ -22,7 +22,7 @@ from tracekit.tracer.request import Request, resolve_request
 
 METHODS = (
     *("exhaustive", "greedy", "top-k", "random", "local-search", "mask-ig", "attribution"),
-    *("pgb-ct", "dcm"),
+    *("pgb-ct", "dcm", "learned-ranking"),
 )
 
 
@@ -243,7 +243,7 @@ def test_histories_hold_effects_only(tracer, neutral):
     assert all(abs(record["effect"]) < 1e3 for record in result.history)
 
 
-@pytest.mark.parametrize("method", ["pgb-ct", "dcm", "local-search", "mask-ig"])
+@pytest.mark.parametrize("method", ["pgb-ct", "dcm", "learned-ranking", "local-search", "mask-ig"])
 def test_what_is_kept_needs_a_gradient_where_the_search_follows_one(tracer, method):
     text = f"keeping accuracy on pairs at most 0.5 .* has no gradient for {method} to follow"
     with pytest.raises(NotDifferentiableError, match=text):

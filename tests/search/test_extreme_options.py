@@ -17,6 +17,7 @@ from tracekit.search import METHODS
 QUICK = {
     "pgb-ct": {"trials": 1, "epochs": 2},
     "dcm": {"trials": 1, "epochs": 2},
+    "learned-ranking": {"epochs": 2, "steps": 2},
     "local-search": {"max_passes": 30},
     "random": {"draws": 3},
     "mask-ig": {"steps": 2},

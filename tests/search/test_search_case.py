@@ -23,6 +23,7 @@ OPTIONS = {
     "pgb-ct+local": {"epochs": 3},
     "pgb-ct": {"trials": 2, "epochs": 3},
     "dcm": {"trials": 2, "epochs": 3},
+    "learned-ranking": {"epochs": 3, "steps": 3},
     "random": {"draws": 20},
     "mask-ig": {"steps": 3},
     "eap-ig": {"steps": 3},

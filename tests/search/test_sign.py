@@ -25,6 +25,7 @@ METHODS = {
     "random": {"draws": 12},
     "pgb-ct+local": {"epochs": 4},
     "dcm": {"epochs": 4},
+    "learned-ranking": {"epochs": 4},
 }
 OBJECTIVES = ("mean", "trimmed-mean", "lower-bound", "median", "faithful", "auto")
 

@@ -42,6 +42,7 @@ BOUNDED = {
     "pgb-ct+local": {"epochs": 3},
     "pgb-ct": {"epochs": 3, "trials": 2},
     "dcm": {"epochs": 3, "trials": 2},
+    "learned-ranking": {"epochs": 3, "steps": 3},
     "local-search": {"max_passes": 40},
 }
 

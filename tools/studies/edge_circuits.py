@@ -31,7 +31,12 @@ from tracekit.data.registry import describe
 from tracekit.measure.evaluation import measure_faithfulness
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness
 
-RANKINGS = {"attribution": "EAP", "eap-ig": "EAP-IG", "mask-ig": "mask-ig"}
+RANKINGS = {
+    "attribution": "EAP",
+    "eap-ig": "EAP-IG",
+    "mask-ig": "mask-ig",
+    "learned-ranking": "learned",
+}
 
 app = typer.Typer(add_completion=False)
 
@@ -47,11 +52,12 @@ def measure(
     option: Annotated[list[str] | None, typer.Option(help="name=value, of joint searches.")] = None,
     device: Annotated[str, typer.Option(help="As in load_model.")] = "cpu",
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the searches.")] = 0,
 ) -> None:
     """Ranks edges, and measures the sets on fresh examples."""
     torch.set_num_threads(threads)
     loaded = tk.load_model(model, device=device)
-    size = {"n": 120} if "n" in describe(task).options else {}
+    size = {"n": max(120, examples + fresh)} if "n" in describe(task).options else {}
     pairs = tk.load_dataset(task, loaded, **size)
     order = list(range(len(pairs)))
     random.Random(7).shuffle(order)
@@ -69,7 +75,7 @@ def measure(
         row["intervals"] = measured.faithfulness_intervals
         row["completeness"] = measured.completeness
         row |= {"passes": passes, "seconds": perf_counter() - start, "device": device}
-        row |= {"examples": len(chosen[0]), "fresh": len(chosen[1])}
+        row |= {"examples": len(chosen[0]), "fresh": len(chosen[1]), "seed": seed}
         with file.open("a") as stream:
             stream.write(json.dumps(row) + "\n")
         values = " ".join(f"{value:.3f}" for value in measured.faithfulness)
@@ -82,19 +88,19 @@ def measure(
         if is_front:
             shares = MIB_SHARES if method in RANKINGS else MIB_SHARES[3:6]
         options = {} if method in RANKINGS else parse_options(option or [], [method])[method]
-        curve = own.run(method, budgets=shares, **options)
+        curve = own.run(method, budgets=shares, seed=seed, **options)
         passes = curve[0].cost.forward_equivalents
         if is_front:
             name = f"{title}, {curve[0].run.objective}"
             tell(name, judge.faithfulness(curve), passes, start)
         scores = curve[-1].component_scores
+        if scores is None:
+            continue
         for order, how in ((scores, "by sign"), (scores.abs(), "by size")):
-            if method in RANKINGS:
-                first, n = ranking(order), len(own.registry)
-                sets = [tuple(sorted(first[: int(share * n)])) for share in MIB_SHARES]
-                engine = judge.question.eval_engine
-                measured = measure_faithfulness(engine, sets, shares=MIB_SHARES)
-                tell(f"{title}, {how}", measured, passes, start)
+            first, n = ranking(order), len(own.registry)
+            sets = [tuple(sorted(first[: int(share * n)])) for share in MIB_SHARES]
+            measured = measure_faithfulness(judge.question.eval_engine, sets, shares=MIB_SHARES)
+            tell(f"{title}, {how}", measured, passes, start)
 
 
 @app.command()

@@ -40,6 +40,7 @@ MethodName = Literal[
     "pgb-ct",
     "local-search",
     "dcm",
+    "learned-ranking",
     "top-k",
     "empirical-bayes-top-k",
     "greedy",

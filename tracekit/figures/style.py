@@ -70,6 +70,7 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "exhaustive": ("#000000", "star", "longdash"),
     "local-search": ("#CC79A7", "triangle-up", "solid"),
     "dcm": ("#E69F00", "triangle-down", "dash"),
+    "learned-ranking": ("#332288", "triangle-right", "solid"),
     "mask-ig": ("#56B4E9", "cross", "dot"),
     "eap-ig": ("#117733", "triangle-left", "longdash"),
     "attribution": ("#882255", "pentagon", "dashdot"),

@@ -14,6 +14,7 @@ from tracekit.search.methods import Attribution as Attribution
 from tracekit.search.methods import EmpiricalBayesTopK as EmpiricalBayesTopK
 from tracekit.search.methods import Exhaustive as Exhaustive
 from tracekit.search.methods import Greedy as Greedy
+from tracekit.search.methods import LearnedRanking as LearnedRanking
 from tracekit.search.methods import LocalSearch as LocalSearch
 from tracekit.search.methods import MaskIG as MaskIG
 from tracekit.search.methods import PGBCTLocal as PGBCTLocal

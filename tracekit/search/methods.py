@@ -17,6 +17,7 @@ from tracekit.search.baselines.greedy import Greedy
 from tracekit.search.baselines.random import Random
 from tracekit.search.baselines.topk import TopK
 from tracekit.search.learned.dcm import DCM
+from tracekit.search.learned.learned_ranking import LearnedRanking
 from tracekit.search.learned.pgbct import PGBCT
 from tracekit.search.learned.pgbct_local import PGBCTLocal
 from tracekit.search.local.local_search import LocalSearch
@@ -31,6 +32,7 @@ METHODS: Mapping[str, type[Search]] = {
         PGBCT,
         LocalSearch,
         DCM,
+        LearnedRanking,
         TopK,
         EmpiricalBayesTopK,
         Greedy,

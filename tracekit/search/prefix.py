@@ -31,12 +31,21 @@ _MOST_PREFIXES = 512
 
 
 def best_prefixes(
-    target: Target, goal: Goal, scores: Mask, *, by_gradient: bool = False
+    target: Target,
+    goal: Goal,
+    scores: Mask,
+    *,
+    by_gradient: bool = False,
+    is_learned: bool = False,
 ) -> list[Selection]:
-    """Answers a goal with the first components of a ranking, by a gradient or not."""
+    """Answers a goal with the first components of a ranking, by a gradient or not, or learned.
+
+    Learned scores only order the components.
+    """
     order = ranking(scores)
     # How faithful a component is alone ranks, and is no effect.
-    component_scores = None if target.faithful is not None and not by_gradient else scores
+    is_effect = not is_learned and (target.faithful is None or by_gradient)
+    component_scores = scores if is_effect else None
     if goal.target is not None:
         prefix = smallest_prefix(target, order, goal.target)
         record: Record = {"n_selected": prefix.size, "effect": prefix.effect}
@@ -44,7 +53,10 @@ def best_prefixes(
     selections: list[Selection] = []
     history: tuple[Record, ...] = ()
     for budget in goal.budgets:
-        prefix = _balanced_prefix(target, order, scores, budget)
+        if is_learned:
+            prefix = _measured_prefix(target, order, budget)
+        else:
+            prefix = _balanced_prefix(target, order, scores, budget)
         _progress.current_run().report_values(size=budget, effect=prefix.effect)
         history += ({"n_selected": budget, "effect": prefix.effect},)
         ranked = replace(prefix, component_scores=component_scores, history=history, budget=budget)

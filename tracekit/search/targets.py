@@ -227,9 +227,10 @@ class Target:
             return None
         return self.full_effects
 
-    def mean_gradient(self, mask: Mask) -> Mask:
+    def mean_gradient(self, mask: Mask, examples: SomeExamples = None) -> Mask:
         """Gradient at a mask that components are ranked by: that of the mean score."""
-        return self.gradient(mask, torch.ones_like)[1] / self.n_examples
+        scores, gradient = self.gradient(mask, torch.ones_like, examples)
+        return gradient / len(scores)
 
     def gradient_along_inputs(self, levels: Mapping[float, float]) -> Mask:
         """Weighted sum of gradients of the mean effect at moved inputs, to rank edges by.
@@ -409,13 +410,13 @@ class FaithfulTarget(Target):
         """The integral of `mean_gradient` over masks from empty to full, one value per example."""
         return self.ranking_sign * self._full
 
-    def mean_gradient(self, mask: Mask) -> Mask:
+    def mean_gradient(self, mask: Mask, examples: SomeExamples = None) -> Mask:
         """Gradient at a mask that components are ranked by: that of the mean effect.
 
         Scores fall where a set does more than all components, so their gradient gives no ranking.
         """
-        gradient = gradients.gradient(self.engine, mask, torch.ones_like)[1]
-        return self.ranking_sign * gradient / self.n_examples
+        effects, gradient = gradients.gradient(self.engine, mask, torch.ones_like, examples)
+        return self.ranking_sign * gradient / len(effects)
 
     def gradient(
         self, mask: Mask, example_weights: GradientWeight, examples: SomeExamples = None

@@ -232,8 +232,8 @@ class Tracer:
         Args:
             method: `pgb-ct+local` (PGB-CT, whose sets local search improves), `pgb-ct` (the
                 paper's method), `local-search`, `dcm`, `top-k`, `empirical-bayes-top-k`, `greedy`,
-                `random`, `exhaustive`, `mask-ig`, `eap-ig`, `attribution`, or a search such as
-                `PGBCT(epochs=30)`, one of tracekit or your own.
+                `random`, `exhaustive`, `learned-ranking`, `mask-ig`, `eap-ig`, `attribution`, or a
+                search such as `PGBCT(epochs=30)`, one of tracekit or your own.
             budget: Largest number of components: a count (int) or a share (float), rounded down.
             budgets: Several budgets; gives a `TraceCurve`.
             target_effect: Instead of a budget, the mean effect to reach by the fewest components.

@@ -26,7 +26,7 @@ from tracekit.search.base import (
     require_gradient,
 )
 from tracekit.search.prefix import best_prefixes, planned_prefixes
-from tracekit.search.targets import Target
+from tracekit.search.targets import SomeExamples, Target
 
 _LARGEST_GAP = 0.02
 """How far scores may be from adding up, as a share of the mean size of the full effect."""
@@ -52,7 +52,7 @@ class Attribution:
                 f"The gradient of the metric {target.metric.name!r} vanishes at the empty mask, "
                 "where it is least, and ranks nothing. Use mask-ig, or another metric."
             )
-        return best_prefixes(target, goal, _mean_gradient(target, 0, self.name), by_gradient=True)
+        return best_prefixes(target, goal, line_gradient(target, 0, self.name), by_gradient=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class MaskIG(ValidatedFields):
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Ranks once and measures the best at each budget."""
         goal.require(self.name)
-        scores = _mean_gradient(target, self.steps, self.name)
+        scores = line_gradient(target, self.steps, self.name)
         # Not on the halves of `auto`, whose passes nobody planned.
         if (full := target.line_integral) is not None:
             total = scores.sum().item()
@@ -128,11 +128,11 @@ def weights_along_line(steps: int) -> dict[float, float]:
     return {step / steps: (0.5 if step in ends else 1.0) / steps for step in range(steps + 1)}
 
 
-def _mean_gradient(target: Target, steps: int, method: str) -> Mask:
-    """Mean over the line of the gradient of the mean effect."""
+def line_gradient(target: Target, steps: int, method: str, examples: SomeExamples = None) -> Mask:
+    """Mean over the line of the gradient of the mean effect, on some examples or on all."""
     require_gradient(target.metric, method)
     total = torch.zeros(target.n_components)
     for level, weight in weights_along_line(steps).items():
-        total += weight * target.mean_gradient(torch.full((target.n_components,), level))
+        total += weight * target.mean_gradient(torch.full((target.n_components,), level), examples)
     require_finite_gradient(total, target.metric)
     return total
