@@ -79,7 +79,11 @@ _TABLES: dict[str, dict[str, str]] = {
         "components, folder, *"
     },
     "trace": {"results": _RESULTS, **_CHOICES, **_CHECKS, **_ESTIMATES},
-    "verify": {"measured": "measured, saved, now, agrees"},
+    "certify": {"claims": "claim, low, high, verdict"},
+    "verify": {
+        "measured": "measured, saved, now, agrees",
+        "claims": "claim, low, high, verdict",
+    },
 }
 """Tables of each command by name, with their columns; `*`: there may be others."""
 _CELL = {"type": ["string", "number", "boolean", "array", "null"], "items": {"type": "string"}}

@@ -47,6 +47,15 @@ def test_indirect_objects(gpt2_tokenizer, counterfactual, prepend_bos):
     assert generated.load_ioi(gpt2_tokenizer, n=40, seed=1).fingerprint != pairs.fingerprint
 
 
+def test_pairs_without_end_have_one_seed_after_the_other(gpt2_tokenizer):
+    source = tk.data.endless_pairs("ioi", gpt2_tokenizer, n=5, first_seed=3, counterfactual="flip")
+    for seed in (3, 4, 5):
+        pairs = tk.load_dataset("ioi", gpt2_tokenizer, n=5, seed=seed, counterfactual="flip")
+        assert next(source).fingerprint == pairs.fingerprint
+    with pytest.raises(ConfigError, match="'winobias' is not drawn by a seed. Use one of counterf"):
+        tk.data.endless_pairs("winobias", gpt2_tokenizer)
+
+
 def test_greater_than(gpt2_tokenizer):
     pairs = generated.load_greater_than(gpt2_tokenizer, n=50)
     for pair in pairs:

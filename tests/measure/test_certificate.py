@@ -13,7 +13,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import complement_of
 from tracekit.errors import ConfigError, PairsError
-from tracekit.measure.certificate import _by_example
+from tracekit.measure.certificate import _by_example, recorded_pairs
 from tracekit.measure.question import Question
 from tracekit.results.certificate import Certificate
 
@@ -131,7 +131,20 @@ class TestFreshPairs:
 
         certificate = tracer.certify(NAMES, faithful=faithfulness - 0.6, pairs=source())
         assert certificate.verdict == "holds"
-        assert len(drawn) == len(certificate.fingerprints) < 40
+        assert len(drawn) == len(certificate.batches) < 40
+
+    def test_a_source_that_repeats_itself_has_run_out(self, tracer, faithfulness):
+        same = itertools.repeat(some_pairs(5, 3))
+        with pytest.raises(PairsError, match="There are no fresh pairs: 5"):
+            tracer.certify(NAMES, faithful=faithfulness, pairs=same)
+        fresh = itertools.chain([some_pairs(5, 7)], same)
+        certificate = tracer.certify(NAMES, faithful=faithfulness, pairs=fresh)
+        assert (certificate.verdict, certificate.n_examples) == ("undecided", 5)
+
+    def test_pairs_made_by_hand_cannot_be_loaded_again(self, tracer, faithfulness):
+        certificate = tracer.certify(NAMES, faithful=faithfulness)
+        with pytest.raises(PairsError, match="were made by hand, so they cannot be loaded again"):
+            recorded_pairs(certificate, tracer.model)
 
     def test_without_any_there_is_an_error(self):
         with pytest.raises(PairsError, match="There are no fresh pairs: 0 were left out"):

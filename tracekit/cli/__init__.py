@@ -12,6 +12,7 @@ from tracekit.cli import (  # noqa: F401, I001
     explain,
     side_effects,
     show,
+    certify,
     verify,
     report,
     datasets,

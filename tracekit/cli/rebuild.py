@@ -33,11 +33,12 @@ RUN_OPTIONS = {
 
 
 def rebuild_tracer(
-    run: Path, values: dict[str, Any], *folders: Path | None
+    run: Path, values: dict[str, Any], *folders: Path | None, is_same_model: bool = True
 ) -> tuple[tk.TraceResult, tk.Tracer]:
     """A saved run and its tracer, with the options of a command.
 
-    First checks that the command can write to `folders`.
+    First checks that the command can write to `folders`. The effect of the set is only compared if
+    the model is to be the same.
 
     Raises:
         DataNotFoundError: No data set has the name of the run's data.
@@ -70,11 +71,13 @@ def rebuild_tracer(
     values["held_out_origin"] = None if has_other_data or held_out is None else held_out.origin
     values["run_chat"] = result.searched.chat if has_other_data else None
     tracer = build_tracer(values, setup)
-    _check_same_run(tracer, result)
+    _check_same_pairs(tracer, result)
+    if is_same_model:
+        _check_same_effect(tracer, result)
     return result, tracer
 
 
-def _check_same_run(tracer: tk.Tracer, result: tk.TraceResult) -> None:
+def _check_same_pairs(tracer: tk.Tracer, result: tk.TraceResult) -> None:
     if tracer.pairs.fingerprint != result.dataset_fingerprint:
         raise ComparisonError(
             f"The run used {result.searched.n_examples} examples of {result.dataset!r}, and these "
@@ -87,6 +90,9 @@ def _check_same_run(tracer: tk.Tracer, result: tk.TraceResult) -> None:
             f"The {len(examples)} held-out examples are not those of the run. Give "
             "--dataset, --split, --limit, --held-out and --data-option as for the run."
         )
+
+
+def _check_same_effect(tracer: tk.Tracer, result: tk.TraceResult) -> None:
     effect = tracer.evaluate(result, held_out=False)
     allowed = _TOLERANCE * result.per_example.abs().mean().item() + 1e-6
     if not abs(effect - result.effect) <= allowed:

@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from tracekit import models
 from tracekit._util.table import Table
 from tracekit.cli.app import OptionValues, app
+from tracekit.cli.certify import verify_certificate
 from tracekit.cli.console import console
 from tracekit.cli.options import SAVED_RUN_KEYS, with_options
-from tracekit.cli.rebuild import RUN_OPTIONS, RunFolder, rebuild_tracer
+from tracekit.cli.rebuild import RUN_OPTIONS, rebuild_tracer
 from tracekit.cli.tables import print_table
 from tracekit.errors import ComparisonError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+RunOrCertificate = Annotated[
+    Path, typer.Argument(help="Folder that a run was saved to, or the certificate in it.")
+]
 _TOLERANCE = 1e-4
 """Difference of an effect on an example, where effects are up to 1."""
 
 
 @app.command()
 @with_options(*SAVED_RUN_KEYS, "quiet", **RUN_OPTIONS)
-def verify(values: OptionValues, run: RunFolder) -> None:
+def verify(values: OptionValues, run: RunOrCertificate) -> None:
     """Measures a saved run again, and says whether it agrees: model, data, every effect.
+
+    The certificate of a run, `certificate.json` in its folder, is measured again on its pairs, on
+    this or another model, with the exit codes of `tracekit certify`.
 
     Exit code 1 if anything differs: the digest of the weights, the fingerprint of the data, the
     effect of all components, or the effect on any searched or held-out example.
     """
+    if run.is_file():
+        return verify_certificate(values, run)
     result, tracer = rebuild_tracer(run, values)
     allowed = _TOLERANCE * max(1.0, result.per_example.abs().max().item()) + result.noise_floor
     digests = [result.model_facts.weights_digest, models.weights_digest(tracer.model)]

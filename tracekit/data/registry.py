@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
+from itertools import count
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -24,7 +25,7 @@ from tracekit.data import (
 )
 from tracekit.data.from_file import load_pairs
 from tracekit.data.prompts import DataOrigin, PromptPairs
-from tracekit.errors import DataFormatError, UnknownNameError
+from tracekit.errors import ConfigError, DataFormatError, UnknownNameError
 from tracekit.models import HookedModel, load_model
 
 
@@ -122,6 +123,33 @@ def load_dataset(name: str, model: HookedModel | str | Path, **options: Any) -> 
     return replace(pairs, origin=origin)
 
 
+def endless_pairs(
+    name: str, model: HookedModel | str | Path, *, n: int = 16, first_seed: int = 1, **options: Any
+) -> Iterator[PromptPairs]:
+    """Pairs of a generated data set without end: `n` of each seed, from `first_seed` on.
+
+    Different seeds may give the same pair, and `tracer.certify` leaves out those that it had.
+
+    Args:
+        name: A data set with the options `n` and `seed`, such as `ioi`.
+        model: As in `load_dataset`.
+        n: Number of pairs of each seed.
+        first_seed: The first seed.
+        **options: Further options of the data set.
+
+    Raises:
+        ConfigError: The data set is not generated from a seed.
+        TracekitError: As in `load_dataset`, from the first pairs on.
+    """
+    if not {"n", "seed"} <= {*describe(name).options}:
+        generated = [each for each in DATASETS if {"n", "seed"} <= {*describe(each).options}]
+        raise ConfigError(
+            f"{name!r} is not drawn by a seed. Use one of {', '.join(generated)}, or give pairs of "
+            "your own."
+        )
+    return (load_dataset(name, model, n=n, seed=seed, **options) for seed in count(first_seed))
+
+
 def load_origin(origin: DataOrigin, model: Any) -> PromptPairs:
     """Loads the pairs of an origin again; errors as in `load_dataset`, or if pairs are missing."""
     pairs = load_dataset(origin.dataset, model, **origin.options)
@@ -133,4 +161,4 @@ def load_origin(origin: DataOrigin, model: Any) -> PromptPairs:
     return pairs.subset(origin.examples)
 
 
-__all__ = ["DATASETS", "Dataset", "describe", "load_dataset", "load_pairs"]
+__all__ = ["DATASETS", "Dataset", "describe", "endless_pairs", "load_dataset", "load_pairs"]

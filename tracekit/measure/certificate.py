@@ -23,12 +23,14 @@ from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.pair import Ids, PromptPair, cluster_ids
 from tracekit.data.prompts import PromptPairs
+from tracekit.data.registry import load_origin
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, PairsError
 from tracekit.measure.betting import Bets
 from tracekit.measure.question import Question
 from tracekit.metrics import Metric
-from tracekit.results.certificate import Bounds, Certificate, Claim
+from tracekit.models import HookedModel
+from tracekit.results.certificate import Bounds, Certificate, Claim, PairsBatch
 from tracekit.results.result import TraceResult
 from tracekit.results.storage import versions
 from tracekit.search.targets import require_full_effect
@@ -37,6 +39,8 @@ _BATCH = 16
 """Independent examples in a batch of pairs that are given at once."""
 _GRID = np.linspace(-1, 3, 801)
 """Values that bounds of faithfulness and completeness take; effects: in units of all components."""
+_MOST_STALE = 100
+"""Batches in a row without a fresh pair after which a source has run out."""
 Source = PromptPairs | Iterable[PromptPairs]
 
 
@@ -98,7 +102,7 @@ def certify(
     alpha = (1 - level) / len(tests)
     fresh = _FreshPairs(question, members, is_held_out_seen=pairs is not None)
     sets = [chosen, complement_of(chosen, len(question.registry))]
-    n_examples, fingerprints = 0, list[str]()
+    n_examples, batches = 0, list[PairsBatch]()
     try:
         for wording, batch in fresh.batches(sources):  # type: ignore[arg-type]
             engine = question.engine_of(batch)
@@ -107,7 +111,9 @@ def certify(
                     n_examples += 1
                     for test in tests:
                         test.observe(example, wording, alpha)
-            fingerprints.append(batch.fingerprint)
+            batches.append(
+                PairsBatch(wording=wording, fingerprint=batch.fingerprint, origin=batch.origin)
+            )
             if n_examples >= max_examples or all(test.side(alpha) for test in tests):
                 break
     except KeyboardInterrupt:
@@ -126,13 +132,32 @@ def certify(
         n_examples=n_examples,
         n_left_out=fresh.n_left_out,
         dataset=fresh.dataset,
-        fingerprints=tuple(fingerprints),
+        batches=tuple(batches),
+        max_examples=max_examples,
         metric=question.search_engine.metric.name,
         intervention=question.setup.intervention,
         model=question.model_name,
         weights_digest=question.model_facts.weights_digest,
         versions=versions(),
     )
+
+
+def recorded_pairs(certificate: Certificate, model: HookedModel) -> dict[str, list[PromptPairs]]:
+    """The pairs of a certificate, loaded again for a model, as `pairs` of `certify`.
+
+    Raises:
+        PairsError: They were made by hand.
+        TracekitError: Of data sets and files, as in `load_dataset`.
+    """
+    batches: dict[str, list[PromptPairs]] = {}
+    for batch in certificate.batches:
+        if batch.origin is None:
+            raise PairsError(
+                "The pairs of the certificate were made by hand, so they cannot be loaded again. "
+                "Certify with pairs of a data set or a file."
+            )
+        batches.setdefault(batch.wording, []).append(load_origin(batch.origin, model))
+    return batches
 
 
 @dataclass(eq=False)
@@ -208,15 +233,17 @@ class _FreshPairs:
             name: _split(source) if isinstance(source, PromptPairs) else iter(source)
             for name, source in sources.items()
         }
+        n_stale = dict.fromkeys(iterators, 0)
         while iterators:
             for name in list(iterators):
                 batch = next(iterators[name], None)
-                if batch is None:
+                if batch is None or n_stale[name] == _MOST_STALE:
                     del iterators[name]
                     continue
                 if not isinstance(batch, PromptPairs):
                     raise PairsError(f"A batch of pairs is {short_repr(batch)}. Give PromptPairs.")
                 fresh = [n for n, pair in enumerate(batch) if not self._is_seen(pair)]
+                n_stale[name] = 0 if fresh else n_stale[name] + 1
                 self.n_left_out += len(batch) - len(fresh)
                 self._note(batch)
                 self.dataset = self.dataset or batch.name

@@ -15,6 +15,7 @@ from tracekit._util.deferred import pd
 from tracekit._util.markup import clean_text
 from tracekit._util.options import as_path
 from tracekit._util.table import join_labels
+from tracekit.data.prompts import DataOrigin
 from tracekit.figures.charts import Chart, lines
 from tracekit.figures.style import data_and_model, plain
 from tracekit.results.display import Tabular
@@ -22,6 +23,17 @@ from tracekit.results.display import Tabular
 Verdict = Literal["holds", "fails", "undecided"]
 Bounds = tuple[int, float | None, float | None]
 """Number of examples, lower and upper bound; None: there is none yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsBatch:
+    """Fresh pairs that were measured together."""
+
+    wording: str
+    """Source of the pairs; empty if there is only one."""
+    fingerprint: str
+    origin: DataOrigin | None
+    """Where they are from; None: made by hand."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +76,10 @@ class Certificate(Tabular):
     n_left_out: int
     """Pairs that were left out because a search, or an earlier batch, had them."""
     dataset: str
-    fingerprints: tuple[str, ...]
-    """Fingerprints of the pairs, batch by batch."""
+    batches: tuple[PairsBatch, ...]
+    """The pairs, in the order in which they were measured."""
+    max_examples: int
+    """Independent examples after which open claims stay undecided."""
     metric: str
     intervention: str
     """What was patched, in words."""

@@ -1,0 +1,118 @@
+"""`tracekit certify`, and the replay of its certificates by `tracekit verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+import tracekit as tk
+from tracekit._util.table import Table
+from tracekit.cli.app import OptionValues, app
+from tracekit.cli.console import console
+from tracekit.cli.files import check_file
+from tracekit.cli.options import (
+    DATA,
+    HOW,
+    LIMITS,
+    OPTIONAL_OUTPUT,
+    SAVED_RUN_KEYS,
+    SEVERAL,
+    with_options,
+)
+from tracekit.cli.rebuild import RUN_OPTIONS, RunFolder, rebuild_tracer
+from tracekit.cli.tables import print_table
+from tracekit.errors import ResultFormatError
+
+FILE = "certificate.json"
+"""Name of a certificate in the folder of its run."""
+_EXIT_CODES = {"holds": 0, "fails": 1, "undecided": 3}
+
+
+@app.command()
+@with_options(
+    *SAVED_RUN_KEYS,
+    "quiet",
+    **RUN_OPTIONS,
+    faithful=HOW.number("Claim that the faithfulness is at least this, e.g. 0.8."),
+    complete=HOW.number("Claim that the completeness is at most this, e.g. 0.2."),
+    effect=HOW.number("Claim that the mean effect is at least this, in units of the metric."),
+    level=HOW.number("Probability that no bound is ever wrong.", default=0.95),
+    fresh=DATA.names(
+        "Fresh pairs: a .csv, .json or .jsonl file, or a data set. Of several, the claims are "
+        "tested on each alone too. Default: further seeds of the run's data set, or its held-out "
+        f"examples{SEVERAL}"
+    ),
+    max_examples=LIMITS.count("Fresh examples at most.", default=1000, min=1),
+    output=OPTIONAL_OUTPUT.with_help(f"File for the certificate. Default: {FILE} in the folder."),
+)
+def certify(values: OptionValues, run: RunFolder) -> None:
+    """Measures fresh pairs until claims about the set of a saved run hold or fail.
+
+    Exit code 0 if all claims hold, 1 if one fails, and 3 if they are undecided. `tracekit verify`
+    measures the saved certificate again, also on another model.
+    """
+    file = values["output"] or run / FILE
+    check_file(file)
+    result, tracer = rebuild_tracer(run, values, is_same_model=False)
+    names = ("faithful", "complete", "effect", "level", "max_examples")
+    pairs = _fresh_pairs(tracer, values["fresh"] or [])
+    certificate = tracer.certify(result, pairs=pairs, **{name: values[name] for name in names})
+    certificate.save(file)
+    _print(certificate)
+
+
+def verify_certificate(values: OptionValues, file: Path) -> None:
+    """Measures the claims of a certificate again, on its pairs; ends as `certify` does.
+
+    Raises:
+        ResultFormatError: The file is not beside its run, or no certificate.
+    """
+    from tracekit.measure.certificate import recorded_pairs
+    from tracekit.results.certificate import Certificate
+
+    try:
+        certificate = Certificate.load(file)
+    except ValueError as error:
+        raise ResultFormatError(
+            f"{file} is not a certificate. Give one that `tracekit certify` wrote, or the folder "
+            "of a run."
+        ) from error
+    result, tracer = rebuild_tracer(file.parent, values, is_same_model=False)
+    pairs = recorded_pairs(certificate, tracer.model)
+    arguments = {"faithfulness": "faithful", "completeness": "complete", "effect": "effect"}
+    again = tracer.certify(
+        result,
+        pairs=pairs,
+        level=certificate.level,
+        max_examples=certificate.max_examples,
+        **{arguments[each.quantity]: each.value for each in certificate.claims},
+    )
+    _print(again, certificate.verdict)
+
+
+def _fresh_pairs(tracer: tk.Tracer, names: list[str]) -> Any:
+    """Pairs as `tracer.certify` takes them; None: the held-out ones."""
+    from tracekit.data import describe, endless_pairs
+
+    if names:
+        sources = {name: tk.load_dataset(name, tracer.model) for name in names}
+        return sources if len(names) > 1 else sources[names[0]]
+    origin = tracer.pairs.origin
+    if origin is None or not {"n", "seed"} <= {*describe(origin.dataset).options}:
+        return None
+    options = {name: origin.options[name] for name in {*origin.options} - {"n", "seed"}}
+    first_seed = 1 + origin.options.get("seed", 0)
+    return endless_pairs(origin.dataset, tracer.model, first_seed=first_seed, **options)
+
+
+def _print(certificate: Any, before: str = "") -> None:
+    rows = certificate.table.to_dict("records")
+    print_table("claims", Table.of_rows(rows, forms={"low": ".3g", "high": ".3g"}))
+    console.print(f"{certificate}")
+    if before:
+        console.print(f"The saved certificate: {before}.")
+    code = _EXIT_CODES[certificate.verdict]
+    if code:
+        raise typer.Exit(code)
