@@ -71,6 +71,7 @@ def outputs_of(tracer_of, tmp_path, command):  # noqa: F811
             "attention": tracer.attention(result),
             "side effects": tracer.side_effects(result, others, draws=3),
             "against": result.against(["L0H1", "L1H4"]),
+            "stability": tracer.stability("attribution", budget=2, resamples=2),
             "texts": tracer.generate(result, prompts[:1], *changed, max_new_tokens=1),
         }
         of_sets = {"result": result, "curve": curve, "front": front, "comparison": compared}
@@ -106,6 +107,7 @@ def outputs_of(tracer_of, tmp_path, command):  # noqa: F811
             "side effects": measured["side effects"].figure(),
             "faithfulness": measured["faithfulness"].curve(),
             "single effects": measured["single effects"].heatmap(),
+            "stability": measured["stability"].heatmap(),
         }
         texts |= {f"figure: {name}": f.layout.title.subtitle.text for name, f in drawn.items()}
         texts["Markdown"] = compared.to_markdown()

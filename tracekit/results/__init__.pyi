@@ -13,5 +13,6 @@ from tracekit.results.pareto_statistics import SizeStatistics as SizeStatistics
 from tracekit.results.published_circuits import Against as Against
 from tracekit.results.result import TraceResult as TraceResult
 from tracekit.results.single_effects import SingleEffects as SingleEffects
+from tracekit.results.stability import Stability as Stability
 from tracekit.results.strongest_pairs import StrongestPairs as StrongestPairs
 from tracekit.results.tables import curve_data as curve_data

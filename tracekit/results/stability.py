@@ -1,0 +1,93 @@
+"""Stability: how often a search selects each component on resampled examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import plotly.graph_objects as go
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tracekit._util.deferred import pd
+from tracekit._util.markup import clean_text
+from tracekit._util.table import join_labels
+from tracekit.errors import ConfigError
+from tracekit.figures.cells import ColorScale, draw_panels
+from tracekit.figures.style import WIDTH, data_and_model, plain
+from tracekit.metrics import Effects
+from tracekit.results.of_set import OfMembers
+from tracekit.results.panels import has_cells, panels_of
+from tracekit.results.storage import SavedTable
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Stability(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """How often each component is selected; `members` are those that nearly always are."""
+
+    frequencies: Float[Tensor, " component"]
+    """Share of the resamples in which the component was selected, in [0, 1]."""
+    threshold: float
+    """Share of the resamples from which on a component is one of `members`."""
+    method: str
+    """Title of the search."""
+    n_resamples: int
+    n_selected: float
+    """Mean number of components that were selected."""
+    effects: Effects
+    """Effect of `members` together on each example: held-out ones, if the tracer has some."""
+    mean_effect: float
+    """Mean effect of the sets of the resamples, on the same examples."""
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A pandas DataFrame with a row per component that was selected, the most frequent first.
+
+        Columns: `component`, its `frequency`, and whether it is `stable`, one of `members`.
+        """
+        order = self.frequencies.argsort(descending=True, stable=True).tolist()
+        rows = [
+            {
+                "component": self.registry.label(index),
+                "frequency": self.frequencies[index].item(),
+                "stable": index in self.members,
+            }
+            for index in order
+            if self.frequencies[index] > 0
+        ]
+        return pd.DataFrame(rows)
+
+    def heatmap(self) -> go.Figure:
+        """The frequencies as cells, by layer and component; stable components are framed.
+
+        Raises:
+            ConfigError: More components in a layer than can be cells.
+        """
+        if not has_cells(self.registry):
+            raise ConfigError("Layers of so many components have no cells. Take the table.")
+        is_stable = torch.zeros(len(self.registry), dtype=torch.bool)
+        is_stable[list(self.members)] = True
+        values = self.frequencies.tolist()
+        texts = [f"selected in {100 * value:.0f} % of the resamples" for value in values]
+        return draw_panels(
+            panels_of(self.registry, is_stable, values=values, texts=texts),
+            scale=ColorScale("Blues", 0.0, 1.0, "share of<br>resamples"),
+            width=WIDTH,
+            outlines=True,
+            title=f"Stability of {plain(self.method)}: {data_and_model(self.dataset, self.model)}",
+            subtitle=f"{plain(self.intervention)}, {self.n_resamples} resamples; "
+            f"frame: in at least {100 * self.threshold:.0f} %",
+        )
+
+    def __repr__(self) -> str:
+        n, n_ever = len(self.members), int((self.frequencies > 0).sum())
+        named = f": {join_labels(self.labels, 12)}" if n else ""
+        return clean_text(
+            f"{self.method} on {self.n_resamples} resamples of the searched examples of "
+            f"{self.dataset}, {self.model}, {self.intervention}: sets of {self.n_selected:.3g} "
+            f"components on average, {n_ever} different ones. {n} are in at least "
+            f"{100 * self.threshold:.0f} % of the sets{named}.\n"
+            f"{self.effects.mean():.4g} is the {self.axis_label} of these {n}, and "
+            f"{self.mean_effect:.4g} that of the sets on average, {self.examples}."
+        )
