@@ -5,7 +5,6 @@ import json
 import re
 import threading
 from collections import Counter
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
@@ -17,9 +16,6 @@ from tests import oracle, tiny
 from tracekit.data import (
     DATASETS,
     download,
-    professions,
-    winobias,
-    winogender,
 )
 from tracekit.errors import (
     ConfigError,
@@ -285,8 +281,10 @@ class TestDownloads:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             monkeypatch.setattr(download, "_HOST", f"http://127.0.0.1:{server.server_address[1]}")
             monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-            source = replace(professions._FILES, repository="someone/somewhere", remotes=remotes)
-            monkeypatch.setattr(professions, "_FILES", source)
+            source = {"repository": "someone/somewhere", "remotes": remotes}
+            monkeypatch.setitem(
+                download.FILES, "professions", download.FILES["professions"] | source
+            )
             yield server, asked, folder
             server.shutdown()
 
@@ -319,8 +317,7 @@ class TestDownloads:
 
 @pytest.mark.parametrize("name", ["winobias", "winogender", "professions"])
 def test_pinned_hashes_are_those_of_the_data_at_hand(shared, name):
-    source = {"winobias": winobias, "winogender": winogender, "professions": professions}[name]
-    for file, remote in source._FILES.remotes.items():
+    for file, remote in download.FILES[name]["remotes"].items():
         content = (shared / "data" / name / file).read_bytes()
         assert hashlib.sha256(content).hexdigest() == remote["sha256"]
 

@@ -13,14 +13,14 @@ CODE = """
 import json, sys
 from pathlib import Path
 from tracekit.cli.parsing import read_masks
-from tracekit.data.download import DatasetFiles
+from tracekit.data.download import read_lines
 from tracekit.data.from_file import read_rows
 from tools.validate import read_single_heads
 folder = Path(sys.argv[1])
 print(json.dumps([
     read_masks(folder / "mask.json")[0][1],
     read_single_heads(folder / "heads.json").model,
-    DatasetFiles(dataset="caf\\u00e9", origin="").read_lines(folder, "lines.txt"),
+    read_lines("caf\\u00e9", folder, "lines.txt"),
     *(read_rows(folder / f"rows.{end}")[0][0]["prompt"] for end in ("csv", "jsonl", "json")),
 ]))
 """

@@ -246,9 +246,9 @@ def test_groups_of_the_built_in_data_sets(monkeypatch):
     monkeypatch.setattr(professions, "check_size", lambda *_: None)
     lines = {"templates.txt": ["The {} said", "The {} ran"]}
     monkeypatch.setattr(
-        type(professions._FILES),
+        professions,
         "read_lines",
-        lambda self, folder, name: lines.get(name, ["nurse"]),
+        lambda dataset, folder, name: lines.get(name, ["nurse"]),
     )
     taken = {}
     monkeypatch.setattr(

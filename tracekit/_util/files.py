@@ -115,10 +115,7 @@ def hold_lock(path: Path, *, wait: bool | float = True) -> Iterator[None]:
     """
     lock = FileLock(path.with_name(f".{path.name}{_LOCK}"))
     try:
-        if isinstance(wait, bool):
-            lock.acquire(blocking=wait)
-        else:
-            lock.acquire(timeout=wait)
+        lock.acquire(timeout=-1 if wait is True else float(wait))
     except Timeout:
         raise BlockingIOError(errno.EWOULDBLOCK, "It is in use", str(path)) from None
     except (NotImplementedError, OSError):

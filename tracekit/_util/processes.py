@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import pickle
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -47,7 +47,7 @@ class WorkerProcesses(Executor):
     def submit(self, function: Callable[..., _R], /, *arguments: Any, **options: Any) -> Future[_R]:
         """Calls a function of a module in a worker; `BrokenProcessPool` if any worker is killed."""
         # A worker may be started here.
-        with _block_signals(_STOPPING):
+        with _block_stopping_signals():
             return self._pool.submit(function, *arguments, **options)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
@@ -59,12 +59,12 @@ class WorkerProcesses(Executor):
 
 
 @contextmanager
-def _block_signals(names: Iterable[str]) -> Iterator[None]:
+def _block_stopping_signals() -> Iterator[None]:
     """Delays signals to the end of the block; processes that are started in it inherit this."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    held_back = {getattr(signal, name) for name in names}
+    held_back = {getattr(signal, name) for name in _STOPPING}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held_back)
     try:
         yield

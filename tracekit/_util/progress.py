@@ -1,9 +1,6 @@
 """One progress bar for a whole run, with an estimate of the remaining time.
 
 Outside of notebooks and terminals, e.g. in a batch system, it is one line per minute in the log.
-The code that starts a run opens the bar (`open_bar`). All other code only reports to it: engines
-report the examples that they have run (`advance`), searches the results so far (`report_values`). A
-bar that is opened within another one becomes part of it, so bars are never nested.
 """
 
 from __future__ import annotations
@@ -19,6 +16,8 @@ from threading import Event, Thread
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
+OnNote = Callable[..., None] | None
+"""Called with the values of each `report_values`, whether a bar is shown or not."""
 _FORMAT = (
     "{desc}: {percentage:3.0f}% |{bar}| {n:.0f} of {total:.0f} passes "
     "[{elapsed}, {remaining} left{postfix}]"
@@ -88,11 +87,7 @@ class RunProgress:
     """Progress of a run so far."""
 
     def __init__(
-        self,
-        bar: Any,
-        passes: float | None,
-        n_examples: int,
-        on_note: Callable[..., None] | None = None,
+        self, bar: Any, passes: float | None, n_examples: int, on_note: OnNote = None
     ) -> None:
         """Starts at zero; `bar` may be None, and the other arguments are as in `open_bar`."""
         self._on_note = on_note
@@ -128,18 +123,12 @@ def current_run() -> RunProgress:
 
 @contextmanager
 def open_bar(
-    label: str,
-    passes: float | None,
-    n_examples: int,
-    *,
-    shown: bool | None,
-    on_note: Callable[..., None] | None = None,
+    label: str, passes: float | None, n_examples: int, *, shown: bool | None, on_note: OnNote = None
 ) -> Iterator[RunProgress]:
     """Opens the bar of a run; within another run, yields the bar of that run.
 
     `passes` is the largest number of passes over the data; if None, no end is shown. With
-    `shown=None`, the run shows a bar in notebooks and terminals, else lines. `on_note` is called
-    with the values of each `report_values`, whether shown or not.
+    `shown=None`, the run shows a bar in notebooks and terminals, else lines.
     """
     outer = _CURRENT.get()
     if outer is not None:
@@ -209,6 +198,5 @@ def _make_bar(label: str, passes: float | None, shown: bool | None) -> Any:
         return _ProgressLines(label, passes, "passes")
     bar_format = _FORMAT_WITHOUT_END if passes is None else _FORMAT
     options: dict[str, Any] = {"bar_format": bar_format, "leave": False, "mininterval": 0.2}
-    if not _in_notebook():
-        options["dynamic_ncols"] = True
+    options["dynamic_ncols"] = not _in_notebook()
     return _import_tqdm()(desc=label, total=passes, **options)

@@ -48,7 +48,7 @@ class Ranks:
             return _ALONE
         world = dist.group.WORLD
         if world not in _RANKS_OF_GROUPS:
-            _Interrupt.handle_interrupts()
+            _handle_interrupts()
             _RANKS_OF_GROUPS[world] = cls(dist.get_rank(), dist.get_world_size(), _CpuGroup())
         return _RANKS_OF_GROUPS[world]
 
@@ -70,12 +70,12 @@ class Ranks:
         if self.count == 1:
             return parts
         # Ranks get Ctrl-C at different points of the code; they react where all of them meet.
-        message = torch.tensor([float(_Interrupt.pressed)], dtype=torch.float64)
+        message = torch.tensor([float(bool(_interrupts))], dtype=torch.float64)
         flat = torch.cat([message, *(part.detach().cpu().double().flatten() for part in parts)])
         with _translate_errors():
             dist.all_reduce(flat, group=self._group)
         if flat[0]:
-            _Interrupt.pressed = False
+            _interrupts.clear()
             raise KeyboardInterrupt
         sums = flat[1:].split([part.numel() for part in parts])
         return tuple(
@@ -137,6 +137,8 @@ class _CpuGroup:
 
 
 _ALONE = Ranks()
+_interrupts: list[int] = []
+"""Ctrl-C that the ranks have not yet reacted to."""
 _RANKS_OF_GROUPS: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 """The ranks of each process group; all of them make theirs together, once."""
 
@@ -158,22 +160,16 @@ def launched_device() -> str | None:
     return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
 
 
-class _Interrupt:
-    """Ctrl-C in one of several processes."""
+def _handle_interrupts() -> None:
+    """Makes Ctrl-C wait until all ranks meet; a second Ctrl-C ends this process."""
 
-    pressed: bool = False
+    def note(number: int, frame: Any) -> None:
+        if _interrupts:
+            raise KeyboardInterrupt
+        _interrupts.append(number)
 
-    @classmethod
-    def handle_interrupts(cls) -> None:
-        """Makes Ctrl-C set `pressed`; a second Ctrl-C ends this process."""
-
-        def note(number: int, frame: Any) -> None:
-            if cls.pressed:
-                raise KeyboardInterrupt
-            cls.pressed = True
-
-        with suppress(ValueError):  # Only the main thread gets Ctrl-C.
-            signal.signal(signal.SIGINT, note)
+    with suppress(ValueError):  # Only the main thread gets Ctrl-C.
+        signal.signal(signal.SIGINT, note)
 
 
 @contextmanager

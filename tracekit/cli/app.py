@@ -43,7 +43,6 @@ class _Command(TyperCommand):
     """A command whose help shows its options in panels, with the types of their values."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        """Sorts the options by panel; within one they keep their order."""
         super().__init__(*args, **settings)
         for parameter in self.params:
             if getattr(parameter, "is_flag", False):
@@ -55,7 +54,6 @@ class _Command(TyperCommand):
         )
 
     def get_help_option(self, ctx: Any) -> Any:
-        """Puts `--help` into the panel of the output options."""
         option = super().get_help_option(ctx)
         if option is not None:
             option.rich_help_panel = PANELS[-1]  # type: ignore[attr-defined]
@@ -65,7 +63,6 @@ class _Command(TyperCommand):
 
 class _CommandGroup(typer.Typer):
     def command(self, name: str | None = None, **settings: Any) -> Any:  # type: ignore[override]
-        """Adds a command, with the option `--json`."""
         add = super().command(name, cls=_Command, **settings)
         return lambda function: add(_add_json_option(function))
 

@@ -21,10 +21,8 @@ _BUDGETS = (2, 3, 4, 6, 9)
 _SHOWN = (2, 6)
 """Budgets whose sets are shown in full."""
 _METHODS = {"pgb-ct+local": {}, "greedy": {}, "top-k": {}, "random": {"draws": 100}}
-"""Options of each method."""
 _PAIRED_LAYERS = (0, 1)
 _PAGE = Path(__file__).with_name("demo_page.md")
-"""Headings and paragraphs of the page."""
 _TABLE_NOTE = (
     f"Mean drop of P(x), the probability of the right answer, over {_EXAMPLES} facts, and its "
     "share of the drop by all heads. Random: the best of 100 sets of each size. Passes: forward "
@@ -42,11 +40,8 @@ tracekit show {output}
 
 @dataclass(frozen=True)
 class _DemoResults:
-    """Everything that the demo measured."""
-
     tracer: tk.Tracer
     curves: dict[str, tk.results.TraceCurve]
-    """Results at all budgets, by method."""
     front: tk.ParetoFront
     grid: tk.results.InteractionGrid
     unseen_grid: tk.results.InteractionGrid
@@ -54,7 +49,6 @@ class _DemoResults:
 
     @property
     def summary_text(self) -> str:
-        """Findings of the demo, in one or two sentences with its numbers."""
         best, top_k, random = (self.curves[name] for name in ("pgb-ct+local", "top-k", "random"))
         pair = best.at(2)
         parts = [f"{each} alone {self.effect_alone(each):.3f}" for each in pair.components]

@@ -8,18 +8,10 @@ from typing import Any
 from tracekit._util.deferred import pd
 from tracekit._util.markup import as_cells
 from tracekit._util.table import Table
+from tracekit.cli import options
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import print_problem
 from tracekit.cli.files import check_file
-from tracekit.cli.options import (
-    OPTIONAL_OUTPUT,
-    REQUIRED,
-    SEVERAL,
-    TRACE_KEYS,
-    WHAT,
-    build_tracer,
-    with_options,
-)
 from tracekit.cli.parsing import read_masks
 from tracekit.cli.summaries import print_tracer
 from tracekit.cli.tables import print_table
@@ -33,16 +25,16 @@ _OMITTED = ("split", "skip_mismatched")
 
 
 @app.command()
-@with_options(
-    *(name for name in TRACE_KEYS if name not in _OMITTED),
-    mask=WHAT.option(
+@options.with_options(
+    *(name for name in options.TRACE_KEYS if name not in _OMITTED),
+    mask=options.WHAT.option(
         list[Path],
         "PATH",
         "Labels such as L1H4,L1H7; a JSON file with one entry in [0, 1] per component, or with a "
-        f"list of such masks; or the folder of a run{SEVERAL}",
-        default=REQUIRED,
+        f"list of such masks; or the folder of a run{options.SEVERAL}",
+        default=options.REQUIRED,
     ),
-    output=OPTIONAL_OUTPUT.with_help("CSV file for the effect on every example."),
+    output=options.OPTIONAL_OUTPUT.with_help("CSV file for the effect on every example."),
 )
 def evaluate(values: OptionValues) -> None:
     """Measures the effects of given masks: soft or binary, 1 takes the counterfactual value."""
@@ -53,7 +45,7 @@ def evaluate(values: OptionValues) -> None:
 
     output = values["output"]
     check_file(output)
-    tracer = build_tracer(values)
+    tracer = options.build_tracer(values)
     print_tracer(tracer)
     names = [further.name for further in tracer.extra_metrics]
     mask_rows, example_rows = [], []
@@ -83,12 +75,8 @@ def evaluate(values: OptionValues) -> None:
             for number, effect in enumerate(effects.tolist())
         ]
     forms = dict.fromkeys(("effect", *names), ".6g")
-    kinds_of_ends = []
-    if any(row["n_searched"] == 0 for row in mask_rows):
-        kinds_of_ends.append("interval")
-    if any(row["n_searched"] > 0 for row in mask_rows):
-        kinds_of_ends.append("spread")
-    brackets = " or ".join(kinds_of_ends)
+    kinds_of_ends = {"spread" if row["n_searched"] else "interval" for row in mask_rows}
+    brackets = " or ".join(sorted(kinds_of_ends))
     titles = {name: name for name in names} | {"effect": f"effect (95 % {brackets})"}
     table = Table.of_rows(mask_rows, titles, forms, joined=True)
     held_out = "" if tracer.held_out is None else " held-out"

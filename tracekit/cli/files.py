@@ -20,9 +20,8 @@ def check_folder(output: Path | None) -> None:
         return
     if os.path.isfile(output):
         raise OutputError(f"The output {output} is a file. Give a folder.")
-    new_folders: list[Path] = []
+    new_folders = [path for path in (output, *output.parents) if not os.path.exists(path)]
     try:
-        new_folders = [path for path in (output, *output.parents) if not os.path.exists(path)]
         output.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=output):
             pass

@@ -28,17 +28,10 @@ from tracekit._util.names import (
     choices_text,
 )
 from tracekit._util.options import field_help, field_hints
+from tracekit.cli import parsing
 from tracekit.cli.app import PANELS
 from tracekit.cli.console import console, join_ranks, print_step
 from tracekit.cli.files import check_file
-from tracekit.cli.parsing import (
-    cli_values,
-    parse_chat,
-    parse_layers,
-    parse_loading_options,
-    parse_options,
-    parse_positions,
-)
 from tracekit.cli.summaries import print_tracer
 from tracekit.engine.setup_fields import SetupFields
 from tracekit.errors import ConfigError, DataNotFoundError, UnknownNameError
@@ -125,7 +118,7 @@ def _read_config(context: Any, path: Path | None) -> Path | None:
         options = {parameter.name: parameter for parameter in context.command.params}
         keys = {name for name in options if name and name not in _CONFIG_KEYS}
         context.default_map = {
-            name: cli_values(value, is_list=bool(getattr(options[name], "multiple", False)))
+            name: parsing.cli_values(value, is_list=bool(getattr(options[name], "multiple", False)))
             for name, value in read_options(path, keys).items()
         }
     return path
@@ -333,19 +326,20 @@ def load_data(values: Mapping[str, Any]) -> tuple[Any, tk.PromptPairs]:
     from tracekit.data.registry import describe, load_origin
 
     dataset, data_dir = values["dataset"], values["data_dir"]
-    data_options: dict[str, Any] = parse_options(values["data_option"] or [], [dataset])[dataset]
+    by_dataset = parsing.parse_options(values["data_option"] or [], [dataset])
+    data_options = by_dataset[dataset]
     describe(dataset)  # Refuses an unknown name before the model is loaded.
     check_data_files(dataset, data_dir=data_dir, **data_options)
     data_options |= {} if data_dir is None else {"data_dir": data_dir}
     data_options |= {} if values.get("split") is None else {"split": values["split"]}
-    run_chat, chat = values.get("run_chat"), parse_chat(values.get("chat_option"))
+    run_chat, chat = values.get("run_chat"), parsing.parse_chat(values.get("chat_option"))
     if values.get("chat") or chat or run_chat is not None:
         data_options |= {"chat": {**(run_chat or {}), **chat} or True}
     data_options |= {"on_mismatch": "skip"} if values.get("skip_mismatched") else {}
     device = values["device"]
     if device in (None, "cuda"):
         device = launched_device() or device
-    loading = parse_loading_options(values["model_option"])
+    loading = parsing.parse_loading_options(values["model_option"])
     model = load_quietly(values["model"], device=device, dtype=values["dtype"], **loading)
     if values.get("origin") is None:
         pairs = tk.load_dataset(dataset, model, **data_options)
@@ -399,9 +393,9 @@ def _build_setup(values: Mapping[str, Any], seed: int) -> tk.Setup:
 
     usual = describe(values["dataset"])
     entries = {name: values[name] for name in SETUP_OPTIONS if values.get(name) is not None}
-    entries["layers"] = parse_layers(entries.get("layers"))
+    entries["layers"] = parsing.parse_layers(entries.get("layers"))
     if "positions" in entries:
-        entries["positions"] = parse_positions(entries["positions"])
+        entries["positions"] = parsing.parse_positions(entries["positions"])
     elif "split_by" not in entries:
         entries["positions"] = usual.positions
     usual_names = {"components": usual.components, "metric": usual.metric}

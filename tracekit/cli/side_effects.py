@@ -5,18 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tracekit._util.table import Table
+from tracekit.cli import options
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import write_figures
-from tracekit.cli.options import (
-    HOW,
-    OPTIONAL_OUTPUT,
-    REQUIRED,
-    SAVED_RUN_KEYS,
-    SEVERAL,
-    WHAT,
-    with_options,
-)
 from tracekit.cli.parsing import parse_named_values
 from tracekit.cli.rebuild import RUN_OPTIONS, RunFolder, rebuild_tracer
 from tracekit.cli.summaries import print_estimates
@@ -25,18 +17,19 @@ from tracekit.errors import ConfigError
 
 
 @app.command("side-effects")
-@with_options(
-    *(*SAVED_RUN_KEYS, "seed", "dry_run", "quiet"),
+@options.with_options(
+    *(*options.SAVED_RUN_KEYS, "seed", "dry_run", "quiet"),
     **RUN_OPTIONS,
-    other=WHAT.settings(
-        f"Other data as NAME=DATASET or NAME=FILE (.csv, .jsonl){SEVERAL}", default=REQUIRED
+    other=options.WHAT.settings(
+        f"Other data as NAME=DATASET or NAME=FILE (.csv, .jsonl){options.SEVERAL}",
+        default=options.REQUIRED,
     ),
-    other_metric=HOW.settings(
+    other_metric=options.HOW.settings(
         "Metric of other data as NAME=METRIC, e.g. neutral=kl. Default: that of the run."
     ),
-    other_limit=HOW.count("Use only the first N examples of each other data.", min=1),
-    draws=HOW.count("Random sets to compare with.", default=20, min=0),
-    output=OPTIONAL_OUTPUT.with_help("Folder for the table and the figure."),
+    other_limit=options.HOW.count("Use only the first N examples of each other data.", min=1),
+    draws=options.HOW.count("Random sets to compare with.", default=20, min=0),
+    output=options.OPTIONAL_OUTPUT.with_help("Folder for the table and the figure."),
 )
 def side_effects(values: OptionValues, run: RunFolder) -> None:
     """Says what the set of a saved run does to other data, and saves that beside the run."""

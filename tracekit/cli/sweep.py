@@ -56,41 +56,26 @@ def sweep(
         options["executor_options"] = {**options.get("executor_options", {}), **new_options}
     folder = Path(options["output"])
     check_folder(folder)
-    tally = _Outcomes(quiet)
-    sweep_runs = runs.sweep(**options, progress=False if quiet else None, on_done=tally)
-    _print_runs(sweep_runs, folder, tally, has_table=part is None)
+    # A progress bar, which shows outcomes, is redrawn in place: only a terminal can do that.
+    has_bar = sys.stderr.isatty() and not quiet
+
+    def print_outcome(outcome: runs.Run | runs.Failure) -> None:
+        if not has_bar:
+            console.print(f"{_state(outcome)}: {clean_text(outcome.job.description)}", style="dim")
+
+    sweep_runs = runs.sweep(**options, progress=False if quiet else None, on_done=print_outcome)
+    _print_runs(sweep_runs, folder, has_table=part is None)
     if sweep_runs.failures:
         raise typer.Exit(1)
 
 
-class _Outcomes:
-    """Counts the outcomes of jobs, and prints each where no progress bar shows it."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._counts = Counter[str]()
-        # A progress bar is redrawn in place, which only a terminal can do.
-        self._prints = quiet or not sys.stderr.isatty()
-
-    def __call__(self, outcome: runs.Run | runs.Failure) -> None:
-        """Counts an outcome."""
-        if isinstance(outcome, runs.Failure):
-            state = "failed"
-        else:
-            state = "ran" if outcome.fresh else "kept"
-        self._counts[state] += 1
-        if self._prints:
-            console.print(f"{state}: {clean_text(outcome.job.description)}", style="dim")
-
-    def __str__(self) -> str:
-        text = f"Ran {self._counts['ran']} of {self._counts.total()}"
-        if self._counts["failed"]:
-            text += f", {self._counts['failed']} failed"
-        if self._counts["kept"]:
-            text += f", {self._counts['kept']} were there"
-        return f"{text}."
+def _state(outcome: runs.Run | runs.Failure) -> str:
+    if isinstance(outcome, runs.Failure):
+        return "failed"
+    return "ran" if outcome.fresh else "kept"
 
 
-def _print_runs(sweep_runs: runs.Runs, folder: Path, tally: _Outcomes, *, has_table: bool) -> None:
+def _print_runs(sweep_runs: runs.Runs, folder: Path, *, has_table: bool) -> None:
     from tracekit.runs.worker import reasons
 
     for reason in reasons(sweep_runs.failures):
@@ -99,5 +84,9 @@ def _print_runs(sweep_runs: runs.Runs, folder: Path, tally: _Outcomes, *, has_ta
     if has_table and len(table) > 0 and (console.document is not None or len(table) <= _MOST_ROWS):
         shown = sweep_runs.shown()
         print_table("runs", table, shown, n_names=shown.titles.index(table["effect"].title))
+    counts = Counter(map(_state, (*sweep_runs, *sweep_runs.failures)))
+    tally = f"Ran {counts['ran']} of {counts.total()}"
+    tally += f", {counts['failed']} failed" if counts["failed"] else ""
+    tally += f", {counts['kept']} were there" if counts["kept"] else ""
     written = f"The table of all runs is {folder / 'runs.csv'}." if has_table else ""
-    console.print(f"{tally} Runs are in {folder / 'runs'}/. {written}".rstrip(), soft_wrap=True)
+    console.print(f"{tally}. Runs are in {folder / 'runs'}/. {written}".rstrip(), soft_wrap=True)

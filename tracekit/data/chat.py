@@ -14,12 +14,13 @@ from typing import Any
 
 from tracekit._util.options import short_repr
 from tracekit._util.warn import warn
+from tracekit.data.spans import Region
 from tracekit.errors import ConfigError, DataWarning, PairsError, UnsupportedModelError, near_miss
 
 Chat = bool | Mapping[str, Any]
 """Whether prompts are written by the chat template, or the arguments of the template."""
-Region = tuple[int, int]
-"""Characters of a text: the first, and one past the last."""
+Messages = Sequence[Mapping[str, Any]]
+"""What was said in turn: mappings with `role` and `content`."""
 
 CLOCK = "strftime_now"
 """What templates call to read the clock; as an argument it is the time that they read."""
@@ -144,9 +145,7 @@ class ChatTemplate:
             )
         return [first, *filter(None, others)]
 
-    def _locate_message(
-        self, messages: Sequence[Mapping[str, Any]], located: int, text: str
-    ) -> Region | None:
+    def _locate_message(self, messages: Messages, located: int, text: str) -> Region | None:
         try:
             before, *rest = self._render(_mark(messages, located)).split(_MARK)
         except Exception:  # A template may refuse a changed message.
@@ -159,7 +158,7 @@ class ChatTemplate:
         is_content = within in content and within.strip() == content.strip()
         return (first, stop) if text == before + within + after and is_content else None
 
-    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def _render(self, messages: Messages) -> str:
         if messages[-1]["role"] != "assistant":
             return self._apply(messages, add_generation_prompt=True)
         begun = messages[-1]["content"]
@@ -175,7 +174,7 @@ class ChatTemplate:
             f"{text[-len(begun) - 40 :]!r}"
         )
 
-    def _apply(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    def _apply(self, messages: Messages, **options: Any) -> str:
         from transformers.utils import chat_template_utils as module
 
         options |= {name: value for name, value in self._given.items() if name != CLOCK}
@@ -232,7 +231,7 @@ def _as_time(given: Any) -> datetime:
         ) from error
 
 
-def _as_messages(given: Any) -> Sequence[Mapping[str, Any]] | None:
+def _as_messages(given: Any) -> Messages | None:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     are_messages = (
@@ -244,9 +243,7 @@ def _as_messages(given: Any) -> Sequence[Mapping[str, Any]] | None:
     return given if are_messages else None
 
 
-def _mark(
-    messages: Sequence[Mapping[str, Any]], located: int, mark: str = _MARK
-) -> list[Mapping[str, Any]]:
+def _mark(messages: Messages, located: int, mark: str = _MARK) -> Messages:
     changed = list(messages)
     changed[located] = {**changed[located], "content": mark}
     return changed

@@ -1,9 +1,6 @@
 """Counterfactuals: the values that an intervention (an ablation) patches in, example by example.
 
-A `Counterfactual` says which tokens the counterfactual run reads, the noise on their embeddings,
-and how values follow from the activations of that run. A new kind is a class in this file, and an
-entry in `COUNTERFACTUALS` if rows of data can describe it. The sources of a `Tracer`
-(`source="mean"`) are in `tracekit/engine/sources.py`: a constant needs no class here.
+The sources of a `Tracer` (`source="mean"`) are in `tracekit/engine/sources.py`.
 """
 
 from __future__ import annotations

@@ -7,12 +7,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from tracekit._util.markup import MAX_ROWS, html_card, html_text
-from tracekit.data.counterfactuals import (
-    ConstantCounterfactual,
-    Ids,
-    NoiseCounterfactual,
-    PromptCounterfactual,
-)
+from tracekit.data import counterfactuals
 from tracekit.data.pair import PromptPair
 
 
@@ -44,11 +39,11 @@ class ShownPair:
 def make_shown_pair(pair: PromptPair, token_texts: Mapping[int, str]) -> ShownPair:
     """An example with its tokens by their texts; tokens without one are shown by their ids."""
 
-    def texts_of(ids: Ids) -> tuple[str, ...]:
+    def texts_of(ids: counterfactuals.Ids) -> tuple[str, ...]:
         return tuple(token_texts.get(token, str(token)) for token in ids)
 
     own, other = pair.prompt_ids, pair.counterfactual_ids
-    is_prompt = isinstance(pair.counterfactual, PromptCounterfactual)
+    is_prompt = isinstance(pair.counterfactual, counterfactuals.PromptCounterfactual)
     changed, other_changed = _changed_tokens(own, other)
     return ShownPair(
         prompt=ShownTokens(texts_of(own), changed),
@@ -63,11 +58,11 @@ def _source_text(pair: PromptPair) -> str:
     counterfactual = pair.counterfactual
     if pair.prompt_noise is not None:
         return "the prompt with noise on its embeddings; the counterfactual is without"
-    if isinstance(counterfactual, PromptCounterfactual):
+    if isinstance(counterfactual, counterfactuals.PromptCounterfactual):
         return ""
-    if isinstance(counterfactual, NoiseCounterfactual):
+    if isinstance(counterfactual, counterfactuals.NoiseCounterfactual):
         return "the prompt with noise on its embeddings"
-    if isinstance(counterfactual, ConstantCounterfactual):
+    if isinstance(counterfactual, counterfactuals.ConstantCounterfactual):
         return f"no prompt, but {counterfactual.constants.name} values"
     return "none"
 

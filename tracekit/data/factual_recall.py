@@ -18,7 +18,7 @@ from typing import Any
 
 from tracekit._util.options import check_int
 from tracekit.data.counterfactuals import GaussianNoise
-from tracekit.data.download import DatasetFiles, check_size
+from tracekit.data.download import check_size, read_file
 from tracekit.data.formats import FORMATS, subject_span
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 from tracekit.errors import ConfigError, DataFormatError
@@ -57,7 +57,7 @@ def load(
     """
     if n is not None:
         check_int("n", n)
-    text = DatasetFiles.for_dataset(dataset).read(data_dir, file_name)
+    text = read_file(dataset, data_dir, file_name)
     try:
         rows = [to_row(record) for record in json.loads(text)]
     except (ValueError, KeyError, TypeError) as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tracekit.data.pair import count_shared
 from tracekit.errors import DataFormatError
@@ -108,32 +108,16 @@ FORMATS: Mapping[str, Callable[[Mapping[str, Any], Decode], Row | None]] = {
 """By name, a function that makes a row from a record, or None if the record has no pair."""
 
 
-class _PairlessFormat(NamedTuple):
-    """A known kind of file or record from which pairs must first be made."""
-
-    keys: list[list[str]]
-    """Lists of keys; the kind is recognised by all keys of any one list."""
-    has_more: bool
-    """Whether it may have further keys."""
-    content: str
-    """What it holds."""
-    advice: str
-    """Code that makes pairs of it, or where to find that code."""
-
-    def matches(self, document: Any) -> bool:
-        """Whether a document is of this kind."""
-        if not isinstance(document, Mapping):
-            return False
-        given = set(document)
-        return any(
-            given.issuperset(keys) if self.has_more else given == {*keys} for keys in self.keys
-        )
+_PAIRLESS = json.loads(Path(__file__).with_name("without_pairs.json").read_text("utf-8"))
+"""Kinds of documents from which pairs must first be made: `content`, `advice`, and lists of `keys`,
+all of any one of which tell the kind; whether it `has_more` keys."""
 
 
-_PAIRLESS_FORMATS = [
-    _PairlessFormat(**entry)
-    for entry in json.loads(Path(__file__).with_name("without_pairs.json").read_text("utf-8"))
-]
+def _is_kind(document: Any, kind: Mapping[str, Any]) -> bool:
+    if not isinstance(document, Mapping):
+        return False
+    given = set(document)
+    return any(given >= {*keys} if kind["has_more"] else given == {*keys} for keys in kind["keys"])
 
 
 def check_holds_pairs(document: Any, path: str) -> None:
@@ -143,6 +127,6 @@ def check_holds_pairs(document: Any, path: str) -> None:
         DataFormatError: It names the code that makes pairs of it.
     """
     parts = list(document.values()) if isinstance(document, Mapping) else []
-    for kind in _PAIRLESS_FORMATS:
-        if kind.matches(document) or (parts and all(map(kind.matches, parts))):
-            raise DataFormatError(f"{path} holds {kind.content}, and no pairs. {kind.advice}")
+    for kind in _PAIRLESS:
+        if _is_kind(document, kind) or (parts and all(_is_kind(part, kind) for part in parts)):
+            raise DataFormatError(f"{path} holds {kind['content']}, and no pairs. {kind['advice']}")

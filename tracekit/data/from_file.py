@@ -34,6 +34,8 @@ from tracekit.errors import (
 )
 from tracekit.models.hooked import HookedModel
 
+Columns = Mapping[str, str | None] | str | None
+"""Names of columns -> what they are here; None leaves one out. Or the same as text."""
 SUFFIXES = (".csv", ".jsonl", ".json")
 _WORDS = (
     "pandas reads the words NA, None, null and nan as empty cells: where one was meant, read the "
@@ -60,7 +62,7 @@ def load_pairs(
     data: Any,
     model: HookedModel | str | Path,
     *,
-    columns: Mapping[str, str | None] | str | None = None,
+    columns: Columns = None,
     format: str | None = None,
     noise_std: float | None = None,
     seed: int = 0,
@@ -128,11 +130,7 @@ def load_pairs(
 
 
 def read_rows(
-    data: Any,
-    *,
-    columns: Mapping[str, str | None] | str | None = None,
-    format: str | None = None,
-    typed: bool = False,
+    data: Any, *, columns: Columns = None, format: str | None = None, typed: bool = False
 ) -> tuple[list[dict[str, Any]], bool]:
     """Rows of a file or table, or of its format, and whether they are of token ids.
 

@@ -17,25 +17,20 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from tracekit._util.options import check_int
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 from tracekit.data.templates import make_reader
-from tracekit.data.tokenization import make_encoder, require_tokenizer
+from tracekit.data.tokenization import Encode, make_encoder, require_tokenizer
 from tracekit.errors import ConfigError
 
-_WORDS: dict[str, list[str]] = json.loads(
-    Path(__file__).with_name("words.json").read_text(encoding="utf-8")
-)
-"""Names, templates and nouns."""
+_WORDS: dict[str, list[str]] = json.loads(Path(__file__).with_name("words.json").read_text("utf-8"))
 FEMALE, MALE = _WORDS["female"], _WORDS["male"]
 _YEARS = "The {noun} lasted from the year {century}{year:02d} to the year {century}"
 _CENTURIES, _EARLY, _LATER, _TENS = range(11, 19), 1, range(2, 99), range(1, 9)
-
-Encode = Callable[[str, str], list[int]]
 
 
 def load_ioi(

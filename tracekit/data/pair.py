@@ -15,14 +15,7 @@ from tracekit._util.clusters import FEWEST
 from tracekit._util.options import is_int, join_first, short_repr
 from tracekit._util.warn import warn
 from tracekit.data import counterfactuals
-from tracekit.data.counterfactuals import (
-    Counterfactual,
-    Ids,
-    NoiseCounterfactual,
-    PromptCounterfactual,
-    as_ids,
-    counterfactual_from_row,
-)
+from tracekit.data.counterfactuals import Ids, NoiseCounterfactual, PromptCounterfactual
 from tracekit.data.spans import LAST, REST, Spans, add_implied_spans, parse_spans, select_span
 from tracekit.errors import DataWarning, PairsError, near_miss
 
@@ -85,7 +78,7 @@ class PromptPair:
     """First tokens that count as x, for metrics of token sets; None: the first one of x."""
     y_set_ids: Ids | None = None
     """First tokens that count as y; None: the first one of y."""
-    counterfactual: Counterfactual
+    counterfactual: counterfactuals.Counterfactual
     """Source of the values that an intervention patches in."""
     spans: Spans | None = None
     """Token positions of named parts of the prompt."""
@@ -295,11 +288,11 @@ def pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
     allowed = id_keys() | TEXT_KEYS
     check_keys(row, number, ("prompt_ids", "x_ids"), allowed, optional="y_ids", is_strict=False)
     ids: dict[str, Any] = {
-        key: as_ids(row[key], key.removesuffix("_ids"), number)
+        key: counterfactuals.as_ids(row[key], key.removesuffix("_ids"), number)
         for key in _OWN_IDS
         if row.get(key) is not None
     }
-    counterfactual = counterfactual_from_row(row, number)
+    counterfactual = counterfactuals.counterfactual_from_row(row, number)
     read = {**ids, "counterfactual_ids": counterfactual.reads(ids["prompt_ids"])}
     for key, tokens in read.items():
         if not tokens:

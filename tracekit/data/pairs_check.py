@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from tracekit.models import HookedModel
 from tracekit.models.hooked import device_of, freeze
 
 Color = Literal["green", "yellow", "red"]
-
+"""From the best to the worst."""
 _BATCH = 16
 _FATAL = ("equal-continuations", "equal-prompts")
 """Findings of the report that make a pair useless."""
@@ -78,10 +78,8 @@ class PairsCheck:
     @property
     def color(self) -> Color:
         """The worst of the lines."""
-        colors = {line.color for line in self.lines}
-        if "red" in colors:
-            return "red"
-        return "yellow" if "yellow" in colors else "green"
+        colors = [line.color for line in self.lines]
+        return max(colors, key=get_args(Color).index, default="green")
 
     def __str__(self) -> str:
         return "\n".join(clean_text(f"{each.color:<6} {each.text}") for each in self.lines)

@@ -101,16 +101,13 @@ def make_report(
         "token-counts": _differs_in_count,
         **({} if tokenizer is None else _special_token_tests(tokenizer)),
     }
-    numbers = {
-        kind: [n for n, pair in enumerate(pairs) if test(pair)] for kind, test in tests.items()
-    }
-    return PairsReport(
-        tuple(
-            Finding(kind, tuple(at), tuple(_label(pairs[n], kind) for n in at[:_SHOWN]), len(pairs))
-            for kind, at in numbers.items()
-            if at
-        )
-    )
+    findings = []
+    for kind, test in tests.items():
+        at = tuple(n for n, pair in enumerate(pairs) if test(pair))
+        shown = tuple(_label(pairs[n], kind) for n in at[:_SHOWN])
+        if at:
+            findings.append(Finding(kind, at, shown, len(pairs)))
+    return PairsReport(tuple(findings))
 
 
 def check_padding(pairs: Iterable[PromptPair], tokenizer: Any) -> None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tracekit.data.download import DatasetFiles, check_size
+from tracekit.data.download import check_size, read_lines
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 
-_FILES = DatasetFiles.for_dataset("professions")
 _N_PUBLISHED = 2873
 _REASON = "169 occupations, of which the published files have 159"
 
@@ -31,10 +30,10 @@ def load(
     `woman`; other tokenizers may split some, which `on_mismatch` is about. `data_dir` holds
     `templates.txt`, `male_occupations.txt` and `female_occupations.txt`.
     """
-    templates = _FILES.read_lines(data_dir, "templates.txt")
+    templates = read_lines("professions", data_dir, "templates.txt")
     rows = []
     for gender, other, x, y in (("male", "woman", " he", " she"), ("female", "man", " she", " he")):
-        occupations = _FILES.read_lines(data_dir, f"{gender}_occupations.txt")
+        occupations = read_lines("professions", data_dir, f"{gender}_occupations.txt")
         rows += [
             {"prompt": template.format(occupation), "counterfactual": template.format(other)}
             | {"x": x, "y": y, "group": template}

@@ -45,6 +45,7 @@ from tracekit.errors import ConfigError, PairsError
 from tracekit.models import HookedModel
 
 OnMismatch = Literal["error", "skip"]
+Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,11 +290,7 @@ class PromptPairs(Sequence[PromptPair]):
 
     @classmethod
     def from_ids(
-        cls,
-        rows: Sequence[Mapping[str, Any]],
-        *,
-        name: str = "pairs",
-        on_mismatch: OnMismatch = "error",
+        cls, rows: Rows, *, name: str = "pairs", on_mismatch: OnMismatch = "error"
     ) -> PromptPairs:
         """Pairs from token ids.
 
@@ -319,9 +316,7 @@ class PromptPairs(Sequence[PromptPair]):
         return pairs
 
     @classmethod
-    def _build(
-        cls, rows: Sequence[Mapping[str, Any]], name: str, on_mismatch: OnMismatch
-    ) -> PromptPairs:
+    def _build(cls, rows: Rows, name: str, on_mismatch: OnMismatch) -> PromptPairs:
         if on_mismatch not in ("error", "skip"):
             raise ConfigError(f"on_mismatch is {on_mismatch!r}. Use 'error' or 'skip'.")
         pairs, skipped = pairs_from_ids(rows), ()
@@ -334,7 +329,7 @@ class PromptPairs(Sequence[PromptPair]):
     @classmethod
     def from_text(
         cls,
-        rows: Sequence[Mapping[str, Any]],
+        rows: Rows,
         model: Any,
         *,
         noise: GaussianNoise | None = None,
@@ -460,7 +455,7 @@ class PromptPairs(Sequence[PromptPair]):
 
 
 def published_pairs(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Rows,
     model: Any,
     name: str,
     bos: bool | None,

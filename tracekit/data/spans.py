@@ -15,6 +15,8 @@ from tracekit.errors import PairsError
 
 Spans = Mapping[str, tuple[int, ...]]
 """Name of a span -> its token positions, ascending."""
+Region = tuple[int, int]
+"""Characters of a text: the first, and one past the last."""
 
 LAST, REST = "last", "rest"
 
@@ -25,7 +27,7 @@ def spans_from_text(
     ids: Sequence[int],
     texts: Any,
     number: int,
-    regions: Sequence[tuple[int, int]] = (),
+    regions: Sequence[Region] = (),
 ) -> dict[str, list[int]]:
     """Token ranges, [first, one past the last], of named parts of example `number`'s prompt.
 
@@ -35,7 +37,7 @@ def spans_from_text(
     if not isinstance(texts, Mapping):
         return texts  # `parse_spans` refuses it.
     ranges: dict[str, list[int]] = {}
-    places: dict[str, tuple[int, int]] = {}
+    places: dict[str, Region] = {}
     regions = regions or [(0, len(prompt))]
     for name, text in texts.items():
         if not isinstance(text, str):
@@ -58,7 +60,7 @@ def spans_from_text(
     return {name: ranges[name] for name in texts}
 
 
-def _find_text(text: str, prompt: str, regions: Sequence[tuple[int, int]]) -> list[int]:
+def _find_text(text: str, prompt: str, regions: Sequence[Region]) -> list[int]:
     return [
         first
         for start, end in regions
@@ -68,11 +70,7 @@ def _find_text(text: str, prompt: str, regions: Sequence[tuple[int, int]]) -> li
 
 
 def spans_from_places(
-    tokenizer: Any,
-    prompt: str,
-    ids: Sequence[int],
-    places: Mapping[str, tuple[int, int]],
-    number: int,
+    tokenizer: Any, prompt: str, ids: Sequence[int], places: Mapping[str, Region], number: int
 ) -> dict[str, list[int]]:
     """Token ranges of parts of a prompt that are given by characters [first, one past the last]."""
     edges = _edges(tokenizer, prompt, ids, number)
@@ -88,7 +86,7 @@ def spans_from_places(
     return ranges
 
 
-def _edges(tokenizer: Any, prompt: str, ids: Sequence[int], number: int) -> list[tuple[int, int]]:
+def _edges(tokenizer: Any, prompt: str, ids: Sequence[int], number: int) -> list[Region]:
     """First character and one past the last of every token of a prompt."""
     special = set(getattr(tokenizer, "all_special_ids", ()) or ())
     n_special = next((n for n, token in enumerate(ids) if token not in special), len(ids))
@@ -104,7 +102,7 @@ def _edges(tokenizer: Any, prompt: str, ids: Sequence[int], number: int) -> list
     )
 
 
-def _fast_edges(tokenizer: Any, prompt: str, ids: Sequence[int]) -> list[tuple[int, int]] | None:
+def _fast_edges(tokenizer: Any, prompt: str, ids: Sequence[int]) -> list[Region] | None:
     if not getattr(tokenizer, "is_fast", False):
         return None
     encoded = tokenizer(prompt, add_special_tokens=False, return_offsets_mapping=True)
@@ -113,9 +111,7 @@ def _fast_edges(tokenizer: Any, prompt: str, ids: Sequence[int]) -> list[tuple[i
     return [(start, stop) for start, stop in encoded["offset_mapping"]]
 
 
-def _edges_by_decoding(
-    tokenizer: Any, prompt: str, ids: Sequence[int]
-) -> list[tuple[int, int]] | None:
+def _edges_by_decoding(tokenizer: Any, prompt: str, ids: Sequence[int]) -> list[Region] | None:
     decode = getattr(tokenizer, "decode", None)
     if decode is None:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import nan
 from typing import Any
 
@@ -56,7 +56,8 @@ def _frame_rows(frame: Any) -> list[dict[str, Any]]:
 def _rows_from_columns(table: Mapping[Any, Any], kind: str) -> list[dict[str, Any]]:
     columns = {name: _as_list(column) for name, column in table.items()}
     lists = {name: column for name, column in columns.items() if isinstance(column, list)}
-    if len(lists) < len(columns) or all(map(_is_row_list, columns.values())):
+    are_rows = all(column and isinstance(column[0], Mapping) for column in lists.values())
+    if len(lists) < len(columns) or are_rows:
         named = ", ".join(map(repr, columns))
         if all(isinstance(value, str) for value in table.values()):
             raise DataFormatError(
@@ -83,11 +84,6 @@ def _as_list(column: Any) -> Any:
         column = column.tolist()
     is_text = isinstance(column, (str, bytes))
     return list(column) if isinstance(column, Sequence) and not is_text else column
-
-
-def _is_row_list(column: Iterable[Any]) -> bool:
-    """Whether a column is in fact a list of rows."""
-    return isinstance(column, list) and bool(column) and isinstance(column[0], Mapping)
 
 
 def _name_label(value: Any, feature: Any) -> Any:

@@ -1,7 +1,4 @@
-"""Prompt pairs from a template: sentences with named fields, filled with values.
-
-Every field takes each of its values about equally often, so that no word gives x away.
-"""
+"""Prompt pairs from a template: sentences with named fields, filled with values."""
 
 from __future__ import annotations
 
@@ -54,6 +51,9 @@ class _FieldGroup:
             )
         weights = {row: (self.uses[row] + spread * rng.random(), rng.random()) for row in free}
         return min(free, key=weights.__getitem__)
+
+
+_Drawn = list[tuple[_FieldGroup, tuple[str, ...]]]
 
 
 class _FilledPrompt(NamedTuple):
@@ -142,7 +142,7 @@ class Template:
         dropped: list[str] = []
         failures = 0
         while len(rows) < count and failures < _TRIES:
-            used: list[tuple[_FieldGroup, tuple[str, ...]]] = []
+            used: _Drawn = []
             failures += 1
             try:
                 row = self._make_row(len(rows) % len(self.prompts), rng, read, used)
@@ -174,11 +174,7 @@ class Template:
         return rows, writer.arguments if writer else chat, dropped
 
     def _make_row(
-        self,
-        turn: int,
-        rng: random.Random,
-        read: Reader,
-        used: list[tuple[_FieldGroup, tuple[str, ...]]],
+        self, turn: int, rng: random.Random, read: Reader, used: _Drawn
     ) -> dict[str, Any]:
         own = {name for text in (self.prompts[turn], *self.answers["x"]) for name in _fields(text)}
         rest = [group for group in self._groups if own.isdisjoint(group.names)]

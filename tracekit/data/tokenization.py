@@ -7,12 +7,14 @@ from typing import Any
 
 from tracekit._util.options import join_first, short_repr
 from tracekit._util.warn import warn
-from tracekit.data.chat import ChatTemplate, Region, last_message_text
+from tracekit.data.chat import ChatTemplate, last_message_text
 from tracekit.data.pair import SET_KEYS, TEXT_KEYS, check_keys, check_mappings, count_shared
-from tracekit.data.spans import spans_from_text
+from tracekit.data.spans import Region, spans_from_text
 from tracekit.errors import DataWarning, PairsError, UnsupportedModelError
 from tracekit.models.tokenizers import adds_bos, get_tokenizer
 
+Encode = Callable[[str, str], list[int]]
+"""Encodes a text after a prompt; after none, a prompt."""
 _SPANS = {"prompt": "spans", "counterfactual": "counterfactual_spans"}
 
 
@@ -29,7 +31,7 @@ def require_tokenizer(model: Any) -> Any:
     return tokenizer
 
 
-def make_encoder(tokenizer: Any) -> Callable[[str, str], list[int]]:
+def make_encoder(tokenizer: Any) -> Encode:
     """Makes a function (prompt, text) that encodes text after a prompt; "" encodes a prompt.
 
     It raises a `PairsError` if a tokenizer that adds spaces joins the two.
@@ -84,8 +86,7 @@ def _boundary_problem(tokenizer: Any, row: Mapping[str, Any], part: str) -> tupl
         written = _tokens_text(tokenizer, together[max(count_shared(apart, together) - 1, 0) :])
         reason = "A continuation alone has other tokens than in the text"
         return reason, f"{shown}, in the text {written}"
-    decode = getattr(tokenizer, "decode", None)
-    if decode is not None and any("\ufffd" in decode([token]) for token in ids):
+    if any("\ufffd" in text for text in token_texts(tokenizer, ids).values()):
         return "A continuation is encoded in parts of characters (byte tokens)", shown
     return None
 
@@ -96,8 +97,8 @@ def is_letter(character: str) -> bool:
 
 
 def _tokens_text(tokenizer: Any, ids: Sequence[int]) -> str:
-    decode = getattr(tokenizer, "decode", None)
-    return str([token if decode is None else decode([token]) for token in ids])
+    texts = token_texts(tokenizer, ids)
+    return str([texts.get(token, token) for token in ids])
 
 
 def token_texts(tokenizer: Any, ids: Iterable[int]) -> dict[int, str]:
@@ -166,7 +167,7 @@ def _encode_row(
     row: Mapping[str, Any],
     number: int,
     tokenizer: Any,
-    encode: Callable[[str, str], list[int]],
+    encode: Encode,
     bos: list[int],
     regions: Mapping[str, Sequence[Region]],
 ) -> dict[str, Any]:
@@ -207,9 +208,7 @@ def _require_text(entry: Mapping[str, Any], number: int) -> None:
             )
 
 
-def _encode_set(
-    encode: Callable[[str, str], list[int]], row: Mapping[str, Any], key: str, number: int
-) -> list[int]:
+def _encode_set(encode: Encode, row: Mapping[str, Any], key: str, number: int) -> list[int]:
     texts = row[key]
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise PairsError(

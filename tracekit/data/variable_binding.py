@@ -16,8 +16,9 @@ answers that begin with the same token.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import add, sub
 from typing import Any, Literal
 
 from tracekit._util.options import check_int
@@ -28,20 +29,14 @@ from tracekit.errors import PairsError
 Desideratum = Literal["value", "operation", "both"]
 Form = Literal["paper", "code"]
 
-_OPERATIONS: dict[str, Callable[[int, int], int]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-}
-"""Operator -> result."""
+_OPERATIONS = {"+": add, "-": sub}
 _PARTS = {"value": ("value",), "operation": ("operation",), "both": ("value", "operation")}
-"""Desideratum -> the parts that it has."""
 _FORMS = {
     "paper": ("x = {a}, y = {b}, x {op} y =", " {}"),
     "code": ("x = {a}\ny = {b}\nx {op} y = ", "{}"),
 }
 """Form -> prompt and answer."""
 _VALUES = range(10, 100)
-"""Values of the variables."""
 _TRIES = 4000
 """Questions drawn for an example before giving up."""
 

@@ -14,11 +14,10 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from tracekit.data.download import DatasetFiles, check_size
+from tracekit.data.download import check_size, read_lines
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 from tracekit.errors import DataFormatError
 
-_FILES = DatasetFiles.for_dataset("winobias")
 _N_PUBLISHED = {"dev": 160, "test": 130}
 _BRACKETED_PRONOUN = re.compile(r"\[(he|she|him|his|her|himself|herself)\]")
 _PRONOUNS = {word: pair for pair in (("she", "he"), ("her", "his")) for word in pair}
@@ -40,7 +39,7 @@ def load(
     pronouns possessive in the prompts.
     """
     name = f"pro_stereotyped_type1.txt.{split}"
-    lines = _FILES.read_lines(data_dir, name)
+    lines = read_lines("winobias", data_dir, name)
     if len(lines) % 2:
         raise DataFormatError(f"{name} has {len(lines)} rows. Rows come in pairs; get it again.")
     pairs = zip(lines[::2], lines[1::2], strict=True)

@@ -12,11 +12,10 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from tracekit.data.download import DatasetFiles, check_size
+from tracekit.data.download import check_size, read_lines
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 from tracekit.errors import DataFormatError
 
-_FILES = DatasetFiles.for_dataset("winogender")
 _N_PUBLISHED = 44
 _TEMPLATES = "winogender_templates_structurefilter.tsv"
 _STATISTICS = "winogender_occupation_stats.tsv"
@@ -43,10 +42,10 @@ def load(
     by text counts (`bergsma`) or labour statistics (`bls`). `keep_case` keeps the case of
     possessive and object pronouns in the prompts, as in the published single-head effects.
     """
-    header, *table = (line.split("\t") for line in _FILES.read_lines(data_dir, _STATISTICS))
+    header, *table = (line.split("\t") for line in read_lines("winogender", data_dir, _STATISTICS))
     column = header.index(f"{statistic}_pct_female")
     shares = {cells[0]: float(cells[column]) for cells in table}
-    lines = [line.split("\t") for line in _FILES.read_lines(data_dir, _TEMPLATES)[1:]]
+    lines = [line.split("\t") for line in read_lines("winogender", data_dir, _TEMPLATES)[1:]]
     if len(lines) % 2 or any(len(line) != 4 for line in lines):
         raise DataFormatError(
             f"{_TEMPLATES} does not hold pairs of rows with four columns. Get it again."

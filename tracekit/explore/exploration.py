@@ -139,7 +139,6 @@ class Exploration:
         self.engine = engine
         self.n_components: int = engine.n_components
         self.front: tuple[ComponentSet, ...] = tuple(self._checked(each) for each in front)
-        """Sets of ascending size to move along."""
         self.measurements: dict[ComponentSet, Measurement] = {m.members: m for m in measured}
         """Every measurement, by its set."""
         self.predictions: dict[ComponentSet, Prediction] = {}
@@ -151,22 +150,17 @@ class Exploration:
         self.held_out: dict[ComponentSet, OnExamples] = {}
         """Effects on held-out examples, by the set, where a search measured them."""
         self.pins: dict[Pin, ComponentSet] = {}
-        """Pinned sets."""
         self.example: int | None = None
         """The example whose predictions are shown; None: their mean."""
-        self._history: list[ComponentSet] = [self._checked(members)]
+        self.history: tuple[ComponentSet, ...] = (self._checked(members),)
+        """Sets that the set was, and those that `redo` leads to."""
         self.position = 0
         """Where in the history the set is."""
 
     @property
     def members(self) -> ComponentSet:
         """The set, as ascending flat indices."""
-        return self._history[self.position]
-
-    @property
-    def history(self) -> tuple[ComponentSet, ...]:
-        """Sets that the set was, and those that `redo` leads to."""
-        return tuple(self._history)
+        return self.history[self.position]
 
     def select(self, members: Iterable[int]) -> None:
         """Makes it another set; what was undone is forgotten.
@@ -177,8 +171,8 @@ class Exploration:
         chosen = self._checked(members)
         if chosen == self.members:
             return
-        self._history = [*self._history[: self.position + 1], chosen][-_MOST_UNDONE:]
-        self.position = len(self._history) - 1
+        self.history = (*self.history[: self.position + 1], chosen)[-_MOST_UNDONE:]
+        self.position = len(self.history) - 1
 
     def complement(self) -> None:
         """Makes it the set of all other components."""
@@ -190,7 +184,7 @@ class Exploration:
 
     def redo(self) -> None:
         """Goes forward to the set that was undone, if there is one."""
-        self.position = min(len(self._history) - 1, self.position + 1)
+        self.position = min(len(self.history) - 1, self.position + 1)
 
     def pin(self, name: Pin) -> None:
         """Keeps the set as `A` or `B`, to compare others with."""
@@ -357,7 +351,7 @@ class Exploration:
     def state(self) -> dict[str, Any]:
         """Set, history, pins and pinned example as plain values, which `restore` reads."""
         return {
-            "history": [set_key(members) for members in self._history],
+            "history": [set_key(members) for members in self.history],
             "position": self.position,
             "pins": {name: set_key(members) for name, members in self.pins.items()},
             "example": self.example,
@@ -366,7 +360,7 @@ class Exploration:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state` gave, also from elsewhere; refuses all if a part is wrong."""
         try:
-            history = [self._checked(members_of_key(key)) for key in state["history"]]
+            history = tuple(self._checked(members_of_key(key)) for key in state["history"])
             position, example = state["position"], state.get("example")
             pins: dict[Pin, ComponentSet] = {
                 name: self._checked(members_of_key(key)) for name, key in state["pins"].items()
@@ -383,8 +377,8 @@ class Exploration:
                 f"The state {short_repr(state)} of an exploration cannot be read, or has a "
                 "position, a pin or an example that there is not. Give what state() gave."
             ) from error
-        self._history, self.position = history[-_MOST_UNDONE:], position
-        self.position -= len(history) - len(self._history)
+        self.history, self.position = history[-_MOST_UNDONE:], position
+        self.position -= len(history) - len(self.history)
         self.pins, self.example = pins, example
 
 

@@ -69,7 +69,6 @@ def out_hook(layer: int, part: int) -> str:
 
 
 _WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
-"""Settings of an attention window."""
 
 
 def shortest_window(model: Any) -> int:

@@ -276,7 +276,7 @@ def _apply_rotary(
             problems.append(f"rope.dimension_count = {dims}")
         else:
             after["partial_rotary_factor"] = dims / head_dim
-    scaled, unused = _rotary_scaling(given, tensors, config, dims or head_dim)
+    scaled, unused = _rotary_scaling(given, tensors, config)
     if scaled:
         lasting = ("rope_theta", "partial_rotary_factor")
         after = {key: after[key] for key in lasting if key in after} | scaled
@@ -290,7 +290,7 @@ def _apply_rotary(
 
 
 def _rotary_scaling(
-    given: Settings, tensors: Mapping[str, Any], config: Any, dims: int
+    given: Settings, tensors: Mapping[str, Any], config: Any
 ) -> tuple[Settings, list[str]]:
     rest = {key.removeprefix("rope.scaling."): value for key, value in given.items()}
     factor = rest.pop("factor", 0) or rest.pop("rope.scale_linear", 0)

@@ -29,6 +29,7 @@ from tracekit.errors import (
     UnknownModelError,
     UnsupportedModelError,
 )
+from tracekit.models import hooked, verification
 from tracekit.models.checkpoint import ADAPTER, Checkpoint, checkpoint_dtype, locate
 from tracekit.models.gguf import GGUFModel
 from tracekit.models.given import (
@@ -38,25 +39,8 @@ from tracekit.models.given import (
     unwrap,
     unwrap_first,
 )
-from tracekit.models.hooked import (
-    HookedModel,
-    check_has_weights,
-    check_torch_settings,
-    get_model_use,
-)
+from tracekit.models.hooked import HookedModel
 from tracekit.models.tokenizers import give_tokenizer
-from tracekit.models.verification import (
-    Loader,
-    cannot_wrap_error,
-    check_needs_no_package,
-    check_same_numbers,
-    find_changes,
-    first_line,
-    record_float32_reference,
-    record_reference,
-    unsafe_code_error,
-    warn_of_poor_text,
-)
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
 _SMALL_MODEL = 8 * 2**30
@@ -117,7 +101,7 @@ def load_model(
             for the device, is computed differently by TransformerLens, or would run code or install
             something.
     """
-    check_torch_settings()
+    hooked.check_torch_settings()
     if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
         raise ConfigError(f"The name of a model is a text of one line, not {name!r}. Give one.")
     check_names(options, signature(_bridge_class().boot_transformers).parameters if options else {})
@@ -137,7 +121,7 @@ def load_model(
         # The embedded model is read at once.
         with nullcontext() if source == DEMO else report_waiting(f"Loading the model {source}"):
             loaded = _load_from_files(source, locate(source), tokenizer, _as_dtype(dtype), options)
-    get_model_use(loaded)
+    hooked.get_model_use(loaded)
     if name is not None:
         loaded.cfg.tracekit_name = name
     return loaded
@@ -148,7 +132,7 @@ def _load_from_files(
 ) -> HookedModel:
     folder, device = files.folder, options["device"]
     causal = transformers.AutoModelForCausalLM if files.gguf is not None else None
-    loader = Loader(name, device, options.pop("model_class", causal))
+    loader = verification.Loader(name, device, options.pop("model_class", causal))
     is_adapter = (folder / ADAPTER).exists() and not (folder / "config.json").exists()
     # transformers draws weights before it reads them; the user's random numbers stay as they were.
     with _loading, torch.random.fork_rng(devices=[]), limit_threads(), _loading_errors(name):
@@ -160,7 +144,7 @@ def _load_from_files(
             model = _wrap_model(name, file.load(loader, dtype), tokenizer, options, loader)
         elif is_adapter:
             given, base = _load_adapter(files, dtype, device)
-            loader.reference = record_reference(given, name)
+            loader.reference = verification.record_reference(given, name)
             again = (_load_adapter(files, dtype, device)[0] for _ in repeat(None))
             loader.model = unwrap_first(chain([given], again), loader.reference, name)
             home = folder if _has_tokenizer(folder) else base
@@ -183,7 +167,7 @@ def _loading_errors(name: object) -> Iterator[None]:
     except (TracekitError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        refused = unsafe_code_error(name, error)
+        refused = verification.unsafe_code_error(name, error)
         if refused is not None:
             raise refused from error
         if "determine supported architecture" in str(error):
@@ -193,8 +177,8 @@ def _loading_errors(name: object) -> Iterator[None]:
                 "`tracekit models` lists."
             ) from error
         raise UnsupportedModelError(
-            f"The model {name} could not be loaded: {first_line(error)} Check its config.json and "
-            "weights, and that transformers supports the architecture."
+            f"The model {name} could not be loaded: {verification.first_line(error)} Check its "
+            "config.json and weights, and that transformers supports the architecture."
         ) from error
 
 
@@ -279,16 +263,16 @@ def _load_from_memory(given: Any, tokenizer: Any, options: Mapping[str, Any]) ->
         raise UnsupportedModelError(
             f"A {type(bare).__name__} gives no logits. Load it by AutoModelForCausalLM."
         )
-    check_has_weights(bare)
+    hooked.check_has_weights(bare)
     name = bare.config._name_or_path or type(bare).__name__
     with _loading_errors(name):
-        loader = Loader(name)
-        loader.reference = record_reference(given, name)
+        loader = verification.Loader(name)
+        loader.reference = verification.record_reference(given, name)
         loader.model = unwrap(given, loader.reference, name)
-        loader.changes = find_changes(loader.model)
+        loader.changes = verification.find_changes(loader.model)
         if loader.changes:
             # A small change is less than what 16 bits round.
-            loader.float32_reference = record_float32_reference(loader.model, name)
+            loader.float32_reference = verification.record_float32_reference(loader.model, name)
         wrapped = _wrap_model(name, copy_around_weights(loader.model), tokenizer, options, loader)
     if loader.reference is not None and (loader.changes or computes_weights(loader.model)):
         # Models with equal parameters may still compute different outputs.
@@ -314,7 +298,7 @@ def _load_adapter(files: Checkpoint, dtype: torch.dtype | None, device: Any) -> 
             f"the base model's folder or name as base_model_name_or_path into its {ADAPTER}."
         )
     base = locate(named).folder
-    loader = Loader(named, device, transformers.AutoModelForCausalLM)
+    loader = verification.Loader(named, device, transformers.AutoModelForCausalLM)
     bare = loader.from_pretrained(base, dtype=dtype or _choose_dtype(base, device))
     # peft reads the file in the encoding of the locale.
     config = peft.PeftConfig.from_peft_type(**entries)
@@ -322,7 +306,7 @@ def _load_adapter(files: Checkpoint, dtype: torch.dtype | None, device: Any) -> 
 
 
 def _wrap_model(
-    name: str, model: Any, tokenizer: Any, options: Mapping[str, Any], loader: Loader
+    name: str, model: Any, tokenizer: Any, options: Mapping[str, Any], loader: verification.Loader
 ) -> HookedModel:
     if not model.config.architectures:
         model.config.architectures = [type(model).__name__]
@@ -330,12 +314,12 @@ def _wrap_model(
     given = {"hf_model": model, "device": parameter.device, "dtype": parameter.dtype}
     # The bridge looks for a processor in a path even when it is handed the model.
     with tempfile.TemporaryDirectory() as empty:
-        check_needs_no_package(model, empty, name)
+        verification.check_needs_no_package(model, empty, name)
         return _make_bridge(name, empty, tokenizer, {**options, **given}, loader)
 
 
 def _make_bridge(
-    name: str, path: str, tokenizer: Any, options: Mapping[str, Any], loader: Loader
+    name: str, path: str, tokenizer: Any, options: Mapping[str, Any], loader: verification.Loader
 ) -> HookedModel:
     """Makes a bridge with the given tokenizer or none; refuses one with other logits."""
     from tokenizers import Tokenizer, models
@@ -350,15 +334,15 @@ def _make_bridge(
     except Exception as error:
         if loader.model is None or isinstance(error, TracekitError):
             raise
-        raise cannot_wrap_error(loader, error) from error
+        raise verification.cannot_wrap_error(loader, error) from error
     give_tokenizer(bridge, tokenizer)
     bridge.cfg.model_name = name
     for parameter in bridge.parameters():
         parameter.requires_grad_(False)
     bridge.train(False)
-    check_same_numbers(bridge, loader)
+    verification.check_same_numbers(bridge, loader)
     if loader.reference is not None:
-        warn_of_poor_text(bridge, tokenizer, name)
+        verification.warn_of_poor_text(bridge, tokenizer, name)
     return bridge
 
 

@@ -33,9 +33,8 @@ def give_tokenizer(bridge: Any, tokenizer: Any) -> None:
     bridge.tokenizer = own
     if own is None:
         return
-    filled = [name for name in ("pad_token", "bos_token") if getattr(own, name, None) is None]
-    if own.eos_token is None:
-        filled = []
+    needed = () if own.eos_token is None else ("pad_token", "bos_token")
+    filled = [name for name in needed if getattr(own, name, None) is None]
     for name in filled:
         setattr(own, name, own.eos_token)
     object.__setattr__(own, _FILLED, tuple(filled))

@@ -28,16 +28,7 @@ from tracekit._util.deferred import transformers
 from tracekit._util.table import join_labels
 from tracekit._util.warn import warn
 from tracekit.errors import ModelWarning, UnsupportedModelError
-from tracekit.models.hooked import (
-    HookedModel,
-    device_of,
-    dtype_of,
-    has_foreign_hooks,
-    is_exact,
-    is_foreign,
-    is_quantized,
-    plain_name,
-)
+from tracekit.models import hooked
 
 _TOKENS = 8
 _TEXT_TOKENS = 64
@@ -178,15 +169,15 @@ def use_float32(model: Any) -> Iterator[None]:
 
 def record_float32_reference(model: Any, name: object) -> Reference | None:
     """Logits in float32 of a model with 16-bit weights; None for others, or if memory is short."""
-    if dtype_of(model) not in _NARROW or is_quantized(model):
+    if hooked.dtype_of(model) not in _NARROW or hooked.is_quantized(model):
         return None
     try:
         with use_float32(model):
             return record_reference(model, name)
     except (MemoryError, torch.OutOfMemoryError):
         warn(
-            f"The memory does not hold {name} in float32. In {dtype_of(model)} its logits show "
-            "only large changes that TransformerLens leaves out, by hooks or parts of another "
+            f"The memory does not hold {name} in float32. In {hooked.dtype_of(model)} its logits "
+            "show only large changes that TransformerLens leaves out, by hooks or parts of another "
             "class.",
             ModelWarning,
         )
@@ -253,7 +244,7 @@ def find_changes(model: Any) -> list[str]:
     except Exception:  # A class of somebody else that needs data, or more arguments.
         return []
     # Of several modules with one name, the one inside of what a bridge puts around it.
-    modules = {plain_name(name): module for name, module in model.named_modules()}
+    modules = {hooked.plain_name(name): module for name, module in model.named_modules()}
     changes, replaced = [], ("",)
     for name, plain in expected.items():
         if name.startswith(replaced[1:]):
@@ -273,10 +264,10 @@ def find_changes(model: Any) -> list[str]:
             changes.append(f"the forward of {where} was replaced")
         if kind.forward.__module__.partition(".")[0] != kind.__module__.partition(".")[0]:
             changes.append(f"the forward of {kind.__name__} was replaced")
-        if has_foreign_hooks(module):
+        if hooked.has_foreign_hooks(module):
             changes.append(f"hooks were left at {where}")
     attention = getattr(model.config, "_attn_implementation", None)
-    if is_foreign(transformers.AttentionInterface().get(attention, find_changes)):
+    if hooked.is_foreign(transformers.AttentionInterface().get(attention, find_changes)):
         changes.append(f"its attention is {attention!r}, which was registered by other code")
     return list(dict.fromkeys(changes))
 
@@ -299,27 +290,28 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def check_same_numbers(model: HookedModel, loader: Loader) -> None:
+def check_same_numbers(model: hooked.HookedModel, loader: Loader) -> None:
     """Refuses a bridge whose logits differ from those of the Hugging Face model as given."""
+    is_exact, is_on_cpu = hooked.is_exact(model), hooked.device_of(model).type == "cpu"
     tolerance = _ROUNDED
-    if is_exact(model) and device_of(model).type == "cpu":
+    if is_exact and is_on_cpu:
         tolerance = _EXACT
-    elif is_exact(model) and loader.changes and torch.get_float32_matmul_precision() == "highest":
+    elif is_exact and loader.changes and torch.get_float32_matmul_precision() == "highest":
         tolerance = _ON_ACCELERATOR
     _compare_logits(model, loader, loader.reference, tolerance)
     if loader.float32_reference is not None:
-        tolerance = _EXACT if device_of(model).type == "cpu" else _ON_ACCELERATOR
+        tolerance = _EXACT if is_on_cpu else _ON_ACCELERATOR
         with use_float32(getattr(model, "original_model", model)):
             _compare_logits(model, loader, loader.float32_reference, tolerance)
 
 
 def _compare_logits(
-    model: HookedModel, loader: Loader, reference: Reference | None, tolerance: float
+    model: hooked.HookedModel, loader: Loader, reference: Reference | None, tolerance: float
 ) -> None:
     if reference is None:
         return
     with torch.no_grad():
-        tokens = reference.tokens.to(device_of(model))
+        tokens = reference.tokens.to(hooked.device_of(model))
         try:
             bridged = model.run_with_hooks(tokens, fwd_hooks=[])[0].float().cpu()
         except (MemoryError, torch.OutOfMemoryError):
@@ -363,7 +355,7 @@ _MOST = 0.6
 """Largest loss on a plain text, as a share of the logarithm of the size of the vocabulary."""
 
 
-def warn_of_poor_text(model: HookedModel, tokenizer: Any, name: object) -> None:
+def warn_of_poor_text(model: hooked.HookedModel, tokenizer: Any, name: object) -> None:
     """Warns of a generating model that predicts plain English hardly better than by chance."""
     original: Any = getattr(model, "original_model", model)
     config = original.config.get_text_config()
@@ -376,7 +368,7 @@ def warn_of_poor_text(model: HookedModel, tokenizer: Any, name: object) -> None:
     if not is_known or max(ids) >= config.vocab_size:
         return
     with torch.no_grad():
-        tokens = torch.tensor([ids], device=device_of(model))
+        tokens = torch.tensor([ids], device=hooked.device_of(model))
         logits = model.run_with_hooks(tokens, fwd_hooks=[])[0, :-1].float()
     loss = torch.nn.functional.cross_entropy(logits, tokens[0, 1:]).item()
     chance = log(logits.shape[-1])

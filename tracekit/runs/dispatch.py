@@ -130,7 +130,6 @@ class _Dispatcher:
             self.waiting_jobs.setdefault(job.model, []).append(number)
 
     def run(self) -> list[Run | Failure]:
-        """The outcome of each job."""
         try:
             while len(self.outcomes) < len(self.jobs):
                 self._send_tasks()
@@ -154,8 +153,16 @@ class _Dispatcher:
             tasks.append(numbers)
         if not tasks:
             return
-        versions = decisive_versions()
-        packed = [(versions, pickle.dumps(self._make_task(each, capacity))) for each in tasks]
+        versions, packed = decisive_versions(), []
+        for numbers in tasks:
+            task = Task(
+                jobs=tuple(self.jobs[number] for number in numbers),
+                environment=self.environment,
+                root=self.marker_path.parent,
+                token=self.marker_path.name,
+                workers=min(capacity, len(self.jobs)),
+            )
+            packed.append((versions, pickle.dumps(task)))
         try:
             futures = self.workers.submit(run_task, packed)
         except BrokenExecutor as error:
@@ -182,15 +189,6 @@ class _Dispatcher:
             count = -(-sum(job.model == model for job in self.jobs) // parts)
         numbers, self.waiting_jobs[model] = waiting[model][:count], waiting[model][count:]
         return numbers
-
-    def _make_task(self, numbers: Sequence[int], workers: int) -> Task:
-        return Task(
-            jobs=tuple(self.jobs[number] for number in numbers),
-            environment=self.environment,
-            root=self.marker_path.parent,
-            token=self.marker_path.name,
-            workers=min(workers, len(self.jobs)),
-        )
 
     def _receive_report(self, future: Future[WorkerReport]) -> None:
         numbers = self.running_jobs.pop(future)

@@ -116,18 +116,16 @@ class FuturesExecutor(Workers):
             ) from error
 
 
-class LocalProcesses(FuturesExecutor):
+class _LocalProcesses(FuturesExecutor):
     """Processes of this machine, which end with this one."""
 
     _advice = ""
 
     def __init__(self, processes: int) -> None:
-        """Starts no process yet; the processes share the threads of this one."""
         threads = max(1, allowed_threads() // processes)
         super().__init__(WorkerProcesses(processes, start=_set_up, arguments=(threads,)), processes)
 
     def error_to_raise(self, error: BaseException) -> Exception | None:
-        """Error to raise instead; tells workers that were killed from those that never began."""
         if isinstance(error, BrokenExecutor) and not self._executor.has_ready_worker:
             return WorkerError(
                 "No worker process could begin. Each first runs the main script again, which must "
@@ -137,7 +135,6 @@ class LocalProcesses(FuturesExecutor):
         return super().error_to_raise(error)
 
     def close(self) -> None:
-        """Ends the processes at once."""
         self._executor.shutdown()
 
 
@@ -147,18 +144,16 @@ def _set_up(threads: int) -> None:
     tqdm.set_lock(RLock())
 
 
-class DaskWorkers(Workers):
+class _DaskWorkers(Workers):
     """The workers of a Dask scheduler, also later ones; tasks of a killed worker go to others."""
 
     def __init__(self, client: Any, at_most: int | None, *, owned: bool) -> None:
-        """`client` is a `distributed.Client`, which `close` closes if `owned`."""
         super().__init__(client.get_executor(pure=False), at_most)
         self._client, self._owned = client, owned
         self._seen = time.monotonic()
 
     @classmethod
-    def connect(cls, address: str, at_most: int | None) -> DaskWorkers:
-        """Connects to the scheduler at `HOST:PORT`."""
+    def connect(cls, address: str, at_most: int | None) -> _DaskWorkers:
         try:
             from distributed import Client
         except ModuleNotFoundError as error:
@@ -173,7 +168,6 @@ class DaskWorkers(Workers):
         return cls(client, at_most, owned=True)
 
     def capacity(self) -> int:
-        """The number of workers there are now, each for one task at a time."""
         while True:
             if self._client.status != "running":
                 raise _no_scheduler()
@@ -204,12 +198,10 @@ class DaskWorkers(Workers):
         return _no_scheduler() if is_cancelled else super().error_to_raise(error)
 
     def release_models(self, token: str) -> None:
-        """Runs `forget_models` in every worker."""
         with suppress(Exception):
             self._client.run(forget_models, token)
 
     def close(self) -> None:
-        """Closes the client if it is `owned`."""
         if self._owned:
             with suppress(Exception):  # Do not wait for a scheduler that is gone.
                 self._client.close(timeout=2)
@@ -222,7 +214,7 @@ def _no_scheduler() -> WorkerError:
     )
 
 
-class SubmittedTask(partial[WorkerReport]):
+class _SubmittedTask(partial[WorkerReport]):
     """A task for submitit. A requeued job begins it again; finished runs come from the store."""
 
     def checkpoint(self) -> Any:
@@ -232,14 +224,13 @@ class SubmittedTask(partial[WorkerReport]):
         return DelayedSubmission(self)
 
 
-class SubmititWorkers(Workers):
+class _SubmititWorkers(Workers):
     """Jobs of Slurm, or processes that submitit starts on this machine."""
 
     default_capacity = 10_000  # The cluster has a limit of its own.
     starts_processes = True
 
     def __init__(self, executor: Any, at_most: int | None) -> None:
-        """`executor` is a `submitit.AutoExecutor`, or works like one."""
         super().__init__(executor, at_most)
         self._submitted: dict[Future[WorkerReport], Any] = {}
         self._open = True
@@ -249,7 +240,7 @@ class SubmititWorkers(Workers):
     @classmethod
     def for_cluster(
         cls, cluster: str, folder: Path, options: Mapping[str, Any], at_most: int | None
-    ) -> SubmititWorkers:
+    ) -> _SubmititWorkers:
         """Makes an executor of a cluster, with its scripts and logs in a shared folder."""
         try:
             import submitit
@@ -275,8 +266,7 @@ class SubmititWorkers(Workers):
         return cls(executor, at_most)
 
     def submit(self, function: Function, tasks: Tasks) -> list[Future[WorkerReport]]:
-        """Submits the tasks, several as one array."""
-        calls = [SubmittedTask(function, *task) for task in tasks]
+        calls = [_SubmittedTask(function, *task) for task in tasks]
         try:
             if len(calls) == 1:
                 jobs = [self._executor.submit(calls[0])]
@@ -297,7 +287,6 @@ class SubmititWorkers(Workers):
         return isinstance(error, (FailedJobError, UncompletedJobError))
 
     def close(self) -> None:
-        """Cancels the jobs that are not done."""
         self._open = False
         for job in self._submitted.values():
             with suppress(Exception):
@@ -325,23 +314,24 @@ def make_workers(
     that an address stands for, whose files are in the shared folder.
     """
     home = type(executor).__module__.partition(".")[0]
-    if options and not (isinstance(executor, str) and executor.startswith(_SUBMITIT)):
+    address = executor if isinstance(executor, str) else ""
+    if options and not address.startswith(_SUBMITIT):
         raise ConfigError(
             f"Options of an executor were given ({', '.join(options)}), and it takes none here. "
             f"They are for {_SUBMITIT}slurm."
         )
     if executor is None:
-        return LocalProcesses(jobs or 1)
-    if isinstance(executor, str) and executor.startswith(_DASK):
-        return DaskWorkers.connect(executor.removeprefix(_DASK).rstrip("/"), jobs)
-    if isinstance(executor, str) and executor.startswith(_SUBMITIT):
-        cluster = executor.removeprefix(_SUBMITIT).rstrip("/")
-        return SubmititWorkers.for_cluster(cluster, folder, options, jobs)
+        return _LocalProcesses(jobs or 1)
+    if address.startswith(_DASK):
+        return _DaskWorkers.connect(address.removeprefix(_DASK).rstrip("/"), jobs)
+    if address.startswith(_SUBMITIT):
+        cluster = address.removeprefix(_SUBMITIT).rstrip("/")
+        return _SubmititWorkers.for_cluster(cluster, folder, options, jobs)
     if home == "distributed":
         # The executor of a client has no public way back to it.
-        return DaskWorkers(getattr(executor, "_client", executor), jobs, owned=False)
+        return _DaskWorkers(getattr(executor, "_client", executor), jobs, owned=False)
     if home == "submitit":
-        return SubmititWorkers(executor, jobs)
+        return _SubmititWorkers(executor, jobs)
     if isinstance(executor, Executor):
         return FuturesExecutor(executor, jobs)
     raise ConfigError(f"Unknown executor {short_repr(executor)}. Give {_EXECUTOR_FORMS}.")

@@ -1,7 +1,4 @@
-"""The grid of a sweep: models x data sets x kinds x metrics x seeds x methods, as jobs.
-
-What a user gives is checked here, before any model is loaded.
-"""
+"""The grid of a sweep: models x data sets x kinds x metrics x seeds x methods, as jobs."""
 
 from __future__ import annotations
 
@@ -154,46 +151,38 @@ class Grid:
         combinations = product(
             self.sources(), self.datasets, kinds, metrics, self.seeds, self.methods
         )
-        jobs = [self._make_job(*combination) for combination in combinations]
-        return list({job.identity: job for job in jobs}.values())
-
-    def _make_job(
-        self,
-        model: str,
-        dataset: Any,
-        kinds: str | None,
-        metric: str | None,
-        seed: int,
-        method: Any,
-    ) -> Job:
-        dataset_name, data_options = _parse_dataset(dataset)
-        usual = describe(dataset_name)
-        shared = {n: value for n, value in self.data_options.items() if n in usual.options}
-        method_name, options = _parse_method(method)
-        setup = {
-            "components": kinds or usual.components,
-            "metric": metric or usual.metric,
-            "positions": "prompt" if self.setup.get("split_by") else usual.positions,
-            "source_seed": seed,
-            **self.setup,
-            "source": source_name(Setup(**self.setup).source),
-        }
-        return Job(
-            model=model,
-            dtype=self.dtype,
-            dataset=dataset_name,
-            data_options={**shared, **data_options},
-            setup=Setup(**setup),
-            extra_metrics=tuple(self.extra_metrics),
-            method=method_name,
-            options=options,
-            objective=self.objective,
-            sign=self.sign,
-            budgets=tuple(sorted(self.budgets, key=lambda b: (isinstance(b, float), b))),
-            limit=self.limit,
-            held_out=self.held_out,
-            seed=seed,
-        )
+        jobs: dict[tuple[str, ...], Job] = {}
+        for model, dataset, kind, metric, seed, method in combinations:
+            dataset_name, data_options = _parse_dataset(dataset)
+            usual = describe(dataset_name)
+            shared = {n: value for n, value in self.data_options.items() if n in usual.options}
+            method_name, options = _parse_method(method)
+            setup = {
+                "components": kind or usual.components,
+                "metric": metric or usual.metric,
+                "positions": "prompt" if self.setup.get("split_by") else usual.positions,
+                "source_seed": seed,
+                **self.setup,
+                "source": source_name(Setup(**self.setup).source),
+            }
+            job = Job(
+                model=model,
+                dtype=self.dtype,
+                dataset=dataset_name,
+                data_options={**shared, **data_options},
+                setup=Setup(**setup),
+                extra_metrics=tuple(self.extra_metrics),
+                method=method_name,
+                options=options,
+                objective=self.objective,
+                sign=self.sign,
+                budgets=tuple(sorted(self.budgets, key=lambda b: (isinstance(b, float), b))),
+                limit=self.limit,
+                held_out=self.held_out,
+                seed=seed,
+            )
+            jobs[job.identity] = job
+        return list(jobs.values())
 
 
 def part_of(jobs: Sequence[Job], part: str | None) -> list[Job]:

@@ -72,15 +72,11 @@ class Runs(Sequence[Run]):
         of_job |= {"label", "description"}
         check_names(fields, of_job | of_setup)
 
-        def value(job: Job, name: str) -> Any:
-            return getattr(job if name in of_job else job.setup, name)
+        def matches(job: Job) -> bool:
+            values = {name: getattr(job if name in of_job else job.setup, name) for name in fields}
+            return values == fields
 
-        matches = [
-            run
-            for run in self.runs
-            if all(value(run.job, name) == entry for name, entry in fields.items())
-        ]
-        return Runs(tuple(matches))
+        return Runs(tuple(run for run in self.runs if matches(run.job)))
 
     @property
     def results(self) -> list[TraceResult]:
