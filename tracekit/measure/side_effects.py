@@ -152,10 +152,7 @@ class SideEffects(PatchedSet, Tabular):
         if min(len(sum_by_cluster(each.effects, each.clusters)) for each in both) < FEWEST:
             return float("nan"), float("nan")
         values = _indices(_resampled(self.target, 0), _resampled(other, 0 if is_paired else 1))
-        values = values[~values.isnan()]
-        if not len(values):
-            return float("nan"), float("nan")
-        low, high = values.quantile(torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
+        low, high = values.nanquantile(torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
         return low, high
 
     def control_selectivity(self, name: str) -> Float[Tensor, " draw"]:
