@@ -84,16 +84,9 @@ def _add(figure: go.Figure, line: Line, n: int, *, has_origin: bool) -> None:
     if line.low is not None and line.high is not None:
         bars = error_bars(line.values, line.low, line.high, color=color, thickness=1, width=3)
         if line.is_band:
-            figure.add_scatter(
-                x=[*line.sizes, *line.sizes[::-1]],
-                y=[*line.high, *line.low[::-1]],
-                fill="toself",
-                fillcolor=color,
-                opacity=0.2,
-                line={"width": 0},
-                mode="lines",
-                **QUIET,
-            )
+            x, y = [*line.sizes, *line.sizes[::-1]], [*line.high, *line.low[::-1]]
+            band = {"fill": "toself", "fillcolor": color, "opacity": 0.2, "line": {"width": 0}}
+            figure.add_scatter(x=x, y=y, mode="lines", **band, **QUIET)
     if line.is_hollow and len(line.sizes) > 1 and has_origin:
         start = {"x": [0, line.sizes[0]], "y": [0, line.values[0]]}
         figure.add_scatter(**start, mode="lines", line=stroke, **QUIET)
