@@ -29,7 +29,6 @@ from torch import Tensor
 
 from tracekit._util import progress as _progress
 from tracekit.components import ComponentRegistry, ComponentSet, Site
-from tracekit.data.counterfactuals import constants_of
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream
 from tracekit.engine.counterfactual_cache import CounterfactualCache
@@ -136,7 +135,7 @@ class PathRuns:
     @cached_property
     def has_embedding(self) -> bool:
         """Whether the source is a run of the model, so that the embedding changes too."""
-        return constants_of(self.data.layout.counterfactuals) is None
+        return self.data.counterfactual_cache.constants is None
 
     @cached_property
     def embeddings(self) -> CounterfactualCache:
