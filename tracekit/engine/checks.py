@@ -84,11 +84,9 @@ def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
                 check_edges(model, registry, tokens)
             return _check_padding(model, tokens)
         activations = _observe(model, registry, tokens)
-        patch = MaskedPatch(
-            registry=registry,
-            counterfactual={name: value.flip(0) for name, value in activations.items()},
-            positions=torch.ones_like(tokens, dtype=torch.bool),
-        )
+        others = {name: value.flip(0) for name, value in activations.items()}
+        positions = torch.ones_like(tokens, dtype=torch.bool)
+        patch = MaskedPatch(registry=registry, counterfactual=others, positions=positions)
         _check_mask_acts(model, patch, tokens)
         _check_added(model, registry, tokens)
         _check_between(model, patch, tokens)

@@ -168,19 +168,11 @@ class PreparedData:
             ranks=ranks,
             capabilities=capabilities,
             forward_pass=forward_pass,
-            clean_run=CleanRun(
-                model, forward_pass, max_memory=config.max_memory, progress_bar=bar, ranks=ranks
-            ),
+            clean_run=CleanRun(model, forward_pass, config.max_memory, bar, ranks),
             layout=layout,
             cuda_graphs=CudaGraphCache(model),
             counterfactual_cache=CounterfactualCache(
-                model,
-                layout,
-                registry,
-                max_batch_size=size,
-                max_memory=config.max_memory,
-                progress_bar=bar,
-                first=first,
+                model, layout, registry, size, config.max_memory, progress_bar=bar, first=first
             ),
         )
         data._check_ranks_agree()
@@ -189,16 +181,15 @@ class PreparedData:
     def _check_ranks_agree(self) -> None:
         if self.ranks.count == 1:
             return
+        # Each process has as many rows as its own card holds.
+        settings = replace(self.config, capabilities=None, progress=False, max_batch_size=None)
         self.ranks.check_same(
             version_of_tracekit=__version__,
             data_set=f"{self.pairs.name} ({self.pairs.fingerprint[:12]})",
             components=json_digest({"spec": self.registry.spec()})[:12],
             metric=self.metric.name,
             model=f"{model_name(self.model)} ({weights_digest(self.model)[:12]})",
-            # Each process has as many rows as its own card holds.
-            settings=repr(
-                replace(self.config, capabilities=None, progress=False, max_batch_size=None)
-            ),
+            settings=repr(settings),
         )
         if self.n_examples < self.ranks.count:
             raise WorkerError(
@@ -346,12 +337,9 @@ class PreparedData:
         def run(
             masks: Tensor, batch: Batch, source: Activations, residual: ResidualStream | None
         ) -> ContinuationLogProbs:
+            rows, hooks = batch.repeat(len(masks)), self.hooks(batch, source, masks, layers)
             return self.forward_pass.log_probs(
-                batch.repeat(len(masks)),
-                self.hooks(batch, source, masks, layers),
-                reads=reads,
-                start=start,
-                residual=residual,
+                rows, hooks, reads=reads, start=start, residual=residual
             )
 
         name = ("log-probs", tuple(reads), start, None if layers is None else frozenset(layers))

@@ -188,13 +188,8 @@ class Explanation(OfMembers):
         interval.
         """
         singles, m = self.alone.sum(0), len(self.members)
-        return pd.Series(
-            {
-                **self._fields("effect", self.effect),
-                **self._fields("sum_of_singles", singles, m),
-                **self._fields("interaction", self.effect - singles, 1, m),
-            }
-        )
+        row = self._fields("effect", self.effect) | self._fields("sum_of_singles", singles, m)
+        return pd.Series(row | self._fields("interaction", self.effect - singles, 1, m))
 
     @property
     def redundant(self) -> list[Component]:

@@ -162,11 +162,8 @@ def _laid_out(
         raise ComponentError("An empty set has no idle members. Give at least one component.")
     sets = [chosen, *(tuple(i for i in chosen if i != member) for member in chosen)]
     if question.held_out_engine is not None and is_selected:
-        return (
-            _Examples([question.search_engine], "searched"),
-            _Examples([question.held_out_engine], "held-out"),
-            sets,
-        )
+        own = _Examples([question.search_engine], "searched")
+        return own, _Examples([question.held_out_engine], "held-out"), sets
     both = [question.search_engine, *filter(None, [question.held_out_engine])]
     examples = _Examples(both, "searched" if is_selected else "all")
     return examples, examples, sets

@@ -158,21 +158,14 @@ def _measured_front(
     within = [size for size, bound in bounds.items() if bound is None or bound.is_within]
     if not within and request.constraint is not None:
         raise nothing_within_error(request.constraint[0])
-    results = results_of(
-        question,
-        request,
-        [sets.by_size[size] for size in within],
-        [bounds[size] for size in within],
-        sets.work,
-    )
+    selections, reports = [sets.by_size[n] for n in within], [bounds[n] for n in within]
+    results = results_of(question, request, selections, reports, sets.work)
     question.sets.selected |= {members_of(each, each.registry) for each in results}
     order = sets.best.rankings_at_empty_set[0]
-    pareto_front = ParetoFront.of(results, request.goal.budgets[-1], order=order)
-    return replace(
-        pareto_front,
-        statistics_cost=sets.walk_cost + (Cost() if sets.fit is None else sets.fit.cost),
-        trade_offs=_trade_offs(question, request, target, pareto_front.sizes),
-    )
+    front = ParetoFront.of(results, request.goal.budgets[-1], order=order)
+    cost = sets.walk_cost + (Cost() if sets.fit is None else sets.fit.cost)
+    kept = _trade_offs(question, request, target, front.sizes)
+    return replace(front, statistics_cost=cost, trade_offs=kept)
 
 
 def _trade_offs(
@@ -209,13 +202,10 @@ def _with_statistics(
     if fit is None and engine.pairs.n_distinct >= FEWEST_EXAMPLES:
         fit = cross_fit(make_target(engine), request.searches, sizes, request.seed, searched=target)
         cost += fit.on_halves
+    measured = [each for each in pareto_front if each.n_selected in sizes]
     rows = measure_statistics(
         engine,
-        {
-            each.n_selected: members_of(each, each.registry)
-            for each in pareto_front
-            if each.n_selected in sizes
-        },
+        {each.n_selected: members_of(each, each.registry) for each in measured},
         request.seed,
         maximised=target,
         others=sets.from_all,
