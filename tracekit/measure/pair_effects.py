@@ -61,10 +61,9 @@ def chosen_for_pairs(
         raise ComponentError(f"{len(paired)} components were chosen for pairs. Choose at least 2.")
     if most is not None and not 2 <= len(paired) <= most:
         raise ComponentError(
-            f"{len(paired)} components were chosen for pairs. Choose 2 to {most}, "
-            f"for instance by layers; there are components in layers "
-            f"{', '.join(map(str, registry.layers))}. Of more components, "
-            "strongest_pairs finds the pairs that interact most."
+            f"{len(paired)} components were chosen for pairs. Choose 2 to {most}, for instance by "
+            f"layers; there are components in layers {', '.join(map(str, registry.layers))}. Of "
+            "more components, strongest_pairs finds the pairs that interact most."
         )
     return paired
 
