@@ -175,34 +175,27 @@ def _trade_offs(
     if (faithful := target.faithful) is None:
         return ()
     best, engine = question.sets.by_size(request.sign), question.search_engine
+    full, is_denoising = engine.full_effects.mean().item(), engine.metric.direction == "denoising"
     strongest = [best[size].members for size in sizes if size in best]
     target.set_effects([each for each in strongest if each not in faithful.measured])
     return trade_offs(
-        faithful.measured,
-        sizes,
-        full=engine.full_effects.mean().item(),
-        is_denoising=engine.metric.direction == "denoising",
-        sign=request.sign,
+        faithful.measured, sizes, full=full, is_denoising=is_denoising, sign=request.sign
     )
 
 
 def _with_statistics(
-    question: Question,
-    request: ResolvedRequest,
-    target: Target,
-    sets: _Sets,
-    pareto_front: ParetoFront,
+    question: Question, request: ResolvedRequest, target: Target, sets: _Sets, front: ParetoFront
 ) -> ParetoFront:
-    engine, fit, cost = question.search_engine, sets.fit, pareto_front.statistics_cost
+    engine, fit, cost = question.search_engine, sets.fit, front.statistics_cost
     # Scores of an objective have an account of their own.
     is_shared = target.engine.account is engine.account
     accounts = [target] if is_shared else [engine, target]
     before = [account.cost for account in accounts]
-    sizes = sizes_of_statistics(pareto_front.sizes) if fit is None else fit.sizes
+    sizes = sizes_of_statistics(front.sizes) if fit is None else fit.sizes
     if fit is None and engine.pairs.n_distinct >= FEWEST_EXAMPLES:
         fit = cross_fit(make_target(engine), request.searches, sizes, request.seed, searched=target)
         cost += fit.on_halves
-    measured = [each for each in pareto_front if each.n_selected in sizes]
+    measured = [each for each in front if each.n_selected in sizes]
     rows = measure_statistics(
         engine,
         {each.n_selected: members_of(each, each.registry) for each in measured},
@@ -214,6 +207,6 @@ def _with_statistics(
     )
     for account, earlier in zip(accounts, before, strict=True):
         cost += account.cost - earlier
-    pareto_front = replace(pareto_front, statistics=rows, statistics_cost=cost)
-    diagnostics.warn_of_front(pareto_front)
-    return pareto_front
+    front = replace(front, statistics=rows, statistics_cost=cost)
+    diagnostics.warn_of_front(front)
+    return front
