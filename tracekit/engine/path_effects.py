@@ -350,7 +350,6 @@ class _BatchPaths:
         return run(batch, hooks, sorted(set(names)), start=layer, residual=stream)
 
     def _repeat_batch(self, rows: Tensor) -> Batch:
-        """Repeats the batch to match the rows of an activation."""
         return self.batch.repeat(len(rows) // len(self.batch.sequences))
 
     def _freeze_hooks(self, layer: int, part: int, copies: int) -> list[Hook]:

@@ -184,7 +184,6 @@ class _Examples:
 
     @cached_property
     def full(self) -> Effects:
-        """Effects of all components."""
         return self._joined([engine.full_effects for engine in self.engines])
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
@@ -211,7 +210,6 @@ class _Examples:
         return effects if self.engines[0].metric.direction == "denoising" else self.full - effects
 
     def share(self, effects: Effects) -> float:
-        """A mean effect over that of all components."""
         return (effects.mean() / self.full.mean()).item()
 
 
