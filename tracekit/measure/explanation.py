@@ -367,15 +367,14 @@ class Explanation(OfMembers):
 
 
 def _drawn_members(table: pd.DataFrame) -> Members:
-    rows = table.to_dict("records")
     return Members(
-        names=[row["component"] for row in rows],
-        values=[row["value"] for row in rows],
-        low=[row["value_low"] for row in rows],
-        high=[row["value_high"] for row in rows],
+        names=table["component"].tolist(),
+        values=table["value"].tolist(),
+        low=table["value_low"].tolist(),
+        high=table["value_high"].tolist(),
         hover=[
             f"alone: {row['alone']:.4g}<br>last: {row['last']:.4g}<br>{row['verdict']}"
-            for row in rows
+            for row in table.to_dict("records")
         ],
     )
 

@@ -24,8 +24,6 @@ from tracekit.results.significance import p_values, without_rounding
 
 _MOST_EFFECTS = 2**29
 """Effects of sets on examples that are held at once: 2 GiB in float32."""
-
-
 MOST_IN_GRID = 256
 """Components whose pairs a grid shows at most."""
 
