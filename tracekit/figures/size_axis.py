@@ -112,14 +112,11 @@ def _add(figure: go.Figure, line: Line, n: int, *, has_origin: bool) -> None:
 
 
 def _add_full(figure: go.Figure, n: int, full: float) -> None:
-    figure.add_hline(
-        y=full,
-        line={"color": "black", "width": 1.5, "dash": "dot"},
-        annotation_text=f"all {n} components",
-        # Beyond the line, on the left, where the curves begin at 0.
-        annotation_position="top left" if full > 0 else "bottom left",
-        annotation_font_size=TICK_SIZE,
-    )
+    line = {"color": "black", "width": 1.5, "dash": "dot"}
+    note = {"text": f"all {n} components", "font_size": TICK_SIZE}
+    # Beyond the line, on the left, where the curves begin at 0.
+    place = "top left" if full > 0 else "bottom left"
+    figure.add_hline(full, annotation=note, annotation_position=place, line=line)
     # A point without colour beyond the line leaves room for its name.
     figure.add_scatter(x=[0], y=[1.12 * full], **_UNSEEN)
 

@@ -375,6 +375,7 @@ def _readme(
     name = model_name(engine.model)
     labels = [engine.registry.label(number) for number in mask.nonzero()[:, 0].tolist()]
     held_out_effects = export.held_out_effects
+    where = "searched" if held_out_effects is None else "held out"
     lines = [
         f"---\nbase_model: {name}\ntags:\n- tracekit\n---\n\n# {name}, edited\n",
         f"{len(labels)} of {len(engine.registry)} components of `{name}` are replaced for good by "
@@ -391,8 +392,7 @@ def _readme(
         n_held_out, mean = len(held_out_effects), held_out_effects.mean()
         lines.append(f"- On {n_held_out} held-out examples: {mean:.6g}")
     lines += [
-        f"- First choices, {'searched' if held_out_effects is None else 'held out'}: "
-        f"{choices_text}",
+        f"- First choices, {where}: {choices_text}",
         f"- Tokenizer: {export.tokenizer}",
         f"- Setup: `{setup}`",
     ]

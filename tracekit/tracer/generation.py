@@ -134,9 +134,8 @@ def generate(
     # A continuation, which pairs have, does not matter.
     rows = [{"prompt": prompt, "x": "a"} for prompt in prompts]
     if other_prompts is not None:
-        rows = [
-            row | {"counterfactual": other} for row, other in zip(rows, other_prompts, strict=True)
-        ]
+        both = zip(rows, other_prompts, strict=True)
+        rows = [row | {"counterfactual": other} for row, other in both]
     pairs = PromptPairs.from_text(rows, tokenizer, chat=chat, warn=False)
     if other_prompts is not None:
         pairs.report.without("repeated").warn()
