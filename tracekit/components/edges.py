@@ -28,6 +28,8 @@ EDGE_KINDS: dict[str, EdgesBy] = {
 }
 """Kinds of edges, and how finely each divides a block into senders and receivers."""
 EMBEDDING, LOGITS = "E", "logits"
+Labels = Collection[str] | None
+"""Labels of senders or receivers; None: of all."""
 
 
 class EdgeSpec(TypedDict):
@@ -151,11 +153,7 @@ class EdgeGraph:
         return tuple(f"{layer}H{int(number) * size + head}" for head in range(size))
 
     def select_edges(
-        self,
-        layer: int,
-        layers: Collection[int] | None,
-        senders: Collection[str] | None,
-        receivers: Collection[str] | None,
+        self, layer: int, layers: Collection[int] | None, senders: Labels, receivers: Labels
     ) -> tuple[int, ...]:
         """Numbers of the edges into a layer whose two ends are in `layers` and among those named.
 
@@ -178,9 +176,7 @@ class EdgeGraph:
             if sender in senders and receiver in receivers
         )
 
-    def _select(
-        self, role: str, given: Collection[str] | None, names: Mapping[str, set[str]]
-    ) -> list[str]:
+    def _select(self, role: str, given: Labels, names: Mapping[str, set[str]]) -> list[str]:
         """Labels of the senders or receivers that are given by any of their names."""
         every = {name for each in names.values() for name in each}
         unknown = [] if given is None else [name for name in given if name not in every]
@@ -188,9 +184,8 @@ class EdgeGraph:
             first = given if isinstance(given, str) else unknown[0]
             guess = near_miss(str(first), list(every))
             raise ComponentError(
-                f"The {role} are {short_repr(given)}, but the model has no "
-                f"{short_repr(first)} among them. "
-                f"{guess + ' ' if guess else ''}Give a list of labels, such as "
+                f"The {role} are {short_repr(given)}, but the model has no {short_repr(first)} "
+                f"among them. {guess + ' ' if guess else ''}Give a list of labels, such as "
                 f"{sorted(every)[:3]}."
             )
         return [label for label, each in names.items() if given is None or each & set(given)]

@@ -1,8 +1,7 @@
 """Masks over components: initial values, penalties, truncation. Pure torch, no model.
 
-A mask has one entry per component in [0, 1]; 1 takes the counterfactual value. With m the mask,
-the penalties of the paper (design of PGB-CT, its optimisation problem) are |m|_1 and
-m^T(1 - m); the latter is also the *binary violation*, 0 exactly for a binary mask.
+A mask has one entry per component in [0, 1]; 1 takes the counterfactual value. Penalties are those
+of the paper (design of PGB-CT, its optimisation problem), with m the mask.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def l1(mask: Mask) -> Float[Tensor, ""]:
 
 
 def binary_violation(mask: Mask) -> Float[Tensor, ""]:
-    """m^T(1 - m): 0 for a binary mask, N/4 at most."""
+    """m^T(1 - m), the other penalty: 0 exactly for a binary mask, N/4 at most."""
     return (mask * (1 - mask)).sum()
 
 

@@ -114,14 +114,15 @@ class Site:
     @property
     def hook_name(self) -> str:
         """Full name of the hook point in the layer itself."""
-        return self.hook_name_in(self.layer)
+        return f"blocks.{self.layer}.{self.kind.hook}"
 
     @cached_property
     def reads(self) -> Mapping[str, Kind]:
         """Hook points whose counterfactual values the components take, and the kind at each."""
         if self.edges is not None:
             return activations_read(self.edges, self.layer)
-        return dict.fromkeys(map(self.hook_name_in, self.acts_in or (self.layer,)), self.kind)
+        layers = self.acts_in or (self.layer,)
+        return {f"blocks.{layer}.{self.kind.hook}": self.kind for layer in layers}
 
     @cached_property
     def hook_names(self) -> tuple[str, ...]:
@@ -131,10 +132,6 @@ class Site:
     def ends_of(self, index: int) -> str:
         """Sender and receiver of an edge; empty for other components."""
         return "" if self.edges is None else ">".join(self.edges.ends[self.layer][index])
-
-    def hook_name_in(self, layer: int) -> str:
-        """Full name of the hook point in a layer."""
-        return f"blocks.{layer}.{self.kind.hook}"
 
     @property
     def complete(self) -> bool:

@@ -1,9 +1,8 @@
 """Block skipping: a pass can start at any block from a remembered residual stream, or stop at one.
 
-Within a `with` block, the lower blocks return the remembered residual stream instead of computing,
-and the block to stop at raises an error. Everything around the blocks (embeddings, rotary tables,
-masks, final norm, unembedding, soft caps) stays the model's own code. Where state flows past the
-residual stream a resumed pass differs; `BlockSkipper.reason_unsupported` finds this out by trying.
+Everything around the blocks (embeddings, rotary tables, masks, final norm, unembedding, soft caps)
+stays the model's own code. Where state flows past the residual stream a resumed pass differs;
+`BlockSkipper.reason_unsupported` finds this out by trying.
 """
 
 from __future__ import annotations

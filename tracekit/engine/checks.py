@@ -84,11 +84,9 @@ def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
                 check_edges(model, registry, tokens)
             return _check_padding(model, tokens)
         activations = _observe(model, registry, tokens)
-        patch = MaskedPatch(
-            registry=registry,
-            counterfactual={name: value.flip(0) for name, value in activations.items()},
-            positions=torch.ones_like(tokens, dtype=torch.bool),
-        )
+        others = {name: value.flip(0) for name, value in activations.items()}
+        positions = torch.ones_like(tokens, dtype=torch.bool)
+        patch = MaskedPatch(registry=registry, counterfactual=others, positions=positions)
         _check_mask_acts(model, patch, tokens)
         _check_added(model, registry, tokens)
         _check_between(model, patch, tokens)
@@ -304,17 +302,15 @@ def _check_between(model: HookedModel, patch: MaskedPatch, tokens: Tensor) -> No
     """The MLP must add to the stream that a mask makes between attention and MLP."""
     registry = patch.registry
     sites = [site for site in registry.sites if site.kind.hook == "hook_resid_mid"]
-    names = {
-        name: f"blocks.{site.layer}.{name}"
-        for site in sites[-1:]
-        for name in ("hook_mlp_out", "hook_resid_post")
-    }
-    if not sites or not set(names.values()) <= set(model.hook_dict):
+    if not sites:
+        return
+    names = [f"blocks.{sites[-1].layer}.{hook}" for hook in ("hook_mlp_out", "hook_resid_post")]
+    if not set(names) <= set(model.hook_dict):
         return
     full = torch.ones(len(registry), device=tokens.device)
     seen = []
     for changes in ([], patch.hooks(full)):
-        hooks, recorded = recording_hooks([sites[-1].hook_names[0], *names.values()])
+        hooks, recorded = recording_hooks([sites[-1].hook_names[0], *names])
         with torch.no_grad():
             # Recorded after it was mixed: hooks at one point act in their order.
             model.run_with_hooks(tokens, fwd_hooks=[*changes, *hooks])

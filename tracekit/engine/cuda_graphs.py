@@ -110,7 +110,6 @@ class _CapturedPass:
         self.inputs = _swap_tensors(self.inputs, copies, device)
 
     def capture(self) -> None:
-        """Runs the pass and its gradient, then captures both."""
         with _use_stream(self.cache.stream):
             self._forward()
             self.output_gradients = [torch.zeros_like(each) for each in self._differentiable()]
@@ -136,7 +135,6 @@ class _CapturedPass:
             torch.testing.assert_close(replayed, plain, rtol=0.0, atol=most.item(), equal_nan=True)
 
     def replay(self, masks: Tensor, inputs: Any) -> Any:
-        """The outputs for other inputs."""
         device = self.masks.device
         sources = [masks.detach(), *_tensors_in(inputs, device)]
         targets = [self.masks.detach(), *_tensors_in(self.inputs, device)]

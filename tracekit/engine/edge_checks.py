@@ -93,12 +93,9 @@ def check_other_model(model: HookedModel, other: HookedModel, by: EdgesBy) -> No
     hooks, recorded = recording_hooks(registry.hook_names)
     with torch.no_grad(), freeze(other):
         theirs = _logits(other, tokens.to(device_of(other)), hooks).to(tokens.device)
-    patch = EdgePatch(
-        model=model,
-        registry=registry,
-        counterfactual={name: fired[0] for name, fired in recorded.items()},
-        positions=torch.ones_like(tokens, dtype=torch.bool),
-    )
+    others = {name: fired[0] for name, fired in recorded.items()}
+    positions = torch.ones_like(tokens, dtype=torch.bool)
+    patch = EdgePatch(model=model, registry=registry, counterfactual=others, positions=positions)
     with torch.no_grad(), freeze(model):
         edges = patch.hooks(torch.ones(len(registry)))
         gap, apart = ((_logits(model, tokens, h) - theirs).abs().max() for h in (edges, []))

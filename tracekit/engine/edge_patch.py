@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tracekit.components import ComponentRegistry
 from tracekit.components.edges import EdgeGraph, Receivers
-from tracekit.engine.patching import Activations, mask_entries
+from tracekit.engine.patching import Activations, AnyMask, mask_entries
 from tracekit.errors import HookPointError
 from tracekit.models.architectures import (
     INPUT_HOOKS,
@@ -54,11 +54,7 @@ class EdgePatch:
     origin: Activations | None = None
     """Activations at all positions from which changes are counted; None: of the current run."""
 
-    def hooks(
-        self,
-        mask: Float[Tensor, "*set component"] | Float[Tensor, "set row component"],
-        layers: Container[int] | None = None,
-    ) -> list[Hook]:
+    def hooks(self, mask: AnyMask, layers: Container[int] | None = None) -> list[Hook]:
         """Hooks that apply a mask, or several, to the receivers of `layers`; as `MaskedPatch`."""
         mask = mask.to(device_of(self.model))
         rows = mask if mask.ndim == 3 else mask.reshape(-1, 1, mask.shape[-1])
@@ -174,7 +170,6 @@ class _EdgeRun:
 
     @cached_property
     def graph(self) -> EdgeGraph:
-        """Senders and receivers."""
         assert self.patch.registry.edges is not None
         return self.patch.registry.edges
 

@@ -71,12 +71,9 @@ def stream_effects(data: PreparedData, mask: ComponentsLike) -> Iterator[BatchEf
             ((_, _, log_probs),) = data.passes(stack, [batch])
             effects = data.effects_from(batch, log_probs)[0]
         data.account.add_examples(len(batch.examples))
-        measured = BatchEffects(
-            batch.examples.cpu(),
-            effects.float().cpu(),
-            log_probs.x.float().cpu(),
-            None if log_probs.y is None else log_probs.y.float().cpu(),
-        )
+        y = None if log_probs.y is None else log_probs.y.float().cpu()
+        numbers, x = batch.examples.cpu(), log_probs.x.float().cpu()
+        measured = BatchEffects(numbers, effects.float().cpu(), x, y)
         # At their numbers in the data set, so that a message names the right examples.
         so_far = torch.zeros(data.n_examples).index_put((measured.examples,), measured.effects)
         data.check_finite(so_far)

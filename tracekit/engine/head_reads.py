@@ -1,12 +1,8 @@
 """What heads attend to from a position of a prompt, and what they write to the logits.
 
-The direct contribution of a head is the change of the logit of x less that of y (their first tokens
-that differ; without y the first token of x) that its output alone makes on its way through all
-norms behind it and the unembedding. It is read where that token is predicted.
-
-Each norm has its scale of the clean run, so everything from the heads to the logits is linear, and
-the contributions of the heads of a layer add up to that of their attention block without the bias
-of its output projection. Logits are those before a soft cap, and after a multiplier of the logits.
+`tracekit.measure.attention.Attention` defines direct contributions. Each norm has its scale of the
+clean run, so everything from the heads to the logits is linear. Logits are those before a soft cap,
+and after a multiplier of the logits.
 """
 
 from __future__ import annotations

@@ -197,11 +197,8 @@ class Layout:
         row = local[example, side]
         # Token `step` of a continuation is predicted one position before its own: the first one by
         # the last token of the prompt, the others from within their branch.
-        pos = torch.where(
-            step == 0,
-            self.starts[examples][example],
-            self.branch_starts[examples][example, side] + step - 1,
-        )
+        within = self.branch_starts[examples][example, side] + step - 1
+        pos = torch.where(step == 0, self.starts[examples][example], within)
         # x and y may be predicted at the same position, which is then read once.
         readouts, scored_readout = (row * longest + pos).unique(return_inverse=True)
         most = size(len(row), valid.numel(), 4 * _STEP)

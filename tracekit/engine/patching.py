@@ -31,6 +31,8 @@ _MASKED = -1e30
 
 Activations = Mapping[str, Tensor]
 """Hook point -> activation with the axes of its `Kind`; the first is the row."""
+AnyMask = Float[Tensor, "*set component"] | Float[Tensor, "set row component"]
+"""A mask for all rows, a stack of such masks, or masks for each row."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,9 +52,7 @@ class MaskedPatch:
     constants: Constants | None = None
     """The constants put in, if any; rows of attention are cut to the keys that a query sees."""
 
-    def hooks(
-        self, mask: Float[Tensor, "*set component"] | Float[Tensor, "set row component"]
-    ) -> list[Hook]:
+    def hooks(self, mask: AnyMask) -> list[Hook]:
         """Hooks that apply a mask, or each of a stack of masks; 1 takes the counterfactual value.
 
         With a stack, the run must have the rows of `positions` once per mask, one mask after the
@@ -79,16 +79,12 @@ class MaskedPatch:
         ]
         is_patched, shape = self.positions[:, covered], [1] * source.ndim
         shape[0], shape[kind.position_dim] = is_patched.shape
+        is_patched = is_patched.reshape(shape)
         rows = SeenRows.for_hook(self.constants, name, kind)
-        mix = partial(
-            _mix_activation,
-            source=source,
-            kind=kind,
-            first=first,
-            is_patched=is_patched.reshape(shape),
-            parts=parts,
-            rows=rows,
-        )
+
+        def mix(activation: Tensor, hook: Any = None) -> Tensor:
+            return _mix_activation(activation, source, kind, first, is_patched, parts, rows)
+
         return _mixing_hooks(name, mix, rows)
 
 
@@ -189,8 +185,6 @@ class SeenRows:
 
 def _mix_activation(
     activation: Tensor,
-    hook: Any = None,
-    *,
     source: Tensor,
     kind: Kind,
     first: int,

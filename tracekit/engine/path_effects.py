@@ -29,7 +29,6 @@ from torch import Tensor
 
 from tracekit._util import progress as _progress
 from tracekit.components import ComponentRegistry, ComponentSet, Site
-from tracekit.data.counterfactuals import constants_of
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream
 from tracekit.engine.counterfactual_cache import CounterfactualCache
@@ -136,7 +135,7 @@ class PathRuns:
     @cached_property
     def has_embedding(self) -> bool:
         """Whether the source is a run of the model, so that the embedding changes too."""
-        return constants_of(self.data.layout.counterfactuals) is None
+        return self.data.counterfactual_cache.constants is None
 
     @cached_property
     def embeddings(self) -> CounterfactualCache:
@@ -351,7 +350,6 @@ class _BatchPaths:
         return run(batch, hooks, sorted(set(names)), start=layer, residual=stream)
 
     def _repeat_batch(self, rows: Tensor) -> Batch:
-        """Repeats the batch to match the rows of an activation."""
         return self.batch.repeat(len(rows) // len(self.batch.sequences))
 
     def _freeze_hooks(self, layer: int, part: int, copies: int) -> list[Hook]:

@@ -38,7 +38,7 @@ from tracekit.engine.edge_patch import EdgePatch, max_edge_rows
 from tracekit.engine.forward import ForwardPass
 from tracekit.engine.layout import Layout, Positions
 from tracekit.engine.pair_checks import check_traceable
-from tracekit.engine.patching import Activations, MaskedPatch
+from tracekit.engine.patching import Activations, AnyMask, MaskedPatch
 from tracekit.errors import ConfigError, NonFiniteMetricError, WorkerError
 from tracekit.metrics import (
     ContinuationLogProbs,
@@ -144,10 +144,10 @@ class PreparedData:
         forward_pass = ForwardPass(model, capabilities, config.continuation_mean)
         bar = partial(_progress.track, shown=config.progress)
         # X and y share a row where the model supports that at the length needed.
-        layout = _build_layout(model, pairs, registry, config, packed=True)
+        layout = _build_layout(model, pairs, registry.spans, config.positions, packed=True)
         has_branches = layout.sequences.has_branches
         if not capabilities.supports_packing(model, layout.longest_row, warns=has_branches):
-            layout = _build_layout(model, pairs, registry, config)
+            layout = _build_layout(model, pairs, registry.spans, config.positions)
         size = config.max_batch_size or _measure_max_rows(config, forward_pass, layout)
         if registry.edges is not None:
             bound = config.max_memory
@@ -168,19 +168,11 @@ class PreparedData:
             ranks=ranks,
             capabilities=capabilities,
             forward_pass=forward_pass,
-            clean_run=CleanRun(
-                model, forward_pass, max_memory=config.max_memory, progress_bar=bar, ranks=ranks
-            ),
+            clean_run=CleanRun(model, forward_pass, config.max_memory, bar, ranks),
             layout=layout,
             cuda_graphs=CudaGraphCache(model),
             counterfactual_cache=CounterfactualCache(
-                model,
-                layout,
-                registry,
-                max_batch_size=size,
-                max_memory=config.max_memory,
-                progress_bar=bar,
-                first=first,
+                model, layout, registry, size, config.max_memory, progress_bar=bar, first=first
             ),
         )
         data._check_ranks_agree()
@@ -189,16 +181,15 @@ class PreparedData:
     def _check_ranks_agree(self) -> None:
         if self.ranks.count == 1:
             return
+        # Each process has as many rows as its own card holds.
+        settings = replace(self.config, capabilities=None, progress=False, max_batch_size=None)
         self.ranks.check_same(
             version_of_tracekit=__version__,
             data_set=f"{self.pairs.name} ({self.pairs.fingerprint[:12]})",
             components=json_digest({"spec": self.registry.spec()})[:12],
             metric=self.metric.name,
             model=f"{model_name(self.model)} ({weights_digest(self.model)[:12]})",
-            # Each process has as many rows as its own card holds.
-            settings=repr(
-                replace(self.config, capabilities=None, progress=False, max_batch_size=None)
-            ),
+            settings=repr(settings),
         )
         if self.n_examples < self.ranks.count:
             raise WorkerError(
@@ -264,8 +255,9 @@ class PreparedData:
     def unshared_layout(self) -> Layout:
         """A layout with the same sources in which no row serves two examples, for gradients."""
         packed = self.layout.sequences.needs_attention_mask
+        spans, positions = self.registry.spans, self.config.positions
         unshared = _build_layout(
-            self.model, self.pairs, self.registry, self.config, packed=packed, shared=False
+            self.model, self.pairs, spans, positions, packed=packed, shared=False
         )
         return self.layout if len(unshared.sequences) == len(self.layout.sequences) else unshared
 
@@ -346,23 +338,16 @@ class PreparedData:
         def run(
             masks: Tensor, batch: Batch, source: Activations, residual: ResidualStream | None
         ) -> ContinuationLogProbs:
+            rows, hooks = batch.repeat(len(masks)), self.hooks(batch, source, masks, layers)
             return self.forward_pass.log_probs(
-                batch.repeat(len(masks)),
-                self.hooks(batch, source, masks, layers),
-                reads=reads,
-                start=start,
-                residual=residual,
+                rows, hooks, reads=reads, start=start, residual=residual
             )
 
         name = ("log-probs", tuple(reads), start, None if layers is None else frozenset(layers))
         return self.cuda_graphs.run(run, name, masks, batch, source, residual)
 
     def hooks(
-        self,
-        batch: Batch,
-        source: Activations,
-        mask: Float[Tensor, "*set component"] | Float[Tensor, "set row component"],
-        layers: Container[int] | None = None,
+        self, batch: Batch, source: Activations, mask: AnyMask, layers: Container[int] | None = None
     ) -> list[Hook]:
         """Hooks that apply masks to a batch, in `layers` or in all; see `MaskedPatch.hooks`."""
         if self.registry.edges is not None:
@@ -434,16 +419,10 @@ class PreparedData:
 
 
 def _build_layout(
-    model: HookedModel,
-    pairs: PromptPairs,
-    registry: ComponentRegistry,
-    config: EngineConfig,
-    **options: bool,
+    model: HookedModel, pairs: PromptPairs, spans: Sequence[str], positions: Positions, **how: bool
 ) -> Layout:
     limit = long_rope_limit(model)
-    return Layout.build(
-        pairs, config.positions, spans=registry.spans, long_rope_limit=limit, **options
-    )
+    return Layout.build(pairs, positions, spans=spans, long_rope_limit=limit, **how)
 
 
 def _measure_max_rows(config: EngineConfig, forward_pass: ForwardPass, layout: Layout) -> int:

@@ -112,6 +112,7 @@ class _TreeRun:
         """Fills in effects of all sets below some nodes; `residual` has rows node by node."""
         self._run_leaves(nodes, residual)
         by_layer: dict[int, list[tuple[int, PrefixNode]]] = {}
+        start = nodes[0].layer
         for parent, node in enumerate(nodes):
             for child in node.children:
                 by_layer.setdefault(child.layer, []).append((parent, child))
@@ -119,13 +120,11 @@ class _TreeRun:
             for chunk in self.data.chunks(below, self.batch):
                 children = [child for _, child in chunk]
                 prefixes = [child.prefix for child in children]
-                masks = self.data.masks_of(prefixes)
+                masks, layers = self.data.masks_of(prefixes), self._layers_of(prefixes)
+                hooks = self.data.hooks(self.batch, self.source, masks, layers)
+                picked = self._pick_rows(residual, [parent for parent, _ in chunk], len(nodes))
                 carried = self.data.forward_pass.residual_at(
-                    self.batch.repeat(len(chunk)),
-                    self.data.hooks(self.batch, self.source, masks, self._layers_of(prefixes)),
-                    layer,
-                    start=nodes[0].layer,
-                    residual=self._pick_rows(residual, [parent for parent, _ in chunk], len(nodes)),
+                    self.batch.repeat(len(chunk)), hooks, layer, start=start, residual=picked
                 )
                 self.run(children, carried)
 
@@ -143,13 +142,9 @@ class _TreeRun:
                 layers, room = None, self.data.rows // len(self.batch.examples)
                 size = max(len(sets), min(room, 1 << (len(sets) - 1).bit_length()))
                 masks = torch.cat([masks, masks[-1:].expand(size - len(sets), -1)])
+            picked = self._pick_rows(residual, [parent for parent, _ in chunk], len(nodes))
             log_probs = self.data.log_probs(
-                self.batch,
-                self.source,
-                masks,
-                layers=layers,
-                start=start,
-                residual=self._pick_rows(residual, [parent for parent, _ in chunk], len(nodes)),
+                self.batch, self.source, masks, layers=layers, start=start, residual=picked
             )
             rows = to_device(torch.tensor(numbers), self.data.device)
             values = self.data.effects_from(self.batch, log_probs)[: len(sets)]

@@ -21,13 +21,7 @@ from tracekit.components.kinds import KINDS, Kind
 from tracekit.components.registry import Components, SiteSpec
 from tracekit.engine.layout import Positions
 from tracekit.engine.setup_fields import Indices, SetupFields, SplitBy
-from tracekit.engine.sources import (
-    WORDINGS,
-    AnySource,
-    as_source,
-    draws_values,
-    source_name,
-)
+from tracekit.engine.sources import WORDINGS, AnySource, as_source, draws_values, source_name
 from tracekit.errors import ComponentError, ConfigError, SourceError
 from tracekit.metrics import METRICS, resolve_metric
 

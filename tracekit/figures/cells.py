@@ -196,14 +196,9 @@ def _add_cells(
     is_first = all(trace.type != "heatmap" for trace in drawn)
     spread = {"x": list(range(len(panel.indices))), "y": list(rows), "xgap": gap, "ygap": gap}
     # White under the cells of studied components that have no value.
-    figure.add_heatmap(
-        z=[[None if cell is None else 0 for cell in row] for row in panel.selected],
-        colorscale=[[0, "white"], [1, "white"]],
-        showscale=False,
-        hoverinfo="skip",
-        **spread,
-        **axes,
-    )
+    blank = [[None if cell is None else 0 for cell in row] for row in panel.selected]
+    white = {"colorscale": [[0, "white"], [1, "white"]], "showscale": False}
+    figure.add_heatmap(z=blank, hoverinfo="skip", **white, **spread, **axes)
     figure.add_heatmap(
         z=panel.values,
         text=panel.hover,
@@ -224,16 +219,9 @@ def _add_cells(
             if value is not None and value < _FAINT * scale.low
         ]
         colors = ["white" if share > 0.6 else "black" for _, _, share in marked]
-        figure.add_scatter(
-            x=[column for _, column, _ in marked],
-            y=[row for row, _, _ in marked],
-            mode="text",
-            text=["\u2212"] * len(marked),
-            textfont={"size": 20, "color": colors},
-            hoverinfo="skip",
-            name="below 0",
-            **axes,
-        )
+        signs = {"text": ["\u2212"] * len(marked), "textfont": {"size": 20, "color": colors}}
+        x, y = [column for _, column, _ in marked], [row for row, _, _ in marked]
+        figure.add_scatter(x=x, y=y, mode="text", hoverinfo="skip", name="below 0", **signs, **axes)
 
 
 def _bar_ticks(scale: ColorScale) -> dict[str, Any]:
@@ -254,15 +242,8 @@ def _add_outlines(
             if is_selected:
                 x += [column - 0.5, column + 0.5, column + 0.5, column - 0.5, column - 0.5, None]
                 y += [row - 0.5, row - 0.5, row + 0.5, row + 0.5, row - 0.5, None]
-    figure.add_scatter(
-        x=x,
-        y=y,
-        mode="lines",
-        line={"color": "black", "width": 2},
-        hoverinfo="skip",
-        name="selected",
-        **axes,
-    )
+    line = {"color": "black", "width": 2}
+    figure.add_scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip", name="selected", **axes)
 
 
 def _add_bars(
@@ -286,14 +267,10 @@ def _add_bars(
     if len(rows) == 1:
         return
     uniform = 100 * panel.overall_share
-    figure.add_scatter(
-        x=[uniform, uniform],
-        y=[min(rows) - 0.5, max(rows) + 0.5],
-        mode="lines",
-        line={"color": "black", "width": 1.2, "dash": "dot"},
-        hovertemplate=f"all layers: {uniform:.3g} % of {panel.kind}<extra></extra>",
-        **axes,
-    )
+    x, y = [uniform, uniform], [min(rows) - 0.5, max(rows) + 0.5]
+    line = {"color": "black", "width": 1.2, "dash": "dot"}
+    hover = f"all layers: {uniform:.3g} % of {panel.kind}<extra></extra>"
+    figure.add_scatter(x=x, y=y, mode="lines", line=line, hovertemplate=hover, **axes)
 
 
 def _mark_skipped_layers(figure: go.Figure, layers: Sequence[int], n_panels: int) -> None:

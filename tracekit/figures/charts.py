@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _PATTERNS = ("", "/", ".", "x", "-", "+")
 """Fill patterns of bars, one per series."""
+_BLUES: dict[str, Any] = {"colorscale": "Blues", "zmin": 0, "zmax": 1}
+"""Of maps of shares."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,13 +66,9 @@ def lines(
             hovertemplate=f"{hover}<extra></extra>",
         )
     if reference is not None:
-        figure.add_hline(
-            y=reference[0],
-            line={"color": "black", "width": 1.5, "dash": "dot"},
-            annotation_text=reference[1],
-            annotation_position="top left",
-            annotation_font_size=13,
-        )
+        line = {"color": "black", "width": 1.5, "dash": "dot"}
+        note = {"text": reference[1], "font_size": TICK_SIZE}
+        figure.add_hline(reference[0], annotation=note, annotation_position="top left", line=line)
     x_axis: dict[str, Any] = {"rangemode": "tozero"}
     values = frame[chart.x]
     if log_x:
@@ -127,9 +125,7 @@ def similarities(frame: pd.DataFrame, *, title: str, subtitle: str = "") -> go.F
             z=frame.to_numpy(),
             x=labels,
             y=labels,
-            colorscale="Blues",
-            zmin=0,
-            zmax=1,
+            **_BLUES,
             texttemplate="%{z:.2f}",
             textfont={"size": TICK_SIZE},
             hovertemplate="%{y} and %{x}<br>Jaccard similarity: %{z:.3f}<extra></extra>",
@@ -191,9 +187,7 @@ def attention_map(
             customdata=hover,
             hovertemplate="%{customdata}<extra></extra>",
             hoverongaps=False,
-            colorscale="Blues",
-            zmin=0,
-            zmax=1,
+            **_BLUES,
             showscale=not is_short,
             colorbar=color_bar("attention"),
         )

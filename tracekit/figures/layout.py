@@ -38,6 +38,8 @@ _LINE = 1.3
 _DISTANCES = ("standoff", "ticklen", "xshift", "yshift", "thickness")
 _MOST_SHRUNK = 0.7
 """Share of their size to which ticks may shrink before some are left out."""
+_Figure = Any
+"""A figure of plotly; its parts have no types."""
 
 
 def text_width(text: str, size: float) -> float:
@@ -81,8 +83,8 @@ def place(figure: go.Figure, width: float | None = None, page: float = inf) -> g
     return figure
 
 
-def _place(figure: go.Figure, width: float | None, page: float) -> tuple[float, float]:
-    layout: Any = figure.layout
+def _place(figure: _Figure, width: float | None, page: float) -> tuple[float, float]:
+    layout = figure.layout
     meta, texts = layout.meta, layout.meta["texts"]
     left, right = _left(figure), _right(figure, texts)
     room = (width or meta["widest"] or inf) - left - right
@@ -136,15 +138,15 @@ def _too_small(name: str, given: float, left: float, texts: float) -> str:
 
 
 def _place_panels(
-    figure: go.Figure, room: float, *, fills: bool, texts: float
+    figure: _Figure, room: float, *, fills: bool, texts: float
 ) -> tuple[float, float]:
     """Gives panels of cells their domains; returns the width of all, and that of a cell.
 
     A panel is no narrower than the longest word of its titles.
     """
-    layout: Any = figure.layout
+    layout = figure.layout
     counts, n_rows = layout.meta["columns"], layout.meta["plot"][1]
-    axes: list[Any] = [layout[f"xaxis{n or ''}"] for n in (0, *range(2, len(counts) + 1))]
+    axes = [layout[f"xaxis{n or ''}"] for n in (0, *range(2, len(counts) + 1))]
     notes = _panel_notes(figure)
     starts = [int(note.xref.removeprefix("x").removesuffix(" domain") or 1) - 1 for note in notes]
     titled = list(zip(notes, pairwise([*starts, len(counts)]), strict=True))
@@ -184,15 +186,14 @@ def _place_panels(
     return whole, low if any(counts) else CELL
 
 
-def _panel_notes(figure: go.Figure) -> list[Any]:
-    layout: Any = figure.layout
-    return [note for note in layout.annotations if note.name == "panel"]
+def _panel_notes(figure: _Figure) -> list[Any]:
+    return [note for note in figure.layout.annotations if note.name == "panel"]
 
 
-def _stack_panels(figure: go.Figure, height: float, gaps: float) -> None:
+def _stack_panels(figure: _Figure, height: float, gaps: float) -> None:
     """Leaves room for their titles between panels below each other, as high as their domains."""
     layout, notes, top = figure.layout, _panel_notes(figure), 1.0
-    axes: list[Any] = [layout[f"yaxis{note.yref[1:].removesuffix(' domain')}"] for note in notes]
+    axes = [layout[f"yaxis{note.yref[1:].removesuffix(' domain')}"] for note in notes]
     sizes = [axis.domain[1] - axis.domain[0] for axis in axes]
     for axis, size, note in zip(axes, sizes, notes, strict=True):
         top -= 0.0 if note is notes[0] else (_height_of(note) + 2 * note.yshift) / height
@@ -235,16 +236,14 @@ def _shown(axis: Any) -> list[str]:
     return list(axis.ticktext) if axis.ticktext is not None else ["\u22120.00"]
 
 
-def _beside(figure: go.Figure, **at: Any) -> Iterator[Any]:
+def _beside(figure: _Figure, **at: Any) -> Iterator[Any]:
     """Texts beside the plot: annotations at an edge of it, turned away from it."""
-    layout: Any = figure.layout
-    notes = (note for note in layout.annotations if note.text)
+    notes = (note for note in figure.layout.annotations if note.text)
     return (note for note in notes if all(note[name] == value for name, value in at.items()))
 
 
-def _left(figure: go.Figure) -> float:
-    axis: Any = figure.layout.yaxis  # type: ignore[attr-defined]
-    axes: list[Any] = list(figure.select_yaxes())
+def _left(figure: _Figure) -> float:
+    axis, axes = figure.layout.yaxis, figure.select_yaxes()
     shown = [(text, each.tickfont.size) for each in axes for text in _shown(each)]
     ticks = max((text_width(*each) for each in shown), default=0.0)
     notes = _beside(figure, xref="x domain", x=0, xanchor="right")
@@ -252,7 +251,7 @@ def _left(figure: go.Figure) -> float:
     return 8.0 + max(groups, ticks + 6.0 + (_height_of(axis.title) + 10 if axis.title.text else 0))
 
 
-def _right(figure: go.Figure, texts: float) -> float:
+def _right(figure: _Figure, texts: float) -> float:
     notes = _beside(figure, xref="x domain", x=1, xanchor="left")
     beside = max(
         (text_width(note.text, note.font.size) + note.xshift for note in notes), default=0.0
@@ -269,9 +268,8 @@ def _right(figure: go.Figure, texts: float) -> float:
     return max(needs)
 
 
-def _top(figure: go.Figure, width: float, texts: float) -> float:
-    title: Any = figure.layout.title  # type: ignore[attr-defined]
-    above = 8.0 * texts
+def _top(figure: _Figure, width: float, texts: float) -> float:
+    title, above = figure.layout.title, 8.0 * texts
     for each in (title, title.subtitle):
         if each.text:
             least = text_width(each.text, each.font.size) / (0.96 * width - 4)
@@ -282,16 +280,14 @@ def _top(figure: go.Figure, width: float, texts: float) -> float:
     # Plotly leaves a line between the two.
     above += title.subtitle.font.size if title.subtitle.text else 0.0
     notes = max(map(_height_of, _beside(figure, y=1, yanchor="bottom")), default=0.0)
-    axes: list[Any] = list(figure.select_xaxes())
-    tops = [axis for axis in axes if axis.side == "top"]
+    tops = [axis for axis in figure.select_xaxes() if axis.side == "top"]
     return above + notes + 4 * texts + sum(2 * axis.tickfont.size for axis in tops)
 
 
-def _below(figure: go.Figure) -> float:
+def _below(figure: _Figure) -> float:
     """Pixels of ticks and titles below the plot."""
     needs = [12.0]
-    axes: list[Any] = list(figure.select_xaxes())
-    for axis in axes:
+    for axis in figure.select_xaxes():
         if axis.side == "top":
             continue
         texts, size = _shown(axis), axis.tickfont.size
@@ -304,14 +300,13 @@ def _below(figure: go.Figure) -> float:
     return max(needs)
 
 
-def _legend(figure: go.Figure, plot: float, below: float, texts: float) -> float:
+def _legend(figure: _Figure, plot: float, below: float, texts: float) -> float:
     """Puts the legend below the axis title; returns its height.
 
     Left to itself, plotly lets a legend of several rows grow upwards, over the axis.
     """
-    layout: Any = figure.layout
-    traces: list[Any] = list(figure.data)
-    names = [trace.name for trace in traces if trace.name and trace.showlegend is not False]
+    layout = figure.layout
+    names = [trace.name for trace in figure.data if trace.name and trace.showlegend is not False]
     if layout.showlegend is False or (len(names) < 2 and not layout.showlegend):
         return 0.0
     size = layout.legend.font.size
@@ -321,7 +316,7 @@ def _legend(figure: go.Figure, plot: float, below: float, texts: float) -> float
     return 10 + max(1.6 * size, 17) * (-(-len(names) // max(1, int(plot / widest))))
 
 
-def _fit_bars(figure: go.Figure, plot: float, bottom: float, texts: float) -> float:
+def _fit_bars(figure: _Figure, plot: float, bottom: float, texts: float) -> float:
     """Makes colour bars longer than a low plot; returns the pixels that are missing below."""
     length = _LOWEST_BAR * texts
     if plot >= length or not _maps(figure):
@@ -331,9 +326,9 @@ def _fit_bars(figure: go.Figure, plot: float, bottom: float, texts: float) -> fl
     return max(0.0, length + 9 * texts - plot - bottom)
 
 
-def _thin_ticks(figure: go.Figure, width: float, height: float) -> None:
+def _thin_ticks(figure: _Figure, width: float, height: float) -> None:
     """Makes ticks smaller that have no room, or leaves some out; keeps them for other sizes."""
-    kept_by = figure.layout.meta["ticks"]  # type: ignore[attr-defined]
+    kept_by = figure.layout.meta["ticks"]
     for letter, size in (("x", width), ("y", height)):
         for axis in getattr(figure, f"select_{letter}axes")():
             if axis.range is None or axis.ticktext is None or len(axis.ticktext) < 2:
@@ -361,14 +356,13 @@ def _thin_ticks(figure: go.Figure, width: float, height: float) -> None:
             axis.update(tickvals=shown, ticktext=[texts[i] for i in sorted(kept)])
 
 
-def _by_colour(figure: go.Figure, axis: str, ticks: Sequence[float]) -> list[int]:
+def _by_colour(figure: _Figure, axis: str, ticks: Sequence[float]) -> list[int]:
     """Numbers of ticks: first of lines with a value of over half of the largest, then in order.
 
     A label that has no room is not missed where nothing happens.
     """
     sizes: dict[float, float] = {}
-    traces: list[Any] = list(figure.data)
-    for trace in traces:
+    for trace in figure.data:
         # A copied figure holds its arrays encoded, and they are not read then.
         is_read = trace.type == "heatmap" and isinstance(trace.x, tuple | list)
         is_read = is_read and isinstance(trace.z, tuple | list)
@@ -382,15 +376,13 @@ def _by_colour(figure: go.Figure, axis: str, ticks: Sequence[float]) -> list[int
     return sorted(range(len(ticks)), key=lambda i: -max(sizes.get(ticks[i], 0.0), bound))
 
 
-def _fit_cell_texts(figure: go.Figure, width: float, height: float) -> None:
+def _fit_cell_texts(figure: _Figure, width: float, height: float) -> None:
     """Makes signs and numbers in cells no larger than the cells."""
-    traces: list[Any] = list(figure.data)
-    for trace in traces:
+    for trace in figure.data:
         is_sign = trace.type == "scatter" and trace.mode == "text"
         if not is_sign and not (trace.type == "heatmap" and trace.texttemplate):
             continue
-        layout: Any = figure.layout
-        x, y = (layout[f"{a}axis{(trace[f'{a}axis'] or a)[1:]}"] for a in "xy")
+        x, y = (figure.layout[f"{a}axis{(trace[f'{a}axis'] or a)[1:]}"] for a in "xy")
         low, high = x.domain or (0, 1)
         wide = width * (high - low) / abs(x.range[1] - x.range[0]) / (1.0 if is_sign else 2.5)
         low, high = y.domain or (0, 1)
@@ -412,10 +404,10 @@ def resized(figure: go.Figure, texts: float) -> go.Figure:
     return go.Figure(drawn)
 
 
-def _maps(figure: go.Figure) -> list[Any]:
+def _maps(figure: _Figure) -> list[Any]:
     """Maps beside which there is a colour bar."""
-    traces: list[Any] = list(figure.data)
-    return [trace for trace in traces if trace.type == "heatmap" and trace.showscale is not False]
+    maps = (trace for trace in figure.data if trace.type == "heatmap")
+    return [each for each in maps if each.showscale is not False]
 
 
 def _scale(part: Any, factor: float, inside: str = "") -> None:
@@ -433,12 +425,11 @@ def _scale(part: Any, factor: float, inside: str = "") -> None:
             _scale(value, factor, name)
 
 
-def _scale_marks(figure: go.Figure, factor: float) -> None:
+def _scale_marks(figure: _Figure, factor: float) -> None:
     """Multiplies the widths of lines, the sizes of markers and the room in frames."""
     for note in figure.select_annotations(lambda each: each.borderpad):
         note.borderpad *= factor
-    traces: list[Any] = list(figure.data)
-    for trace in traces:
+    for trace in figure.data:
         if trace.type == "heatmap":
             continue
         for line in (trace.marker.line, *([trace.line] if trace.type == "scatter" else [])):

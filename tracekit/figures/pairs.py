@@ -118,7 +118,6 @@ def _mark(figure: go.Figure, pairs: PairMap) -> None:
 
 
 def _label(figure: go.Figure, pairs: PairMap) -> None:
-    """Labels both axes, and groups of neighbours beside them."""
     n, noun, groups = len(pairs.labels), pairs.noun, pairs.groups
     ticks, names = list(range(n)), list(map(plain, pairs.labels))
     is_upright = not groups and (n > 4 or max(map(len, names)) > 8)

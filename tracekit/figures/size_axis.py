@@ -84,16 +84,9 @@ def _add(figure: go.Figure, line: Line, n: int, *, has_origin: bool) -> None:
     if line.low is not None and line.high is not None:
         bars = error_bars(line.values, line.low, line.high, color=color, thickness=1, width=3)
         if line.is_band:
-            figure.add_scatter(
-                x=[*line.sizes, *line.sizes[::-1]],
-                y=[*line.high, *line.low[::-1]],
-                fill="toself",
-                fillcolor=color,
-                opacity=0.2,
-                line={"width": 0},
-                mode="lines",
-                **QUIET,
-            )
+            x, y = [*line.sizes, *line.sizes[::-1]], [*line.high, *line.low[::-1]]
+            band = {"fill": "toself", "fillcolor": color, "opacity": 0.2, "line": {"width": 0}}
+            figure.add_scatter(x=x, y=y, mode="lines", **band, **QUIET)
     if line.is_hollow and len(line.sizes) > 1 and has_origin:
         start = {"x": [0, line.sizes[0]], "y": [0, line.values[0]]}
         figure.add_scatter(**start, mode="lines", line=stroke, **QUIET)
@@ -119,14 +112,11 @@ def _add(figure: go.Figure, line: Line, n: int, *, has_origin: bool) -> None:
 
 
 def _add_full(figure: go.Figure, n: int, full: float) -> None:
-    figure.add_hline(
-        y=full,
-        line={"color": "black", "width": 1.5, "dash": "dot"},
-        annotation_text=f"all {n} components",
-        # Beyond the line, on the left, where the curves begin at 0.
-        annotation_position="top left" if full > 0 else "bottom left",
-        annotation_font_size=TICK_SIZE,
-    )
+    line = {"color": "black", "width": 1.5, "dash": "dot"}
+    note = {"text": f"all {n} components", "font_size": TICK_SIZE}
+    # Beyond the line, on the left, where the curves begin at 0.
+    place = "top left" if full > 0 else "bottom left"
+    figure.add_hline(full, annotation=note, annotation_position=place, line=line)
     # A point without colour beyond the line leaves room for its name.
     figure.add_scatter(x=[0], y=[1.12 * full], **_UNSEEN)
 

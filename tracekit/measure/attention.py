@@ -292,7 +292,6 @@ def _queries(
 def _by_place(
     spans: Sequence[Spans], places: Sequence[str], patterns: Float[Tensor, "head example key"]
 ) -> Float[Tensor, "head place example"]:
-    """Attention to each place, summed over its tokens."""
     by_place = torch.zeros(len(patterns), len(places), len(spans))
     for number, of_pair in enumerate(spans):
         for name, positions in of_pair.items():

@@ -148,12 +148,9 @@ def controls(
         faithful, complete = effects, others
     shares = torch.stack([faithful.mean(1), complete.mean(1)]) / full.mean()
     drawn = torch.cat([effects.mean(1)[None], shares])[:, 1:].split(counts[1:], dim=1)
+    which = "all" if question.selection_fingerprint(members) is None else "searched"
     if question.held_out_engine is not None:
         which = "held-out"
-    elif question.selection_fingerprint(members) is not None:
-        which = "searched"
-    else:
-        which = "all"
     return Controls(
         labels=tuple(engine.registry.label(member) for member in chosen),
         searched=Faithfulness.of(

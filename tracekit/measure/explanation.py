@@ -45,13 +45,7 @@ from tracekit.measure.shapley import (
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.intervals import effect_interval
 from tracekit.results.of_set import OfMembers
-from tracekit.results.significance import (
-    RESOLUTION,
-    PValues,
-    p_text,
-    p_values,
-    without_rounding,
-)
+from tracekit.results.significance import RESOLUTION, PValues, p_text, p_values, without_rounding
 from tracekit.search.base import PlannedPasses, require_gradient
 
 EXPLANATION = "explanation.json"
@@ -194,13 +188,8 @@ class Explanation(OfMembers):
         interval.
         """
         singles, m = self.alone.sum(0), len(self.members)
-        return pd.Series(
-            {
-                **self._fields("effect", self.effect),
-                **self._fields("sum_of_singles", singles, m),
-                **self._fields("interaction", self.effect - singles, 1, m),
-            }
-        )
+        row = self._fields("effect", self.effect) | self._fields("sum_of_singles", singles, m)
+        return pd.Series(row | self._fields("interaction", self.effect - singles, 1, m))
 
     @property
     def redundant(self) -> list[Component]:
@@ -378,15 +367,14 @@ class Explanation(OfMembers):
 
 
 def _drawn_members(table: pd.DataFrame) -> Members:
-    rows = table.to_dict("records")
     return Members(
-        names=[row["component"] for row in rows],
-        values=[row["value"] for row in rows],
-        low=[row["value_low"] for row in rows],
-        high=[row["value_high"] for row in rows],
+        names=table["component"].tolist(),
+        values=table["value"].tolist(),
+        low=table["value_low"].tolist(),
+        high=table["value_high"].tolist(),
         hover=[
             f"alone: {row['alone']:.4g}<br>last: {row['last']:.4g}<br>{row['verdict']}"
-            for row in rows
+            for row in table.to_dict("records")
         ],
     )
 

@@ -68,7 +68,6 @@ def measure_statistics(
 
 
 def _cross_fitted(fit: CrossFit, names: Sequence[str], engine: Engine) -> list[dict[str, Any]]:
-    """Cross-fitted effects and stability at each size."""
     rows, pairs = [], engine.pairs
     for rank, search in enumerate(fit.choice()):
         effects = fit.sign * fit.effects[search, rank]

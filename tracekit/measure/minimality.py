@@ -162,11 +162,8 @@ def _laid_out(
         raise ComponentError("An empty set has no idle members. Give at least one component.")
     sets = [chosen, *(tuple(i for i in chosen if i != member) for member in chosen)]
     if question.held_out_engine is not None and is_selected:
-        return (
-            _Examples([question.search_engine], "searched"),
-            _Examples([question.held_out_engine], "held-out"),
-            sets,
-        )
+        own = _Examples([question.search_engine], "searched")
+        return own, _Examples([question.held_out_engine], "held-out"), sets
     both = [question.search_engine, *filter(None, [question.held_out_engine])]
     examples = _Examples(both, "searched" if is_selected else "all")
     return examples, examples, sets
@@ -187,7 +184,6 @@ class _Examples:
 
     @cached_property
     def full(self) -> Effects:
-        """Effects of all components."""
         return self._joined([engine.full_effects for engine in self.engines])
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
@@ -214,7 +210,6 @@ class _Examples:
         return effects if self.engines[0].metric.direction == "denoising" else self.full - effects
 
     def share(self, effects: Effects) -> float:
-        """A mean effect over that of all components."""
         return (effects.mean() / self.full.mean()).item()
 
 

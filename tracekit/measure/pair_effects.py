@@ -24,8 +24,6 @@ from tracekit.results.significance import p_values, without_rounding
 
 _MOST_EFFECTS = 2**29
 """Effects of sets on examples that are held at once: 2 GiB in float32."""
-
-
 MOST_IN_GRID = 256
 """Components whose pairs a grid shows at most."""
 
@@ -61,10 +59,9 @@ def chosen_for_pairs(
         raise ComponentError(f"{len(paired)} components were chosen for pairs. Choose at least 2.")
     if most is not None and not 2 <= len(paired) <= most:
         raise ComponentError(
-            f"{len(paired)} components were chosen for pairs. Choose 2 to {most}, "
-            f"for instance by layers; there are components in layers "
-            f"{', '.join(map(str, registry.layers))}. Of more components, "
-            "strongest_pairs finds the pairs that interact most."
+            f"{len(paired)} components were chosen for pairs. Choose 2 to {most}, for instance by "
+            f"layers; there are components in layers {', '.join(map(str, registry.layers))}. Of "
+            "more components, strongest_pairs finds the pairs that interact most."
         )
     return paired
 

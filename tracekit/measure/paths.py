@@ -24,13 +24,7 @@ from tracekit.metrics import bounds_of
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import row_intervals
 from tracekit.results.of_set import OfMembers
-from tracekit.results.significance import (
-    RESOLUTION,
-    PValues,
-    p_text,
-    p_values,
-    without_rounding,
-)
+from tracekit.results.significance import RESOLUTION, PValues, p_text, p_values, without_rounding
 
 _EMBEDDING, _LOGITS = "embedding", "logits"
 _MOST = 64

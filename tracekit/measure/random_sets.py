@@ -84,6 +84,5 @@ def _groups(registry: ComponentRegistry, like: Like) -> list[list[int]]:
 def _counts(
     registry: ComponentRegistry, members: ComponentSet, like: Like = "layers"
 ) -> list[tuple[int, int]]:
-    """Components of every group, and how many of them are members."""
     chosen = {*members}
     return [(len(group), len(chosen.intersection(group))) for group in _groups(registry, like)]

@@ -2,8 +2,7 @@
 
 A *replacement* j of a member i makes up for it: the set with j in the place of i does about what
 the set does. A *backup* j of i does more once i is patched than while i is not (self-repair, the
-Hydra effect: McGrath et al., 2023). Non-members are proposed by the gradient at the set without the
-member, and measured.
+Hydra effect: McGrath et al., 2023).
 """
 
 from __future__ import annotations

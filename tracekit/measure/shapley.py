@@ -69,11 +69,8 @@ def exact_values(game: SetGame) -> ShapleyValues:
         without = numbers[(numbers >> member & 1) == 0]
         gains = effects[without | 1 << member] - effects[without]
         rows.append(weights[sizes[without]] @ gains)
-    return ShapleyValues(
-        per_example=torch.stack(rows).to(torch.float32),
-        sampling_error=torch.zeros(n),
-        n_orders=None,
-    )
+    values = torch.stack(rows).float()
+    return ShapleyValues(per_example=values, sampling_error=torch.zeros(n), n_orders=None)
 
 
 def _numbers_and_sizes(n: int) -> tuple[Int[Tensor, " coalition"], Int[Tensor, " coalition"]]:
@@ -110,11 +107,8 @@ def sampled_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
         by_model = _corrected(curves, orders, effects, many)
         if by_model[1].max() < variance.max():
             mean, variance = by_model
-    return ShapleyValues(
-        per_example=mean.to(torch.float32),
-        sampling_error=variance.sqrt().to(torch.float32),
-        n_orders=len(orders),
-    )
+    values, error = mean.float(), variance.sqrt().float()
+    return ShapleyValues(per_example=values, sampling_error=error, n_orders=len(orders))
 
 
 def _pairs_of_orders(n: int, max_sets: int) -> int:
@@ -258,12 +252,8 @@ def pair_interactions(game: SetGame) -> PairInteractions:
         corners, "(where pair corner) example -> corner where pair example", where=2, corner=4
     )
     values = both - first - second + neither
-    return PairInteractions(
-        pairs=pairs,
-        alone=values[0],
-        within=values[1],
-        averaged=_averaged(game, pairs) if game.n_members <= MOST_EXACT else None,
-    )
+    averaged = _averaged(game, pairs) if game.n_members <= MOST_EXACT else None
+    return PairInteractions(pairs=pairs, alone=values[0], within=values[1], averaged=averaged)
 
 
 def _averaged(game: SetGame, pairs: tuple[tuple[int, int], ...]) -> Float[Tensor, "pair example"]:

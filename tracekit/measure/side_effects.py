@@ -152,10 +152,7 @@ class SideEffects(PatchedSet, Tabular):
         if min(len(sum_by_cluster(each.effects, each.clusters)) for each in both) < FEWEST:
             return float("nan"), float("nan")
         values = _indices(_resampled(self.target, 0), _resampled(other, 0 if is_paired else 1))
-        values = values[~values.isnan()]
-        if not len(values):
-            return float("nan"), float("nan")
-        low, high = values.quantile(torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
+        low, high = values.nanquantile(torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
         return low, high
 
     def control_selectivity(self, name: str) -> Float[Tensor, " draw"]:
@@ -175,13 +172,12 @@ class SideEffects(PatchedSet, Tabular):
 
         Columns: `name`, `dataset`, `metric`, `examples`; the mean `effect`, with its interval;
         `strength`, the mean absolute effect as a share of that of all components, with its
-        interval; `control`, the mean strength of random sets, and the least and the greatest;
-        `p`, the share of random sets at least as strong (NaN on the examples that the set was
-        selected on), and `q`, its false discovery rate over the rows that have one; `selectivity`
-        with its interval, and `control_selectivity`, the median of that of random sets. Intervals
-        end in `_low` and
-        `_high`; those of effects and strengths are 95 % studentised bootstrap intervals over
-        examples (`tracekit.results.intervals`). The target has no selectivity (NaN).
+        interval; `control`, the mean strength of random sets, and the least and the greatest; `p`,
+        the share of random sets at least as strong (NaN on the examples that the set was selected
+        on), and `q`, its false discovery rate over the rows that have one; `selectivity` with its
+        interval, and `control_selectivity`, the median of that of random sets. Intervals end in
+        `_low` and `_high`; those of effects and strengths are 95 % studentised bootstrap intervals
+        over examples (`tracekit.results.intervals`). The target has no selectivity (NaN).
         """
         frame = pd.DataFrame([self._row(each) for each in (self.target, *self.others)])
         frame.insert(list(frame).index("p") + 1, "q", q_values(torch.tensor(frame["p"])))

@@ -44,8 +44,6 @@ _LEAST_SPLIT = 8
 _LEAST_MEASURED = 100
 _MEASURED_PER_PAIR = 5
 """Pairs that are measured: so many for each one asked for, and at least the number above."""
-
-
 _Proposal = tuple[tuple[int, int], float]
 """A pair to measure, and its predicted interaction."""
 

@@ -323,9 +323,8 @@ class TraceResult(InFolder):
         names = ", ".join(self.labels[:12]) + (", ..." if self.n_selected > 12 else "")
         skipped = f", {self.run.n_skipped} idle edges skipped" if self.run.n_skipped else ""
         return clean_text(
-            f"TraceResult({self.method} on {self.dataset}, {self.model_text}: "
-            f"{self.n_selected} of {self.n_components} components{skipped}, {effects_text(self)}; "
-            f"{names})"
+            f"TraceResult({self.method} on {self.dataset}, {self.model_text}: {self.n_selected} of "
+            f"{self.n_components} components{skipped}, {effects_text(self)}; {names})"
         )
 
     _repr_html_ = result_html

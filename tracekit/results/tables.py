@@ -210,7 +210,6 @@ def check_comparable(
             raise ComparisonError(
                 f"The results are of different {name}{shown}, so one figure or table would mix "
                 "numbers that mean different things. Make one for each. Or measure every set with "
-                "one tracer, which has all their components: "
-                "tk.compare([tracer.as_result(each) for each in results])."
-                f"{also}"
+                "one tracer, which has all their components: tk.compare([tracer.as_result(each) "
+                f"for each in results]).{also}"
             )

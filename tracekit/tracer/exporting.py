@@ -31,7 +31,7 @@ from tracekit._util.warn import warn
 from tracekit.components import ComponentRegistry
 from tracekit.components.masks import Mask, from_indices
 from tracekit.components.members import ComponentsLike, members_of
-from tracekit.data.counterfactuals import Constants, constants_of
+from tracekit.data.counterfactuals import Constants
 from tracekit.engine.engine import Engine
 from tracekit.engine.forward import ForwardPass
 from tracekit.engine.patching import mask_shares
@@ -150,7 +150,7 @@ def export(
 
 def _exact_constants(engine: Engine, setup: Setup) -> Constants:
     """What components are replaced by; refuses what weights cannot do exactly."""
-    constants = constants_of([pair.counterfactual for pair in engine.pairs])
+    constants = engine.counterfactual_cache.constants
     registry, positions = engine.registry, setup.positions
     one_token = all(len(p.x_ids) == 1 == len(p.y_ids or p.x_ids) for p in engine.pairs)
     is_foldable = all(s.kind.hook in PROJECTIONS and not s.kind.features for s in registry.sites)
@@ -353,13 +353,12 @@ def _save_tokenizer(model: HookedModel, folder: Path) -> str:
 
 def _effects_of(written: HookedModel, engine: Engine) -> Effects:
     """Effect on each example of another model in place of the engine's."""
-    data = engine
-    forward = ForwardPass(written, data.capabilities, data.config.continuation_mean)
-    effects = torch.zeros(data.n_examples)
-    with data.measuring():
-        for batch in data.batches_of(None, of_all_ranks=True):
-            log_probs = forward.log_probs(batch, [], reads=data.metric.reads)
-            effects[batch.examples.cpu()] = data.effects_from(batch, log_probs).flatten().cpu()
+    forward = ForwardPass(written, engine.capabilities, engine.config.continuation_mean)
+    effects = torch.zeros(engine.n_examples)
+    with engine.measuring():
+        for batch in engine.batches_of(None, of_all_ranks=True):
+            log_probs = forward.log_probs(batch, [], reads=engine.metric.reads)
+            effects[batch.examples.cpu()] = engine.effects_from(batch, log_probs).flatten().cpu()
             progress.current_run().advance(len(batch.examples))
     return effects
 
@@ -376,6 +375,7 @@ def _readme(
     name = model_name(engine.model)
     labels = [engine.registry.label(number) for number in mask.nonzero()[:, 0].tolist()]
     held_out_effects = export.held_out_effects
+    where = "searched" if held_out_effects is None else "held out"
     lines = [
         f"---\nbase_model: {name}\ntags:\n- tracekit\n---\n\n# {name}, edited\n",
         f"{len(labels)} of {len(engine.registry)} components of `{name}` are replaced for good by "
@@ -392,8 +392,7 @@ def _readme(
         n_held_out, mean = len(held_out_effects), held_out_effects.mean()
         lines.append(f"- On {n_held_out} held-out examples: {mean:.6g}")
     lines += [
-        f"- First choices, {'searched' if held_out_effects is None else 'held out'}: "
-        f"{choices_text}",
+        f"- First choices, {where}: {choices_text}",
         f"- Tokenizer: {export.tokenizer}",
         f"- Setup: `{setup}`",
     ]

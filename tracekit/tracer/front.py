@@ -158,21 +158,14 @@ def _measured_front(
     within = [size for size, bound in bounds.items() if bound is None or bound.is_within]
     if not within and request.constraint is not None:
         raise nothing_within_error(request.constraint[0])
-    results = results_of(
-        question,
-        request,
-        [sets.by_size[size] for size in within],
-        [bounds[size] for size in within],
-        sets.work,
-    )
+    selections, reports = [sets.by_size[n] for n in within], [bounds[n] for n in within]
+    results = results_of(question, request, selections, reports, sets.work)
     question.sets.selected |= {members_of(each, each.registry) for each in results}
     order = sets.best.rankings_at_empty_set[0]
-    pareto_front = ParetoFront.of(results, request.goal.budgets[-1], order=order)
-    return replace(
-        pareto_front,
-        statistics_cost=sets.walk_cost + (Cost() if sets.fit is None else sets.fit.cost),
-        trade_offs=_trade_offs(question, request, target, pareto_front.sizes),
-    )
+    front = ParetoFront.of(results, request.goal.budgets[-1], order=order)
+    cost = sets.walk_cost + (Cost() if sets.fit is None else sets.fit.cost)
+    kept = _trade_offs(question, request, target, front.sizes)
+    return replace(front, statistics_cost=cost, trade_offs=kept)
 
 
 def _trade_offs(
@@ -182,40 +175,30 @@ def _trade_offs(
     if (faithful := target.faithful) is None:
         return ()
     best, engine = question.sets.by_size(request.sign), question.search_engine
+    full, is_denoising = engine.full_effects.mean().item(), engine.metric.direction == "denoising"
     strongest = [best[size].members for size in sizes if size in best]
     target.set_effects([each for each in strongest if each not in faithful.measured])
     return trade_offs(
-        faithful.measured,
-        sizes,
-        full=engine.full_effects.mean().item(),
-        is_denoising=engine.metric.direction == "denoising",
-        sign=request.sign,
+        faithful.measured, sizes, full=full, is_denoising=is_denoising, sign=request.sign
     )
 
 
 def _with_statistics(
-    question: Question,
-    request: ResolvedRequest,
-    target: Target,
-    sets: _Sets,
-    pareto_front: ParetoFront,
+    question: Question, request: ResolvedRequest, target: Target, sets: _Sets, front: ParetoFront
 ) -> ParetoFront:
-    engine, fit, cost = question.search_engine, sets.fit, pareto_front.statistics_cost
+    engine, fit, cost = question.search_engine, sets.fit, front.statistics_cost
     # Scores of an objective have an account of their own.
     is_shared = target.engine.account is engine.account
     accounts = [target] if is_shared else [engine, target]
     before = [account.cost for account in accounts]
-    sizes = sizes_of_statistics(pareto_front.sizes) if fit is None else fit.sizes
+    sizes = sizes_of_statistics(front.sizes) if fit is None else fit.sizes
     if fit is None and engine.pairs.n_distinct >= FEWEST_EXAMPLES:
         fit = cross_fit(make_target(engine), request.searches, sizes, request.seed, searched=target)
         cost += fit.on_halves
+    measured = [each for each in front if each.n_selected in sizes]
     rows = measure_statistics(
         engine,
-        {
-            each.n_selected: members_of(each, each.registry)
-            for each in pareto_front
-            if each.n_selected in sizes
-        },
+        {each.n_selected: members_of(each, each.registry) for each in measured},
         request.seed,
         maximised=target,
         others=sets.from_all,
@@ -224,6 +207,6 @@ def _with_statistics(
     )
     for account, earlier in zip(accounts, before, strict=True):
         cost += account.cost - earlier
-    pareto_front = replace(pareto_front, statistics=rows, statistics_cost=cost)
-    diagnostics.warn_of_front(pareto_front)
-    return pareto_front
+    front = replace(front, statistics=rows, statistics_cost=cost)
+    diagnostics.warn_of_front(front)
+    return front

@@ -16,7 +16,6 @@ from tracekit.components import ComponentRegistry
 from tracekit.components.masks import from_indices
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.chat import Chat
-from tracekit.data.counterfactuals import constants_of
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.tokenization import require_tokenizer
 from tracekit.engine.capabilities import Capabilities
@@ -61,7 +60,7 @@ def steer(
     registry = question.registry
     _check_no_edges(registry)
     mask = from_indices(members_of(members, registry), len(registry)).float()
-    constants = constants_of([pair.counterfactual for pair in question.search_engine.pairs])
+    constants = question.search_engine.counterfactual_cache.constants
     if constants is None or constants.positional:
         raise ConfigError(
             f"The source {question.source!r} has values for prompts of its own only, and "
@@ -135,9 +134,8 @@ def generate(
     # A continuation, which pairs have, does not matter.
     rows = [{"prompt": prompt, "x": "a"} for prompt in prompts]
     if other_prompts is not None:
-        rows = [
-            row | {"counterfactual": other} for row, other in zip(rows, other_prompts, strict=True)
-        ]
+        both = zip(rows, other_prompts, strict=True)
+        rows = [row | {"counterfactual": other} for row, other in both]
     pairs = PromptPairs.from_text(rows, tokenizer, chat=chat, warn=False)
     if other_prompts is not None:
         pairs.report.without("repeated").warn()
@@ -152,7 +150,7 @@ def generate(
         replace(pairs, pairs=single), metric="probability-drop", direction="noising"
     )
     mask = strength * from_indices(selection, engine.n_components).float()
-    constants = constants_of([pair.counterfactual for pair in engine.pairs])
+    constants = engine.counterfactual_cache.constants
     texts_of_prompts = []
     for number in progress.track(range(len(prompts)), "generate", shown=question.config.progress):
         (batch,) = engine.batches_of(torch.tensor([number]), of_all_ranks=True)

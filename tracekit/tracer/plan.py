@@ -120,13 +120,9 @@ def progress_bar(
     on_note: Callable[..., None] | None,
 ) -> AbstractContextManager[Any]:
     """The bar of a run; `on_note` is called with every step."""
-    return progress.open_bar(
-        request.search.name,
-        None if planned is None else planned.passes,
-        question.search_engine.n_examples,
-        shown=question.config.progress,
-        on_note=on_note,
-    )
+    passes, shown = None if planned is None else planned.passes, question.config.progress
+    n, name = question.search_engine.n_examples, request.search.name
+    return progress.open_bar(name, passes, n, shown=shown, on_note=on_note)
 
 
 def _planned(

@@ -124,12 +124,8 @@ def resolve_request(
         BudgetError: About the budget, or a target effect of another sign, or by an objective.
         ConfigError: About the objective.
     """
-    goal = Goal.make(
-        len(question.registry),
-        budget=request.budget,
-        budgets=request.budgets,
-        target_effect=request.target_effect,
-    )
+    n, target = len(question.registry), request.target_effect
+    goal = Goal.make(n, budget=request.budget, budgets=request.budgets, target_effect=target)
     search, constraint = request.search, None
     objective, sign = _objective_and_sign(question, request, usual)
     maximised = resolve_objective(objective)

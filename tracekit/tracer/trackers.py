@@ -88,12 +88,9 @@ class Observed:
     def _notify(self, kind: RecordKind, **fields: Any) -> None:
         if self._observe is None:
             return
+        seconds = time.perf_counter() - self._start
         record = RunRecord(
-            kind=kind,
-            setting=self._setting,
-            seconds=time.perf_counter() - self._start,
-            step=self._n_steps,
-            **fields,
+            kind=kind, setting=self._setting, seconds=seconds, step=self._n_steps, **fields
         )
         try:
             self._observe(record)
