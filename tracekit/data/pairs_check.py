@@ -78,8 +78,8 @@ class PairsCheck:
     @property
     def color(self) -> Color:
         """The worst of the lines."""
-        colors = [line.color for line in self.lines]
-        return max(colors, key=get_args(Color).index, default="green")
+        colors: list[Color] = ["green", *(line.color for line in self.lines)]
+        return max(colors, key=get_args(Color).index)
 
     def __str__(self) -> str:
         return "\n".join(clean_text(f"{each.color:<6} {each.text}") for each in self.lines)

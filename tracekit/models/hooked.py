@@ -55,17 +55,21 @@ class HookedModel(Protocol):
     @property
     def hook_dict(self) -> Mapping[str, Any]:
         """Hook points by name."""
+        ...
 
     def run_with_hooks(
         self, input: Any, *, fwd_hooks: Sequence[tuple[str, Callable[..., Tensor]]], **kwargs: Any
     ) -> Any:
         """Runs the model with hooks that may replace activations."""
+        ...
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """All parameters."""
+        ...
 
     def train(self, mode: bool = True) -> Any:
         """Sets training mode."""
+        ...
 
 
 def model_name(model: HookedModel) -> str:

@@ -95,7 +95,8 @@ class LearnedRanking(ValidatedFields):
         order = torch.randperm(target.n_examples, generator=generator).tolist()
         set_aside, rest = split_disjoint(target.pairs, order, int(_CHECKED * len(order)))
         trained, checked = torch.tensor(rest), torch.tensor(set_aside)
-        sizes = log_spaced_sizes(*map(round, _trained_sizes(target)), _SIZES_CHECKED)
+        smallest, largest = map(round, _trained_sizes(target))
+        sizes = log_spaced_sizes(smallest, largest, _SIZES_CHECKED)
 
         def check(scores: Mask) -> float:
             if not set_aside:
