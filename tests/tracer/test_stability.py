@@ -23,12 +23,12 @@ class Scripted:
     """Selects one set after the other, whatever it is asked, and notes the examples."""
 
     sets: tuple[tuple[int, ...], ...]
-    seen: list
+    calls: list
     name = "scripted"
 
     def search(self, target, goal, seed):
-        self.seen.append((target.pairs, seed))
-        chosen = self.sets[len(self.seen) - 1]
+        self.calls.append((target.pairs, seed))
+        chosen = self.sets[len(self.calls) - 1]
         if chosen == ():
             raise KeyboardInterrupt
         return [Selection.measured(target, chosen)]
@@ -38,16 +38,16 @@ SETS = ((0, 1), (0, 2), (0, 1), (0, 3))
 
 
 def test_frequencies_are_shares_of_the_resamples(tracer):
-    found = tracer.stability(Scripted(SETS, []), budget=2, resamples=4, threshold=0.5, seed=3)
-    assert found.frequencies[:5].tolist() == [1, 0.5, 0.25, 0.25, 0]
-    assert found.members == (0, 1)
-    assert found.table["frequency"].tolist() == [1, 0.5, 0.25, 0.25]
-    assert found.table["stable"].tolist() == [True, True, False, False]
-    assert (found.n_resamples, found.n_selected) == (4, 2)
+    stability = tracer.stability(Scripted(SETS, []), budget=2, resamples=4, threshold=0.5, seed=3)
+    assert stability.frequencies[:5].tolist() == [1, 0.5, 0.25, 0.25, 0]
+    assert stability.members == (0, 1)
+    assert stability.table["frequency"].tolist() == [1, 0.5, 0.25, 0.25]
+    assert stability.table["stable"].tolist() == [True, True, False, False]
+    assert (stability.n_resamples, stability.n_selected) == (4, 2)
     names = [[tracer.registry.label(index) for index in members] for members in SETS]
     expected = [tracer.evaluate(members) for members in names]
-    assert found.mean_effect == pytest.approx(sum(expected) / 4, rel=1e-4)
-    assert found.effects.mean().item() == pytest.approx(expected[0], rel=1e-4)
+    assert stability.mean_effect == pytest.approx(sum(expected) / 4, rel=1e-4)
+    assert stability.effects.mean().item() == pytest.approx(expected[0], rel=1e-4)
 
 
 def test_resamples_are_drawn_with_replacement_and_keep_groups_together(model):
@@ -57,11 +57,11 @@ def test_resamples_are_drawn_with_replacement_and_keep_groups_together(model):
     tracer = tk.Tracer(model, pairs, "head-outputs", "probability-drop")
     search = Scripted(((0,),) * 20, [])
     tracer.stability(search, budget=1, seed=3)
-    assert [seed for _, seed in search.seen] == list(range(3, 23))
+    assert [seed for _, seed in search.calls] == list(range(3, 23))
     has_repeated = has_missed = False
-    for drawn, _ in search.seen:
+    for resample, _ in search.calls:
         counts = {}
-        for pair in drawn:
+        for pair in resample:
             counts[pair.group] = counts.get(pair.group, 0) + 1
         times = {group: count / members_of_group[group] for group, count in counts.items()}
         assert all(each.is_integer() for each in times.values())
@@ -82,41 +82,41 @@ def test_a_seed_repeats_it(tracer):
 
 
 def test_ctrl_c_keeps_the_resamples_so_far(tracer):
-    found = tracer.stability(Scripted((*SETS[:3], ()), []), budget=2, resamples=9)
-    assert (found.n_resamples, found.members) == (3, (0,))
+    stability = tracer.stability(Scripted((*SETS[:3], ()), []), budget=2, resamples=9)
+    assert (stability.n_resamples, stability.members) == (3, (0,))
     with pytest.raises(KeyboardInterrupt):
         tracer.stability(Scripted((SETS[0], ()), []), budget=2)
 
 
 def test_no_component_may_be_stable(tracer):
-    found = tracer.stability(Scripted(((0,), (1,)), []), budget=1, resamples=2)
-    assert found.members == ()
-    assert "0 are in at least 90 % of the sets." in repr(found)
-    assert found.effects.mean() == 0
+    stability = tracer.stability(Scripted(((0,), (1,)), []), budget=1, resamples=2)
+    assert stability.members == ()
+    assert "0 are in at least 90 % of the sets." in repr(stability)
+    assert stability.effects.mean() == 0
 
 
 def test_held_out_examples_are_measured(model):
     tracer = tk.Tracer(model, tiny.pairs(6, seed=3), "head-outputs", held_out=tiny.pairs(9, seed=5))
-    found = tracer.stability("attribution", budget=3, resamples=3)
-    assert len(found.effects) == 9
-    assert "on held-out examples, n = 9" in repr(found)
+    stability = tracer.stability("attribution", budget=3, resamples=3)
+    assert len(stability.effects) == 9
+    assert "on held-out examples, n = 9" in repr(stability)
 
 
 def test_sets_of_edges_are_connected(demo_model):
     pairs = tk.load_dataset("demo-facts", demo_model)[:6]
     tracer = tk.Tracer(demo_model, pairs, "edges", "logit-difference")
-    found = tracer.stability("attribution", budget=20, resamples=2)
-    assert found.n_selected == 20
+    stability = tracer.stability("attribution", budget=20, resamples=2)
+    assert stability.n_selected == 20
     with pytest.raises(ConfigError, match="Layers of so many components have no cells"):
-        found.heatmap()
+        stability.heatmap()
 
 
 def test_a_heatmap_has_the_frequencies(tracer):
-    found = tracer.stability(Scripted(SETS, []), budget=2, resamples=4, threshold=0.5)
-    drawn = [each.z for each in found.heatmap().data if each.type == "heatmap"]
-    values = [value for cells in drawn for row in cells for value in row]
+    stability = tracer.stability(Scripted(SETS, []), budget=2, resamples=4, threshold=0.5)
+    cells_of_layers = [each.z for each in stability.heatmap().data if each.type == "heatmap"]
+    values = [value for cells in cells_of_layers for row in cells for value in row]
     assert sorted(value for value in values if value)[-4:] == [0.25, 0.25, 0.5, 1]
-    assert "4 resamples; frame: in at least 50 %" in found.heatmap().layout.title.subtitle.text
+    assert "4 resamples; frame: in at least 50 %" in stability.heatmap().layout.title.subtitle.text
 
 
 def test_what_cannot_be_is_refused(tracer):
@@ -132,7 +132,7 @@ def test_what_cannot_be_is_refused(tracer):
 
 
 def test_it_is_saved(tracer, tmp_path):
-    found = tracer.stability("attribution", budget=3, resamples=3)
-    loaded = tk.results.Stability.load(found.save(tmp_path / "stability.json"))
-    assert repr(loaded) == repr(found)
-    assert torch.equal(loaded.frequencies, found.frequencies)
+    stability = tracer.stability("attribution", budget=3, resamples=3)
+    loaded = tk.results.Stability.load(stability.save(tmp_path / "stability.json"))
+    assert repr(loaded) == repr(stability)
+    assert torch.equal(loaded.frequencies, stability.frequencies)

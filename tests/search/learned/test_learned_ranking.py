@@ -99,8 +99,8 @@ def test_a_ranking_that_gets_worse_is_not_the_answer(monkeypatch):
         return torch.where(SINGLES > 0.3, 1.0, -1.0)
 
     monkeypatch.setattr(LearnedRanking, "_gradient", away)
-    found = LearnedRanking(epochs=40).search(PlantedTarget(), goal, 0)
-    assert [members(each) for each in found] == expected
+    selections = LearnedRanking(epochs=40).search(PlantedTarget(), goal, 0)
+    assert [members(each) for each in selections] == expected
 
 
 def test_all_of_few_examples_are_trained_on():
@@ -151,9 +151,9 @@ def test_ctrl_c_keeps_the_ranking_so_far(monkeypatch):
 
     goal = Goal(budgets=(2,))
     monkeypatch.setattr(LearnedRanking, "_gradient", interrupted)
-    (found,) = LearnedRanking(epochs=60).search(PlantedTarget(), goal, 0)
-    assert found.stopped == "interrupted"
-    assert found.effects.mean() > 0
+    (selection,) = LearnedRanking(epochs=60).search(PlantedTarget(), goal, 0)
+    assert selection.stopped == "interrupted"
+    assert selection.effects.mean() > 0
 
 
 def test_edges_of_its_sets_are_on_paths():
