@@ -31,11 +31,13 @@ def members(tracer):
 
 
 @pytest.fixture(scope="module")
-def found(tracer, members):
+def controls(tracer, members):
     return tracer.controls(members, draws=DRAWS, seed=3)
 
 
-def test_every_number_is_measured(tracer, found):
+@pytest.mark.parametrize("like", ["layers", "kinds", "size"])
+def test_every_number_is_measured(tracer, members, like):
+    controls = tracer.controls(members, draws=DRAWS, like=like, seed=3)
     engine, registry = tracer.question.held_out_engine, tracer.registry
     full, n = engine.full_effects.mean(), len(registry)
 
@@ -45,23 +47,21 @@ def test_every_number_is_measured(tracer, found):
         return torch.stack([alone, 1 - rest / full, 1 - alone / full])
 
     chosen = (0, 5, n - 1)
-    own, table = measured(chosen), found.table.set_index(["random_sets", "quantity"])
-    generator = torch.Generator().manual_seed(3)
-    for like in ("layers", "kinds", "size"):
-        sets = control_sets(registry, chosen, DRAWS, generator, like)
-        expected = torch.stack([measured(each) for each in sets], 1)
-        torch.testing.assert_close(found.random[like], expected, atol=1e-5, rtol=1e-3)
-        for name, value, row in zip(
-            ("effect", "faithfulness", "completeness"), own, expected, strict=True
-        ):
-            shown = table.loc[like, name]
-            assert shown["value"] == pytest.approx(value.item(), abs=1e-5)
-            assert shown["control"] == pytest.approx(row.mean().item(), abs=1e-5)
-            assert shown["control_high"] == pytest.approx(row.max().item(), abs=1e-5)
-            above, below = 1 + int((row >= value).sum()), 1 + int((row <= value).sum())
-            hits = {"faithfulness": above, "completeness": below}.get(name, 2 * min(above, below))
-            assert shown["p"] == pytest.approx(min(1, hits / (1 + len(sets))))
-            assert shown["draws"] == len(sets)
+    own, table = measured(chosen), controls.table.set_index("quantity")
+    sets = control_sets(registry, chosen, DRAWS, torch.Generator().manual_seed(3), like)
+    expected = torch.stack([measured(each) for each in sets], 1)
+    torch.testing.assert_close(controls.random, expected, atol=1e-5, rtol=1e-3)
+    for name, value, row in zip(
+        ("effect", "faithfulness", "completeness"), own, expected, strict=True
+    ):
+        shown = table.loc[name]
+        assert shown["value"] == pytest.approx(value.item(), abs=1e-5)
+        assert shown["control"] == pytest.approx(row.mean().item(), abs=1e-5)
+        assert shown["control_high"] == pytest.approx(row.max().item(), abs=1e-5)
+        above, below = 1 + int((row >= value).sum()), 1 + int((row <= value).sum())
+        hits = {"faithfulness": above, "completeness": below}.get(name, 2 * min(above, below))
+        assert shown["p"] == pytest.approx(min(1, hits / (1 + len(sets))))
+        assert shown["draws"] == len(sets)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,8 @@ def test_p_of_a_set_that_is_one_more_random_set_is_uniform(mean, full, direction
         table = Controls(
             labels=("a",),
             searched=own,
-            random={"size": torch.stack([effects[1:], *shares])},
+            random=torch.stack([effects[1:], *shares]),
+            like="size",
             is_tested=True,
             examples="",
             metric="logit-difference",
@@ -119,45 +120,47 @@ def test_random_sets_have_the_form_of_the_set(tracer):
         assert len(set(drawn)) == len(drawn)
 
 
-def test_the_text_says_examples_brackets_and_p(found):
-    first, effect, *rest = str(found).splitlines()
+def test_the_text_says_examples_brackets_and_p(controls):
+    first, *quantities, form, last = str(controls).splitlines()
     how = "3 components by logit-difference, counterfactual patching"
     assert first.startswith(f"{how}, held-out examples, n = ")
-    assert effect.startswith("effect: ")
-    assert "(95 % interval " in effect
-    assert len(rest) == 2 + 9
-    assert all(", p = " in line for line in rest[2:])
-    least = [{"effect": 2}.get(name, 1) / (DRAWS + 1) for name in found.table["quantity"]]
-    is_least = found.table["p"] == least
-    shown = ["the smallest p that so many sets can give" in line for line in rest[2:]]
-    assert shown == is_least.tolist()
-    assert {True, False} == set(is_least)
-    latex = found.to_latex()
+    form_in_words = "with as many components of every kind in every layer."
+    assert form == f"Random sets: {DRAWS} (draws=) {form_in_words}"
+    assert [line.split(":")[0] for line in quantities] == controls.table["quantity"].tolist()
+    assert all("(95 % interval " in line and ", p = " in line for line in quantities)
+    least, of_effect = 1 / (DRAWS + 1), 2 / (DRAWS + 1)
+    assert last.endswith(f"it is {least:.2g} at least, of the effect {of_effect:.2g}.")
+    latex = controls.to_latex()
     assert "toprule" in latex
     assert "held-out examples" in latex
 
 
 def test_a_set_that_was_searched_on_these_examples_has_no_p(model):
     tracer = tk.Tracer(model, tiny.pairs(6), metric="logit-difference")
-    found = tracer.controls(tracer.run("top-k", budget=2), draws=5)
-    assert found.table["p"].isna().all()
-    assert "searched examples" in str(found)
-    assert "p = " not in str(found)
+    controls = tracer.controls(tracer.run("top-k", budget=2), draws=5)
+    assert controls.table["p"].isna().all()
+    assert "searched examples" in str(controls)
+    assert "p = " not in str(controls)
     assert tracer.controls(["L0H0"], draws=5).table["p"].notna().all()
 
 
 def test_examples_of_groups_are_counted_beside_the_independent_ones(model):
     pairs = tiny.pairs(6).grouped([0, 0, 1, 2, 3, 4])
     tracer = tk.Tracer(model, pairs, metric="logit-difference")
-    said = "n = 6 (5 independent)"
-    assert said in str(tracer.controls(["L0H0"], draws=5))
-    assert tracer.strongest_pairs(2).examples == f"the examples that proposed them, {said}"
+    n = "n = 6 (5 independent)"
+    assert n in str(tracer.controls(["L0H0"], draws=5))
+    assert tracer.strongest_pairs(2).examples == f"the examples that proposed them, {n}"
 
 
 def test_bad_input(tracer, members):
     for draws in (0, -1):
         with pytest.raises(ConfigError, match=r"draws is .*Give a whole number, at least 1"):
             tracer.controls(members, draws=draws)
+    with pytest.raises(ConfigError, match="like is 'paths'. Give one of .*; paths are of edges"):
+        tracer.controls(members, like="paths")
+    labels = [tracer.registry.label(index) for index in range(len(tracer.registry))]
+    with pytest.raises(ComponentError, match="no other set with as many components of every kind "):
+        tracer.controls([label for label in labels if "L0" in label])
     for chosen in ([], "all"):
         with pytest.raises(ComponentError, match="have no random sets beside them"):
             tracer.controls(chosen)

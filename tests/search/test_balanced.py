@@ -312,18 +312,17 @@ class TestConnected:
         tracer = connected_tracer(model)
         result = tracer.run("attribution", budget=6)
         controls = tracer.controls(result, draws=12)
-        assert [*controls.random] == ["size"]
+        assert controls.like == "paths"
         parts = planned_controls(tracer.question, result, draws=12)
         paths, n = tracer.engine.edge_paths, tracer.engine.n_components
-        drawn = [each for _, both_ways in parts[1:] for each in both_ways[: len(both_ways) // 2]]
+        ((_, both_ways),) = parts
+        drawn = both_ways[1 : len(both_ways) // 2]
         assert len(drawn) == len(set(drawn)) == 12
         assert all(paths.on_paths(each) == each and len(each) == 6 for each in drawn)
         assert n > 6
         idle = [index for index in range(n) if index not in paths.on_paths(range(n - 1))][:1]
         unconnected = sorted({*tiny.members_of(result)[:1], *idle})
-        assert {*tracer.controls([tracer.registry[i] for i in unconnected], draws=3).random} > {
-            "size"
-        }
+        assert tracer.controls([tracer.registry[i] for i in unconnected], draws=3).like == "layers"
 
     def test_minimality_drops_edges_with_the_edge_that_their_paths_need(self, model):
         tracer = connected_tracer(model)

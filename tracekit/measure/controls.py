@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -17,17 +18,27 @@ from tracekit._util import progress
 from tracekit._util.clusters import count_text
 from tracekit._util.deferred import pd
 from tracekit._util.markup import as_cells, clean_text, interval_text
-from tracekit._util.options import check_int, check_seed
+from tracekit._util.names import choices_text
+from tracekit._util.options import check_int, check_seed, short_repr
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
-from tracekit.errors import ComponentError
+from tracekit.errors import ComponentError, ConfigError
 from tracekit.measure.evaluation import PlannedSets, both_ways
 from tracekit.measure.question import Question
-from tracekit.measure.random_sets import LIKE, connected_control_sets, control_sets
+from tracekit.measure.random_sets import connected_control_sets, control_sets
 from tracekit.results.display import InWords, Tabular
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.search.targets import require_full_effect
+
+ControlForm = Literal["layers", "kinds", "size", "paths"]
+FORMS: dict[str, str] = {
+    "layers": "with as many components of every kind in every layer",
+    "kinds": "with as many components of every kind",
+    "size": "with as many components",
+    "paths": "with as many edges, all of them on paths",
+}
+"""What random sets have in common with a set."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -38,9 +49,10 @@ class Controls(InWords, Tabular):
     """Members of the set."""
     searched: Faithfulness
     """Of the set alone."""
-    random: dict[str, Float[Tensor, "quantity draw"]]
-    """Effect, faithfulness and completeness of random sets, by what they share with the set:
-    `layers` (as many components of every kind in every layer), `kinds` or `size`."""
+    random: Float[Tensor, "quantity draw"]
+    """Effect, faithfulness and completeness of the random sets."""
+    like: str
+    """What these have in common with the set; a key of `FORMS`."""
     is_tested: bool
     """Whether the set was selected on other examples, or by nobody here. Else there is no p: a
     search finds sets that do more on its examples by chance."""
@@ -51,50 +63,52 @@ class Controls(InWords, Tabular):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """A pandas DataFrame with a row for each form of random sets and each quantity.
+        """A pandas DataFrame with a row for each quantity.
 
-        Columns: `random_sets`, the form; `draws`; `quantity`; its `value` for the set, with its 95
-        % interval `value_low` and `value_high`; the mean of the random sets, `control`, their least
-        and greatest, `control_low` and `control_high`; `p`, the share of these sets, the given one
-        among them, with a faithfulness at least as high, or a completeness at most as high; of the
-        effect it is two-sided, twice the smaller of the shares at least as high and at least as
-        low. No p is below 1 / (draws + 1), of the effect 2 / (draws + 1). NaN on the examples that
-        the set was selected on.
+        Columns: `quantity`; its `value` for the set, with its 95 % interval `value_low` and
+        `value_high`; the mean of the random sets, `control`, their least and greatest,
+        `control_low` and `control_high`; `draws`, their number; `p`, the share of these sets, the
+        given one among them, with a faithfulness at least as high, or a completeness at most as
+        high; of the effect it is two-sided, twice the smaller of the shares at least as high and at
+        least as low. No p is below 1 / (draws + 1), of the effect 2 / (draws + 1). NaN on the
+        examples that the set was selected on.
         """
         own, names = self.searched.table.iloc[0], ("effect", "faithfulness", "completeness")
-        rows = []
-        for form, drawn in self.random.items():
-            for name, values in zip(names, drawn, strict=True):
-                rows.append(
-                    {
-                        "random_sets": form,
-                        "draws": len(values),
-                        "quantity": name,
-                        **as_cells("value", own[name], (own[f"{name}_low"], own[f"{name}_high"])),
-                        **as_cells("control", values.mean().item(), map(float, values.aminmax())),
-                        "p": _p(name, own[name], values) if self.is_tested else float("nan"),
-                    }
-                )
+        rows = [
+            {
+                "quantity": name,
+                **as_cells("value", own[name], (own[f"{name}_low"], own[f"{name}_high"])),
+                **as_cells("control", values.mean().item(), map(float, values.aminmax())),
+                "draws": len(values),
+                "p": _p(name, own[name], values) if self.is_tested else float("nan"),
+            }
+            for name, values in zip(names, self.random, strict=True)
+        ]
         return pd.DataFrame(rows)
 
     def __str__(self) -> str:
-        """The findings, a line for each quantity and form."""
-        n = len(self.labels)
-        noun = "component" if n == 1 else "components"
+        """The findings, a line for each quantity, and what p means."""
+        n, draws = len(self.labels), self.random.shape[1]
+        noun, least = "component" if n == 1 else "components", 1 / (1 + draws)
         lines = [f"{n} {noun} by {self.metric}, {self.setting}."]
         for row in self.table.to_dict("records"):
-            if row["random_sets"] == next(iter(self.random)):
-                ends = interval_text(row["value_low"], row["value_high"])
-                lines.append(f"{row['quantity']}: {row['value']:.3g} (95 % interval {ends})")
-        for row in self.table.to_dict("records"):
-            ends = interval_text(row["control_low"], row["control_high"])
-            p = f", p = {row['p']:.2g}" if row["p"] == row["p"] else ""
-            least = (2 if row["quantity"] == "effect" else 1) / (1 + row["draws"])
-            if row["p"] <= least < 1:
-                p += " (the smallest p that so many sets can give)"
+            ends = interval_text(row["value_low"], row["value_high"])
+            others = interval_text(row["control_low"], row["control_high"])
+            p = f", p = {row['p']:.2g}" if self.is_tested else ""
             lines.append(
-                f"{row['draws']} random sets of the same {row['random_sets']}, {row['quantity']}: "
-                f"{row['control']:.3g} (least to greatest: {ends}){p}"
+                f"{row['quantity']}: {row['value']:.3g} (95 % interval {ends}); random sets: "
+                f"{row['control']:.3g} (least to greatest: {others}){p}"
+            )
+        lines.append(f"Random sets: {draws} (draws=) {FORMS[self.like]}.")
+        if self.is_tested:
+            lines.append(
+                "p: the chance that one more random set is at least as extreme; with so many, it "
+                f"is {least:.2g} at least, of the effect {2 * least:.2g}."
+            )
+        else:
+            lines.append(
+                "There is no p on the examples that the set was selected on: give the tracer "
+                "held_out examples."
             )
         return clean_text("\n".join(lines))
 
@@ -112,33 +126,41 @@ def _p(quantity: str, own: float, drawn: Float[Tensor, " draw"]) -> float:
 
 
 def controls(
-    question: Question, members: ComponentsLike, *, draws: int = 40, seed: int = 0
+    question: Question,
+    members: ComponentsLike,
+    *,
+    draws: int = 40,
+    like: ControlForm | None = None,
+    seed: int = 0,
 ) -> Controls:
-    """A set beside random sets of the same layers, of the same kinds, and of the same size.
+    """A set beside random sets of the same form: is it better than any such set?
 
-    Edges that all lie on paths within their set stand beside random sets of as many such edges.
     It is measured on the held-out examples, if the tracer has some. On the examples that the set
     was selected on there is no p.
 
     Args:
         question: The question.
         members: A set as in `evaluate`, or a mask of zeros and ones.
-        draws: Different random sets of each form; all, if there are fewer. No p is below
-            1 / (draws + 1); the p of the effect, which is two-sided, not below 2 / (draws + 1).
+        draws: Different random sets; all, if there are fewer. No p is below 1 / (draws + 1); the p
+            of the effect, which is two-sided, not below 2 / (draws + 1).
+        like: What the random sets have in common with the set: as many components of every kind in
+            every layer (`layers`), as many of every kind (`kinds`) or as many in all (`size`); or
+            as many edges, all on paths within their set (`paths`). None: `paths` for edges that all
+            lie on paths within their set, else `layers`.
         seed: Draws them.
 
     Raises:
         ConfigError: About the number of draws, or the seed.
-        ComponentError: The set is empty, or all components.
+        ComponentError: The set is empty, or all components; or no other set has the form.
         MaskError, ComponentError: About the set.
         MetricError: All components together have no effect.
     """
     engine = question.eval_engine
-    parts = planned_controls(question, members, draws=draws, seed=seed)
+    like = like or _usual_form(question, members)
+    ((_, both),) = planned_controls(question, members, draws=draws, like=like, seed=seed)
     require_full_effect(engine, 1 if engine.full_effects.mean() > 0 else -1)
-    before, counts = engine.cost, [len(both) // 2 for _, both in parts]
-    sets = [each for (_, both), n in zip(parts, counts, strict=True) for each in both[:n]]
-    chosen, n = sets[0], len(engine.registry)
+    before, n = engine.cost, len(engine.registry)
+    sets = both[: len(both) // 2]
     with progress.open_bar("controls", None, engine.n_examples, shown=engine.config.progress):
         effects = engine.set_effects(sets, "controls")
         others = engine.set_effects([complement_of(each, n) for each in sets], "complements")
@@ -147,23 +169,23 @@ def controls(
     if question.direction == "denoising":
         faithful, complete = effects, others
     shares = torch.stack([faithful.mean(1), complete.mean(1)]) / full.mean()
-    drawn = torch.cat([effects.mean(1)[None], shares])[:, 1:].split(counts[1:], dim=1)
     which = "all" if question.selection_fingerprint(members) is None else "searched"
     if question.held_out_engine is not None:
         which = "held-out"
     return Controls(
-        labels=tuple(engine.registry.label(member) for member in chosen),
+        labels=tuple(engine.registry.label(member) for member in sets[0]),
         searched=Faithfulness.of(
             effects[:1],
             others[:1],
             full,
-            sizes=[len(chosen)],
+            sizes=[len(sets[0])],
             n_components=n,
             metric=engine.metric.name,
             direction=question.direction,
             **data.over,
         ),
-        random={like: part for like, part in zip(LIKE, drawn, strict=True) if part.shape[1]},
+        random=torch.cat([effects.mean(1)[None], shares])[:, 1:],
+        like=like,
         is_tested=question.selected_on(members) != engine.fingerprint,
         intervention=question.setup.intervention,
         examples=f"{which} examples, n = {count_text(len(data), data.clusters)}",
@@ -173,9 +195,14 @@ def controls(
 
 
 def planned_controls(
-    question: Question, members: ComponentsLike, *, draws: int = 40, seed: int = 0
+    question: Question,
+    members: ComponentsLike,
+    *,
+    draws: int = 40,
+    like: ControlForm | None = None,
+    seed: int = 0,
 ) -> PlannedSets:
-    """What `controls` patches: the set, and random sets of each form, with their complements."""
+    """What `controls` patches: the set and the random sets, with their complements."""
     check_seed(seed)
     check_int("draws", draws)
     chosen, n = members_of(members, question.registry), len(question.registry)
@@ -183,10 +210,26 @@ def planned_controls(
         raise ComponentError(
             f"{len(chosen)} of {n} components have no random sets beside them. Give some of them."
         )
-    generator, registry = torch.Generator().manual_seed(seed), question.registry
-    engine, paths = question.eval_engine, question.eval_engine.edge_paths
-    if paths is not None and len(paths.on_paths(chosen)) == len(chosen):
-        drawn = [[], [], connected_control_sets(paths, chosen, draws, generator)]
+    engine, generator = question.eval_engine, torch.Generator().manual_seed(seed)
+    paths, like = engine.edge_paths, like or _usual_form(question, members)
+    if like not in FORMS or (like == "paths" and paths is None):
+        raise ConfigError(
+            f"like is {short_repr(like)}. Give one of {choices_text(ControlForm)}; paths are of "
+            "edges."
+        )
+    if like == "paths":
+        assert paths is not None
+        random_sets = connected_control_sets(paths, chosen, draws, generator)
     else:
-        drawn = [control_sets(registry, chosen, draws, generator, like) for like in LIKE]
-    return [(engine, both_ways(sets, n)) for sets in ([chosen], *drawn)]
+        random_sets = control_sets(question.registry, chosen, draws, generator, like)
+    if not random_sets:
+        raise ComponentError(
+            f"There is no other set {FORMS[like]}. Give another form as like, e.g. 'size'."
+        )
+    return [(engine, both_ways([chosen, *random_sets], n))]
+
+
+def _usual_form(question: Question, members: ComponentsLike) -> ControlForm:
+    paths, chosen = question.eval_engine.edge_paths, members_of(members, question.registry)
+    is_connected = paths is not None and len(paths.on_paths(chosen)) == len(chosen)
+    return "paths" if is_connected else "layers"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import comb, prod
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -11,7 +11,6 @@ from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.connected import EdgePaths
 
 Like = Literal["layers", "kinds", "size"]
-LIKE: tuple[Like, ...] = get_args(Like)
 
 
 def control_sets(
