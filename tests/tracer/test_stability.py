@@ -105,8 +105,12 @@ def test_held_out_examples_are_measured(model):
 def test_sets_of_edges_are_connected(demo_model):
     pairs = tk.load_dataset("demo-facts", demo_model)[:6]
     tracer = tk.Tracer(demo_model, pairs, "edges", "logit-difference")
-    stability = tracer.stability("attribution", budget=20, resamples=2)
-    assert stability.n_selected == 20
+    members, paths = tiny.members_of(tracer.run("attribution", budget=20)), tracer.engine.edge_paths
+    edges = range(tracer.engine.n_components)
+    idle = next(n for n in edges if n not in paths.on_paths([*members, n]))
+    search = Scripted(((*members, idle),) * 2, [])
+    stability = tracer.stability(search, budget=21, resamples=2)
+    assert stability.members == tuple(sorted(members))
     with pytest.raises(ConfigError, match="Layers of so many components have no cells"):
         stability.heatmap()
 
