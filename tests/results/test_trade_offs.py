@@ -8,8 +8,9 @@ from itertools import combinations
 import pytest
 
 import tracekit as tk
+from tests import tiny
 from tracekit.components.masks import complement_of
-from tracekit.errors import ConfigError, ResultFormatError, TargetNotReachedError
+from tracekit.errors import BudgetError, ConfigError, ResultFormatError, TargetNotReachedError
 from tracekit.results.pareto_front import trade_offs
 from tracekit.search.targets import EffectAndComplement
 
@@ -75,7 +76,10 @@ def test_a_front_knows_the_strongest_and_the_most_faithful_sets(tracer, fronts):
 
 def test_the_smallest_faithful_set(fronts):
     front = fronts["faithful"]
-    scores = [result.faithfulness() for result in front]
+    scores = [
+        result.searched.faithfulness(sizes=[result.n_selected], n_components=result.n_components)
+        for result in front
+    ]
     close = [1 - abs(1 - each.faithfulness[0]) for each in scores]
     level = max(close) - 1e-3
     found = front.smallest(faithfulness=level)
@@ -114,3 +118,48 @@ def test_they_are_saved(fronts, tmp_path):
     (folder / "pareto.json").write_text(json.dumps(document))
     with pytest.raises(ResultFormatError):
         tk.ParetoFront.load(folder)
+
+
+class TestSmallestOfARun:
+    @pytest.fixture(scope="class")
+    def tracer(self, model):
+        pairs = tiny.pairs(16, seed=3)
+        return tk.Tracer(model, pairs[:8], "head-outputs", "kl", held_out=pairs[8:])
+
+    def test_is_the_first_size_that_is_so_faithful_on_the_searched_examples(self, tracer):
+        n = len(tracer.registry)
+        curve = tracer.run("mask-ig", budgets=range(1, n + 1), objective="faithful", sign="full")
+        scores = [
+            each.searched.faithfulness(sizes=[each.n_selected], n_components=n) for each in curve
+        ]
+        close = [1 - abs(1 - each.faithfulness[0]) for each in scores]
+        level = sorted(close)[n // 2]
+        first = next(
+            result
+            for result, value, each in zip(curve, close, scores, strict=True)
+            if value >= level and each.completeness[0] < level
+        )
+        small = tracer.run("mask-ig", faithfulness=level)
+        assert (small.labels, small.run.objective) == (first.labels, "faithful")
+        assert curve.smallest(faithfulness=level).labels == first.labels
+        assert small.held_out is not None
+        assert tracer.results[-1] is small
+
+    def test_passes_are_estimated_before(self, tracer):
+        estimate = tracer.estimate("mask-ig", faithfulness=0.5)
+        small = tracer.run("mask-ig", faithfulness=0.5)
+        assert small.cost.forward_equivalents <= estimate.passes
+
+    def test_wrong_levels_and_two_goals_are_refused(self, tracer):
+        for level in (0.0, 1.0, 90):
+            with pytest.raises(ConfigError, match=r"Give a level in \(0, 1\)"):
+                tracer.run("mask-ig", faithfulness=level)
+        for goal in ({"budget": 3}, {"budgets": [3]}, {"target_effect": 0.1}):
+            with pytest.raises(BudgetError, match="Use one of budget, budgets, target_effect and"):
+                tracer.run("mask-ig", faithfulness=0.9, **goal)
+
+    def test_the_error_names_the_nearest(self, tracer):
+        with pytest.raises(TargetNotReachedError, match="No set has a faithfulness within 1e-06"):
+            tracer.run("top-k", budgets=[1, 2], objective="faithful").smallest(
+                faithfulness=1 - 1e-6
+            )

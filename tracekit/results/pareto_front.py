@@ -18,7 +18,7 @@ from tracekit._util.markup import clean_text
 from tracekit._util.table import Table
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
-from tracekit.errors import BudgetError, ConfigError, NoResultError, TargetNotReachedError
+from tracekit.errors import BudgetError, NoResultError
 from tracekit.figures.cells import BLUES, ColorScale, draw_panels
 from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.results.curve import load_run_folders, save_run_folders
@@ -29,7 +29,7 @@ from tracekit.results.pareto_statistics import STATISTICS, SizeStatistics
 from tracekit.results.result import Results, TraceResult
 from tracekit.results.storage import NOT_SAVED, load_dataclass, save_dataclass
 from tracekit.results.tables import effect_columns, legend, result_table
-from tracekit.search.base import as_count, target_not_reached
+from tracekit.search.base import as_count
 from tracekit.search.targets import EffectAndComplement
 
 _FRONT = "pareto.json"
@@ -110,51 +110,6 @@ class ParetoFront(Results):
         if self.results[0].run.objective == "mean":
             best = max(fitting, key=lambda result: self.sign * result.effect)
         return replace(best, budget=count)
-
-    def smallest(
-        self, *, effect: float | None = None, faithfulness: float | None = None
-    ) -> TraceResult:
-        """The smallest set that reaches a mean effect, or that is faithful.
-
-        Args:
-            effect: Mean effect to reach; where effects below 0 were sought, one below 0.
-            faithfulness: Level in (0, 1), e.g. 0.9: the faithfulness of the set differs from 1 by
-                at most 1 - level, and that of its complement (the completeness) is below level. On
-                the held-out examples, if there are some.
-
-        Raises:
-            TargetNotReachedError: None does.
-            ConfigError: Not exactly one of both is given, or a level that cannot be.
-        """
-        if (effect is None) == (faithfulness is None):
-            raise ConfigError("Give either effect or faithfulness.")
-        if effect is not None:
-            for result in self.results:
-                if self.sign * result.effect >= self.sign * effect:
-                    return replace(result, budget=None, target_effect=effect)
-            raise target_not_reached(
-                effect, max(self.results, key=lambda each: self.sign * each.effect).effect
-            )
-        level = faithfulness or 0.0
-        if not 0 < level < 1:
-            raise ConfigError(f"faithfulness is {faithfulness!r}. Give a level in (0, 1).")
-        nearest = -float("inf")
-        for result in self.results:
-            scores = result.faithfulness()
-            closeness = 1 - abs(1 - scores.faithfulness[0])
-            if closeness >= level and scores.completeness[0] < level:
-                return replace(result, budget=None)
-            nearest = max(nearest, closeness)
-        advice = []
-        if not self.results[0].run.objective.startswith("faithful"):
-            advice.append("objective='faithful'")
-        if self.largest < self.results[0].n_components:
-            advice.append("a larger max_budget")
-        raise TargetNotReachedError(
-            f"No set of the front has a faithfulness within {1 - level:.3g} of 1 and a complement "
-            f"that has not; the nearest is {1 - nearest:.3g} off. "
-            + (f"Search with {' or '.join(advice)}." if advice else "Ask for a lower level.")
-        )
 
     @property
     def sign(self) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,7 +22,7 @@ from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask, members_of_mask
 from tracekit.engine.cost import Cost
 from tracekit.engine.setup import Setup
-from tracekit.errors import ConfigError
+from tracekit.errors import ConfigError, TargetNotReachedError
 from tracekit.figures.cells import SelectionPanel, draw_panels
 from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.metrics import Effects
@@ -41,7 +41,7 @@ from tracekit.results.panels import (
 )
 from tracekit.results.published_circuits import Against, against, outlined
 from tracekit.results.storage import InFolder
-from tracekit.search.base import Record, Stop
+from tracekit.search.base import Record, Stop, target_not_reached
 from tracekit.search.targets import ConstraintEffect
 
 if TYPE_CHECKING:
@@ -495,3 +495,54 @@ class Results(Sequence[TraceResult]):
 
     def __getitem__(self, item: Any) -> Any:
         return self.results[item]
+
+    def smallest(
+        self, *, effect: float | None = None, faithfulness: float | None = None
+    ) -> TraceResult:
+        """The smallest set that reaches a mean effect, or that is faithful.
+
+        Sets are chosen by the searched examples, so held-out ones say what the choice is worth.
+
+        Args:
+            effect: Mean effect to reach; where effects below 0 were sought, one below 0.
+            faithfulness: Level in (0, 1), e.g. 0.9: the faithfulness of the set differs from 1 by
+                at most 1 - level, and that of its complement (the completeness) is below level.
+
+        Raises:
+            TargetNotReachedError: None does.
+            ConfigError: Not exactly one of both is given, or a level that cannot be.
+        """
+        if (effect is None) == (faithfulness is None):
+            raise ConfigError("Give either effect or faithfulness.")
+        results = sorted(self.results, key=lambda result: result.n_selected)
+        if effect is not None:
+            sign = -1 if results[0].run.sign == "negative" else 1
+            for result in results:
+                if sign * result.effect >= sign * effect:
+                    return replace(result, budget=None, target_effect=effect)
+            raise target_not_reached(effect, sign * max(sign * each.effect for each in results))
+        level, nearest = check_level(faithfulness), -inf
+        for result in results:
+            sizes = {"sizes": [result.n_selected], "n_components": result.n_components}
+            scores = result.searched.faithfulness(**sizes)
+            closeness = 1 - abs(1 - scores.faithfulness[0])
+            if closeness >= level and scores.completeness[0] < level:
+                return replace(result, budget=None)
+            nearest = max(nearest, closeness)
+        advice = []
+        if not results[0].run.objective.startswith("faithful"):
+            advice.append("objective='faithful'")
+        if results[-1].n_selected < results[-1].n_components:
+            advice.append("a larger budget")
+        raise TargetNotReachedError(
+            f"No set has a faithfulness within {1 - level:.3g} of 1 and a complement that has not; "
+            f"the nearest is {1 - nearest:.3g} off. "
+            + (f"Search with {' or '.join(advice)}." if advice else "Ask for a lower level.")
+        )
+
+
+def check_level(faithfulness: float | None) -> float:
+    """A level of faithfulness to reach, in (0, 1)."""
+    if faithfulness is None or not 0 < faithfulness < 1:
+        raise ConfigError(f"faithfulness is {faithfulness!r}. Give a level in (0, 1).")
+    return faithfulness

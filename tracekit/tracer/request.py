@@ -13,8 +13,10 @@ from tracekit.engine.engine import Engine
 from tracekit.engine.sources import OtherModel
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.measure.question import KnownSets, Question
+from tracekit.results.result import check_level
 from tracekit.search import Goal, Search
 from tracekit.search.auto import FEWEST_EXAMPLES, Auto, auto_search, searches_of
+from tracekit.search.base import log_spaced_sizes
 from tracekit.search.constraint import Constraint, make_target
 from tracekit.search.objectives import (
     Faithful,
@@ -24,6 +26,9 @@ from tracekit.search.objectives import (
     resolve_objective,
 )
 from tracekit.search.targets import Target, require_full_effect
+
+_SIZES_TRIED = 24
+"""Sizes at most among which the smallest faithful set is looked for, on a logarithmic scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +42,8 @@ class Request:
     budget: int | float | None = None
     budgets: Sequence[int | float] | None = None
     target_effect: float | None = None
+    faithfulness: float | None = None
+    """Level to reach by the fewest components, of the sizes that `resolve_request` chooses."""
     objective: ObjectiveName | Objective | None = None
     sign: SignName | None = None
     constraint: Constraint | None = None
@@ -125,7 +132,16 @@ def resolve_request(
         ConfigError: About the objective.
     """
     n, target = len(question.registry), request.target_effect
-    goal = Goal.make(n, budget=request.budget, budgets=request.budgets, target_effect=target)
+    budgets = request.budgets
+    if request.faithfulness is not None:
+        check_level(request.faithfulness)
+        if (request.budget, budgets, target) != (None, None, None):
+            raise BudgetError(
+                "More than one goal was given. Use one of budget, budgets, target_effect and "
+                "faithfulness."
+            )
+        budgets, usual = log_spaced_sizes(1, n, _SIZES_TRIED), "faithful"
+    goal = Goal.make(n, budget=request.budget, budgets=budgets, target_effect=target)
     search, constraint = request.search, None
     objective, sign = _objective_and_sign(question, request, usual)
     maximised = resolve_objective(objective)
@@ -179,7 +195,7 @@ def _objective_and_sign(
         return (Faithful(complement=0.0) if sign in (None, "full") else "mean"), sign
     if question.registry.edges is not None and sign is None:
         return "faithful", "full"  # Sets of edges that do whatever all edges do.
-    return usual, sign
+    return usual, sign or ("full" if usual == "faithful" else None)
 
 
 def _sign_of(question: Question, sign: SignName | None, target: float | None) -> int:

@@ -17,6 +17,7 @@ from tracekit.engine.effects import metric_effects
 from tracekit.errors import TargetNotReachedError
 from tracekit.measure.question import KnownSets, Question
 from tracekit.metrics import Effects
+from tracekit.results.curve import TraceCurve
 from tracekit.results.result import RunFacts, TraceResult
 from tracekit.results.storage import versions
 from tracekit.search import Selection
@@ -65,6 +66,8 @@ def run_search(
     diagnostics.warn_before(question, resolved, request.sign, planned)
     with Observed(observe, question, resolved) as observed:
         results = search(question, resolved, planned, observed.step)
+        if request.faithfulness is not None:
+            results = [TraceCurve(tuple(results)).smallest(faithfulness=request.faithfulness)]
         observed.results(results)
     question.results.extend(results)
     diagnostics.warn_of_results(results, question.search_engine.pairs, question.noise_floor)

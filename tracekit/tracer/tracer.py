@@ -206,6 +206,7 @@ class Tracer:
         *,
         budget: int | float | None = ...,
         target_effect: float | None = ...,
+        faithfulness: float | None = ...,
         objective: ObjectiveName | Objective | None = ...,
         sign: SignName | None = ...,
         constraint: Constraint | None = ...,
@@ -221,6 +222,7 @@ class Tracer:
         budget: int | float | None = None,
         budgets: Sequence[int | float] | None = None,
         target_effect: float | None = None,
+        faithfulness: float | None = None,
         objective: ObjectiveName | Objective | None = None,
         sign: SignName | None = None,
         constraint: Constraint | None = None,
@@ -238,6 +240,9 @@ class Tracer:
             budget: Largest number of components: a count (int) or a share (float), rounded down.
             budgets: Several budgets; gives a `TraceCurve`.
             target_effect: Instead of a budget, the mean effect to reach by the fewest components.
+            faithfulness: Instead of a budget, a level in (0, 1), e.g. 0.9: the smallest set that is
+                so faithful on the searched examples, of up to 24 sizes (`TraceCurve.smallest`). The
+                objective is by default `faithful`.
             objective: What the search maximises over the examples, if not the mean effect:
                 `log-odds`, `trimmed-mean`, `lower-bound`, `median` or a value of
                 `tracekit.search.objectives`. `auto` chooses between the search and single effects
@@ -259,7 +264,7 @@ class Tracer:
         Raises:
             UnknownNameError, ConfigError: About the search, or the seed.
             BudgetError: About the budget.
-            TargetNotReachedError: No set that was tried reaches the target.
+            TargetNotReachedError: No set that was tried reaches the target, or is so faithful.
             NothingFoundError: No set within the bound of `constraint`, or no path of edges.
         """
         request = Request(
@@ -267,6 +272,7 @@ class Tracer:
             budget=budget,
             budgets=budgets,
             target_effect=target_effect,
+            faithfulness=faithfulness,
             objective=objective,
             sign=sign,
             constraint=constraint,
