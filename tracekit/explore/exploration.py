@@ -284,12 +284,6 @@ class Exploration:
         self.circuits[members] = Circuit(members, scores)
         yield self.circuits[members]
 
-    def compute_circuits(self) -> None:
-        """Works out the faithfulness of all sets whose complements were measured too."""
-        for members in list(self.measurements):
-            if complement_of(members, self.n_components) in self.measurements:
-                list(self.circuit_steps(members))
-
     def _measure(self, members: ComponentSet) -> Iterator[Event]:
         engine = self.engine
         checks.check_unchanged(engine)

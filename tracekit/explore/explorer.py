@@ -19,6 +19,7 @@ from tracekit._util.options import as_path
 from tracekit._util.table import json_value
 from tracekit.components import Component, ComponentGrid, ComponentSet
 from tracekit.components.kinds import kind_of
+from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike
 from tracekit.data.display import ShownTokens, make_shown_pair
 from tracekit.engine.setup import intervention_text
@@ -200,7 +201,10 @@ class Explorer(_Widget):
         path = as_path("path", path)
         self.exploration.measure(complete=True)
         self.faithfulness()
-        self.exploration.compute_circuits()
+        measured = self.exploration.measurements
+        for members in list(measured):
+            if complement_of(members, self.exploration.n_components) in measured:
+                list(self.exploration.circuit_steps(members))
         self.exploration.predict()
         write_atomically(path, page(self.exploration, self.setup))
         self._send_table()

@@ -30,6 +30,7 @@ _LIKE: dict[str, list[Any]] = json.loads(_TABLE.read_text(encoding="utf-8"))
 """By key, the value that changes nothing, and the names in configurations."""
 _SIZES = _LIKE.pop("sizes")
 """Keys of shapes, which the weights show too, and of how the file was made."""
+_ROTARY = "rope_"
 _GATES = {1: "softmax", 2: "sigmoid", 3: "softmax"}
 _SCALARS = {"gemma2": {26: 0, 42: 0, 46: 1}, "gemma3_text": {18: 0, 26: 0, 34: 0, 48: 0, 62: 1}}
 """By layers, whether a Gemma divides queries by the root of its width per head, not of 256."""
@@ -116,7 +117,8 @@ def _read_settings(reader: Any) -> tuple[Settings, dict[str, Any]]:
     for key in reader.fields:
         if key.startswith(prefix):
             settings[key.removeprefix(prefix)] = _read_value(reader, key)
-    return settings, {each.name: each.data for each in reader.tensors if _is_rotary(each.name)}
+    rotary = [each for each in reader.tensors if each.name.startswith(_ROTARY)]
+    return settings, {each.name: each.data for each in rotary}
 
 
 def _read_value(reader: Any, key: str) -> Any:
@@ -127,17 +129,13 @@ def _read_value(reader: Any, key: str) -> Any:
     return values if reader.fields[key].types[0] == GGUFValueType.ARRAY else values[0]
 
 
-def _is_rotary(name: str) -> bool:
-    return name.startswith("rope_")
-
-
 def _unplaced_tensors(reader: Any, model: Any) -> list[str]:
     from transformers import modeling_gguf_pytorch_utils as loading
 
     architecture = _read_value(reader, "general.architecture")
     made_for = loading.TENSOR_PROCESSORS.get(architecture, loading.TensorProcessor)
     places = loading.get_gguf_hf_weights_map(model, made_for(config=model.config.to_dict()))
-    names = [each.name for each in reader.tensors if not _is_rotary(each.name)]
+    names = [each.name for each in reader.tensors if not each.name.startswith(_ROTARY)]
     left = [n for n in names if n not in places and n.removesuffix(".weight") not in places]
     return [f"the tensors {join_labels(left, most=5)}"] if left else []
 
