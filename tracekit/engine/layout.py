@@ -78,11 +78,6 @@ class Layout:
     token_sets: Int[Tensor, "example side choice"]
     """First tokens that count as x and as y; -1 where there is no further one."""
 
-    @property
-    def covers_every_token(self) -> bool:
-        """Whether components act at all tokens of every row alike, without spans."""
-        return self.span_numbers is None and bool((self.positions.sum(1) == self.lengths).all())
-
     @classmethod
     def build(
         cls,

@@ -290,14 +290,12 @@ class Exploration:
         start = time.perf_counter()
         n = engine.n_examples
         effects, x = torch.zeros(2, n)
-        y: Tensor | None = torch.zeros(n)
+        y = torch.zeros(n) if engine.layout.all_have_y else None
         n_batches, n_seen, total, seconds = len(engine.batches), 0, 0.0, 0.0
         mask = from_indices(members, self.n_components)
         for number, batch in enumerate(stream_effects(engine, mask), start=1):
             effects[batch.examples], x[batch.examples] = batch.effects, batch.x
-            if batch.y is None:
-                y = None
-            elif y is not None:
+            if y is not None and batch.y is not None:
                 y[batch.examples] = batch.y
             n_seen += len(batch.examples)
             total += batch.effects.sum().item()

@@ -164,12 +164,6 @@ def _value_text(value: Any) -> str:
     return text if len(text) < 60 else f"{text[:56]} ..."
 
 
-def _is_same(first: Any, other: Any) -> bool:
-    if isinstance(first, (int, float)) and isinstance(other, (int, float)):
-        return isclose(first, other, rel_tol=1e-5)
-    return first == other
-
-
 def _apply_values(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]:
     problems = []
     head_dim = changes.get("head_dim", left.get("attention.key_length", _head_dim(config)))
@@ -192,8 +186,11 @@ def _apply_values(config: Any, left: Settings, _: Any, changes: Settings) -> lis
             is_unset = value == 0 and neutral == 1 and not isinstance(value, bool)
             if neutral is not None and value != neutral and not is_unset:
                 problems.append(f"{key} = {_value_text(value)}")
-        elif not isinstance(value, list) and not _is_same(getattr(config, name) or 0, value):
-            changes[name] = value
+        elif not isinstance(value, list):
+            own = getattr(config, name) or 0
+            are_numbers = isinstance(own, (int, float)) and isinstance(value, (int, float))
+            if not (isclose(own, value, rel_tol=1e-5) if are_numbers else own == value):
+                changes[name] = value
     return problems
 
 
