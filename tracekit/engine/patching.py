@@ -164,7 +164,12 @@ def constant_hooks(
 
 def _mixing_hooks(name: str, mix: Callable[..., Tensor], rows: SeenRows | None) -> list[Hook]:
     """The hook that mixes values, after the hook that it depends on."""
-    mixing = partial(_mix_in_place, mix=mix) if name.endswith(STREAM_PASSES_BY) else mix
+
+    def mix_in_place(activation: Tensor, hook: Any = None) -> Tensor:
+        # The model goes on with this very tensor, and the norm with what is returned.
+        return activation.copy_(mix(activation.clone()))
+
+    mixing = mix_in_place if name.endswith(STREAM_PASSES_BY) else mix
     return [(name, mixing)] if rows is None else [rows.recording_hook, (name, mixing)]
 
 
@@ -223,13 +228,6 @@ class SeenRows:
                     "over longer prompts (tk.Mean), shorten the text, or use head-outputs."
                 )
         return rows
-
-
-def _mix_in_place(
-    activation: Tensor, hook: Any = None, *, mix: Callable[[Tensor], Tensor]
-) -> Tensor:
-    # The model goes on with this very tensor, and the norm with what is returned.
-    return activation.copy_(mix(activation.clone()))
 
 
 def _interpolate(

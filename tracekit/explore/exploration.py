@@ -125,13 +125,9 @@ class Exploration:
         front: Sequence[ComponentSet] = (),
         measured: Iterable[Measurement] = (),
     ) -> None:
-        """Begins with a set; measures nothing yet.
+        """Begins with a set of flat indices; measures nothing yet.
 
-        Args:
-            engine: Measures.
-            members: The first set, as flat indices.
-            front: Sets of ascending size to move along.
-            measured: Measurements to begin with, of this engine.
+        `front` are sets of ascending size to move along, `measured` what this engine measured.
 
         Raises:
             ComponentError: A set that is none of this engine's components.

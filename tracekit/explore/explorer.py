@@ -311,7 +311,7 @@ class Explorer(_Widget):
         key = set_key(event.members)
         if isinstance(event, Measurement):
             message = {"kind": "measured", "key": key, "entry": entry_of(event)}
-            self.send(message, [values_of(event)])
+            self.send(message, [as_bytes([event.effects, event.x, event.y])])
         elif isinstance(event, Circuit):
             self.send({"kind": "circuit", **circuit_of(event)})
         elif isinstance(event, Prediction):
@@ -415,7 +415,7 @@ def _tokens(tokens: ShownTokens) -> list[tuple[str, bool]]:
 
 
 def entry_of(measurement: Measurement) -> dict[str, Any]:
-    """A measurement but for its numbers by example, which `values_of` gives."""
+    """A measurement but for its numbers by example."""
     low, high = measurement.spread
     return {
         "key": set_key(measurement.members),
@@ -426,11 +426,6 @@ def entry_of(measurement: Measurement) -> dict[str, Any]:
         "x": measurement.x is not None,
         "y": measurement.y is not None,
     }
-
-
-def values_of(measurement: Measurement) -> bytes:
-    """Effects, and the log-probabilities of x and y where they are known, one after the other."""
-    return as_bytes([measurement.effects, measurement.x, measurement.y])
 
 
 def circuit_of(circuit: Circuit) -> dict[str, Any]:
@@ -456,7 +451,7 @@ def table_of(exploration: Exploration) -> dict[str, Any]:
     predicted = list(exploration.predictions.values())
     return {
         "measured": [entry_of(each) for each in measured],
-        "effects": b"".join(map(values_of, measured)),
+        "effects": as_bytes(part for each in measured for part in (each.effects, each.x, each.y)),
         "predicted": [{"key": set_key(p.members), "rough": p.is_rough} for p in predicted],
         "gains": as_bytes([each.gains for each in predicted]),
         "circuits": [circuit_of(each) for each in exploration.circuits.values()],

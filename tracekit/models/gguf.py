@@ -64,7 +64,11 @@ class GGUFModel:
         try:
             config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
             reader = GGUFReader(path)
-            config, problems = complete_config(config, *_read_settings(reader))
+            start = f"{_read_value(reader, 'general.architecture')}."
+            keys = [key for key in reader.fields if key.startswith(start)]
+            settings = {key.removeprefix(start): _read_value(reader, key) for key in keys}
+            rotary = {e.name: e.data for e in reader.tensors if e.name.startswith(_ROTARY)}
+            config, problems = complete_config(config, settings, rotary)
             with torch.device("meta"):
                 empty = transformers.AutoModelForCausalLM.from_config(config)
             problems += _unplaced_tensors(reader, empty)
@@ -110,15 +114,6 @@ class GGUFModel:
                 ModelWarning,
             )
             return None
-
-
-def _read_settings(reader: Any) -> tuple[Settings, dict[str, Any]]:
-    prefix, settings = f"{_read_value(reader, 'general.architecture')}.", {}
-    for key in reader.fields:
-        if key.startswith(prefix):
-            settings[key.removeprefix(prefix)] = _read_value(reader, key)
-    rotary = [each for each in reader.tensors if each.name.startswith(_ROTARY)]
-    return settings, {each.name: each.data for each in rotary}
 
 
 def _read_value(reader: Any, key: str) -> Any:

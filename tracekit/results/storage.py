@@ -200,7 +200,6 @@ def read_document(path: Path, digest: str | None = None) -> dict[str, Any]:
 
 
 def _damaged_error(path: Path) -> ResultFormatError:
-    """The error for a file that is not as it was written."""
     return ResultFormatError(
         f"{path} is damaged, was changed, or belongs to another run than the files beside it. "
         "Run it again, or restore all of its files."
