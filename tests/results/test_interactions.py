@@ -16,10 +16,11 @@ from tests.measure.test_explanation import Planted
 from tracekit.errors import ComponentError, PairsError, ResultFormatError
 from tracekit.measure import pair_effects
 from tracekit.measure.pair_effects import measure_pairs
-from tracekit.results import effect_interval, interactions
-from tracekit.results.interactions import kinds_of_pairs
+from tracekit.results import effect_interval
+from tracekit.results.interactions import InteractionGrid, kinds_of_pairs
 from tracekit.results.intervals import row_intervals
 from tracekit.results.significance import (
+    PValues,
     few_examples_note,
     least_p,
     n_testable,
@@ -195,7 +196,22 @@ def test_the_word_for_a_pair(name):
     ],
 )
 def test_the_rule_for_words(signs, singles, together, intervals, expected):
-    assert interactions._kind_of_pair(signs, singles, together, *intervals) == expected
+    grids = []
+    for direction, sign, effects, both in (
+        ("noising", signs[0], singles, together),
+        ("denoising", signs[1], (0.0, 0.0), signs[1]),
+    ):
+        q = torch.tensor([0.01 if sign else 1.0])
+        grid = InteractionGrid(
+            labels=("L0H0", "L0H1"),
+            singles=torch.tensor(effects),
+            pairs=torch.tensor([[effects[0], both], [both, effects[1]]]),
+            direction=direction,
+            singles_interval=torch.tensor(intervals),
+            tests=PValues(row=q, q=q, family=q),
+        )
+        grids.append(grid)
+    assert kinds_of_pairs(*grids) == [expected]
 
 
 def test_and_or_by_hand():

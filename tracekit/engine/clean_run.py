@@ -40,7 +40,10 @@ class CleanRun:
         Leaves a `distribution` out if it does not fit; does not repeat earlier readings.
         """
         lacking: list[Reading] = [r for r in dict.fromkeys(reads) if r not in self._was_read]
-        if "distribution" in lacking and not self._keeps_distribution(n_examples):
+        n_bytes = n_examples * int(self.model.cfg.d_vocab) * _FLOAT_BYTES
+        fits = self.max_memory is None or n_bytes <= self.max_memory
+        # Sending it to all ranks would take longer than running it again.
+        if "distribution" in lacking and (self.ranks.count > 1 or not fits):
             lacking.remove("distribution")
         if self._kept is None or lacking:
             with freeze(self.model), torch.no_grad():
@@ -71,12 +74,6 @@ class CleanRun:
                 self._latest = (batch, run)
             kept["distribution"] = self._latest[1].require("distribution")
         return ContinuationLogProbs(**kept)
-
-    def _keeps_distribution(self, n_examples: int) -> bool:
-        if self.ranks.count > 1:
-            return False  # Sending it to all ranks would take longer than running it again.
-        needed = n_examples * int(self.model.cfg.d_vocab) * _FLOAT_BYTES
-        return self.max_memory is None or needed <= self.max_memory
 
 
 def repeat_log_probs(log_probs: ContinuationLogProbs, copies: int) -> ContinuationLogProbs:

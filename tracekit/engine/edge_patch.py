@@ -188,8 +188,12 @@ class _EdgeRun:
             hooks.append((name, hook))
 
         for layer in range(min(last + 1, self.graph.n_layers)):
-            parts, block = _get_parts(model, layer), f"blocks.{layer}."
-            is_read = layer in self.weights
+            block, is_read = f"blocks.{layer}.", layer in self.weights
+            try:
+                parts = block_parts(model, layer)
+            except (AttributeError, TypeError) as error:
+                problem = f"the parts of its block {layer} cannot be found ({error})"
+                raise edges_error(model, problem) from error
             add(stream_hook(layer), self._store_stream, layer, parts)
             for number, name in enumerate(INPUT_HOOKS.values() if is_read else ()):
                 add(block + name, self._edit_heads, layer, parts, number)
@@ -356,14 +360,6 @@ def max_edge_rows(
     columns = len(registry.edges.senders) * registry.sites[0].n_spans
     of_row = 2 * columns * length * int(model.cfg.d_model) * dtype_of(model).itemsize
     return max(1, int(_MEMORY if max_memory is None else max_memory) // of_row)
-
-
-def _get_parts(model: HookedModel, layer: int) -> BlockParts:
-    try:
-        return block_parts(model, layer)
-    except (AttributeError, TypeError) as error:
-        problem = f"the parts of its block {layer} cannot be found ({error})"
-        raise edges_error(model, problem) from error
 
 
 def edges_error(model: HookedModel, reason: str) -> HookPointError:

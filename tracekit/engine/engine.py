@@ -48,7 +48,9 @@ class Engine(PreparedData):
     @property
     def edge_paths(self) -> EdgePaths | None:
         """Paths through the studied edges, if they are patched at every token; else None."""
-        if self.registry.edges is None or not self.layout.covers_every_token:
+        layout = self.layout
+        is_everywhere = bool((layout.positions.sum(1) == layout.lengths).all())
+        if self.registry.edges is None or layout.span_numbers is not None or not is_everywhere:
             return None
         return paths_of(self.registry)
 

@@ -80,11 +80,10 @@ def measure_heads(
     scales = reads if frozen_at is None else frozen_at
     layers = {layer for layer, _ in heads}
     norms = {layer: post_attention_norm(data.model, layer) for layer in layers}
-    names = {stream_hook(block) for block in (n_layers, *layers, *(at + 1 for at in layers))}
-    names |= {_PATTERN.format(layer) for layer in layers}
+    names = {_PATTERN.format(layer) for layer in layers}
     # All that a head's output goes through on its way to the final norm.
     behind = range(min(layers), n_layers)
-    names |= {stream_hook(layer) for layer in behind}
+    names |= {stream_hook(block) for block in (*behind, n_layers)}
     names |= {out_hook(layer, part) for layer in behind for part in (ATTENTION, MLP)}
     run = data.forward_pass.activations
     with data.measuring():

@@ -27,7 +27,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import LAST, REST
 from tracekit.engine.batch import Batch
 from tracekit.engine.packing import PASS_OVERHEAD_TOKENS, PackedSequences, bucket_sizes, pad_noise
-from tracekit.errors import ConfigError, PairsError
+from tracekit.errors import PairsError
 
 Positions = Literal["prompt", "last", "all"] | Sequence[int]
 """Where components are intervened on: the prompt, its final token, the prompt and the
@@ -77,11 +77,6 @@ class Layout:
     """Which token of x readouts of a single token read; see `PromptPair.read_at`."""
     token_sets: Int[Tensor, "example side choice"]
     """First tokens that count as x and as y; -1 where there is no further one."""
-
-    @property
-    def covers_every_token(self) -> bool:
-        """Whether components act at all tokens of every row alike, without spans."""
-        return self.span_numbers is None and bool((self.positions.sum(1) == self.lengths).all())
 
     @classmethod
     def build(
@@ -302,11 +297,8 @@ def _position_mask(scope: str | tuple[int, ...], rows: Any) -> Bool[Tensor, "row
     positions = torch.arange(int(lengths.max()))
     if scope in ("prompt", "all"):
         return positions < (lengths if scope == "all" else prompt_lengths)[:, None]
-    scope = (-1,) if scope == "last" else scope
-    if isinstance(scope, str):
-        raise ConfigError(f"Nothing says which positions {scope!r} are.")
     mask = torch.zeros(len(lengths), len(positions), dtype=torch.bool)
-    for index in scope:
+    for index in (-1,) if isinstance(scope, str) else scope:
         # Negative ones count from the end of the prompt, not of the row.
         position = prompt_lengths + index if index < 0 else torch.full_like(prompt_lengths, index)
         mask[torch.arange(len(lengths)), position] = True

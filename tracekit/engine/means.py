@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from tracekit.engine.packing import pad_ids
 from tracekit.engine.patching import SeenRows
 from tracekit.errors import SourceError
 from tracekit.models.architectures import long_rope_limit, scores_hook
-from tracekit.models.hooked import Hook, HookedModel, device_of, freeze, model_name, recording_hooks
+from tracekit.models.hooked import HookedModel, device_of, freeze, model_name, recording_hooks
 
 
 def mean_activations(
@@ -47,14 +48,23 @@ def mean_activations(
     beyond = all_lengths > (long_rope_limit(model) or float("inf"))
     sums: dict[str, Tensor] = {}
     device = device_of(model)
+
+    def add(activation: Tensor, hook: Any = None, *, name: str, is_token: Tensor) -> Tensor:
+        kind, values = kinds[name], activation.detach().cpu().double()
+        shape = [1] * values.ndim
+        shape[0], shape[kind.position_dim] = is_token.shape
+        values = torch.where(is_token.reshape(shape), values, 0.0)
+        if kind.key_dim is not None:
+            # Rows of attention over different numbers of keys: the missing keys get none.
+            values = torch.nn.functional.pad(values, (0, longest - values.shape[-1]))
+        sums[name] = sums.get(name, 0) + values.sum(0 if positional else (0, kind.position_dim))
+        return activation
+
     with freeze(model), torch.no_grad():
         for numbers in length_buckets(all_lengths, beyond, max_batch_size, device):
             part, lengths = [prompts[n] for n in numbers.tolist()], all_lengths[numbers]
             is_token = torch.arange(int(lengths.max())) < lengths[:, None]
-            hooks = [
-                _summing_hook(name, kind, is_token, positional, longest, sums)
-                for name, kind in kinds.items()
-            ]
+            hooks = [(name, partial(add, name=name, is_token=is_token)) for name in kinds]
             model.run_with_hooks(pad_ids(part).to(device), fwd_hooks=hooks)
     count = len(prompts) if positional else sum(map(len, prompts))
     return {name: (total / count).float() for name, total in sums.items()}
@@ -111,26 +121,6 @@ def _check_positional(
             "A mean at each position covers the prompt, and positions='all' intervenes on the "
             "continuations too. Use positions='prompt' or source='mean'."
         )
-
-
-def _summing_hook(
-    name: str, kind: Kind, is_token: Tensor, positional: bool, longest: int, sums: dict[str, Tensor]
-) -> Hook:
-    """A hook that adds an activation, at the positions that hold tokens, to a sum."""
-
-    def add(activation: Tensor, hook: Any = None) -> Tensor:
-        values = activation.detach().cpu().double()
-        shape = [1] * values.ndim
-        shape[0], shape[kind.position_dim] = is_token.shape
-        values = torch.where(is_token.reshape(shape), values, 0.0)
-        if kind.key_dim is not None:
-            # Rows of attention over different numbers of keys: the missing keys get none.
-            values = torch.nn.functional.pad(values, (0, longest - values.shape[-1]))
-        total = values.sum(0) if positional else values.sum((0, kind.position_dim))
-        sums[name] = sums[name] + total if name in sums else total
-        return activation
-
-    return name, add
 
 
 def get_shapes(model: HookedModel, kinds: Mapping[str, Kind]) -> dict[str, list[int]]:

@@ -19,10 +19,15 @@ def check_traceable(
     """Refuses pairs that cannot be traced."""
     check_continuations(pairs, metric)
     check_padding(pairs, getattr(model, "tokenizer", None))
-    _check_exchanged_spans(pairs, registry)
+    by_key = [kind.name for kind in registry.kinds_by_hook.values() if kind.key_dim is not None]
     vocabulary = int(model.cfg.d_vocab)
     context = int(getattr(model.cfg, "n_ctx", 0) or 0)
     for number, pair in enumerate(pairs):
+        if by_key and pair.counterfactual_spans is not None:
+            raise PairsError(
+                f"Example {number} ({pair.describe()}) exchanges spans at different positions, and "
+                f"{by_key[0]} are over the keys of one prompt. Use head-outputs."
+            )
         ids = pair.prompt_ids + pair.counterfactual_ids + pair.x_ids + (pair.y_ids or ())
         ids += (pair.x_set_ids or ()) + (pair.y_set_ids or ())
         if not 0 <= min(ids) <= max(ids) < vocabulary:
@@ -85,13 +90,3 @@ def check_distinguishable(number: int, pair: PromptPair, asking: str) -> None:
             f"or equal to it, so no token tells them apart, and {asking} cannot be computed. Leave "
             "the example out, or end both with the same sign, such as a full stop."
         )
-
-
-def _check_exchanged_spans(pairs: PromptPairs, registry: ComponentRegistry) -> None:
-    by_key = [kind.name for kind in registry.kinds_by_hook.values() if kind.key_dim is not None]
-    for number, pair in enumerate(pairs):
-        if by_key and pair.counterfactual_spans is not None:
-            raise PairsError(
-                f"Example {number} ({pair.describe()}) exchanges spans at different positions, and "
-                f"{by_key[0]} are over the keys of one prompt. Use head-outputs."
-            )

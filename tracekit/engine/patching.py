@@ -83,7 +83,49 @@ class MaskedPatch:
         rows = SeenRows.for_hook(self.constants, name, kind)
 
         def mix(activation: Tensor, hook: Any = None) -> Tensor:
-            return _mix_activation(activation, source, kind, first, is_patched, parts, rows)
+            dim, key_dim = kind.position_dim, kind.key_dim
+            length, n_sources = activation.shape[dim], source.shape[dim]
+            before = running_pass(length).n_before
+            # The part of the source that this pass reads; later steps of a generation read none.
+            start, stop = max(first, before), min(first + n_sources, before + length)
+            if start >= stop:
+                return activation
+            n_sets = max(len(weight) for weight, _ in parts)
+            if len(source) > 1 and len(activation) != len(source) * n_sets:
+                raise MaskError(
+                    f"The run has {len(activation)} rows, and the patch {len(source)} under "
+                    f"{n_sets} masks. Run every row once for each mask; give beams and samples a "
+                    "patch of one prompt."
+                )
+            part = slice(start - before, stop - before)
+            own = activation.narrow(dim, start - before, stop - start)
+            values = source.narrow(dim, start - first, stop - start)
+            keys = slice(None)
+            if key_dim is not None:
+                # A cache with a window has forgotten the first keys; the last ones no query sees.
+                first_key = max(0, before + length - activation.shape[key_dim])
+                n_keys = min(source.shape[key_dim] - first_key, activation.shape[key_dim])
+                keys = slice(0, n_keys)
+                own = own.narrow(key_dim, 0, n_keys)
+                values = values.narrow(key_dim, first_key, n_keys)
+            acts = is_patched.narrow(dim, start - first, stop - start)
+            if rows is not None:
+                values = rows(length, part, keys, acts)
+            # In float32, or in the activation's own type where that is wider.
+            dtype = torch.promote_types(activation.dtype, torch.float32)
+            # The rows once per mask, beside the one copy of their counterfactual values.
+            mixed = rearrange(own.to(dtype), "(set row) ... -> set row ...", row=len(source))
+            # Layers may lie on different devices.
+            values = values.to(activation.device, dtype)
+            if len(values) > len(source):
+                values = rearrange(values, "(set row) ... -> set row ...", row=len(source))
+            for weight, features in parts:
+                if weight.shape[dim + 1] > 1:
+                    weight = weight.narrow(dim + 1, start - first, stop - start)
+                share = (weight * acts).to(activation.device, dtype)
+                mixed = _interpolate(mixed, values, share, features, 1 + len(kind.axes))
+            mixed = rearrange(mixed, "set row ... -> (set row) ...").to(activation.dtype)
+            return _insert_values(activation, mixed, kind, part)
 
         return _mixing_hooks(name, mix, rows)
 
@@ -122,7 +164,12 @@ def constant_hooks(
 
 def _mixing_hooks(name: str, mix: Callable[..., Tensor], rows: SeenRows | None) -> list[Hook]:
     """The hook that mixes values, after the hook that it depends on."""
-    mixing = partial(_mix_in_place, mix=mix) if name.endswith(STREAM_PASSES_BY) else mix
+
+    def mix_in_place(activation: Tensor, hook: Any = None) -> Tensor:
+        # The model goes on with this very tensor, and the norm with what is returned.
+        return activation.copy_(mix(activation.clone()))
+
+    mixing = mix_in_place if name.endswith(STREAM_PASSES_BY) else mix
     return [(name, mixing)] if rows is None else [rows.recording_hook, (name, mixing)]
 
 
@@ -181,66 +228,6 @@ class SeenRows:
                     "over longer prompts (tk.Mean), shorten the text, or use head-outputs."
                 )
         return rows
-
-
-def _mix_activation(
-    activation: Tensor,
-    source: Tensor,
-    kind: Kind,
-    first: int,
-    is_patched: Tensor,
-    parts: Sequence[tuple[Tensor, FeatureMap | None]],
-    rows: SeenRows | None,
-) -> Tensor:
-    dim, key_dim = kind.position_dim, kind.key_dim
-    length, n_sources = activation.shape[dim], source.shape[dim]
-    before = running_pass(length).n_before
-    # The part of the source that this pass reads; later steps of a generation read none.
-    start, stop = max(first, before), min(first + n_sources, before + length)
-    if start >= stop:
-        return activation
-    n_sets = max(len(weight) for weight, _ in parts)
-    if len(source) > 1 and len(activation) != len(source) * n_sets:
-        raise MaskError(
-            f"The run has {len(activation)} rows, and the patch {len(source)} under {n_sets} "
-            "masks. Run every row once for each mask; give beams and samples a patch of one prompt."
-        )
-    part = slice(start - before, stop - before)
-    covered = activation.narrow(dim, start - before, stop - start)
-    values = source.narrow(dim, start - first, stop - start)
-    keys = slice(None)
-    if key_dim is not None:
-        # A cache with a window has forgotten the first keys; the last ones no query here can see.
-        first_key = max(0, before + length - activation.shape[key_dim])
-        n_keys = min(source.shape[key_dim] - first_key, activation.shape[key_dim])
-        keys = slice(0, n_keys)
-        covered = covered.narrow(key_dim, 0, n_keys)
-        values = values.narrow(key_dim, first_key, n_keys)
-    is_patched = is_patched.narrow(dim, start - first, stop - start)
-    if rows is not None:
-        values = rows(length, part, keys, is_patched)
-    # In float32, or in the activation's own type where that is wider.
-    dtype = torch.promote_types(activation.dtype, torch.float32)
-    # The rows once per mask, beside the one copy of their counterfactual values.
-    mixed = rearrange(covered.to(dtype), "(set row) ... -> set row ...", row=len(source))
-    # Layers may lie on different devices.
-    values = values.to(activation.device, dtype)
-    if len(values) > len(source):
-        values = rearrange(values, "(set row) ... -> set row ...", row=len(source))
-    for weight, features in parts:
-        if weight.shape[dim + 1] > 1:
-            weight = weight.narrow(dim + 1, start - first, stop - start)
-        share = (weight * is_patched).to(activation.device, dtype)
-        mixed = _interpolate(mixed, values, share, features, 1 + len(kind.axes))
-    mixed = rearrange(mixed, "set row ... -> (set row) ...").to(activation.dtype)
-    return _insert_values(activation, mixed, kind, part)
-
-
-def _mix_in_place(
-    activation: Tensor, hook: Any = None, *, mix: Callable[[Tensor], Tensor]
-) -> Tensor:
-    # The model goes on with this very tensor, and the norm with what is returned.
-    return activation.copy_(mix(activation.clone()))
 
 
 def _interpolate(

@@ -60,8 +60,10 @@ def _build_node(
     for number in numbers:
         groups.setdefault(by_layer[number].get(layer, ()), []).append(number)
     for group in groups.values():
-        parting = _first_difference(group, by_layer, layer, n_layers)
-        if len(group) == 1 or parting == n_layers:
+        parting = layer
+        while parting < n_layers and len({by_layer[n].get(parting, ()) for n in group}) == 1:
+            parting += 1
+        if parting == n_layers:
             node.leaves += group
         else:
             shared = by_layer[group[0]]
@@ -69,16 +71,3 @@ def _build_node(
             node.children.append(_build_node(group, by_layer, parting, n_layers, patched))
     node.leaves.sort()
     return node
-
-
-def _first_difference(
-    group: Sequence[int], by_layer: Sequence[dict[int, ComponentSet]], layer: int, n_layers: int
-) -> int:
-    """First layer in which some sets differ; the number of layers if none."""
-    n_agreeing: dict[int, int] = {}
-    first = by_layer[group[0]]
-    for number in group:
-        for at, indices in by_layer[number].items():
-            if at >= layer:
-                n_agreeing[at] = n_agreeing.get(at, 0) + (indices == first.get(at))
-    return min((at for at, count in n_agreeing.items() if count < len(group)), default=n_layers)

@@ -132,8 +132,7 @@ class Zero(Source):
     def bind(self, at: Binding) -> ToPairs:
         """Zeros at every hook point."""
         kinds = at.registry.kinds_by_hook
-        _check_no_features(at.registry)
-        _check_no_scores(kinds)
+        _check_constant(at.registry)
         if has_processed_weights(at.model):
             warn(
                 f"TransformerLens processed the weights of {model_name(at.model)} (folded, "
@@ -200,8 +199,7 @@ class Mean(Source):
     def bind(self, at: Binding) -> ToPairs:
         """Means of every hook point."""
         kinds, over = at.registry.kinds_by_hook, self.pairs
-        _check_no_features(at.registry)
-        _check_no_scores(kinds)
+        _check_constant(at.registry)
         if over is None:
             over = at.pairs
         elif not isinstance(over, PromptPairs):
@@ -367,7 +365,7 @@ class Tensors(Source):
 
     def bind(self, at: Binding) -> ToPairs:
         """The tensor of every hook point."""
-        _check_no_features(at.registry)
+        _check_constant(at.registry)
         values = _as_tensors(self.values, at.model, at.registry.kinds_by_hook)
         return _bind_constants(Constants(self.name, values))
 
@@ -475,12 +473,20 @@ def _check_options(kind: str, options: Mapping[str, str], allowed: Sequence[str]
             )
 
 
-def _check_no_features(registry: ComponentRegistry) -> None:
+def _check_constant(registry: ComponentRegistry) -> None:
+    """Refuses components to which a constant means nothing."""
     if any(site.kind.feature_layers for site in registry.sites):
         raise SourceError(
             "Features take their values from a run of the model. Use source='counterfactual', "
             "'noise' or 'resample'."
         )
+    for name, kind in registry.kinds_by_hook.items():
+        if kind.key_dim is not None and not kind.is_attention_pattern:
+            raise SourceError(
+                f"At {name} every query has values for all keys, the later ones included, and a "
+                "constant would let it see these. Use source='counterfactual', 'noise' or "
+                "'resample'."
+            )
 
 
 def _bind_constants(constants: Constants, length: int | None = None) -> ToPairs:
@@ -545,16 +551,6 @@ def _mix_keys(keys: Int[Tensor, " prompt"], key: int) -> Int[Tensor, " prompt"]:
         # Arithmetic shifts of 64-bit numbers; products wrap around.
         mixed = (mixed ^ (mixed >> shift)) * factor
     return mixed
-
-
-def _check_no_scores(kinds: Mapping[str, Kind]) -> None:
-    for name, kind in kinds.items():
-        if kind.key_dim is not None and not kind.is_attention_pattern:
-            raise SourceError(
-                f"At {name} every query has values for all keys, the later ones included, and a "
-                "constant would let it see these. Use source='counterfactual', 'noise' or "
-                "'resample'."
-            )
 
 
 def _as_tensors(tensors: Any, model: HookedModel, kinds: Mapping[str, Kind]) -> dict[str, Tensor]:

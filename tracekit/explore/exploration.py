@@ -125,13 +125,9 @@ class Exploration:
         front: Sequence[ComponentSet] = (),
         measured: Iterable[Measurement] = (),
     ) -> None:
-        """Begins with a set; measures nothing yet.
+        """Begins with a set of flat indices; measures nothing yet.
 
-        Args:
-            engine: Measures.
-            members: The first set, as flat indices.
-            front: Sets of ascending size to move along.
-            measured: Measurements to begin with, of this engine.
+        `front` are sets of ascending size to move along, `measured` what this engine measured.
 
         Raises:
             ComponentError: A set that is none of this engine's components.
@@ -284,26 +280,18 @@ class Exploration:
         self.circuits[members] = Circuit(members, scores)
         yield self.circuits[members]
 
-    def compute_circuits(self) -> None:
-        """Works out the faithfulness of all sets whose complements were measured too."""
-        for members in list(self.measurements):
-            if complement_of(members, self.n_components) in self.measurements:
-                list(self.circuit_steps(members))
-
     def _measure(self, members: ComponentSet) -> Iterator[Event]:
         engine = self.engine
         checks.check_unchanged(engine)
         start = time.perf_counter()
         n = engine.n_examples
         effects, x = torch.zeros(2, n)
-        y: Tensor | None = torch.zeros(n)
+        y = torch.zeros(n) if engine.layout.all_have_y else None
         n_batches, n_seen, total, seconds = len(engine.batches), 0, 0.0, 0.0
         mask = from_indices(members, self.n_components)
         for number, batch in enumerate(stream_effects(engine, mask), start=1):
             effects[batch.examples], x[batch.examples] = batch.effects, batch.x
-            if batch.y is None:
-                y = None
-            elif y is not None:
+            if y is not None and batch.y is not None:
                 y[batch.examples] = batch.y
             n_seen += len(batch.examples)
             total += batch.effects.sum().item()

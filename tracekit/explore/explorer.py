@@ -19,6 +19,7 @@ from tracekit._util.options import as_path
 from tracekit._util.table import json_value
 from tracekit.components import Component, ComponentGrid, ComponentSet
 from tracekit.components.kinds import kind_of
+from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike
 from tracekit.data.display import ShownTokens, make_shown_pair
 from tracekit.engine.setup import intervention_text
@@ -200,7 +201,10 @@ class Explorer(_Widget):
         path = as_path("path", path)
         self.exploration.measure(complete=True)
         self.faithfulness()
-        self.exploration.compute_circuits()
+        measured = self.exploration.measurements
+        for members in list(measured):
+            if complement_of(members, self.exploration.n_components) in measured:
+                list(self.exploration.circuit_steps(members))
         self.exploration.predict()
         write_atomically(path, page(self.exploration, self.setup))
         self._send_table()
@@ -307,7 +311,7 @@ class Explorer(_Widget):
         key = set_key(event.members)
         if isinstance(event, Measurement):
             message = {"kind": "measured", "key": key, "entry": entry_of(event)}
-            self.send(message, [values_of(event)])
+            self.send(message, [as_bytes([event.effects, event.x, event.y])])
         elif isinstance(event, Circuit):
             self.send({"kind": "circuit", **circuit_of(event)})
         elif isinstance(event, Prediction):
@@ -411,7 +415,7 @@ def _tokens(tokens: ShownTokens) -> list[tuple[str, bool]]:
 
 
 def entry_of(measurement: Measurement) -> dict[str, Any]:
-    """A measurement but for its numbers by example, which `values_of` gives."""
+    """A measurement but for its numbers by example."""
     low, high = measurement.spread
     return {
         "key": set_key(measurement.members),
@@ -422,11 +426,6 @@ def entry_of(measurement: Measurement) -> dict[str, Any]:
         "x": measurement.x is not None,
         "y": measurement.y is not None,
     }
-
-
-def values_of(measurement: Measurement) -> bytes:
-    """Effects, and the log-probabilities of x and y where they are known, one after the other."""
-    return as_bytes([measurement.effects, measurement.x, measurement.y])
 
 
 def circuit_of(circuit: Circuit) -> dict[str, Any]:
@@ -452,7 +451,7 @@ def table_of(exploration: Exploration) -> dict[str, Any]:
     predicted = list(exploration.predictions.values())
     return {
         "measured": [entry_of(each) for each in measured],
-        "effects": b"".join(map(values_of, measured)),
+        "effects": as_bytes(part for each in measured for part in (each.effects, each.x, each.y)),
         "predicted": [{"key": set_key(p.members), "rough": p.is_rough} for p in predicted],
         "gains": as_bytes([each.gains for each in predicted]),
         "circuits": [circuit_of(each) for each in exploration.circuits.values()],

@@ -59,10 +59,8 @@ def _letter(letter: str) -> float:
 def place(figure: go.Figure, width: float | None = None, page: float = inf) -> go.Figure:
     """Sets size, margins, domains and line breaks; returns the figure.
 
-    Args:
-        figure: Its `meta` says how large the plot is on the screen, and how it grows.
-        width: Of the figure, in pixels; None: that of the plot on the screen, and its margins.
-        page: The largest height, in pixels.
+    Its `meta` says how large the plot is on the screen, and how it grows. Without a `width`, in
+    pixels, the figure is as wide as that plot and its margins; `page` is the largest height.
 
     Raises:
         ConfigError: Nothing is left for the plot.

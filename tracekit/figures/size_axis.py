@@ -61,15 +61,21 @@ def size_lines(
     missing.
     """
     figure = go.Figure()
-    for line in lines:
-        _add(figure, line, n_components, has_origin=not log_y)
+    for each in lines:
+        _add(figure, each, n_components, has_origin=not log_y)
     figure.update_xaxes(title_text="number of components", rangemode="tozero")
     figure.update_yaxes(title_text=value_title, rangemode="tozero", exponentformat="power")
     if full is None:
         for height in (0, 1):
             figure.add_hline(y=height, line={"color": "black", "width": 1, "dash": "dot"})
     else:
-        _add_full(figure, n_components, full)
+        line = {"color": "black", "width": 1.5, "dash": "dot"}
+        note = {"text": f"all {n_components} components", "font_size": TICK_SIZE}
+        # Beyond the line, on the left, where the curves begin at 0.
+        place = "top left" if full > 0 else "bottom left"
+        figure.add_hline(full, annotation=note, annotation_position=place, line=line)
+        # A point without colour beyond the line leaves room for its name.
+        figure.add_scatter(x=[0], y=[1.12 * full], **_UNSEEN)
     _add_share_axis(frame(figure), n_components, largest)
     if log_y:
         figure.update_yaxes(type="log", rangemode="normal")
@@ -109,16 +115,6 @@ def _add(figure: go.Figure, line: Line, n: int, *, has_origin: bool) -> None:
         ],
         hovertemplate="%{customdata}<extra></extra>",
     )
-
-
-def _add_full(figure: go.Figure, n: int, full: float) -> None:
-    line = {"color": "black", "width": 1.5, "dash": "dot"}
-    note = {"text": f"all {n} components", "font_size": TICK_SIZE}
-    # Beyond the line, on the left, where the curves begin at 0.
-    place = "top left" if full > 0 else "bottom left"
-    figure.add_hline(full, annotation=note, annotation_position=place, line=line)
-    # A point without colour beyond the line leaves room for its name.
-    figure.add_scatter(x=[0], y=[1.12 * full], **_UNSEEN)
 
 
 def _add_share_axis(figure: go.Figure, n: int, largest: int) -> None:

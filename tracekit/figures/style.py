@@ -165,15 +165,10 @@ def finish(
 ) -> go.Figure:
     """Sets title, fonts and size of a figure, and returns it.
 
-    Args:
-        figure: Is changed.
-        title: Above the plot.
-        subtitle: Below the title.
-        plot: Width and height on the screen, in pixels; of cells, the height in rows.
-        grows: What the height follows in another width: the width, the texts in its rows, or the
-            cells.
-        columns: Of cells, how many a panel has; 0 for bars.
-        widest: Pixels that the figure is wide at most; 0: as wide as the plot needs.
+    `plot` is its width and height on the screen, in pixels (of cells, the height in rows); `grows`,
+    what the height follows in another width: the width, the texts in its rows, or the cells. Of
+    cells, `columns` are those of each panel (0 for bars), and `widest` is the largest width of the
+    figure, in pixels; 0: as wide as the plot needs.
     """
     size = {"plot": plot, "grows": grows, "columns": columns, "widest": widest}
     for update, standoff in ((figure.update_xaxes, 8), (figure.update_yaxes, 10)):

@@ -30,6 +30,7 @@ _LIKE: dict[str, list[Any]] = json.loads(_TABLE.read_text(encoding="utf-8"))
 """By key, the value that changes nothing, and the names in configurations."""
 _SIZES = _LIKE.pop("sizes")
 """Keys of shapes, which the weights show too, and of how the file was made."""
+_ROTARY = "rope_"
 _GATES = {1: "softmax", 2: "sigmoid", 3: "softmax"}
 _SCALARS = {"gemma2": {26: 0, 42: 0, 46: 1}, "gemma3_text": {18: 0, 26: 0, 34: 0, 48: 0, 62: 1}}
 """By layers, whether a Gemma divides queries by the root of its width per head, not of 256."""
@@ -63,7 +64,11 @@ class GGUFModel:
         try:
             config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
             reader = GGUFReader(path)
-            config, problems = complete_config(config, *_read_settings(reader))
+            start = f"{_read_value(reader, 'general.architecture')}."
+            keys = [key for key in reader.fields if key.startswith(start)]
+            settings = {key.removeprefix(start): _read_value(reader, key) for key in keys}
+            rotary = {e.name: e.data for e in reader.tensors if e.name.startswith(_ROTARY)}
+            config, problems = complete_config(config, settings, rotary)
             with torch.device("meta"):
                 empty = transformers.AutoModelForCausalLM.from_config(config)
             problems += _unplaced_tensors(reader, empty)
@@ -111,14 +116,6 @@ class GGUFModel:
             return None
 
 
-def _read_settings(reader: Any) -> tuple[Settings, dict[str, Any]]:
-    prefix, settings = f"{_read_value(reader, 'general.architecture')}.", {}
-    for key in reader.fields:
-        if key.startswith(prefix):
-            settings[key.removeprefix(prefix)] = _read_value(reader, key)
-    return settings, {each.name: each.data for each in reader.tensors if _is_rotary(each.name)}
-
-
 def _read_value(reader: Any, key: str) -> Any:
     from gguf import GGUFValueType
     from transformers.modeling_gguf_pytorch_utils import read_field
@@ -127,17 +124,13 @@ def _read_value(reader: Any, key: str) -> Any:
     return values if reader.fields[key].types[0] == GGUFValueType.ARRAY else values[0]
 
 
-def _is_rotary(name: str) -> bool:
-    return name.startswith("rope_")
-
-
 def _unplaced_tensors(reader: Any, model: Any) -> list[str]:
     from transformers import modeling_gguf_pytorch_utils as loading
 
     architecture = _read_value(reader, "general.architecture")
     made_for = loading.TENSOR_PROCESSORS.get(architecture, loading.TensorProcessor)
     places = loading.get_gguf_hf_weights_map(model, made_for(config=model.config.to_dict()))
-    names = [each.name for each in reader.tensors if not _is_rotary(each.name)]
+    names = [each.name for each in reader.tensors if not each.name.startswith(_ROTARY)]
     left = [n for n in names if n not in places and n.removesuffix(".weight") not in places]
     return [f"the tensors {join_labels(left, most=5)}"] if left else []
 
@@ -166,12 +159,6 @@ def _value_text(value: Any) -> str:
     return text if len(text) < 60 else f"{text[:56]} ..."
 
 
-def _is_same(first: Any, other: Any) -> bool:
-    if isinstance(first, (int, float)) and isinstance(other, (int, float)):
-        return isclose(first, other, rel_tol=1e-5)
-    return first == other
-
-
 def _apply_values(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]:
     problems = []
     head_dim = changes.get("head_dim", left.get("attention.key_length", _head_dim(config)))
@@ -194,8 +181,11 @@ def _apply_values(config: Any, left: Settings, _: Any, changes: Settings) -> lis
             is_unset = value == 0 and neutral == 1 and not isinstance(value, bool)
             if neutral is not None and value != neutral and not is_unset:
                 problems.append(f"{key} = {_value_text(value)}")
-        elif not isinstance(value, list) and not _is_same(getattr(config, name) or 0, value):
-            changes[name] = value
+        elif not isinstance(value, list):
+            own = getattr(config, name) or 0
+            are_numbers = isinstance(own, (int, float)) and isinstance(value, (int, float))
+            if not (isclose(own, value, rel_tol=1e-5) if are_numbers else own == value):
+                changes[name] = value
     return problems
 
 

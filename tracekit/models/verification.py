@@ -194,7 +194,10 @@ def get_logits(model: Any, tokens: Int[Tensor, "row pos"]) -> Float[Tensor, "pos
             module.support_avx512bf16_for_cpu = False
     was_training = {module: module.training for module in modules}
     # To compile a model for one pass takes minutes.
-    is_compiled = any(map(_is_compiled, modules))
+    is_compiled = any(
+        get_uncompiled(each) is not None or vars(each).get("_compiled_call_impl")
+        for each in modules
+    )
     stance = torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
     model.eval()
     try:
@@ -210,10 +213,6 @@ def get_logits(model: Any, tokens: Int[Tensor, "row pos"]) -> Float[Tensor, "pos
 def get_uncompiled(module: Any) -> Any:
     """The module that `torch.compile` wrapped; None for other modules."""
     return module._modules.get("_orig_mod")
-
-
-def _is_compiled(module: Any) -> bool:
-    return get_uncompiled(module) is not None or bool(vars(module).get("_compiled_call_impl"))
 
 
 def cannot_wrap_error(loader: Loader, error: Exception) -> UnsupportedModelError:

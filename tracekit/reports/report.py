@@ -16,7 +16,6 @@ from tracekit.components import Component
 from tracekit.data.display import make_shown_pair
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import DATASETS
-from tracekit.engine.setup import Setup
 from tracekit.errors import ComparisonError, NoResultError
 from tracekit.measure import Attention, Explanation, Look, Paths, SideEffects
 from tracekit.metrics import METRICS
@@ -332,8 +331,11 @@ def _code(group: _Group) -> str:
     lines.append(f"pairs = {pairs if origin is None else origin.code()}")
     setup = first.setup.named(first.registry)
     lines += ["tracer = tk.Tracer(", "    model,", "    pairs,", "    tk.Setup("]
-    for name, code in setup.code().items():
-        lines.append(f"        {name}={code},{_note_on_field(name, setup)}")
+    fields = setup.code()
+    # Where the code takes something of the reader's.
+    notes = {"metric": "" if setup.metric in METRICS else "  # your function"}
+    notes["source"] = f"  # {setup.source!r}" if fields.get("source") == "..." else ""
+    lines += [f"        {name}={code},{notes.get(name, '')}" for name, code in fields.items()]
     lines.append("    ),")
     if first.held_out is not None and first.held_out.origin is not None:
         lines.append(f"    held_out={first.held_out.origin.code()},")
@@ -350,14 +352,6 @@ def _code(group: _Group) -> str:
             by_run.setdefault((*key, result.run.seconds, result.cost), []).append(result)
     lines += [*map(_run, by_run.values()), *map(_front_run, group.fronts)]
     return "\n".join(lines) + "\n"
-
-
-def _note_on_field(name: str, setup: Setup) -> str:
-    """A comment where the code of a field takes something of the reader's."""
-    if name == "metric" and setup.metric not in METRICS:
-        return "  # your function"
-    is_open = name == "source" and setup.code()["source"] == "..."
-    return f"  # {setup.source!r}" if is_open else ""
 
 
 def _run(results: Sequence[TraceResult]) -> str:

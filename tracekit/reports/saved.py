@@ -29,9 +29,13 @@ def read_saved(path: str | Path) -> list[Any]:
     if path.suffix == ".json":
         return [InteractionGrid.load(path)]
     kinds: tuple[Any, ...] = (Explanation, Paths, Attention, SideEffects, Generations)
-    explanations = [
-        _of_run(kind, file.parent) for kind in kinds for file in sorted(path.rglob(kind.FILE))
-    ]
+    explanations: list[Any] = []
+    for kind in kinds:
+        for folder in [file.parent for file in sorted(path.rglob(kind.FILE))]:
+            explanations.append(kind.load(folder))
+            # It must be of the run beside it, if there is one.
+            if (folder / "result.json").exists():
+                check_of_run(explanations[-1], TraceResult.load(folder), folder)
     explanations += [Look.load(file.parent) for file in sorted(path.rglob(Look.FILE))]
     folders = [file.parent for file in sorted(path.rglob("pareto.json"))]
     fronts = [ParetoFront.load(folder) for folder in folders]
@@ -43,14 +47,6 @@ def read_saved(path: str | Path) -> list[Any]:
         runs.append(TraceResult.load(path))
     runs.sort(key=lambda result: (result.method, result.n_selected))
     return [*runs, *fronts, *explanations]
-
-
-def _of_run(kind: Any, folder: Path) -> Any:
-    """What was measured of a set, which must be of the run beside it, if there is one."""
-    loaded = kind.load(folder)
-    if (folder / "result.json").exists():
-        check_of_run(loaded, TraceResult.load(folder), folder)
-    return loaded
 
 
 def check_of_run(

@@ -104,9 +104,9 @@ class Faithfulness(InWords, Tabular):
         return cls(
             sizes=tuple(sizes),
             n_components=n_components,
-            faithfulness=_ratios(faithful, full),
+            faithfulness=tuple((faithful.mean(1) / full.mean()).tolist()),
             faithfulness_intervals=tuple(map(intervals, faithful)),
-            completeness=_ratios(complete, full),
+            completeness=tuple((complete.mean(1) / full.mean()).tolist()),
             completeness_intervals=tuple(map(intervals, complete)),
             effects=tuple(effects.mean(1).tolist()),
             effect_intervals=tuple((low, high) for low, high in ends.tolist()),
@@ -258,7 +258,3 @@ class Faithfulness(InWords, Tabular):
             both = [f"{n} {number_text(row, n)}" for n in ("faithfulness", "completeness")]
             lines.append(f"  {row['size']} components: {', '.join(both)}")
         return clean_text("\n".join(lines))
-
-
-def _ratios(effects: Float[Tensor, "set example"], full: Effects) -> tuple[float, ...]:
-    return tuple((effects.mean(1) / full.mean()).tolist())

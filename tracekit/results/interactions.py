@@ -8,7 +8,7 @@ what a set adds to them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, groupby
@@ -233,13 +233,25 @@ def kinds_of_pairs(first: InteractionGrid, second: InteractionGrid) -> list[Pair
     """
     noising, denoising = (first, second) if first.direction == "noising" else (second, first)
     singles, pairs = noising.singles.tolist(), noising.pairs.tolist()
-    intervals = noising.singles_interval
-    intervals = [(value, value) for value in singles] if intervals is None else intervals.tolist()
+    ends = noising.singles_interval
+    intervals = [(value, value) for value in singles] if ends is None else ends.tolist()
+
+    def kind_of_pair(i: int, j: int, sign: float, other_sign: float) -> PairKind:
+        if sign == 0 or other_sign == 0:
+            return "one-sided" if sign or other_sign else "none"
+        if sign == other_sign:
+            return "mixed"
+        smaller = min(abs(singles[i]), abs(singles[j]))
+        if singles[i] * singles[j] > 0 and abs(pairs[i][j]) < smaller / 2:
+            return "xor"
+        (low_i, high_i), (low_j, high_j) = intervals[i], intervals[j]
+        if low_i > 0 > high_j or low_j > 0 > high_i:
+            return "inhibition"
+        return "and" if sign < 0 else "or"
+
     signs = zip(_significant_signs(noising), _significant_signs(denoising), strict=True)
-    return [
-        _kind_of_pair(of_pair, (singles[i], singles[j]), pairs[i][j], intervals[i], intervals[j])
-        for of_pair, (i, j) in zip(signs, noising.index_pairs, strict=True)
-    ]
+    both = zip(noising.index_pairs, signs, strict=True)
+    return [kind_of_pair(*pair, *of_pair) for pair, of_pair in both]
 
 
 def _significant_signs(grid: InteractionGrid) -> list[float]:
@@ -251,34 +263,11 @@ def _significant_signs(grid: InteractionGrid) -> list[float]:
     return torch.where(counts, interaction[i_and_j[0], i_and_j[1]].sign(), 0.0).tolist()
 
 
-def _kind_of_pair(
-    signs: tuple[float, float],
-    singles: tuple[float, float],
-    together: float,
-    first: Sequence[float],
-    second: Sequence[float],
-) -> PairKind:
-    """A word for a pair.
-
-    `signs` are of its significant interactions in noising and in denoising, 0 if not significant.
-    The effects are those in noising: of either component with its interval, and of both together.
-    """
-    if 0 in signs:
-        return "one-sided" if any(signs) else "none"
-    if signs[0] == signs[1]:
-        return "mixed"
-    if singles[0] * singles[1] > 0 and abs(together) < min(map(abs, singles)) / 2:
-        return "xor"
-    if (first[0] > 0 > second[1]) or (second[0] > 0 > first[1]):
-        return "inhibition"
-    return "and" if signs[0] < 0 else "or"
-
-
 def _hover(grid: InteractionGrid) -> list[list[str]]:
     labels, n = list(map(plain, grid.labels)), len(grid.labels)
     texts = [[f"{labels[i]}<br>alone: {grid.singles[i]:.4g}"] * n for i in range(n)]
     below = grid if grid.opposite is None else grid.opposite
-    kinds = None if grid.opposite is None else grid.pair_kinds
+    kinds = grid.pair_kinds
     for drawn, is_below in ((grid, False), (below, True)):
         interaction = drawn.interaction
         for rank, (i, j) in enumerate(grid.index_pairs):

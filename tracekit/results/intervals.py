@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from math import inf, nan
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.clusters import FEWEST, EvidenceOptions, ratio_and_error, sum_by_cluster
@@ -74,9 +74,8 @@ def row_intervals(
         drawn = Resamples(rows, weights, clusters, seed)
         ends = drawn.centres[:, None] - drawn.quantiles(tail) * drawn.errors[:, None]
         if bounds.counts and bounds.low > -inf and bounds.high < inf:
-            off = drawn.share_unseen(tail)
-            exact = drawn.centres[:, None] + torch.tensor([-off, off], dtype=ends.dtype)
-            ends = torch.where(drawn.is_constant[:, None], exact, ends)
+            exact = drawn.exact_ends(tail)
+            ends = torch.where(exact.isnan(), ends, exact)
         parts.append(ends.clamp(bounds.low, bounds.high))
     return torch.cat(parts)
 
@@ -100,22 +99,20 @@ class Resamples:
         """Mean effects, and their standard errors to first order."""
         self._residuals = values - self.centres[:, None] * self._bases
 
-    @property
-    def is_constant(self) -> Bool[Tensor, " row"]:
-        """Whether all effects of a row are one whole number."""
-        least = 1e-6 * self._bases.mean()
+    def exact_ends(self, tail: float) -> Float[Tensor, "row 2"]:
+        """Low and high end where all effects of a row are one whole number; NaN elsewhere."""
         is_whole = (self.centres - self.centres.round()).abs() < 1e-6
-        return is_whole & (self._residuals.abs().amax(1) <= least)
+        is_constant = is_whole & (self._residuals.abs().amax(1) <= 1e-6 * self._bases.mean())
+        # The largest share of examples that as many as these may all miss.
+        off = 1 - tail ** (self._bases.square().sum() / self._bases.sum().square()).item()
+        ends = self.centres[:, None] + torch.tensor([-off, off], dtype=self.centres.dtype)
+        return torch.where(is_constant[:, None], ends, nan)
 
     @property
     def skewness(self) -> Float[Tensor, " row"]:
         """Skewness of the effects of each row around its mean; 0 where they are alike."""
         squares, cubes = self._residuals.square().mean(1), self._residuals.pow(3).mean(1)
         return torch.where(squares > 0, cubes / squares.pow(1.5), 0.0).nan_to_num(0.0, 0.0, 0.0)
-
-    def share_unseen(self, tail: float) -> float:
-        """Largest share of examples that as many as these may all miss."""
-        return 1 - tail ** (self._bases.square().sum() / self._bases.sum().square()).item()
 
     def deviations(
         self, at_once: int = N_RESAMPLES, n_draws: int = N_RESAMPLES

@@ -32,12 +32,8 @@ SIZES = ("n_layers", "n_heads", "d_model", "parallel_attn_mlp")
 
 def model_sizes(cfg: Any) -> dict[str, int | bool]:
     """Fields of a model in a file, from its TransformerLens configuration."""
-    return {
-        "n_layers": int(cfg.n_layers),
-        "n_heads": int(cfg.n_heads),
-        "d_model": int(cfg.d_model),
-        "parallel_attn_mlp": bool(getattr(cfg, "parallel_attn_mlp", False)),
-    }
+    sizes = {name: int(getattr(cfg, name)) for name in ("n_layers", "n_heads", "d_model")}
+    return {**sizes, "parallel_attn_mlp": bool(getattr(cfg, "parallel_attn_mlp", False))}
 
 
 def write_mib(

@@ -104,10 +104,12 @@ def load_dataclass(
         value = _decoded(entries, cls, "", tensors)
         if tensors:
             raise ValueError(f"the tensors {', '.join(sorted(tensors))} are of no field")
-    except ValidationError as error:
-        raise _unreadable_error(path, _first_problem(error)) from error
     except (ValueError, TypeError, KeyError, TracekitError) as error:
-        raise _unreadable_error(path, str(error)) from error
+        problem = _first_problem(error) if isinstance(error, ValidationError) else str(error)
+        raise ResultFormatError(
+            f"{path} cannot be read: {problem.rstrip('.')}. Run it again, or restore the file that "
+            "tracekit wrote."
+        ) from error
     return value
 
 
@@ -198,17 +200,9 @@ def read_document(path: Path, digest: str | None = None) -> dict[str, Any]:
 
 
 def _damaged_error(path: Path) -> ResultFormatError:
-    """The error for a file that is not as it was written."""
     return ResultFormatError(
         f"{path} is damaged, was changed, or belongs to another run than the files beside it. "
         "Run it again, or restore all of its files."
-    )
-
-
-def _unreadable_error(path: Path, problem: str) -> ResultFormatError:
-    return ResultFormatError(
-        f"{path} cannot be read: {problem.rstrip('.')}. Run it again, or restore the file that "
-        "tracekit wrote."
     )
 
 
