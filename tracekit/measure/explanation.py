@@ -46,7 +46,8 @@ from tracekit.metrics import Effects, bounds_of
 from tracekit.results.intervals import effect_interval
 from tracekit.results.of_set import OfMembers
 from tracekit.results.significance import RESOLUTION, PValues, p_text, p_values, without_rounding
-from tracekit.search.base import PlannedPasses, require_gradient
+from tracekit.search.base import PlannedPasses
+from tracekit.search.targets import require_gradient
 
 EXPLANATION = "explanation.json"
 """Name of its document in a folder."""

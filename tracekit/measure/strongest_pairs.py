@@ -33,7 +33,7 @@ from tracekit.measure.question import Question
 from tracekit.results.intervals import row_intervals
 from tracekit.results.significance import n_testable, p_values, without_rounding
 from tracekit.results.strongest_pairs import StrongestPairs
-from tracekit.search.base import require_gradient
+from tracekit.search.targets import require_gradient
 
 _STEP = 0.02
 """Value of the soft masks at which gradients are compared."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -23,21 +22,8 @@ from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
 from tracekit.engine.set_effects import SetRecorder
 from tracekit.errors import ConfigError, NothingFoundError
 from tracekit.metrics import Effects, Metric, MetricFunction, resolve_metric
-from tracekit.search.objectives import (
-    ExampleScores,
-    Faithful,
-    Objective,
-    PositiveNumber,
-    named_metric,
-)
-from tracekit.search.targets import (
-    ConstraintEffect,
-    ExampleTarget,
-    FaithfulTarget,
-    Record,
-    SomeExamples,
-    Target,
-)
+from tracekit.search.objectives import Objective, PositiveNumber, named_metric
+from tracekit.search.targets import ConstraintEffect, FaithfulTarget, Record, SomeExamples, Target
 
 _SCORE_OUTSIDE = -1e9
 """Score of a measured set that lies just outside the bound: below that of any other."""
@@ -277,15 +263,9 @@ def make_target(
     Arguments are as in `Target`; the engine of the constraint measures its metric for the same
     components. `record` is called with sets within the bound, `record_effects` with all of them.
     """
-    kind: type[Target] = Target
-    if isinstance(objective, Faithful):
-        kind = FaithfulTarget
-    elif isinstance(objective, ExampleScores):
-        kind = ExampleTarget
     own_record = record if constraint is None else None
-    # The class was chosen by the type of the objective.
-    target = kind(
-        engine, cast(Any, objective), sign=sign, record=own_record, record_effects=record_effects
+    target = Target.of(
+        engine, objective, sign=sign, record=own_record, record_effects=record_effects
     )
     return target if constraint is None else BoundedTarget(target, *constraint, record)
 

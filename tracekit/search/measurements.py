@@ -18,9 +18,9 @@ from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
 from tracekit.engine.gradients import FirstOrderPrediction
 from tracekit.metrics import Effects
-from tracekit.search.base import Stop, require_finite_gradient
+from tracekit.search.base import Stop
 from tracekit.search.checkpoint import GRADIENT, SET, MeasurementData, SearchCheckpoint
-from tracekit.search.targets import Target
+from tracekit.search.targets import Target, require_finite_gradient
 
 _T = TypeVar("_T")
 _K = TypeVar("_K", bound=ComponentSet | float)

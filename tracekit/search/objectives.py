@@ -182,6 +182,16 @@ def opposite_of(metric: Metric) -> Metric:
     )
 
 
+def score_metric(metric: Metric, objective: Objective | None, sign: int) -> Metric:
+    """The metric that scores are made of, with their name: the given one, or made from it."""
+    scored = log_odds_of(metric) if isinstance(objective, LogOdds) else metric
+    scored = opposite_of(scored) if sign < 0 else scored
+    if objective is None:
+        return scored
+    name = metric.name + (", negative" if sign < 0 else "")
+    return named_metric(scored, f"{name}, {describe_objective(objective)}")
+
+
 def named_metric(metric: Metric, name: str) -> Metric:
     """A metric with a name of its own, for checkpoints. Scores may be beyond its bounds."""
     return replace(metric, name=name, lower_bound=None, upper_bound=None, counts=False)

@@ -20,16 +20,10 @@ from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
 from tracekit.engine.example_curves import WIDEST, ExampleCurves
 from tracekit.engine.gradients import expand
-from tracekit.search.base import (
-    Goal,
-    PlannedPasses,
-    Selection,
-    require_finite_gradient,
-    require_gradient,
-)
+from tracekit.search.base import Goal, PlannedPasses, Selection
 from tracekit.search.baselines.attribution import weights_along_line
 from tracekit.search.prefix import best_prefixes, planned_prefixes
-from tracekit.search.targets import Target
+from tracekit.search.targets import Target, require_finite_gradient, require_gradient
 
 MOST_ALONE = 384
 """Beyond this many components gradients rank them, not their single effects."""

@@ -36,20 +36,14 @@ from tracekit.engine.cost import Cost
 from tracekit.errors import NothingFoundError, SearchStoppedWarning
 from tracekit.metrics import Effects
 from tracekit.search.backward import shrink
-from tracekit.search.base import (
-    Goal,
-    PlannedPasses,
-    Selection,
-    require_gradient,
-    target_not_reached,
-)
+from tracekit.search.base import Goal, PlannedPasses, Selection, target_not_reached
 from tracekit.search.baselines.attribution import MaskIG, weights_along_line
 from tracekit.search.checkpoint import SearchCheckpoint
 from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.sweeps import SETTINGS, Sweeps, interleave
 from tracekit.search.measurements import LimitReachedError, Measurements
 from tracekit.search.prefix import prefix_members
-from tracekit.search.targets import Target
+from tracekit.search.targets import Target, require_gradient
 
 
 def default_passes(n_components: int) -> int:
