@@ -94,17 +94,12 @@ class Auto:
             fit = cross_fit(target, self.searches, goal.budgets, seed, on_all=on_all)
         except KeyboardInterrupt:
             return [replace(selection, stopped="interrupted") for selection in joint]
-        selections = []
+        selections, saved = [], joint[0].saved + fit.on_halves
         for rank, choice in enumerate(fit.choice()):
             means = (fit.sign * fit.effects[:, rank].mean(-1)).tolist()
-            selections.append(
-                replace(
-                    (joint, alone)[choice][rank],
-                    by=self.searches[choice],
-                    saved=joint[0].saved + fit.on_halves,
-                    held_out_by=dict(zip([s.name for s in self.searches], means, strict=True)),
-                )
-            )
+            by_search = dict(zip([s.name for s in self.searches], means, strict=True))
+            selected, by = (joint, alone)[choice][rank], self.searches[choice]
+            selections.append(replace(selected, by=by, saved=saved, held_out_by=by_search))
         return selections
 
     def front(

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
+from tracekit._util import progress
 from tracekit._util.options import is_int, short_repr
 from tracekit.components.masks import BinaryMask, Mask, from_indices
 from tracekit.engine.cost import Cost
@@ -197,6 +198,31 @@ def _sizes_by_factor(first: int, last: int, factor: float) -> tuple[int, ...]:
     while sizes[-1] < last:
         sizes.append(min(last, max(sizes[-1] + 1, round(sizes[-1] * factor))))
     return tuple(sizes)
+
+
+def answers_by_size(
+    target: Target, goal: Goal, steps: Iterable[tuple[Sequence[int], Record]]
+) -> list[Selection]:
+    """Answers a goal with sets of growing size; a record has `n_selected` and `effect`.
+
+    Raises:
+        TargetNotReachedError: None of them reaches the target.
+    """
+    history: list[Record] = []
+    selections: list[Selection] = []
+    for members, record in steps:
+        history.append(record)
+        size, effect = int(record["n_selected"]), float(record["effect"])
+        progress.current_run().report_values(size=size, effect=effect)
+        is_reached = goal.target is not None and effect >= goal.target
+        if is_reached or size in goal.budgets:
+            fields = {"history": tuple(history), "budget": None if is_reached else size}
+            selections.append(Selection.measured(target, members, **fields))
+        if is_reached:
+            return selections
+    if goal.target is not None:
+        raise target_not_reached(goal.target, max(float(each["effect"]) for each in history))
+    return selections
 
 
 def best_within(selections: Sequence[Selection], budget: int) -> Selection:

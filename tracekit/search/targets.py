@@ -393,9 +393,7 @@ class FaithfulTarget(Target):
         own = effects[[row_of[each] for each in both]]
         others = effects[[row_of[complement_of(each, self.n_components)] for each in both]]
         for members, effect, complement in zip(both, own.mean(1), others.mean(1), strict=True):
-            self.measured[members] = EffectAndComplement(
-                effect=effect.item(), complement=complement.item()
-            )
+            self.measured[members] = EffectAndComplement(effect.item(), complement.item())
         if self._record is not None:
             self._record(both, self._scores([own, others]))
 

@@ -31,7 +31,7 @@ from pydantic import PositiveFloat, PositiveInt
 from tracekit._util.options import ValidatedFields
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
-from tracekit.components.masks import Mask, ranking
+from tracekit.components.masks import ranking
 from tracekit.engine.cost import Cost
 from tracekit.errors import NothingFoundError, SearchStoppedWarning
 from tracekit.metrics import Effects
@@ -188,11 +188,7 @@ def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
 
 
 def _backward_sets(measurements: Measurements, sizes: Sequence[int]) -> list[ComponentSet]:
-
-    def predict(members: ComponentSet) -> Mask:
-        return measurements.predict_changes(members).predicted_effects
-
     sets = [tuple(range(measurements.target.n_components))]
     for size in reversed(sizes):
-        sets.append(shrink(sets[-1], size, predict))
+        sets.append(shrink(sets[-1], size, measurements.predict_changes))
     return sets[1:]
