@@ -3,8 +3,6 @@
 The mean of an unbounded effect may be that of a few examples, and a set that was chosen for them
 does little on fresh ones. `auto` is the mean, by the search or by single effects alone, whichever
 holds better on other examples (`auto.py`); each other objective has a class here.
-
-Results report effects of the metric, whatever was maximised.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ from tracekit.search.objectives import ExampleScores, Faithful, LogOdds, Objecti
 
 Record = Mapping[str, float | int | str]
 """One line of a history, e.g. one epoch or one greedy step."""
+Sets = Iterable[Sequence[int]]
+"""Sets of components, by flat index."""
 SomeExamples = Int[Tensor, " some"] | None
 """Numbers of the examples that are used; None: all."""
 
@@ -169,11 +171,7 @@ class Target:
         return self._scores([self.engine.effects(mask)])
 
     def set_effects(
-        self,
-        sets: Iterable[Sequence[int]],
-        label: str = "effects",
-        *,
-        examples: SomeExamples = None,
+        self, sets: Sets, label: str = "effects", *, examples: SomeExamples = None
     ) -> Float[Tensor, "set some"]:
         """Scores of sets, on all examples or on some; `label` names the progress bar."""
         return self._scores([self.engine.set_effects(sets, label, examples=examples)], examples)
@@ -365,11 +363,7 @@ class FaithfulTarget(Target):
         return self._scores([side.reshape(*entries.shape[:-1], -1) for side in rows.chunk(2)])
 
     def set_effects(
-        self,
-        sets: Iterable[Sequence[int]],
-        label: str = "effects",
-        *,
-        examples: SomeExamples = None,
+        self, sets: Sets, label: str = "effects", *, examples: SomeExamples = None
     ) -> Float[Tensor, "set some"]:
         """Scores of sets, on all examples or on some; `label` names the progress bar."""
         listed = [tuple(members) for members in sets]
