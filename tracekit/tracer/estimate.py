@@ -207,12 +207,9 @@ def estimate_pareto(
 
     `passes` are those of the front; `further` includes the statistics. Errors are as in `pareto`.
     """
+    search = make(LocalSearch, options, signature(estimate_pareto).parameters)
     request = Request(
-        search=make(LocalSearch, options, signature(estimate_pareto).parameters),
-        budget=max_budget,
-        objective=objective,
-        sign=sign,
-        constraint=constraint,
+        search=search, budget=max_budget, objective=objective, sign=sign, constraint=constraint
     )
     return estimate_front(question, request, statistics=statistics)
 
@@ -276,7 +273,7 @@ def _of_plan(question: Question, request: Request, planned: Plan | None) -> Esti
         )
     return _of_passes(
         request.search.name,
-        PlannedPasses(cost=planned.cost, is_exact=planned.is_exact),
+        planned,
         question.search_engine,
         further=planned.extra_passes,
         limited=planned.limited,
@@ -286,7 +283,7 @@ def _of_plan(question: Question, request: Request, planned: Plan | None) -> Esti
 
 def _of_passes(
     name: str,
-    planned: PlannedPasses,
+    planned: PlannedPasses | Plan,
     engine: Engine,
     *,
     sets: Sequence[ComponentSet] = (),
