@@ -289,7 +289,6 @@ def _indices(target: Float[Tensor, "*value"], other: Float[Tensor, "*value"]) ->
 
 
 def _resampled(each: EffectOn, seed: int) -> Float[Tensor, " resample"]:
-    """Strengths of a set on resampled examples."""
     effects, full = (
         sum_by_cluster(values.abs(), each.clusters) for values in (each.effects, each.full_effects)
     )
