@@ -82,7 +82,9 @@ class Measurements:
         effects = self.target.set_effects(saved_sets, "checkpoint")
         for members, row in zip(saved_sets, effects, strict=True):
             if not torch.allclose(row, self._data.effects[members], rtol=1e-3, atol=1e-4):
-                raise self._checkpoint.changed_effects_error()
+                raise self._checkpoint.error(
+                    "holds other effects than the model has. Delete it to start afresh."
+                )
         price = self._data.prices[SET]
         self.saved -= Cost(len(saved_sets) * price.forward, len(saved_sets) * price.backward)
 
