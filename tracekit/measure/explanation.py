@@ -101,13 +101,10 @@ class Explanation(OfMembers):
         Differences below 1e-4 of the effects of subsets count as 0: they may be rounding.
         """
         rows = []
+        columns = {"alone": self.alone, "last": self.last, "value": self.shapley.per_example}
         for member, label in enumerate(self.labels):
             row: dict[str, Any] = {"component": label}
-            for name, values in (
-                ("alone", self.alone),
-                ("last", self.last),
-                ("value", self.shapley.per_example),
-            ):
+            for name, values in columns.items():
                 row |= self._fields(name, values[member], n_subtracted=int(name != "alone"))
             row["sampling_error"] = self.shapley.sampling_error[member].item()
             row["verdict"] = self._verdict(member, row)

@@ -79,9 +79,8 @@ class Estimate:
         """Passes and time in words, as `up to 98 passes and 290 besides, at most about 4 min`."""
         bound, most = ("", "") if self.is_exact else ("up to ", "at most ")
         besides = f" and {self.further:.0f} besides" if self.further > 0.05 * self.passes else ""
-        return (
-            f"{bound}{self.passes:.0f} passes{besides}, {most}about {duration_text(self.seconds)}"
-        )
+        passes, duration = f"{self.passes:.0f} passes{besides}", duration_text(self.seconds)
+        return f"{bound}{passes}, {most}about {duration}"
 
     def __repr__(self) -> str:
         memory = "" if self.memory is None else f"; {self.memory / 2**20:.0f} MiB"
