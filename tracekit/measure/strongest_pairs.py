@@ -178,10 +178,7 @@ def _proposals(
     examples: Int[Tensor, " some"] | None,
     most: int,
 ) -> list[_Proposal]:
-    """Pairs by the size of their predicted interaction, the largest first.
-
-    The look-ahead predicts in two ways (see `engine/gradients.py`); both have their turn.
-    """
+    """Pairs to measure: in turn the largest that either prediction of `engine/gradients.py` has."""
     base = engine.predict_changes(given, examples=examples)
     of_base = [base.predicted_effects, base.gradient]
     if engine.metric.is_flat_at_clean and not given:

@@ -164,6 +164,5 @@ class LearnedRanking(ValidatedFields):
 
 
 def _trained_sizes(target: Target) -> tuple[float, float]:
-    """The smallest and the largest size that is trained."""
     smallest = max(1.0, _SMALLEST * target.n_components)
     return smallest, max(smallest, _LARGEST * target.n_components)
