@@ -12,7 +12,8 @@ from tests import tiny
 from tracekit.components.masks import from_indices
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.search import make_target
-from tracekit.search.auto import CrossFit, cross_fit, sizes_ranked_alone
+from tracekit.search.auto import CrossFit, cross_fit
+from tracekit.search.baselines.empirical_bayes_topk import sizes_ranked_alone
 from tracekit.search.local.best_sets import BestSets
 
 HALVES = ((0, 1), (2, 3))
@@ -290,7 +291,7 @@ def test_many_components_ranked_alone_have_sets_of_some_sizes(tracer, monkeypatc
     assert 50 <= len(sizes) <= 64
     # Where the joint search has a set between these, it is left out if the choice is the other one.
     monkeypatch.setattr("tracekit.search.auto.MOST_ALONE", 11)
-    monkeypatch.setattr("tracekit.search.auto._SIZES_OF_MANY", 3)
+    monkeypatch.setattr("tracekit.search.baselines.empirical_bayes_topk._SIZES_OF_MANY", 3)
     monkeypatch.setattr("tracekit.tracer.front.sizes_of_statistics", lambda sizes: [1, 6])
     monkeypatch.setattr(BestSets, "improving_sizes", [1, 2, 6])
     for choice, expected in ((1, (1, 3, 6, 9)), (0, (1, 2, 6))):

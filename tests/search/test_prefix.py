@@ -8,8 +8,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.errors import TargetNotReachedError
-from tracekit.search.base import smallest_size
-from tracekit.search.prefix import most_prefixes, smallest_prefix
+from tracekit.search.prefix import most_prefixes, smallest_prefix, smallest_size
 
 
 @pytest.fixture

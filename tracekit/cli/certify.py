@@ -82,13 +82,9 @@ def verify_certificate(values: OptionValues, file: Path) -> None:
     result, tracer = rebuild_tracer(file.parent, values, is_same_model=False)
     pairs = recorded_pairs(certificate, tracer.model)
     arguments = {"faithfulness": "faithful", "completeness": "complete", "effect": "effect"}
-    again = tracer.certify(
-        result,
-        pairs=pairs,
-        level=certificate.level,
-        max_examples=certificate.max_examples,
-        **{arguments[each.quantity]: each.value for each in certificate.claims},
-    )
+    claims = {arguments[each.quantity]: each.value for each in certificate.claims}
+    level, most = certificate.level, certificate.max_examples
+    again = tracer.certify(result, pairs=pairs, level=level, max_examples=most, **claims)
     _print(again, certificate.verdict)
 
 

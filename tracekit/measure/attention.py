@@ -251,10 +251,7 @@ def attention(question: Question, members: ComponentsLike, *, at: str = "last") 
 
 
 def _spans(pairs: PromptPairs, clean: PromptPairs, token_text: Any) -> list[Spans]:
-    """Places of each prompt: its spans and the implied ones, else its positions.
-
-    `clean` names the positions.
-    """
+    """Places of each prompt: spans and implied ones, else positions as `clean` names them."""
     if all(pair.spans is not None for pair in pairs):
         return [_with_implied(pair) for pair in pairs]
     lengths = {len(pair.prompt_ids) for pair in (*pairs, *clean)}

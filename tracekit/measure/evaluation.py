@@ -196,20 +196,17 @@ def faithfulness(
     selected_on = question.selected_on(first) if isinstance(first, TraceResult) else None
     fresh, n = question.eval_engine, len(question.registry)
     ((engine, sets),) = planned_faithfulness(question, members, ranking=ranking)
-    is_mib = [*map(len, sets[: len(sets) // 2])] == [int(share * n) for share in MIB_SHARES]
+    sets = sets[: len(sets) // 2]
+    is_mib = [*map(len, sets)] == [int(share * n) for share in MIB_SHARES]
     follows_mib = ranking is not None or getattr(members, "largest", None) == n
-    measured = measure_faithfulness(
-        engine,
-        sets[: len(sets) // 2],
-        shares=MIB_SHARES if follows_mib or is_mib else (),
-        how=ranking or "sets",
-        method=getattr(first if ranking is None else members, "method", ""),
-    )
+    shares = MIB_SHARES if follows_mib or is_mib else ()
+    method = getattr(first if ranking is None else members, "method", "")
+    found = measure_faithfulness(engine, sets, shares=shares, how=ranking or "sets", method=method)
     n_examples = count_text(fresh.n_examples, fresh.pairs.clusters)
     examples = examples_text(selected_on, fresh.fingerprint, n_examples)
     counts_like_mib = follows_mib or sum(n_in_mib(question.registry)) == n
     how = question.setup.intervention
-    return replace(measured, intervention=how, examples=examples, counts_like_mib=counts_like_mib)
+    return replace(found, intervention=how, examples=examples, counts_like_mib=counts_like_mib)
 
 
 def planned_faithfulness(

@@ -46,7 +46,8 @@ from tracekit.metrics import Effects, bounds_of
 from tracekit.results.intervals import effect_interval
 from tracekit.results.of_set import OfMembers
 from tracekit.results.significance import RESOLUTION, PValues, p_text, p_values, without_rounding
-from tracekit.search.base import PlannedPasses, require_gradient
+from tracekit.search.base import PlannedPasses
+from tracekit.search.targets import require_gradient
 
 EXPLANATION = "explanation.json"
 """Name of its document in a folder."""
@@ -100,13 +101,10 @@ class Explanation(OfMembers):
         Differences below 1e-4 of the effects of subsets count as 0: they may be rounding.
         """
         rows = []
+        columns = {"alone": self.alone, "last": self.last, "value": self.shapley.per_example}
         for member, label in enumerate(self.labels):
             row: dict[str, Any] = {"component": label}
-            for name, values in (
-                ("alone", self.alone),
-                ("last", self.last),
-                ("value", self.shapley.per_example),
-            ):
+            for name, values in columns.items():
                 row |= self._fields(name, values[member], n_subtracted=int(name != "alone"))
             row["sampling_error"] = self.shapley.sampling_error[member].item()
             row["verdict"] = self._verdict(member, row)

@@ -27,14 +27,17 @@ _MOST_NAMED = 3
 
 def explanation_text(why: Any) -> str:
     """Returns the findings of an `Explanation`, a line for each."""
-    sums = why.additivity
+    sums, n_orders = why.additivity, why.shapley.n_orders
+    method = "all subsets" if n_orders is None else f"{n_orders} orders"
+    values = zip(why.table["component"], why.table["value"], strict=True)
+    shares = ", ".join(f"{label} {value:.3g}" for label, value in values)
     lines = [
         f"{len(why.members)} components of {why.model} on {why.dataset}: "
         f"{number_text(sums, 'effect')}, {why.axis_label}, {why.setting}. Brackets: 95 % "
         "intervals.",
         f"Alone they sum to {number_text(sums, 'sum_of_singles')}; interaction brings "
         f"{number_text(sums, 'interaction')}.",
-        _values_text(why),
+        f"Shapley values ({method}): {shares}.",
         *_verdict_texts(why),
         _pairs_text(why),
         *why.notes_on_p,
@@ -44,16 +47,7 @@ def explanation_text(why: Any) -> str:
     return clean_text("\n".join(lines))
 
 
-def _values_text(why: Any) -> str:
-    n_orders = why.shapley.n_orders
-    method = "all subsets" if n_orders is None else f"{n_orders} orders"
-    values = zip(why.table["component"], why.table["value"], strict=True)
-    shares = ", ".join(f"{label} {value:.3g}" for label, value in values)
-    return f"Shapley values ({method}): {shares}."
-
-
 def _verdict_texts(why: Any) -> Iterator[str]:
-    """A line for each verdict that some members have."""
     for verdict, text in _VERDICTS.items():
         labels = list(why.table["component"][why.table["verdict"] == verdict])
         if verdict == _LEFT_OUT:

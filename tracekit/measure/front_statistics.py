@@ -1,8 +1,4 @@
-"""Evidence for a Pareto front: cross-fitted effects, random controls, stability.
-
-`SizeStatistics` says what each number means. Cross-fitted effects are those of `search/auto.py`;
-`search/backward.py` walks from all components downwards, without knowing the front.
-"""
+"""Evidence for a Pareto front, of which `SizeStatistics` says what each number means."""
 
 from __future__ import annotations
 
@@ -48,8 +44,8 @@ def measure_statistics(
     """Statistics of a front, whose set is given for each size that they are taken at.
 
     `maximised` is the engine's data as the search saw it. `others` are sets of a walk from all
-    components downwards, at some sizes. `fit` says what the searches of these
-    names do on halves of the examples; None with too few examples.
+    components downwards, at some sizes. `fit` says what the searches of these names do on halves of
+    the examples; None with too few examples.
     """
     generator = torch.Generator().manual_seed(seed)
     cross_fitted = [{}] * len(sets) if fit is None else _cross_fitted(fit, names, engine)

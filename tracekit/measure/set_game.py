@@ -1,7 +1,4 @@
-"""Subsets of a set as a cooperative game: its members join, and the value is their effect.
-
-Every subset is measured once, on every example, and kept.
-"""
+"""Subsets of a set as a cooperative game: its members join, and the value is their effect."""
 
 from __future__ import annotations
 
@@ -78,7 +75,7 @@ class SetGame:
     def effects(
         self, coalitions: Iterable[Coalition], label: str = "subsets"
     ) -> Float[Tensor, "coalition example"]:
-        """Effects of coalitions on every example; those that are new are measured together.
+        """Effects of coalitions on every example; new ones are measured together, and kept.
 
         `label` names the progress bar.
 

@@ -188,9 +188,7 @@ class SideEffects(PatchedSet, Tabular):
         sizes, bounds = (each.effects.abs(), each.full_effects.abs()), Bounds(low=0.0)
         of_strength = ratio_interval(*sizes, clusters=each.clusters, bounds=bounds)
         controls, nan = each.control_strengths.tolist(), float("nan")
-        mean, ends = nan, (nan, nan)
-        if controls:
-            mean, ends = each.control_strengths.mean().item(), (min(controls), max(controls))
+        ends = (min(controls, default=nan), max(controls, default=nan))
         selectivity, ends_of_it, control = nan, (nan, nan), nan
         if each is not self.target:
             selectivity = self.selectivity(each.name)
@@ -203,7 +201,7 @@ class SideEffects(PatchedSet, Tabular):
             "examples": each.n_examples,
             **as_cells("effect", each.effects.mean().item(), interval),
             **as_cells("strength", each.strength, of_strength),
-            **as_cells("control", mean, ends),
+            **as_cells("control", each.control_strengths.mean().item(), ends),
             "p": nan if each.dataset_fingerprint == self.selected_on else each.p,
             **as_cells("selectivity", selectivity, ends_of_it),
             "control_selectivity": control,
@@ -247,9 +245,8 @@ class SideEffects(PatchedSet, Tabular):
         n = len(self.members)
         names = ", ".join(self.labels[:8]) + (", ..." if n > 8 else "")
         lines = [f"{n} component{'s' * (n != 1)} of {self.model}, {self.intervention}: {names}."]
-        for row, each in zip(
-            self.table.to_dict("records"), (self.target, *self.others), strict=True
-        ):
+        data = (self.target, *self.others)
+        for row, each in zip(self.table.to_dict("records"), data, strict=True):
             where = f"{row['name']} ({row['metric']} on {row['dataset']})"
             line = f"{where}: strength {number_text(row, 'strength')}"
             if row["control"] == row["control"]:
@@ -289,10 +286,8 @@ def _indices(target: Float[Tensor, "*value"], other: Float[Tensor, "*value"]) ->
 
 
 def _resampled(each: EffectOn, seed: int) -> Float[Tensor, " resample"]:
-    """Strengths of a set on resampled examples."""
-    effects, full = (
-        sum_by_cluster(values.abs(), each.clusters) for values in (each.effects, each.full_effects)
-    )
+    effects = sum_by_cluster(each.effects.abs(), each.clusters)
+    full = sum_by_cluster(each.full_effects.abs(), each.clusters)
     drawn = resamples(len(effects), seed)
     return torch.cat([effects[picks].sum(1) / full[picks].sum(1) for picks in drawn])
 

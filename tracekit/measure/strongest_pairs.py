@@ -33,7 +33,7 @@ from tracekit.measure.question import Question
 from tracekit.results.intervals import row_intervals
 from tracekit.results.significance import n_testable, p_values, without_rounding
 from tracekit.results.strongest_pairs import StrongestPairs
-from tracekit.search.base import require_gradient
+from tracekit.search.targets import require_gradient
 
 _STEP = 0.02
 """Value of the soft masks at which gradients are compared."""
@@ -178,10 +178,7 @@ def _proposals(
     examples: Int[Tensor, " some"] | None,
     most: int,
 ) -> list[_Proposal]:
-    """Pairs by the size of their predicted interaction, the largest first.
-
-    The look-ahead predicts in two ways (see `engine/gradients.py`); both have their turn.
-    """
+    """Pairs to measure: in turn the largest that either prediction of `engine/gradients.py` has."""
     base = engine.predict_changes(given, examples=examples)
     of_base = [base.predicted_effects, base.gradient]
     if engine.metric.is_flat_at_clean and not given:

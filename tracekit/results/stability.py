@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import plotly.graph_objects as go
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.deferred import pd
 from tracekit._util.markup import clean_text
 from tracekit._util.table import join_labels
+from tracekit.components.masks import from_indices
 from tracekit.errors import ConfigError
 from tracekit.figures.cells import ColorScale, draw_panels
 from tracekit.figures.style import WIDTH, data_and_model, plain
@@ -46,17 +46,14 @@ class Stability(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibleMet
 
         Columns: `component`, its `frequency`, and whether it is `stable`, one of `members`.
         """
-        order = self.frequencies.argsort(descending=True, stable=True).tolist()
-        rows = [
-            {
-                "component": self.registry.label(index),
-                "frequency": self.frequencies[index].item(),
-                "stable": index in self.members,
-            }
-            for index in order
-            if self.frequencies[index] > 0
-        ]
-        return pd.DataFrame(rows)
+        order = self.frequencies.argsort(descending=True, stable=True)
+        order = order[self.frequencies[order] > 0]
+        columns = {
+            "component": [self.registry.label(index) for index in order.tolist()],
+            "frequency": self.frequencies[order].tolist(),
+            "stable": [index in self.members for index in order.tolist()],
+        }
+        return pd.DataFrame(columns)
 
     def heatmap(self) -> go.Figure:
         """The frequencies as cells, by layer and component; stable components are framed.
@@ -66,8 +63,7 @@ class Stability(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibleMet
         """
         if not has_cells(self.registry):
             raise ConfigError("Layers of so many components have no cells. Take the table.")
-        is_stable = torch.zeros(len(self.registry), dtype=torch.bool)
-        is_stable[list(self.members)] = True
+        is_stable = from_indices(self.members, len(self.registry))
         values = self.frequencies.tolist()
         texts = [f"selected in {100 * value:.0f} % of the resamples" for value in values]
         return draw_panels(

@@ -22,34 +22,18 @@ from tracekit.components.masks import members_of_mask
 from tracekit.data.pair import split_disjoint
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, ConfigError
-from tracekit.search.base import (
-    Goal,
-    PlannedPasses,
-    Search,
-    Selection,
-    log_spaced_sizes,
-    planned_passes_of,
-)
-from tracekit.search.baselines.empirical_bayes_topk import MOST_ALONE, EmpiricalBayesTopK
+from tracekit.search.base import Goal, PlannedPasses, Search, Selection, planned_passes_of
+from tracekit.search.baselines.empirical_bayes_topk import EmpiricalBayesTopK, sizes_ranked_alone
 from tracekit.search.targets import Target
 
 FEWEST_EXAMPLES = 4
 """Examples needed to make halves of."""
 SINGLE_EFFECTS: Search = EmpiricalBayesTopK()
 """The search that a joint search is judged against: it ranks components one by one."""
-_SIZES_OF_MANY = 64
-"""Sizes at which a front measures many components ranked alone, at most."""
 _AHEAD = 1.25
 """Standard errors that a joint search has to be ahead on the examples that it was given."""
 _BEHIND = 0.5
 """Standard errors that it may be behind on others: what halves select is worse than what all do."""
-
-
-def sizes_ranked_alone(n_components: int, first: int, last: int) -> Sequence[int]:
-    """Sizes at which a front measures components ranked alone: all of them, if they are few."""
-    if n_components <= MOST_ALONE:
-        return range(first, last + 1)
-    return log_spaced_sizes(first, last, _SIZES_OF_MANY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,17 +78,12 @@ class Auto:
             fit = cross_fit(target, self.searches, goal.budgets, seed, on_all=on_all)
         except KeyboardInterrupt:
             return [replace(selection, stopped="interrupted") for selection in joint]
-        selections = []
+        selections, saved = [], joint[0].saved + fit.on_halves
         for rank, choice in enumerate(fit.choice()):
             means = (fit.sign * fit.effects[:, rank].mean(-1)).tolist()
-            selections.append(
-                replace(
-                    (joint, alone)[choice][rank],
-                    by=self.searches[choice],
-                    saved=joint[0].saved + fit.on_halves,
-                    held_out_by=dict(zip([s.name for s in self.searches], means, strict=True)),
-                )
-            )
+            by_search = dict(zip([s.name for s in self.searches], means, strict=True))
+            selected, by = (joint, alone)[choice][rank], self.searches[choice]
+            selections.append(replace(selected, by=by, saved=saved, held_out_by=by_search))
         return selections
 
     def front(

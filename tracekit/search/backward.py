@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 
 from tracekit.components import ComponentSet
-from tracekit.components.masks import Mask
+from tracekit.engine.gradients import FirstOrderPrediction
 from tracekit.search.targets import Target
 
 _SHARE_KEPT = 0.8
@@ -19,23 +19,21 @@ _ROUNDS = 2
 
 def backward_elimination(target: Target, sizes: Sequence[int]) -> dict[int, ComponentSet]:
     """A set of each size, found from all components downwards by gradients and exchanges."""
-
-    def predict(members: ComponentSet) -> Mask:
-        return target.predict_changes(members).predicted_effects.nan_to_num()
-
     members = tuple(range(target.n_components))
     by_size = {}
     for size in sorted(set(sizes), reverse=True):
-        members = by_size[size] = _improve_by_exchanges(target, shrink(members, size, predict))
+        members = shrink(members, size, target.predict_changes)
+        members = by_size[size] = _improve_by_exchanges(target, members)
     return by_size
 
 
 def shrink(
-    members: ComponentSet, size: int, predict: Callable[[ComponentSet], Mask]
+    members: ComponentSet, size: int, predict: Callable[[ComponentSet], FirstOrderPrediction]
 ) -> ComponentSet:
     """`size` members of a set: a fifth leaves at a time, then effects are predicted anew."""
     while len(members) > size:
-        n_kept, values = max(size, int(_SHARE_KEPT * len(members))), predict(members)
+        values = predict(members).predicted_effects.nan_to_num()
+        n_kept = max(size, int(_SHARE_KEPT * len(members)))
         members = tuple(sorted(sorted(members, key=lambda i: -values[i].item())[:n_kept]))
     return members
 

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from tracekit._util import progress
 from tracekit._util.options import is_int, short_repr
 from tracekit.components.masks import BinaryMask, Mask, from_indices
 from tracekit.engine.cost import Cost
-from tracekit.errors import (
-    BudgetError,
-    NonFiniteMetricError,
-    NotDifferentiableError,
-    TargetNotReachedError,
-)
-from tracekit.metrics import Effects, Metric
+from tracekit.errors import BudgetError, TargetNotReachedError
+from tracekit.metrics import Effects
 from tracekit.search.targets import Record, Target
 
 Stop = Literal["max_passes", "max_seconds", "interrupted"]
 """Limit that ended a search, or Ctrl-C."""
 
-_T = TypeVar("_T")
 _BISECTIONS = 40
 
 
@@ -167,25 +161,6 @@ def _is_finite(value: object) -> bool:
     return (is_int(value) or isinstance(value, float)) and abs(value) <= sys.float_info.max
 
 
-def require_gradient(metric: Metric, method: str) -> None:
-    """Refuses a metric without a gradient."""
-    if not metric.differentiable:
-        raise NotDifferentiableError(
-            f"The metric {metric.name!r} has no gradient for {method} to follow. Search with "
-            f"{'logit-difference' if metric.needs_y else 'probability-drop'} and evaluate the set "
-            "it finds, or use a method without gradients, e.g. top-k."
-        )
-
-
-def require_finite_gradient(gradient: Tensor, metric: Metric) -> None:
-    """Refuses a gradient that is not finite."""
-    if not torch.isfinite(gradient).all():
-        raise NonFiniteMetricError(
-            f"The gradient of the metric {metric.name!r} is not finite. "
-            "Use a bounded metric such as probability-drop."
-        )
-
-
 def as_count(budget: int | float, n_components: int) -> int:
     """A budget as a number of components, from one to all."""
     if not _is_finite(budget):
@@ -225,43 +200,35 @@ def _sizes_by_factor(first: int, last: int, factor: float) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def smallest_size(
-    n_components: int, try_size: Callable[[int], _T], reaches: Callable[[_T], bool]
-) -> tuple[_T | None, dict[int, _T]]:
-    """Looks for the smallest size that reaches a target, in about 2 log2(N) tries.
+def answers_by_size(
+    target: Target, goal: Goal, steps: Iterable[tuple[Sequence[int], Record]]
+) -> list[Selection]:
+    """Answers a goal with sets of growing size; a record has `n_selected` and `effect`.
 
-    Sizes are doubled until one reaches the target, then halved in between. A smaller size than the
-    returned one may reach it too. Returns the measurement at that size, None if no doubled size
-    reaches the target; and all measurements, by size.
+    Raises:
+        TargetNotReachedError: None of them reaches the target.
     """
-    tried: dict[int, _T] = {}
-    below, size = 0, 0
-    for size in sorted({min(2**k, n_components) for k in range(n_components.bit_length() + 1)}):
-        tried[size] = try_size(size)
-        if reaches(tried[size]):
-            break
-        below = size
-    else:
-        return None, tried
-    while size - below > 1:
-        middle = (below + size) // 2
-        tried[middle] = try_size(middle)
-        if reaches(tried[middle]):
-            size = middle
-        else:
-            below = middle
-    return tried[size], tried
+    history: list[Record] = []
+    selections: list[Selection] = []
+    for members, record in steps:
+        history.append(record)
+        size, effect = int(record["n_selected"]), float(record["effect"])
+        progress.current_run().report_values(size=size, effect=effect)
+        is_reached = goal.target is not None and effect >= goal.target
+        if is_reached or size in goal.budgets:
+            fields = {"history": tuple(history), "budget": None if is_reached else size}
+            selections.append(Selection.measured(target, members, **fields))
+        if is_reached:
+            return selections
+    if goal.target is not None:
+        raise target_not_reached(goal.target, max(float(each["effect"]) for each in history))
+    return selections
 
 
 def best_within(selections: Sequence[Selection], budget: int) -> Selection:
     """The selection of at most so many components with the largest effect, as that budget's."""
     fitting = [each for each in selections if int(each.mask.sum()) <= budget]
     return replace(max(fitting, key=lambda each: each.effects.mean().item()), budget=budget)
-
-
-def most_sizes_tried(n_components: int) -> int:
-    """Sizes that `smallest_size` tries at most."""
-    return 2 * n_components.bit_length() + 1
 
 
 def planned_passes_of(search: Search, n_components: int, goal: Goal) -> PlannedPasses | None:

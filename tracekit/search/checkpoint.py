@@ -72,9 +72,8 @@ class SearchCheckpoint:
         try:
             lock.enter_context(hold_lock(self._path, wait=False))
         except BlockingIOError:
-            raise ResultFormatError(
-                f"The checkpoint {self._path} is in use by another search. "
-                "Wait until that ends, or name another file."
+            raise self.error(
+                "is in use by another search. Wait until that ends, or name another file."
             ) from None
 
     @property
@@ -111,9 +110,7 @@ class SearchCheckpoint:
 
     def load(self) -> MeasurementData:
         """Reads the file; refuses one of another search, model or data set."""
-        unreadable = ResultFormatError(
-            f"The checkpoint {self._path} cannot be read. Delete it to start afresh."
-        )
+        unreadable = self.error("cannot be read. Delete it to start afresh.")
         try:
             with safe_open(self._path, framework="pt") as file:
                 metadata = file.metadata() or {}
@@ -132,15 +129,14 @@ class SearchCheckpoint:
                 raise unreadable from error
             if is_same:
                 return measured
-        raise ResultFormatError(
-            f"The checkpoint {self._path} is of another search, model or data set. "
-            "Name another file, or delete it to start afresh."
+        raise self.error(
+            "is of another search, model or data set. Name another file, or delete it to start "
+            "afresh."
         )
 
-    def changed_effects_error(self) -> ResultFormatError:
-        """The error for effects that are not those of the model."""
-        text = f"The checkpoint {self._path} holds other effects than the model has."
-        return ResultFormatError(f"{text} Delete it to start afresh.")
+    def error(self, text: str) -> ResultFormatError:
+        """The error of this file that a text says of it."""
+        return ResultFormatError(f"The checkpoint {self._path} {text}")
 
     def _data_of(self, tensors: Mapping[str, Tensor]) -> MeasurementData:
         """The measurements in the tensors of a file; any error where they are of another form."""
@@ -170,9 +166,7 @@ class SearchCheckpoint:
             with TemporaryFile(dir=self._path.parent):
                 pass
         except OSError as error:
-            raise ResultFormatError(
-                f"The checkpoint {self._path} cannot be written. Name a file in a folder of yours."
-            ) from error
+            raise self.error("cannot be written. Name a file in a folder of yours.") from error
 
 
 def _search_key(target: Target, config: Mapping[str, Any]) -> str:

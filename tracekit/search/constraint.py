@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -23,23 +22,10 @@ from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
 from tracekit.engine.set_effects import SetRecorder
 from tracekit.errors import ConfigError, NothingFoundError
 from tracekit.metrics import Effects, Metric, MetricFunction, resolve_metric
-from tracekit.search.objectives import (
-    ExampleScores,
-    Faithful,
-    Objective,
-    PositiveNumber,
-    named_metric,
-)
-from tracekit.search.targets import (
-    ConstraintEffect,
-    ExampleTarget,
-    FaithfulTarget,
-    Record,
-    SomeExamples,
-    Target,
-)
+from tracekit.search.objectives import Objective, PositiveNumber, named_metric
+from tracekit.search.targets import ConstraintEffect, FaithfulTarget, Sets, SomeExamples, Target
 
-_SCORE_OUTSIDE = -1e9
+SCORE_OUTSIDE = -1e9
 """Score of a measured set that lies just outside the bound: below that of any other."""
 
 
@@ -152,11 +138,7 @@ class BoundedTarget(Target):
         return self._penalised(self._inner.effects(mask), self._measures.effects(mask))
 
     def set_effects(
-        self,
-        sets: Iterable[Sequence[int]],
-        label: str = "effects",
-        *,
-        examples: SomeExamples = None,
+        self, sets: Sets, label: str = "effects", *, examples: SomeExamples = None
     ) -> Float[Tensor, "set some"]:
         """Scores of sets; those outside the bound on all constrained examples come last."""
         listed = [tuple(members) for members in sets]
@@ -206,7 +188,7 @@ class BoundedTarget(Target):
     ) -> Float[Tensor, "*set example"]:
         """Scores of sets, below all others where a set leaves the bound."""
         excess = self._excess(constrained.mean(-1, keepdim=True))
-        return torch.where(excess > 0, _SCORE_OUTSIDE * (1 + excess), scores)
+        return torch.where(excess > 0, SCORE_OUTSIDE * (1 + excess), scores)
 
     @property
     def ranking_sign(self) -> int:
@@ -277,15 +259,9 @@ def make_target(
     Arguments are as in `Target`; the engine of the constraint measures its metric for the same
     components. `record` is called with sets within the bound, `record_effects` with all of them.
     """
-    kind: type[Target] = Target
-    if isinstance(objective, Faithful):
-        kind = FaithfulTarget
-    elif isinstance(objective, ExampleScores):
-        kind = ExampleTarget
     own_record = record if constraint is None else None
-    # The class was chosen by the type of the objective.
-    target = kind(
-        engine, cast(Any, objective), sign=sign, record=own_record, record_effects=record_effects
+    target = Target.of(
+        engine, objective, sign=sign, record=own_record, record_effects=record_effects
     )
     return target if constraint is None else BoundedTarget(target, *constraint, record)
 
@@ -297,9 +273,3 @@ def nothing_within_error(constraint: Constraint, effect: float | None = None) ->
         f"No set that was tried keeps {resolve_metric(constraint.metric).name} within "
         f"{constraint.at_most:g}.{best} Allow more, or ask for fewer components."
     )
-
-
-def history_within_bounds(history: tuple[Record, ...]) -> tuple[Record, ...]:
-    """Records of a search, without sets outside the bounds: these have no effects."""
-    lowest = _SCORE_OUTSIDE / 2
-    return tuple(record for record in history if float(record.get("effect", 0.0)) > lowest)

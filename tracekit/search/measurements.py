@@ -18,9 +18,9 @@ from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
 from tracekit.engine.gradients import FirstOrderPrediction
 from tracekit.metrics import Effects
-from tracekit.search.base import Stop, require_finite_gradient
+from tracekit.search.base import Stop
 from tracekit.search.checkpoint import GRADIENT, SET, MeasurementData, SearchCheckpoint
-from tracekit.search.targets import Target
+from tracekit.search.targets import Target, require_finite_gradient
 
 _T = TypeVar("_T")
 _K = TypeVar("_K", bound=ComponentSet | float)
@@ -82,7 +82,9 @@ class Measurements:
         effects = self.target.set_effects(saved_sets, "checkpoint")
         for members, row in zip(saved_sets, effects, strict=True):
             if not torch.allclose(row, self._data.effects[members], rtol=1e-3, atol=1e-4):
-                raise self._checkpoint.changed_effects_error()
+                raise self._checkpoint.error(
+                    "holds other effects than the model has. Delete it to start afresh."
+                )
         price = self._data.prices[SET]
         self.saved -= Cost(len(saved_sets) * price.forward, len(saved_sets) * price.backward)
 

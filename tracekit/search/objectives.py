@@ -3,8 +3,6 @@
 The mean of an unbounded effect may be that of a few examples, and a set that was chosen for them
 does little on fresh ones. `auto` is the mean, by the search or by single effects alone, whichever
 holds better on other examples (`auto.py`); each other objective has a class here.
-
-Results report effects of the metric, whatever was maximised.
 """
 
 from __future__ import annotations
@@ -180,6 +178,16 @@ def opposite_of(metric: Metric) -> Metric:
         upper_bound=None if isinf(low) else -low,
         linearization=curve,
     )
+
+
+def score_metric(metric: Metric, objective: Objective | None, sign: int) -> Metric:
+    """The metric that scores are made of, with their name: the given one, or made from it."""
+    scored = log_odds_of(metric) if isinstance(objective, LogOdds) else metric
+    scored = opposite_of(scored) if sign < 0 else scored
+    if objective is None:
+        return scored
+    name = metric.name + (", negative" if sign < 0 else "")
+    return named_metric(scored, f"{name}, {describe_objective(objective)}")
 
 
 def named_metric(metric: Metric, name: str) -> Metric:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
+from typing import TypeVar
 
 import torch
 
@@ -13,17 +14,10 @@ from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, members_of_mask, ranking
 from tracekit.engine.cost import Cost
 from tracekit.errors import NothingFoundError
-from tracekit.search.base import (
-    Goal,
-    PlannedPasses,
-    Record,
-    Selection,
-    most_sizes_tried,
-    smallest_size,
-    target_not_reached,
-)
-from tracekit.search.targets import Target
+from tracekit.search.base import Goal, PlannedPasses, Selection, target_not_reached
+from tracekit.search.targets import Record, Target
 
+_T = TypeVar("_T")
 HALVINGS = 6
 """Sets that are measured at most to bring one near all components, besides the first two."""
 _MOST_PREFIXES = 512
@@ -180,3 +174,36 @@ def smallest_prefix(
             return measure(min(reaching))
         best = max([best, *means])
     raise target_not_reached(target_effect, best)
+
+
+def smallest_size(
+    n_components: int, try_size: Callable[[int], _T], reaches: Callable[[_T], bool]
+) -> tuple[_T | None, dict[int, _T]]:
+    """Looks for the smallest size that reaches a target, in about 2 log2(N) tries.
+
+    Sizes are doubled until one reaches the target, then halved in between. A smaller size than the
+    returned one may reach it too. Returns the measurement at that size, None if no doubled size
+    reaches the target; and all measurements, by size.
+    """
+    tried: dict[int, _T] = {}
+    below, size = 0, 0
+    for size in sorted({min(2**k, n_components) for k in range(n_components.bit_length() + 1)}):
+        tried[size] = try_size(size)
+        if reaches(tried[size]):
+            break
+        below = size
+    else:
+        return None, tried
+    while size - below > 1:
+        middle = (below + size) // 2
+        tried[middle] = try_size(middle)
+        if reaches(tried[middle]):
+            size = middle
+        else:
+            below = middle
+    return tried[size], tried
+
+
+def most_sizes_tried(n_components: int) -> int:
+    """Sizes that `smallest_size` tries at most."""
+    return 2 * n_components.bit_length() + 1

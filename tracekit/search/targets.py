@@ -30,21 +30,14 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
 from tracekit.engine.set_effects import SetRecorder
-from tracekit.errors import ConfigError, MetricError
+from tracekit.errors import ConfigError, MetricError, NonFiniteMetricError, NotDifferentiableError
 from tracekit.metrics import Effects, Metric
-from tracekit.search.objectives import (
-    ExampleScores,
-    Faithful,
-    LogOdds,
-    Objective,
-    describe_objective,
-    log_odds_of,
-    named_metric,
-    opposite_of,
-)
+from tracekit.search.objectives import ExampleScores, Faithful, LogOdds, Objective, score_metric
 
 Record = Mapping[str, float | int | str]
 """One line of a history, e.g. one epoch or one greedy step."""
+Sets = Iterable[Sequence[int]]
+"""Sets of components, by flat index."""
 SomeExamples = Int[Tensor, " some"] | None
 """Numbers of the examples that are used; None: all."""
 
@@ -104,11 +97,19 @@ class Target:
         """
         self.sign, self._objective = sign, objective
         self._engine, self._record, self._record_effects = engine, record, record_effects
-        metric = _score_metric(engine, objective, sign)
-        with_metric = engine if metric is None else engine.with_metric(metric)
+        metric = score_metric(engine.metric, objective, sign)
+        with_metric = engine if metric is engine.metric else engine.with_metric(metric)
         self.engine: Engine = replace(with_metric, record=self._notify)
         """Measures the effects that scores are made of."""
         self._cost_before = self.engine.cost
+
+    @staticmethod
+    def of(engine: Engine, objective: Objective | None, **options: Any) -> Target:
+        """The target of the class that makes scores of an objective; options as in `Target`."""
+        if isinstance(objective, Faithful):
+            return FaithfulTarget(engine, objective, **options)
+        kind = ExampleTarget if isinstance(objective, ExampleScores) else Target
+        return kind(engine, objective, **options)
 
     @property
     def pairs(self) -> PromptPairs:
@@ -170,11 +171,7 @@ class Target:
         return self._scores([self.engine.effects(mask)])
 
     def set_effects(
-        self,
-        sets: Iterable[Sequence[int]],
-        label: str = "effects",
-        *,
-        examples: SomeExamples = None,
+        self, sets: Sets, label: str = "effects", *, examples: SomeExamples = None
     ) -> Float[Tensor, "set some"]:
         """Scores of sets, on all examples or on some; `label` names the progress bar."""
         return self._scores([self.engine.set_effects(sets, label, examples=examples)], examples)
@@ -366,11 +363,7 @@ class FaithfulTarget(Target):
         return self._scores([side.reshape(*entries.shape[:-1], -1) for side in rows.chunk(2)])
 
     def set_effects(
-        self,
-        sets: Iterable[Sequence[int]],
-        label: str = "effects",
-        *,
-        examples: SomeExamples = None,
+        self, sets: Sets, label: str = "effects", *, examples: SomeExamples = None
     ) -> Float[Tensor, "set some"]:
         """Scores of sets, on all examples or on some; `label` names the progress bar."""
         listed = [tuple(members) for members in sets]
@@ -394,9 +387,7 @@ class FaithfulTarget(Target):
         own = effects[[row_of[each] for each in both]]
         others = effects[[row_of[complement_of(each, self.n_components)] for each in both]]
         for members, effect, complement in zip(both, own.mean(1), others.mean(1), strict=True):
-            self.measured[members] = EffectAndComplement(
-                effect=effect.item(), complement=complement.item()
-            )
+            self.measured[members] = EffectAndComplement(effect.item(), complement.item())
         if self._record is not None:
             self._record(both, self._scores([own, others]))
 
@@ -476,21 +467,6 @@ def differentiate(
     return scores.detach(), derivatives
 
 
-def _score_metric(engine: Engine, objective: Objective | None, sign: int) -> Metric | None:
-    """The metric that scores are made of, with their name; None: that of the engine."""
-    metric = engine.metric
-    if objective is None and sign > 0:
-        return None
-    if isinstance(objective, LogOdds):
-        metric = log_odds_of(metric)
-    if sign < 0:
-        metric = opposite_of(metric)
-    if objective is None:
-        return metric
-    name = engine.metric.name + (", negative" if sign < 0 else "")
-    return named_metric(metric, f"{name}, {describe_objective(objective)}")
-
-
 def require_full_effect(engine: Engine, sign: int = 1) -> None:
     """Raises a `MetricError` if all components together have no effect of the sign."""
     mean = engine.full_effects.mean().item()
@@ -505,4 +481,23 @@ def require_full_effect(engine: Engine, sign: int = 1) -> None:
             f"All components together have an effect of {mean:.4g}, and faithfulness needs a "
             f"{needed} one. Exchange x and y, or the prompts, search by the effect, or seek sets "
             "that do what all do: sign='full'."
+        )
+
+
+def require_gradient(metric: Metric, method: str) -> None:
+    """Refuses a metric without a gradient."""
+    if not metric.differentiable:
+        raise NotDifferentiableError(
+            f"The metric {metric.name!r} has no gradient for {method} to follow. Search with "
+            f"{'logit-difference' if metric.needs_y else 'probability-drop'} and evaluate the set "
+            "it finds, or use a method without gradients, e.g. top-k."
+        )
+
+
+def require_finite_gradient(gradient: Tensor, metric: Metric) -> None:
+    """Refuses a gradient that is not finite."""
+    if not torch.isfinite(gradient).all():
+        raise NonFiniteMetricError(
+            f"The gradient of the metric {metric.name!r} is not finite. "
+            "Use a bounded metric such as probability-drop."
         )

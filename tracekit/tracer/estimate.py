@@ -79,9 +79,8 @@ class Estimate:
         """Passes and time in words, as `up to 98 passes and 290 besides, at most about 4 min`."""
         bound, most = ("", "") if self.is_exact else ("up to ", "at most ")
         besides = f" and {self.further:.0f} besides" if self.further > 0.05 * self.passes else ""
-        return (
-            f"{bound}{self.passes:.0f} passes{besides}, {most}about {duration_text(self.seconds)}"
-        )
+        passes, duration = f"{self.passes:.0f} passes{besides}", duration_text(self.seconds)
+        return f"{bound}{passes}, {most}about {duration}"
 
     def __repr__(self) -> str:
         memory = "" if self.memory is None else f"; {self.memory / 2**20:.0f} MiB"
@@ -209,12 +208,9 @@ def estimate_pareto(
 
     `passes` are those of the front; `further` includes the statistics. Errors are as in `pareto`.
     """
+    search = make(LocalSearch, options, signature(estimate_pareto).parameters)
     request = Request(
-        search=make(LocalSearch, options, signature(estimate_pareto).parameters),
-        budget=max_budget,
-        objective=objective,
-        sign=sign,
-        constraint=constraint,
+        search=search, budget=max_budget, objective=objective, sign=sign, constraint=constraint
     )
     return estimate_front(question, request, statistics=statistics)
 
@@ -278,7 +274,7 @@ def _of_plan(question: Question, request: Request, planned: Plan | None) -> Esti
         )
     return _of_passes(
         request.search.name,
-        PlannedPasses(cost=planned.cost, is_exact=planned.is_exact),
+        planned,
         question.search_engine,
         further=planned.extra_passes,
         limited=planned.limited,
@@ -288,7 +284,7 @@ def _of_plan(question: Question, request: Request, planned: Plan | None) -> Esti
 
 def _of_passes(
     name: str,
-    planned: PlannedPasses,
+    planned: PlannedPasses | Plan,
     engine: Engine,
     *,
     sets: Sequence[ComponentSet] = (),

@@ -87,10 +87,7 @@ def arrows_of(paths: Paths, question: Question) -> list[dict[str, Any]]:
             "what tracer.paths(...) measured."
         )
     registry = question.search_engine.registry
-    at = {
-        label: registry.index(component)
-        for label, component in zip(paths.labels, paths.components, strict=True)
-    }
+    at = dict(zip(paths.labels, map(registry.index, paths.components), strict=True))
     columns = ["sender", "receiver", "strongest", "effect", "effect_low", "effect_high"]
     columns += ["significant"] if paths.is_tested else ["is_apart"]
     names = ("from", "to", "by", "effect", "low", "high", "sure")

@@ -12,9 +12,10 @@ from tracekit.engine.cost import Cost
 from tracekit.measure.front_statistics import MOST_CONTROLS, sizes_of_statistics
 from tracekit.measure.question import Question
 from tracekit.search import Goal, Search
-from tracekit.search.auto import Auto, sizes_ranked_alone
+from tracekit.search.auto import Auto
 from tracekit.search.backward import most_backward_passes
 from tracekit.search.base import PlannedPasses, planned_passes_of
+from tracekit.search.baselines.empirical_bayes_topk import sizes_ranked_alone
 from tracekit.search.targets import Target
 from tracekit.tracer.request import ResolvedRequest
 
@@ -104,12 +105,9 @@ def plan_front(question: Question, request: ResolvedRequest, *, statistics: bool
         downwards = most_backward_passes(n, sizes) / 2 + 2 * len(sizes)
         extra += MOST_CONTROLS * len(sizes)
         extra += target.cost_of(Cost(downwards, downwards)).forward_equivalents
+    limited = _limited(request, n, has_halves=statistics or is_choice)
     return Plan(
-        search=joint,
-        cost=cost,
-        is_exact=planned.is_exact,
-        extra_passes=extra,
-        limited=_limited(request, n, has_halves=statistics or is_choice),
+        search=joint, cost=cost, is_exact=planned.is_exact, extra_passes=extra, limited=limited
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from tracekit._util.names import SignName, choices_text
+from tracekit._util.names import ObjectiveName, SignName, choices_text
 from tracekit._util.options import check_seed, short_repr
 from tracekit.engine.effects import check_metric
 from tracekit.engine.engine import Engine
@@ -18,13 +18,7 @@ from tracekit.search import Goal, Search
 from tracekit.search.auto import FEWEST_EXAMPLES, Auto, auto_search, searches_of
 from tracekit.search.base import log_spaced_sizes
 from tracekit.search.constraint import Constraint, make_target
-from tracekit.search.objectives import (
-    Faithful,
-    Objective,
-    ObjectiveName,
-    describe_objective,
-    resolve_objective,
-)
+from tracekit.search.objectives import Faithful, Objective, describe_objective, resolve_objective
 from tracekit.search.targets import Target, require_full_effect
 
 _SIZES_TRIED = 24

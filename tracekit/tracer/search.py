@@ -22,7 +22,7 @@ from tracekit.results.result import RunFacts, TraceResult
 from tracekit.results.storage import versions
 from tracekit.search import Selection
 from tracekit.search.base import best_within, config_of
-from tracekit.search.constraint import history_within_bounds, nothing_within_error
+from tracekit.search.constraint import SCORE_OUTSIDE, nothing_within_error
 from tracekit.search.objectives import Faithful, describe_objective
 from tracekit.search.prefix import connected
 from tracekit.search.targets import ConstraintEffect, Record, Target
@@ -133,16 +133,11 @@ def _best_so_far(
     if not fitting or not all(fitting):
         raise KeyboardInterrupt
     selections = []
-    for rank, sizes in enumerate(fitting):
+    for sizes, budget in zip(fitting, budgets or [None], strict=True):
         best = by_size[max(sizes, key=lambda size: by_size[size].mean)]
-        selections.append(
-            Selection(
-                mask=from_indices(best.members, n),
-                effects=best.effects,
-                budget=budgets[rank] if budgets else None,
-                stopped="interrupted",
-            )
-        )
+        mask, effects = from_indices(best.members, n), best.effects
+        each = Selection(mask=mask, effects=effects, budget=budget, stopped="interrupted")
+        selections.append(each)
     return selections
 
 
@@ -213,8 +208,9 @@ def results_of(
 
 
 def _history(request: ResolvedRequest, selection: Selection) -> tuple[Record, ...]:
-    """Records of a search; those of a search that was not by effect have scores."""
-    history = history_within_bounds(selection.history)
+    """Records of sets within the bounds; those of a search that was not by effect have scores."""
+    lowest, records = SCORE_OUTSIDE / 2, selection.history
+    history = tuple(each for each in records if float(each.get("effect", 0.0)) > lowest)
     if request.by_effect:
         return history
     renamed = {"effect": "score"}

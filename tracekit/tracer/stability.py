@@ -12,7 +12,7 @@ from torch import Tensor
 from tracekit._util import progress
 from tracekit._util.names import MethodName, SignName
 from tracekit._util.options import check_int, short_repr
-from tracekit.components.masks import members_of_mask
+from tracekit.components.masks import BinaryMask, members_of_mask
 from tracekit.engine import checks
 from tracekit.engine.cost import Cost
 from tracekit.errors import ConfigError
@@ -61,49 +61,40 @@ def stability(
     check_int("resamples", resamples, 2)
     if not 0 < threshold <= 1:
         raise ConfigError(f"threshold is {short_repr(threshold)}. Give a share in (0, 1].")
-    request = resolve_request(
-        question,
-        Request(
-            search=make(method, options, signature(stability).parameters),
-            budget=budget,
-            objective=objective,
-            sign=sign,
-            seed=seed,
-        ),
-    )
+    search = make(method, options, signature(stability).parameters)
+    asked = Request(search=search, budget=budget, objective=objective, sign=sign, seed=seed)
+    request = resolve_request(question, asked)
     engine, measured = question.search_engine, question.eval_engine
     checks.check_unchanged(engine)
     target, before, cost = request.target(question), measured.cost, Cost()
     generator = torch.Generator().manual_seed(seed)
-    sets: list[tuple[int, ...]] = []
-    name = f"stability of {request.search.name}"
+    masks: list[BinaryMask] = []
+    name = f"stability of {search.name}"
     with progress.open_bar(name, None, engine.n_examples, shown=engine.config.progress):
         try:
             for number in range(resamples):
                 rows = _resample(target.pairs.clusters, engine.n_examples, generator)
                 part = target.with_pairs(target.pairs.subset(rows))
-                (selection,) = request.search.search(part, request.goal_of_search, seed + number)
+                (selection,) = search.search(part, request.goal_of_search, seed + number)
                 if selection.stopped == "interrupted":
                     raise KeyboardInterrupt
-                sets.append(members_of_mask(connected(part, selection).mask))
+                masks.append(connected(part, selection).mask)
                 cost += part.cost
         except KeyboardInterrupt:
-            if len(sets) < 2:
+            if len(masks) < 2:
                 raise
-    frequencies = torch.zeros(len(question.registry))
-    for members in sets:
-        frequencies[list(members)] += 1 / len(sets)
-    # Sums of shares may be just below 1.
-    stable = tuple((frequencies >= threshold - 1e-6).nonzero().flatten().tolist())
-    effects = measured.set_effects([*sets, stable], "sets of the resamples")
+    chosen = torch.stack(masks).double()
+    frequencies = chosen.mean(0)
+    stable = members_of_mask(frequencies >= threshold - 1e-6)
+    effects = measured.set_effects([*map(members_of_mask, masks), stable], "sets of the resamples")
     facts = question.facts_of(measured, before)
     return Stability(
         members=stable,
-        frequencies=frequencies.clamp(max=1.0),
+        frequencies=frequencies.float(),
         threshold=threshold,
-        method=getattr(request.search, "title", request.search.name),
-        n_resamples=len(sets),
-        n_selected=sum(map(len, sets)) / len(sets),
+        method=getattr(search, "title", search.name),
+        n_resamples=len(masks),
+        n_selected=chosen.sum(1).mean().item(),
         effects=effects[-1],
         mean_effect=effects[:-1].mean().item(),
         selected_on=engine.fingerprint,

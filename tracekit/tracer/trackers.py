@@ -1,8 +1,4 @@
-"""Watching runs: records for any callable, and a ready tracker for Weights & Biases.
-
-`observe=` of `Tracer.run` and `Tracer.pareto` takes a callable of a `RunRecord`. A tracker that
-raises costs a warning and its further records, never the search.
-"""
+"""Watching runs: records for any callable, and a ready tracker for Weights & Biases."""
 
 from __future__ import annotations
 

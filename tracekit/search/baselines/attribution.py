@@ -18,15 +18,9 @@ from tracekit._util.warn import warn
 from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
 from tracekit.errors import NotDifferentiableError, UnreliableResultWarning
-from tracekit.search.base import (
-    Goal,
-    PlannedPasses,
-    Selection,
-    require_finite_gradient,
-    require_gradient,
-)
+from tracekit.search.base import Goal, PlannedPasses, Selection
 from tracekit.search.prefix import best_prefixes, planned_prefixes
-from tracekit.search.targets import SomeExamples, Target
+from tracekit.search.targets import SomeExamples, Target, require_finite_gradient, require_gradient
 
 _LARGEST_GAP = 0.02
 """How far scores may be from adding up, as a share of the mean size of the full effect."""

@@ -6,6 +6,7 @@ large by chance. Shrunken means rank them better for new examples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,21 +21,24 @@ from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
 from tracekit.engine.example_curves import WIDEST, ExampleCurves
 from tracekit.engine.gradients import expand
-from tracekit.search.base import (
-    Goal,
-    PlannedPasses,
-    Selection,
-    require_finite_gradient,
-    require_gradient,
-)
+from tracekit.search.base import Goal, PlannedPasses, Selection, log_spaced_sizes
 from tracekit.search.baselines.attribution import weights_along_line
 from tracekit.search.prefix import best_prefixes, planned_prefixes
-from tracekit.search.targets import Target
+from tracekit.search.targets import Target, require_finite_gradient, require_gradient
 
 MOST_ALONE = 384
 """Beyond this many components gradients rank them, not their single effects."""
+_SIZES_OF_MANY = 64
+"""Sizes at which a front measures many components ranked alone, at most."""
 _ENTRIES = 2**24
 """Gradients that are computed together; bounds memory."""
+
+
+def sizes_ranked_alone(n_components: int, first: int, last: int) -> Sequence[int]:
+    """Sizes at which a front measures components ranked alone: all of them, if they are few."""
+    if n_components <= MOST_ALONE:
+        return range(first, last + 1)
+    return log_spaced_sizes(first, last, _SIZES_OF_MANY)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 from typing import ClassVar
 
-from tracekit._util import progress as _progress
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError
-from tracekit.search.base import Goal, PlannedPasses, Record, Selection, target_not_reached
-from tracekit.search.targets import Target
+from tracekit.search.base import Goal, PlannedPasses, Selection, answers_by_size
+from tracekit.search.targets import Record, Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,32 +34,21 @@ class Exhaustive:
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """The best set within each budget; for a target, the best of the smallest size."""
         goal.require(self.name)
-        n = target.n_components
-        largest = goal.budgets[-1] if goal.budgets else n
+        largest = goal.budgets[-1] if goal.budgets else target.n_components
         if goal.budgets:
-            self._refuse_large(n, largest)
+            self._refuse_large(target.n_components, largest)
+        return answers_by_size(target, goal, self._steps(target, largest))
+
+    def _steps(self, target: Target, largest: int) -> Iterator[tuple[ComponentSet, Record]]:
+        """The best set of at most each size, and a record of the best of exactly this size."""
         best: tuple[float, ComponentSet] = (-float("inf"), ())
-        history: list[Record] = []
-        selections = []
         for size in range(1, largest + 1):
-            self._refuse_large(n, size)
-            sets = list(combinations(range(n), size))
+            self._refuse_large(target.n_components, size)
+            sets = list(combinations(range(target.n_components), size))
             means = target.set_effects(sets, f"exhaustive, {size}").mean(1)
-            rank = int(means.argmax())
-            history.append({"n_selected": size, "effect": means[rank].item()})
-            _progress.current_run().report_values(size=size, effect=means[rank].item())
-            best = max(best, (means[rank].item(), sets[rank]), key=lambda pair: pair[0])
-            reached = goal.target is not None and best[0] >= goal.target
-            if reached or size in goal.budgets:
-                budget = size if goal.target is None else None
-                selections.append(
-                    Selection.measured(target, best[1], history=tuple(history), budget=budget)
-                )
-            if reached:
-                return selections
-        if goal.target is not None:
-            raise target_not_reached(goal.target, best[0])
-        return selections
+            effect, members = means.max().item(), sets[int(means.argmax())]
+            best = max(best, (effect, members), key=lambda pair: pair[0])
+            yield best[1], {"n_selected": size, "effect": effect}
 
     def _refuse_large(self, n: int, size: int) -> None:
         count = sum(comb(n, k) for k in range(1, size + 1))

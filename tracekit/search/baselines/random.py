@@ -11,17 +11,9 @@ from pydantic import PositiveInt
 from tracekit._util import progress as _progress
 from tracekit._util.options import ValidatedFields
 from tracekit.engine.cost import Cost
-from tracekit.search.base import (
-    Goal,
-    PlannedPasses,
-    Record,
-    Selection,
-    most_sizes_tried,
-    smallest_size,
-    target_not_reached,
-)
-from tracekit.search.prefix import prefix_members
-from tracekit.search.targets import Target
+from tracekit.search.base import Goal, PlannedPasses, Selection, target_not_reached
+from tracekit.search.prefix import most_sizes_tried, prefix_members, smallest_size
+from tracekit.search.targets import Record, Target
 
 
 @dataclass(frozen=True, kw_only=True)

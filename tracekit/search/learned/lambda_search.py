@@ -169,22 +169,20 @@ def best_within_budgets(
 
 def smallest_set_reaching(runs: Sequence[TrainingRun], target: Target, wanted: float) -> Selection:
     """The smallest set that reaches a mean effect, among those of the runs and their rankings."""
-    reaching = [
-        (snapshot.size, -snapshot.effect, number, snapshot, run)
-        for number, run in enumerate(runs)
-        for snapshot in run.snapshots
-        if snapshot.effect >= wanted and snapshot.size > 0
-    ]
-    best = min(reaching, key=lambda entry: entry[:3]) if reaching else None
-    run = best[4] if best else max(runs, key=lambda run: run.last.effect)
+    tried = [(snapshot, run) for run in runs for snapshot in run.snapshots]
+    reaching = [(each, run) for each, run in tried if each.effect >= wanted and each.size > 0]
+    strongest = max(runs, key=lambda run: run.last.effect)
+    best, run = min(
+        reaching, key=lambda each: (each[0].size, -each[0].effect), default=(None, strongest)
+    )
     # The order of the soft mask may reach it earlier than the threshold does.
-    seen = max(snapshot.effect for run in runs for snapshot in run.snapshots)
+    seen = max(snapshot.effect for snapshot, _ in tried)
     try:
         prefix = smallest_prefix(target, run.last.order(), wanted, largest_seen=seen)
     except TargetNotReachedError:
         if best is None:
             raise
-        return run.selection(best[3], None)
-    if best is not None and best[0] <= prefix.size:
-        return run.selection(best[3], None)
+        return run.selection(best, None)
+    if best is not None and best.size <= prefix.size:
+        return run.selection(best, None)
     return run.selection(replace(run.last, mask=prefix.mask, effects=prefix.effects), None)

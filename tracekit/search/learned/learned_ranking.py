@@ -25,18 +25,10 @@ from tracekit._util.options import ValidatedFields
 from tracekit.components.masks import Mask, ranking
 from tracekit.data.pair import split_disjoint
 from tracekit.engine.cost import Cost
-from tracekit.search.base import (
-    Goal,
-    PlannedPasses,
-    Selection,
-    Stop,
-    log_spaced_sizes,
-    require_finite_gradient,
-    require_gradient,
-)
+from tracekit.search.base import Goal, PlannedPasses, Selection, Stop, log_spaced_sizes
 from tracekit.search.baselines.attribution import line_gradient
 from tracekit.search.prefix import best_prefixes, planned_prefixes, prefix_members
-from tracekit.search.targets import Target
+from tracekit.search.targets import Target, require_finite_gradient, require_gradient
 
 _SMALLEST, _LARGEST = 0.001, 0.5
 """Sizes that are trained, as shares of the components."""
@@ -173,6 +165,5 @@ class LearnedRanking(ValidatedFields):
 
 
 def _trained_sizes(target: Target) -> tuple[float, float]:
-    """The smallest and the largest size that is trained."""
     smallest = max(1.0, _SMALLEST * target.n_components)
     return smallest, max(smallest, _LARGEST * target.n_components)

@@ -21,7 +21,7 @@ from tracekit._util.options import Share, ValidatedFields
 from tracekit.components import kind_of, masks
 from tracekit.components.masks import BinaryMask, Mask
 from tracekit.engine.cost import Cost
-from tracekit.search.base import Goal, PlannedPasses, Selection, require_gradient
+from tracekit.search.base import Goal, PlannedPasses, Selection
 from tracekit.search.learned.lambda_search import (
     LambdaBracket,
     TrainingRun,
@@ -32,7 +32,7 @@ from tracekit.search.learned.lambda_search import (
 )
 from tracekit.search.learned.reward import LossGradient, LossName, make_loss
 from tracekit.search.prefix import most_prefixes
-from tracekit.search.targets import Target
+from tracekit.search.targets import Target, require_gradient
 
 _JOINT_LEARNING_RATE = 0.01
 DEFAULT_TRIALS = 8

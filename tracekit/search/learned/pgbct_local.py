@@ -11,7 +11,6 @@ from tracekit.engine.cost import Cost
 from tracekit.search.base import Goal, PlannedPasses, Selection
 from tracekit.search.learned.lambda_search import TrainingRun, best_within_budgets, measured_sets
 from tracekit.search.learned.pgbct import PGBCT
-from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.local_search import refine
 from tracekit.search.targets import Target
 
@@ -47,17 +46,14 @@ class PGBCTLocal(PGBCT):
         if passes_left < 1:
             return selections
         refined = refine(target, measured, budgets, passes_left)
-        return [_improved(selection, refined) for selection in selections]
+        for number, budget in enumerate(budgets):
+            best = refined.best_within(budget)
+            effects = refined.measurements.effects(best)
+            if effects.mean() > selections[number].effects.mean():
+                mask = from_indices(best, target.n_components)
+                selections[number] = replace(selections[number], mask=mask, effects=effects)
+        return selections
 
 
 def _passes(budgets: Sequence[int]) -> int:
     return _PASSES + _PASSES_MORE * (len(budgets) - 1) if budgets else 0
-
-
-def _improved(selection: Selection, refined: BestSets) -> Selection:
-    assert selection.budget is not None
-    best = refined.best_within(selection.budget)
-    effects = refined.measurements.effects(best)
-    if effects.mean() <= selection.effects.mean():
-        return selection
-    return replace(selection, mask=from_indices(best, len(selection.mask)), effects=effects)

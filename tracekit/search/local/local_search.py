@@ -31,25 +31,19 @@ from pydantic import PositiveFloat, PositiveInt
 from tracekit._util.options import ValidatedFields
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
-from tracekit.components.masks import Mask, ranking
+from tracekit.components.masks import ranking
 from tracekit.engine.cost import Cost
 from tracekit.errors import NothingFoundError, SearchStoppedWarning
 from tracekit.metrics import Effects
 from tracekit.search.backward import shrink
-from tracekit.search.base import (
-    Goal,
-    PlannedPasses,
-    Selection,
-    require_gradient,
-    target_not_reached,
-)
+from tracekit.search.base import Goal, PlannedPasses, Selection, target_not_reached
 from tracekit.search.baselines.attribution import MaskIG, weights_along_line
 from tracekit.search.checkpoint import SearchCheckpoint
 from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.sweeps import SETTINGS, Sweeps, interleave
 from tracekit.search.measurements import LimitReachedError, Measurements
 from tracekit.search.prefix import prefix_members
-from tracekit.search.targets import Target
+from tracekit.search.targets import Target, require_gradient
 
 
 def default_passes(n_components: int) -> int:
@@ -194,11 +188,7 @@ def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
 
 
 def _backward_sets(measurements: Measurements, sizes: Sequence[int]) -> list[ComponentSet]:
-
-    def predict(members: ComponentSet) -> Mask:
-        return measurements.predict_changes(members).predicted_effects
-
     sets = [tuple(range(measurements.target.n_components))]
     for size in reversed(sizes):
-        sets.append(shrink(sets[-1], size, predict))
+        sets.append(shrink(sets[-1], size, measurements.predict_changes))
     return sets[1:]
