@@ -53,11 +53,14 @@ def measure(
     device: Annotated[str, typer.Option(help="As in load_model.")] = "cpu",
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the searches.")] = 0,
+    draw: Annotated[int, typer.Option(help="Seed of generated data.")] = 0,
 ) -> None:
     """Ranks edges, and measures the sets on fresh examples."""
     torch.set_num_threads(threads)
     loaded = tk.load_model(model, device=device)
-    size = {"n": max(120, examples + fresh)} if "n" in describe(task).options else {}
+    size = {}
+    if "n" in describe(task).options:
+        size = {"n": max(120, examples + fresh), "seed": draw}
     pairs = tk.load_dataset(task, loaded, **size)
     order = list(range(len(pairs)))
     random.Random(7).shuffle(order)
@@ -75,7 +78,7 @@ def measure(
         row["intervals"] = measured.faithfulness_intervals
         row["completeness"] = measured.completeness
         row |= {"passes": passes, "seconds": perf_counter() - start, "device": device}
-        row |= {"examples": len(chosen[0]), "fresh": len(chosen[1]), "seed": seed}
+        row |= {"examples": len(chosen[0]), "fresh": len(chosen[1]), "seed": seed, "draw": draw}
         with file.open("a") as stream:
             stream.write(json.dumps(row) + "\n")
         values = " ".join(f"{value:.3f}" for value in measured.faithfulness)
@@ -88,7 +91,7 @@ def measure(
         if is_front:
             shares = MIB_SHARES if method in RANKINGS else MIB_SHARES[3:6]
         options = {} if method in RANKINGS else parse_options(option or [], [method])[method]
-        curve = own.run(method, budgets=shares, seed=seed, **options)
+        curve = own.run(tk.search.make(method, options), budgets=shares, seed=seed)
         passes = curve[0].cost.forward_equivalents
         if is_front:
             name = f"{title}, {curve[0].run.objective}"

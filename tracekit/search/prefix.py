@@ -25,21 +25,12 @@ _MOST_PREFIXES = 512
 
 
 def best_prefixes(
-    target: Target,
-    goal: Goal,
-    scores: Mask,
-    *,
-    by_gradient: bool = False,
-    is_learned: bool = False,
+    target: Target, goal: Goal, scores: Mask, *, by_gradient: bool = False
 ) -> list[Selection]:
-    """Answers a goal with the first components of a ranking, by a gradient or not, or learned.
-
-    Learned scores only order the components.
-    """
+    """Answers a goal with the first components of a ranking, by a gradient or not."""
     order = ranking(scores)
     # How faithful a component is alone ranks, and is no effect.
-    is_effect = not is_learned and (target.faithful is None or by_gradient)
-    component_scores = scores if is_effect else None
+    component_scores = None if target.faithful is not None and not by_gradient else scores
     if goal.target is not None:
         prefix = smallest_prefix(target, order, goal.target)
         record: Record = {"n_selected": prefix.size, "effect": prefix.effect}
@@ -47,10 +38,7 @@ def best_prefixes(
     selections: list[Selection] = []
     history: tuple[Record, ...] = ()
     for budget in goal.budgets:
-        if is_learned:
-            prefix = _measured_prefix(target, order, budget)
-        else:
-            prefix = _balanced_prefix(target, order, scores, budget)
+        prefix = _balanced_prefix(target, order, scores, budget)
         _progress.current_run().report_values(size=budget, effect=prefix.effect)
         history += ({"n_selected": budget, "effect": prefix.effect},)
         ranked = replace(prefix, component_scores=component_scores, history=history, budget=budget)
@@ -82,7 +70,8 @@ def connected(target: Target, selection: Selection) -> Selection:
     return replace(selection, mask=again.mask, effects=again.effects, n_skipped=n_skipped)
 
 
-def _measured_prefix(target: Target, order: Sequence[int], size: int) -> Selection:
+def measured_prefix(target: Target, order: Sequence[int], size: int) -> Selection:
+    """The first components of a ranking, measured, with the number of edges passed over."""
     members = prefix_members(target, order, size)
     rank_of = {component: rank for rank, component in enumerate(order)}
     n_read = 1 + max((rank_of[each] for each in members), default=-1)
@@ -111,7 +100,7 @@ def _balanced_prefix(target: Target, order: Sequence[int], scores: Mask, size: i
     """
 
     def measured(n_last: int) -> Selection:
-        return _measured_prefix(target, _from_both_ends(order, size, n_last), size)
+        return measured_prefix(target, _from_both_ends(order, size, n_last), size)
 
     tried, faithful = {0: measured(0)}, target.faithful
     if faithful is None or size == len(order):
@@ -159,7 +148,7 @@ def smallest_prefix(
     """
 
     def measure(size: int) -> Selection:
-        return _measured_prefix(target, order, size)
+        return measured_prefix(target, order, size)
 
     prefix, tried = smallest_size(len(order), measure, lambda each: each.effect >= target_effect)
     if prefix is not None:

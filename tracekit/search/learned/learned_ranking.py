@@ -1,7 +1,7 @@
 """One ranking of components that is learned for all sizes at once.
 
-Every component has a score s_i, and the answer for a budget k are the k largest. Each step draws a
-size k, uniformly on a logarithmic scale, and a minibatch of examples. The soft mask of that size,
+Every component has a score s_i, and the k largest are to be a good set for every k. Each step draws
+a size k, uniformly on a logarithmic scale, and a minibatch of examples. The soft mask of that size,
 
     m_i = sigmoid((s_i - tau) / T)   with tau such that sum_i m_i = k,
 
@@ -12,12 +12,12 @@ on all scores; its derivative follows from the sum, which stays k. Matryoshka at
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
@@ -27,16 +27,21 @@ from tracekit.data.pair import split_disjoint
 from tracekit.engine.cost import Cost
 from tracekit.search.base import Goal, PlannedPasses, Selection, Stop, log_spaced_sizes
 from tracekit.search.baselines.attribution import line_gradient
-from tracekit.search.prefix import best_prefixes, planned_prefixes, prefix_members
-from tracekit.search.targets import Target, require_finite_gradient, require_gradient
+from tracekit.search.prefix import (
+    measured_prefix,
+    most_prefixes,
+    prefix_members,
+    smallest_prefix,
+)
+from tracekit.search.targets import Record, Target, require_finite_gradient, require_gradient
 
 _SMALLEST, _LARGEST = 0.001, 0.5
 """Sizes that are trained, as shares of the components."""
 _CHECKED = 0.25
-"""Share of the examples that are not trained on, and decide which ranking is the answer. Of fewer
-than four examples, all are trained on, and the last ranking is the answer."""
-_CHECKS, _SIZES_CHECKED = 6, 5
-"""Checks during training, and sizes that each of them measures."""
+"""Share of the examples that are not trained on, and decide which ranking is best at which size. Of
+fewer than four examples, all are trained on, and the last ranking is the answer."""
+_CHECKS, _SIZES_CHECKED = 4, 6
+"""Rankings that training leaves, and sizes at most that are checked beside the budgets."""
 _BISECTIONS = 40
 _EPS = 0.01
 """Adam's epsilon relative to the largest entry of a gradient: near zero, steps are small too."""
@@ -48,11 +53,10 @@ class LearnedRanking(ValidatedFields):
 
     name: ClassVar[str] = "learned-ranking"
     title: ClassVar[str] = "learned ranking"
-    records_every_size: ClassVar[bool] = True
 
     epochs: PositiveInt = 40
-    """Passes over the three quarters of the examples that are trained on. The others decide at
-    which of seven points of the training the ranking was best."""
+    """Passes over the three quarters of the examples that are trained on. The others decide for
+    each budget among the first ranking, those at four points of the training, and the sizes."""
     batch_size: PositiveInt = 8
     """Examples per step. Changes the result."""
     learning_rate: PositiveFloat = 0.05
@@ -65,57 +69,78 @@ class LearnedRanking(ValidatedFields):
     def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """Two passes an epoch and for each point of the line, those of the checks and prefixes."""
         gradients = self.epochs + self.steps + 1
-        checks = _CHECKED * (_CHECKS + 1) * _SIZES_CHECKED
-        training = Cost(gradients + checks, gradients)
-        planned = planned_prefixes(n_components, goal, training, is_exact=False)
-        # Learned scores say nothing of components that push back, so prefixes need no halving.
-        return replace(planned, if_faithful=Cost())
+        checks = _CHECKED * (_CHECKS + 2) * len(_checked_sizes(n_components, goal))
+        answers = len(goal.budgets) if goal.target is None else most_prefixes(n_components)
+        return PlannedPasses(cost=Cost(gradients + checks + answers, gradients))
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
-        """Trains one ranking, and measures its first components at each budget."""
+        """Trains rankings, and measures the best set within each budget."""
         goal.require(self.name)
         require_gradient(target.metric, self.name)
-        scores, stopped = self._train(target, seed)
-        return [
-            replace(each, soft_mask=self._soft_mask(scores, each.size), stopped=stopped)
-            for each in best_prefixes(target, goal, scores, is_learned=True)
-        ]
+        sizes = _checked_sizes(target.n_components, goal)
+        rankings, means, stopped = self._train(target, sizes, seed)
+        selections = []
+        for budget in goal.budgets or (target.n_components,):
+            # Of those that are as good, the last ranking and the largest size.
+            _, rank, number = max(
+                (means[rank, number].item(), rank, number)
+                for rank in range(len(rankings))
+                for number, size in enumerate(sizes)
+                if size <= budget
+            )
+            order, size = ranking(rankings[rank]), sizes[number]
+            if goal.target is None:
+                prefix = replace(measured_prefix(target, order, size), budget=budget)
+            else:
+                prefix = smallest_prefix(target, order, goal.target)
+            soft_mask = self._soft_mask(rankings[rank], prefix.size)
+            record: Record = {"n_selected": prefix.size, "effect": prefix.effect}
+            fields = {"soft_mask": soft_mask, "history": (record,), "stopped": stopped}
+            selections.append(replace(prefix, **fields))
+        return selections
 
-    def _train(self, target: Target, seed: int) -> tuple[Mask, Stop | None]:
-        """The scores that were best on the examples set aside; after Ctrl-C, of those so far."""
+    def _train(
+        self, target: Target, sizes: Sequence[int], seed: int
+    ) -> tuple[list[Mask], Float[Tensor, "ranking size"], Stop | None]:
+        """Scores before and during training, and the mean scores of the first components by them.
+
+        These means are over the examples set aside. Ctrl-C ends training with the scores so far.
+        """
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(target.n_examples, generator=generator).tolist()
         set_aside, rest = split_disjoint(target.pairs, order, int(_CHECKED * len(order)))
         trained, checked = torch.tensor(rest), torch.tensor(set_aside)
-        smallest, largest = map(round, _trained_sizes(target))
-        sizes = log_spaced_sizes(smallest, largest, _SIZES_CHECKED)
+        rankings, means, stopped = list[Mask](), list[Tensor](), None
 
-        def check(scores: Mask) -> float:
-            if not set_aside:
-                return 0.0
-            sets = [prefix_members(target, ranking(scores.cpu()), size) for size in sizes]
-            return target.set_effects(sets, "examples set aside", examples=checked).mean().item()
+        def add(scores: Mask) -> None:
+            rankings.append(scores.cpu())
+            means.append(torch.zeros(len(sizes)))
+            if set_aside:
+                order = ranking(rankings[-1])
+                sets = [prefix_members(target, order, size) for size in sizes]
+                effects = target.set_effects(sets, "examples set aside", examples=checked)
+                means[-1] = effects.mean(1)
 
-        best = self._first_scores(target, trained)
-        best_check, stopped = check(best), None
+        for scores in self._first_scores(target, trained):
+            add(scores)
+        first = max(zip(means, rankings, strict=True), key=lambda each: each[0].mean().item())[1]
         try:
-            for scores in self._descend(target, best.clone(), trained, generator):
-                if (value := check(scores)) >= best_check:
-                    best, best_check = scores, value
+            start = first.to(target.engine.device, copy=True)
+            for scores in self._descend(target, start, trained, generator):
+                add(scores)
         except KeyboardInterrupt:
             stopped = "interrupted"
-        return best.cpu(), stopped
+        return rankings, torch.stack(means), stopped
 
-    def _first_scores(self, target: Target, examples: Int[Tensor, " some"]) -> Mask:
-        """Normal scores in the order of the line, for faithful sets by size; or zeros."""
-        n, device = target.n_components, target.engine.device
+    def _first_scores(self, target: Target, examples: Int[Tensor, " some"]) -> list[Mask]:
+        """Normal scores in the order of the line, for faithful sets by size too; or zeros."""
+        n = target.n_components
         if not self.steps:
-            return torch.zeros(n, device=device)
+            return [torch.zeros(n)]
         line = line_gradient(target, self.steps, self.name, examples)
-        order = ranking(line if target.faithful is None else line.abs())
-        scores = torch.empty(n)
-        scores[order] = -torch.special.ndtri((torch.arange(n) + 0.5) / n)
-        return scores.to(device)
+        normal = -torch.special.ndtri((torch.arange(n) + 0.5) / n)
+        lines = [line] if target.faithful is None else [line, line.abs()]
+        return [torch.empty(n).index_copy(0, torch.tensor(ranking(each)), normal) for each in lines]
 
     def _descend(
         self,
@@ -124,8 +149,8 @@ class LearnedRanking(ValidatedFields):
         trained: Int[Tensor, " some"],
         generator: torch.Generator,
     ) -> Iterator[Mask]:
-        """Trains the scores in place; at each check, their mean since the last one."""
-        smallest, largest = _trained_sizes(target)
+        """Trains the scores in place; their means since the last ones."""
+        smallest, largest = _trained_sizes(target.n_components)
         optimizer = torch.optim.Adam([scores], lr=self.learning_rate, betas=(0.9, 0.99))
         for epochs in torch.arange(self.epochs).tensor_split(min(_CHECKS, self.epochs)):
             total, n_steps = torch.zeros_like(scores), 0
@@ -164,6 +189,15 @@ class LearnedRanking(ValidatedFields):
         return torch.sigmoid((scores - (low + high) / 2) / self.temperature)
 
 
-def _trained_sizes(target: Target) -> tuple[float, float]:
-    smallest = max(1.0, _SMALLEST * target.n_components)
-    return smallest, max(smallest, _LARGEST * target.n_components)
+def _trained_sizes(n_components: int) -> tuple[float, float]:
+    """The smallest and the largest size that is trained."""
+    smallest = max(1.0, _SMALLEST * n_components)
+    return smallest, max(smallest, _LARGEST * n_components)
+
+
+def _checked_sizes(n_components: int, goal: Goal) -> list[int]:
+    """The budgets and smaller sizes, ascending; without budgets, sizes that are trained."""
+    smallest, largest = map(round, _trained_sizes(n_components))
+    largest = goal.budgets[-1] if goal.budgets else largest
+    spaced = log_spaced_sizes(min(smallest, largest), largest, _SIZES_CHECKED)
+    return sorted({*spaced, *goal.budgets})
