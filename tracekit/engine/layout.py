@@ -27,7 +27,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import LAST, REST
 from tracekit.engine.batch import Batch
 from tracekit.engine.packing import PASS_OVERHEAD_TOKENS, PackedSequences, bucket_sizes, pad_noise
-from tracekit.errors import PairsError
+from tracekit.errors import ConfigError, PairsError
 
 Positions = Literal["prompt", "last", "all"] | Sequence[int]
 """Where components are intervened on: the prompt, its final token, the prompt and the
@@ -298,7 +298,10 @@ def _position_mask(scope: str | tuple[int, ...], rows: Any) -> Bool[Tensor, "row
     if scope in ("prompt", "all"):
         return positions < (lengths if scope == "all" else prompt_lengths)[:, None]
     mask = torch.zeros(len(lengths), len(positions), dtype=torch.bool)
-    for index in (-1,) if isinstance(scope, str) else scope:
+    scope = (-1,) if scope == "last" else scope
+    if isinstance(scope, str):
+        raise ConfigError(f"Nothing says which positions {scope!r} are.")
+    for index in scope:
         # Negative ones count from the end of the prompt, not of the row.
         position = prompt_lengths + index if index < 0 else torch.full_like(prompt_lengths, index)
         mask[torch.arange(len(lengths)), position] = True

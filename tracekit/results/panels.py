@@ -120,4 +120,6 @@ def scale_of(
         return ColorScale(BLUES, 1.0, float(max(2, n_components)), "rank")
     if color == "score":
         return ColorScale("RdBu_r", -largest, largest, plain(score).replace(" (", "<br>("))
-    return None
+    if color in ("selected", "none"):
+        return None
+    raise ConfigError(f"Nothing says how {color!r} is coloured.")
