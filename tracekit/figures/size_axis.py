@@ -72,8 +72,8 @@ def size_lines(
         line = {"color": "black", "width": 1.5, "dash": "dot"}
         note = {"text": f"all {n_components} components", "font_size": TICK_SIZE}
         # Beyond the line, on the left, where the curves begin at 0.
-        place = "top left" if full > 0 else "bottom left"
-        figure.add_hline(full, annotation=note, annotation_position=place, line=line)
+        corner = "top left" if full > 0 else "bottom left"
+        figure.add_hline(full, annotation=note, annotation_position=corner, line=line)
         # A point without colour beyond the line leaves room for its name.
         figure.add_scatter(x=[0], y=[1.12 * full], **_UNSEEN)
     _add_share_axis(frame(figure), n_components, largest)

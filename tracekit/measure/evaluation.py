@@ -201,12 +201,14 @@ def faithfulness(
     follows_mib = ranking is not None or getattr(members, "largest", None) == n
     shares = MIB_SHARES if follows_mib or is_mib else ()
     method = getattr(first if ranking is None else members, "method", "")
-    found = measure_faithfulness(engine, sets, shares=shares, how=ranking or "sets", method=method)
+    measured = measure_faithfulness(
+        engine, sets, shares=shares, how=ranking or "sets", method=method
+    )
     n_examples = count_text(fresh.n_examples, fresh.pairs.clusters)
     examples = examples_text(selected_on, fresh.fingerprint, n_examples)
     counts_like_mib = follows_mib or sum(n_in_mib(question.registry)) == n
     how = question.setup.intervention
-    return replace(found, intervention=how, examples=examples, counts_like_mib=counts_like_mib)
+    return replace(measured, intervention=how, examples=examples, counts_like_mib=counts_like_mib)
 
 
 def planned_faithfulness(

@@ -260,11 +260,11 @@ def warn_of_front(front: ParetoFront) -> None:
 
 def _warn_of_held_out(rows: Sequence[tuple[int, float, float | None]], options: str) -> None:
     """Warns of the least held-out effect; rows are size, effect and held-out effect of sets."""
-    known = [(size, effect, fresh) for size, effect, fresh in rows if fresh is not None]
-    if not known:
+    measured = [(size, effect, fresh) for size, effect, fresh in rows if fresh is not None]
+    if not measured:
         return
-    shares = [copysign(1, row[1]) * row[2] / max(abs(row[1]), 1e-12) for row in known]
-    size, effect, held_out = known[shares.index(min(shares))]
+    shares = [copysign(1, row[1]) * row[2] / max(abs(row[1]), 1e-12) for row in measured]
+    size, effect, held_out = measured[shares.index(min(shares))]
     if min(shares) < 1 / 2:
         _warn_unreliable(
             f"On examples that had no part in choosing it, a set of size {size} has an effect of "
