@@ -290,7 +290,7 @@ def test_many_components_ranked_alone_have_sets_of_some_sizes(tracer, monkeypatc
     assert (sizes[0], sizes[-1]) == (2, 300)
     assert 50 <= len(sizes) <= 64
     # Where the joint search has a set between these, it is left out if the choice is the other one.
-    monkeypatch.setattr("tracekit.search.auto.MOST_ALONE", 11)
+    monkeypatch.setattr("tracekit.search.baselines.empirical_bayes_topk.MOST_ALONE", 11)
     monkeypatch.setattr("tracekit.search.baselines.empirical_bayes_topk._SIZES_OF_MANY", 3)
     monkeypatch.setattr("tracekit.tracer.front.sizes_of_statistics", lambda sizes: [1, 6])
     monkeypatch.setattr(BestSets, "improving_sizes", [1, 2, 6])
