@@ -230,4 +230,4 @@ def test_requests_that_cannot_be_answered(tracer):
     with pytest.raises(ConfigError, match="{'faithfulness': nan}.*as finite numbers"):
         tracer.certify(NAMES, faithful=float("nan"))
     with pytest.raises(PairsError, match="A batch of pairs is 5. Give PromptPairs."):
-        tracer.certify(NAMES, faithful=0.5, pairs=[5])
+        tracer.certify(NAMES, faithful=0.5, pairs=iter([5]))
