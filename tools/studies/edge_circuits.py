@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from math import nan
 from pathlib import Path
 from time import perf_counter
@@ -95,7 +96,8 @@ def measure(
         passes = curve[0].cost.forward_equivalents
         if is_front:
             name = f"{title}, {curve[0].run.objective}"
-            tell(name, judge.faithfulness(curve), passes, start)
+            # Sets may be smaller than their budgets.
+            tell(name, replace(judge.faithfulness(curve), shares=shares), passes, start)
         scores = curve[-1].component_scores
         if scores is None:
             continue
