@@ -57,6 +57,16 @@ def test_a_certificate_is_measured_again_on_the_same_pairs(certify, command, fol
     assert f"The saved certificate: {before.verdict}." in text
 
 
+def test_other_pairs_than_those_of_the_certificate_are_refused(certify, command, folder, tmp_path):
+    certify("--effect", "-0.9")
+    saved = folder / "certificate.json"
+    before = Certificate.load(saved).batches[0].fingerprint
+    changed = shutil.copytree(folder, tmp_path / "run") / saved.name
+    changed.write_text(saved.read_text().replace(before, "0" * len(before)))
+    code, _, err = command("verify", changed, "--quiet")
+    assert (code, "are not those of the certificate" in " ".join(err.split())) == (1, True)
+
+
 def test_it_may_fail_on_another_model(certify, command, folder, tmp_path):
     assert certify("--effect", "0.5")[0] == 0
     source = Path(tk.__file__).parent / "demo" / "model"

@@ -159,7 +159,9 @@ def test_bad_input(tracer, members):
     with pytest.raises(ConfigError, match="like is 'paths'. Give one of .*; paths are of edges"):
         tracer.controls(members, like="paths")
     labels = [tracer.registry.label(index) for index in range(len(tracer.registry))]
-    with pytest.raises(ComponentError, match="no other set with as many components of every kind "):
+    with pytest.raises(
+        ComponentError, match="No other set exists with as many components of every kind "
+    ):
         tracer.controls([label for label in labels if "L0" in label])
     for chosen in ([], "all"):
         with pytest.raises(ComponentError, match="have no random sets beside them"):

@@ -106,7 +106,7 @@ def test_no_p_on_the_examples_that_the_set_was_selected_on(tracer, result, paths
     seen = replace(paths, selected_on=paths.dataset_fingerprint)
     assert seen.table["p"].isna().all()
     assert not seen.table["significant"].any()
-    assert re.search("no p on the examples .* selected on.* held_out", str(seen))
+    assert re.search("no p value on the examples .* selected on.* held_out", str(seen))
     few = replace(paths, effects=paths.effects[:, :4])
     assert "With 4 independent examples no p can be below" in str(few)
 

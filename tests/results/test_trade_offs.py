@@ -143,6 +143,8 @@ class TestSmallestOfARun:
         assert (small.labels, small.run.objective) == (first.labels, "faithful")
         assert curve.smallest(faithfulness=level).labels == first.labels
         assert small.held_out is not None
+        # A report repeats it by its budget.
+        assert small.budget == small.n_selected
         assert tracer.results[-1] is small
 
     def test_passes_are_estimated_before(self, tracer):

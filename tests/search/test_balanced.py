@@ -316,9 +316,9 @@ class TestConnected:
         parts = planned_controls(tracer.question, result, draws=12)
         paths, n = tracer.engine.edge_paths, tracer.engine.n_components
         ((_, both_ways),) = parts
-        drawn = both_ways[1 : len(both_ways) // 2]
-        assert len(drawn) == len(set(drawn)) == 12
-        assert all(paths.on_paths(each) == each and len(each) == 6 for each in drawn)
+        random_sets = both_ways[1 : len(both_ways) // 2]
+        assert len(random_sets) == len(set(random_sets)) == 12
+        assert all(paths.on_paths(each) == each and len(each) == 6 for each in random_sets)
         assert n > 6
         idle = [index for index in range(n) if index not in paths.on_paths(range(n - 1))][:1]
         unconnected = sorted({*tiny.members_of(result)[:1], *idle})

@@ -41,7 +41,7 @@ def test_an_explanation_without_fresh_examples_has_no_p(without, tmp_path):
         text = str(why)
         assert f", {SAME}." in text
         assert "p < .05" not in text
-        assert re.search("no p on the examples .*selected on: give the tracer", text)
+        assert re.search("no p value on the examples .*selected on. Give the tracer", text)
     loaded = Explanation.load(why.save(tmp_path))
     assert loaded.interactions.equals(why.interactions)
     own = tracer.explain(tracer.registry[:3])

@@ -55,7 +55,7 @@ def certify(values: OptionValues, run: RunFolder) -> None:
     """
     file = values["output"] or run / FILE
     check_file(file)
-    result, tracer = rebuild_tracer(run, values, is_same_model=False)
+    result, tracer = rebuild_tracer(run, values, is_same_model=values["model"] is None)
     names = ("faithful", "complete", "effect", "level", "max_examples")
     pairs = _fresh_pairs(tracer, values["fresh"] or [])
     certificate = tracer.certify(result, pairs=pairs, **{name: values[name] for name in names})
@@ -67,7 +67,8 @@ def verify_certificate(values: OptionValues, file: Path) -> None:
     """Measures the claims of a certificate again, on its pairs; ends as `certify` does.
 
     Raises:
-        ResultFormatError: The file is not beside its run, or no certificate.
+        ResultFormatError: The file is no certificate.
+        ResultNotFoundError: It is not in the folder of its run.
     """
     from tracekit.measure.certificate import recorded_pairs
     from tracekit.results.certificate import Certificate

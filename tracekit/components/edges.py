@@ -176,19 +176,19 @@ class EdgeGraph:
             if sender in senders and receiver in receivers
         )
 
-    def _select(self, role: str, given: Labels, names: Mapping[str, set[str]]) -> list[str]:
-        """Labels of the senders or receivers that are given by any of their names."""
+    def _select(self, role: str, chosen: Labels, names: Mapping[str, set[str]]) -> list[str]:
+        """Labels of the senders or receivers that are chosen by any of their names."""
         every = {name for each in names.values() for name in each}
-        unknown = [] if given is None else [name for name in given if name not in every]
-        if isinstance(given, str) or unknown:
-            first = given if isinstance(given, str) else unknown[0]
+        unknown = [] if chosen is None else [name for name in chosen if name not in every]
+        if isinstance(chosen, str) or unknown:
+            first = chosen if isinstance(chosen, str) else unknown[0]
             guess = near_miss(str(first), list(every))
             raise ComponentError(
-                f"The {role} are {short_repr(given)}, but the model has no {short_repr(first)} "
+                f"The {role} are {short_repr(chosen)}, but the model has no {short_repr(first)} "
                 f"among them. {guess + ' ' if guess else ''}Give a list of labels, such as "
                 f"{sorted(every)[:3]}."
             )
-        return [label for label, each in names.items() if given is None or each & set(given)]
+        return [label for label, each in names.items() if chosen is None or each & set(chosen)]
 
 
 _LAYER = re.compile(r"^\D+(\d+)")

@@ -231,16 +231,16 @@ def _as_time(given: Any) -> datetime:
         ) from error
 
 
-def _as_messages(given: Any) -> Messages | None:
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
+def _as_messages(prompt: Any) -> Messages | None:
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
     are_messages = (
-        isinstance(given, Sequence)
-        and len(given) > 0
-        and all(isinstance(each, Mapping) and {"role", "content"} <= set(each) for each in given)
-        and all(isinstance(each["content"], str) for each in given)
+        isinstance(prompt, Sequence)
+        and len(prompt) > 0
+        and all(isinstance(each, Mapping) and {"role", "content"} <= set(each) for each in prompt)
+        and all(isinstance(each["content"], str) for each in prompt)
     )
-    return given if are_messages else None
+    return prompt if are_messages else None
 
 
 def _mark(messages: Messages, located: int, mark: str = _MARK) -> Messages:

@@ -116,8 +116,8 @@ all of any one of which tell the kind; whether it `has_more` keys."""
 def _is_kind(document: Any, kind: Mapping[str, Any]) -> bool:
     if not isinstance(document, Mapping):
         return False
-    given = set(document)
-    return any(given >= {*keys} if kind["has_more"] else given == {*keys} for keys in kind["keys"])
+    names = set(document)
+    return any(names >= {*keys} if kind["has_more"] else names == {*keys} for keys in kind["keys"])
 
 
 def check_holds_pairs(document: Any, path: str) -> None:

@@ -146,7 +146,7 @@ def recorded_pairs(certificate: Certificate, model: HookedModel) -> dict[str, li
     """The pairs of a certificate, loaded again for a model, as `pairs` of `certify`.
 
     Raises:
-        PairsError: They were made by hand.
+        PairsError: They were made by hand, or have changed.
         TracekitError: Of data sets and files, as in `load_dataset`.
     """
     batches: dict[str, list[PromptPairs]] = {}
@@ -156,7 +156,13 @@ def recorded_pairs(certificate: Certificate, model: HookedModel) -> dict[str, li
                 "The pairs of the certificate were made by hand, so they cannot be loaded again. "
                 "Certify with pairs of a data set or a file."
             )
-        batches.setdefault(batch.wording, []).append(load_origin(batch.origin, model))
+        pairs = load_origin(batch.origin, model)
+        if pairs.fingerprint != batch.fingerprint:
+            raise PairsError(
+                f"The pairs of {batch.origin.dataset} are not those of the certificate: the data "
+                "or the tokenizer has changed. Restore them, or certify the set again."
+            )
+        batches.setdefault(batch.wording, []).append(pairs)
     return batches
 
 

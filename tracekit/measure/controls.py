@@ -29,6 +29,7 @@ from tracekit.measure.question import Question
 from tracekit.measure.random_sets import connected_control_sets, control_sets
 from tracekit.results.display import InWords, Tabular
 from tracekit.results.faithfulness import Faithfulness
+from tracekit.results.significance import NO_P
 from tracekit.search.targets import require_full_effect
 
 ControlForm = Literal["layers", "kinds", "size", "paths"]
@@ -106,10 +107,7 @@ class Controls(InWords, Tabular):
                 f"is {least:.2g} at least, of the effect {2 * least:.2g}."
             )
         else:
-            lines.append(
-                "There is no p on the examples that the set was selected on: give the tracer "
-                "held_out examples."
-            )
+            lines.append(NO_P)
         return clean_text("\n".join(lines))
 
     __repr__ = __str__
@@ -224,7 +222,8 @@ def planned_controls(
         random_sets = control_sets(question.registry, chosen, draws, generator, like)
     if not random_sets:
         raise ComponentError(
-            f"There is no other set {FORMS[like]}. Give another form as like, e.g. 'size'."
+            f"No other set exists {FORMS[like]}. Compare with random sets of another form, e.g. "
+            "like='size'."
         )
     return [(engine, both_ways([chosen, *random_sets], n))]
 

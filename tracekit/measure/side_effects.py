@@ -175,7 +175,7 @@ class SideEffects(PatchedSet, Tabular):
         interval; `control`, the mean strength of random sets, and the least and the greatest; `p`,
         the share of random sets at least as strong (NaN on the examples that the set was selected
         on), and `q`, its false discovery rate over the rows that have one; `selectivity` with its
-        interval, and `control_selectivity`, the median of that of random sets. Intervals end in
+        interval, and `control_selectivity`, the median selectivity of random sets. Intervals end in
         `_low` and `_high`; those of effects and strengths are 95 % studentised bootstrap intervals
         over examples (`tracekit.results.intervals`). The target has no selectivity (NaN).
         """

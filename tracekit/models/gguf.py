@@ -280,9 +280,9 @@ def _apply_rotary(
 
 
 def _rotary_scaling(
-    given: Settings, tensors: Mapping[str, Any], config: Any
+    settings: Settings, tensors: Mapping[str, Any], config: Any
 ) -> tuple[Settings, list[str]]:
-    rest = {key.removeprefix("rope.scaling."): value for key, value in given.items()}
+    rest = {key.removeprefix("rope.scaling."): value for key, value in settings.items()}
     factor = rest.pop("factor", 0) or rest.pop("rope.scale_linear", 0)
     kind = rest.pop("type", "linear" if factor not in (0, 1) else "none")
     original = rest.pop("original_context_length", 0) or config.max_position_embeddings

@@ -9,7 +9,7 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.setup import intervention_text
 from tracekit.results.display import InWords, text_html
 from tracekit.results.on_examples import OverExamples, examples_text
-from tracekit.results.significance import few_examples_note
+from tracekit.results.significance import NO_P, few_examples_note
 from tracekit.results.storage import InFolder
 
 
@@ -82,10 +82,7 @@ class OfMembers(PatchedSet, OverExamples):
         if self.is_tested:
             note = few_examples_note(self.n_independent)
             return [note] if note else []
-        return [
-            "There is no p on the examples that the set was selected on: give the tracer held_out "
-            "examples."
-        ]
+        return [NO_P]
 
     setting = InWords.setting
 

@@ -506,7 +506,8 @@ class Results(Sequence[TraceResult]):
         Args:
             effect: Mean effect to reach; where effects below 0 were sought, one below 0.
             faithfulness: Level in (0, 1), e.g. 0.9: the faithfulness of the set differs from 1 by
-                at most 1 - level, and that of its complement (the completeness) is below level.
+                at most 1 - level, and its completeness, which all other components have alone, is
+                below the level.
 
         Raises:
             TargetNotReachedError: None does.
@@ -527,7 +528,7 @@ class Results(Sequence[TraceResult]):
             scores = result.searched.faithfulness(**sizes)
             closeness = 1 - abs(1 - scores.faithfulness[0])
             if closeness >= level and scores.completeness[0] < level:
-                return replace(result, budget=None)
+                return result
             nearest = max(nearest, closeness)
         advice = []
         if not results[0].run.objective.startswith("faithful"):

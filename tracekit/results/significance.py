@@ -164,6 +164,12 @@ def n_testable(n_examples: int) -> int:
     return max(1, int(LEVEL / least_p(n_examples, _MOST_DRAWS)))
 
 
+NO_P = (
+    "There is no p value on the examples that the set was selected on. Give the tracer held_out "
+    "examples."
+)
+
+
 def few_examples_note(n_examples: int, n_rows: int = 1) -> str:
     """A sentence where the least p value of so many independent examples decides; else empty.
 

@@ -21,6 +21,9 @@ from tracekit.results.of_set import OfMembers
 from tracekit.results.panels import has_cells, panels_of
 from tracekit.results.storage import SavedTable
 
+_SHARES = [[0.0, "#FFFFFF"], [1.0, "#56B4E9"]]
+"""Colours from never to always; a black frame shows on each."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Stability(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -68,7 +71,7 @@ class Stability(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibleMet
         texts = [f"selected in {100 * value:.0f} % of the resamples" for value in values]
         return draw_panels(
             panels_of(self.registry, is_stable, values=values, texts=texts),
-            scale=ColorScale("Blues", 0.0, 1.0, "share of<br>resamples"),
+            scale=ColorScale(_SHARES, 0.0, 1.0, "share of<br>resamples"),
             width=WIDTH,
             outlines=True,
             title=f"Stability of {plain(self.method)}: {data_and_model(self.dataset, self.model)}",
@@ -82,8 +85,8 @@ class Stability(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibleMet
         return clean_text(
             f"{self.method} on {self.n_resamples} resamples of the searched examples of "
             f"{self.dataset}, {self.model}, {self.intervention}: sets of {self.n_selected:.3g} "
-            f"components on average, {n_ever} different ones. {n} are in at least "
+            f"components on average, with {n_ever} different ones. {n} are in at least "
             f"{100 * self.threshold:.0f} % of the sets{named}.\n"
-            f"{self.effects.mean():.4g} is the {self.axis_label} of these {n}, and "
-            f"{self.mean_effect:.4g} that of the sets on average, {self.examples}."
+            f"Mean {self.axis_label} {self.examples}: {self.effects.mean():.4g} for these {n}, "
+            f"{self.mean_effect:.4g} for the sets of the resamples."
         )

@@ -4,7 +4,7 @@ A document holds every field but tensors, whose file lies beside it; a grid of p
 read, holds its tensors as lists. Nothing is pickled, so opening a run from elsewhere executes
 nothing. A pydantic model that is made from the annotations of the fields holds the entries to their
 types, before they are written and after they are read. `docs/files.md` says what the digests are
-for; `curve.json` holds those of its runs, `pareto.json` that of `curve.json`.
+for: `curve.json` holds the digests of its runs, and `pareto.json` the digest of `curve.json`.
 """
 
 from __future__ import annotations

@@ -176,9 +176,9 @@ def smallest_set_reaching(runs: Sequence[TrainingRun], target: Target, wanted: f
         reaching, key=lambda each: (each[0].size, -each[0].effect), default=(None, strongest)
     )
     # The order of the soft mask may reach it earlier than the threshold does.
-    seen = max(snapshot.effect for snapshot, _ in tried)
+    largest = max(snapshot.effect for snapshot, _ in tried)
     try:
-        prefix = smallest_prefix(target, run.last.order(), wanted, largest_seen=seen)
+        prefix = smallest_prefix(target, run.last.order(), wanted, largest_seen=largest)
     except TargetNotReachedError:
         if best is None:
             raise

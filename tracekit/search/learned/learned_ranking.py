@@ -113,13 +113,15 @@ class LearnedRanking(ValidatedFields):
         rankings, means, stopped = list[Mask](), list[Tensor](), None
 
         def add(scores: Mask) -> None:
-            rankings.append(scores.cpu())
-            means.append(torch.zeros(len(sizes)))
+            scores, row = scores.cpu(), torch.zeros(len(sizes))
             if set_aside:
-                order = ranking(rankings[-1])
+                order = ranking(scores)
                 sets = [prefix_members(target, order, size) for size in sizes]
                 effects = target.set_effects(sets, "examples set aside", examples=checked)
-                means[-1] = effects.mean(1)
+                row = effects.mean(1)
+            # Only what was measured: Ctrl-C may come in between.
+            rankings.append(scores)
+            means.append(row)
 
         for scores in self._first_scores(target, trained):
             add(scores)
