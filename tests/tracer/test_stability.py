@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 
 import tracekit as tk
 from tests import tiny
+from tracekit.engine.resampled import ResampledEngine
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.search.base import Selection
 
@@ -78,7 +80,40 @@ def test_a_seed_repeats_it(tracer):
     )
     assert torch.equal(first.frequencies, again.frequencies)
     assert not torch.equal(first.frequencies, other.frequencies)
-    assert first.cost.backward == pytest.approx(5)
+
+
+@pytest.mark.parametrize(
+    ("method", "objective"),
+    [
+        ("mask-ig", "faithful"),
+        ("attribution", "log-odds"),
+        ("top-k", None),
+        ("greedy", None),
+        ("local-search", "median"),
+        ("pgb-ct", None),
+    ],
+)
+def test_shared_measurements_change_no_selection(model, monkeypatch, method, objective):
+    metric = "kl" if objective == "faithful" else "probability-drop"
+    tracer = tk.Tracer(model, tiny.pairs(12, seed=3), "head-outputs", metric)
+    options = {"epochs": 3} if method == "pgb-ct" else {}
+    call = partial(tracer.stability, method, budget=3, resamples=4, objective=objective, **options)
+    shared = call()
+    monkeypatch.setattr(
+        ResampledEngine,
+        "draw",
+        lambda shared, numbers: shared.engine.with_pairs(shared.engine.pairs.subset(numbers)),
+    )
+    alone = call()
+    assert torch.equal(shared.frequencies, alone.frequencies)
+    assert shared.cost.forward_equivalents < alone.cost.forward_equivalents
+
+
+def test_rankings_by_gradients_take_no_pass_for_further_resamples(tracer):
+    few, many = (tracer.stability("attribution", budget=3, resamples=n) for n in (2, 20))
+    assert few.cost.backward == many.cost.backward == pytest.approx(1)
+    # All that is measured for further ones is their sets.
+    assert many.cost.forward - few.cost.forward < 2 * 20
 
 
 def test_ctrl_c_keeps_the_resamples_so_far(tracer):

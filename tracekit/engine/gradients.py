@@ -149,11 +149,16 @@ def predict_changes(
 
 
 def expand(
-    data: PreparedData, masks: Float[Tensor, "some component"], examples: Int[Tensor, " some"]
+    data: PreparedData,
+    masks: Float[Tensor, "some component"],
+    examples: Int[Tensor, " some"],
+    *,
+    is_linear: bool = True,
 ) -> Expansion:
     """The quantity that is about linear in the mask, and its gradients, one mask per example.
 
-    Both are on the CPU, in the order of `examples`, which are all different.
+    Both are on the CPU, in the order of `examples`, which are all different. Unless `is_linear`,
+    the quantity is the effect.
     """
     data.prepare_clean()
     masks = to_device(masks.float(), data.device)
@@ -162,7 +167,7 @@ def expand(
     quantity, gradients = torch.zeros(len(examples), device=data.device), torch.zeros_like(masks)
     for batch in _unshared_batches(data, data.rank_share(examples)):
         rows = row_of[batch.examples]
-        expansion = _expand_batch(data, batch, masks[rows])
+        expansion = _expand_batch(data, batch, masks[rows], is_linear)
         quantity[rows] = expansion.quantity.float()
         gradients[rows] = expansion.gradients.float()
     data.account.add_examples(len(examples), backward=True)
@@ -215,7 +220,10 @@ def _unshared_batches(data: PreparedData, examples: Int[Tensor, " some"] | None)
 
 
 def _expand_batch(
-    data: PreparedData, batch: Batch, masks: Float[Tensor, "example component"]
+    data: PreparedData,
+    batch: Batch,
+    masks: Float[Tensor, "example component"],
+    is_linear: bool = True,
 ) -> Expansion:
     is_row_of = batch.rows_by_example.to(masks.dtype)
     with freeze(data.model), torch.enable_grad():
@@ -223,7 +231,7 @@ def _expand_batch(
         leaf = (is_row_of.T @ masks)[None].requires_grad_(True)
         log_probs = data.log_probs(batch, data.counterfactual_cache.activations_for(batch), leaf)
         linearization = data.metric.linearization
-        if linearization is None:
+        if linearization is None or not is_linear:
             values = data.effects_from(batch, log_probs)[0]
         else:
             values = linearization.to_linear(log_probs)

@@ -155,7 +155,11 @@ class Target:
 
     def with_pairs(self, pairs: PromptPairs) -> Target:
         """The same on other traced pairs, without recorders."""
-        return type(self)(self._engine.with_pairs(pairs), self._objective, sign=self.sign)
+        return self.with_engine(self._engine.with_pairs(pairs))
+
+    def with_engine(self, engine: Engine) -> Target:
+        """The same on the examples of another engine, without recorders."""
+        return type(self)(engine, self._objective, sign=self.sign)
 
     @property
     def cost(self) -> Cost:
@@ -247,13 +251,13 @@ class Target:
         self, mask: Mask, example_weights: GradientWeight, examples: SomeExamples = None
     ) -> tuple[Effects, Mask]:
         """Scores, and the gradient of their weighted sum, on some examples or on all."""
-        return gradients.gradient(self.engine, mask, example_weights, examples)
+        return self.engine.gradient(mask, example_weights, examples)
 
     def predict_changes(
         self, members: ComponentSet, *, examples: SomeExamples = None
     ) -> FirstOrderPrediction:
         """Predicted change of the mean score from adding or removing each component."""
-        return gradients.predict_changes(self.engine, members, examples=examples)
+        return self.engine.predict_changes(members, examples=examples)
 
 
 class ExampleTarget(Target):
@@ -406,7 +410,7 @@ class FaithfulTarget(Target):
 
         Scores fall where a set does more than all components, so their gradient gives no ranking.
         """
-        effects, gradient = gradients.gradient(self.engine, mask, torch.ones_like, examples)
+        effects, gradient = self.engine.gradient(mask, torch.ones_like, examples)
         return self.ranking_sign * gradient / len(effects)
 
     def gradient(
