@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from math import ceil
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import complement_of
-from tracekit.errors import ConfigError, PairsError
+from tracekit.errors import ConfigError, PairsError, ResultFormatError
 from tracekit.measure.certificate import _by_example, recorded_pairs
 from tracekit.measure.question import Question
 from tracekit.results.certificate import Certificate
@@ -182,6 +184,7 @@ class TestWordings:
 class TestInterrupted:
     @pytest.mark.parametrize("n_batches", [0, 1, 2])
     def test_what_was_measured_is_kept(self, tracer, faithfulness, monkeypatch, n_batches):
+        tracer.question.fresh_examples.clear()
         engine_of, calls = Question.engine_of, itertools.count()
 
         def interrupted(self, *args, **kwargs):
@@ -197,6 +200,11 @@ class TestInterrupted:
             certificate = tracer.certify(NAMES, faithful=faithfulness)
             assert certificate.verdict == "undecided"
             assert certificate.n_examples == 16 * n_batches
+            # The next call is not interrupted, and measures what is left.
+            again = tracer.certify(NAMES, faithful=faithfulness)
+            assert again.n_examples == 150
+            assert again.claims[0].bounds[: 16 * n_batches] == certificate.claims[0].bounds
+            assert next(calls) == ceil(150 / 16) + 1
 
 
 def test_a_saved_certificate_is_the_same(tracer, faithfulness, tmp_path):
@@ -207,6 +215,42 @@ def test_a_saved_certificate_is_the_same(tracer, faithfulness, tmp_path):
     saved = json.loads((tmp_path / "certificate.json").read_text())
     assert saved["claims"][0]["verdict"] == "holds"
     assert saved["labels"] == NAMES
+
+
+class TestResults:
+    """A result shows its last certificate."""
+
+    @pytest.fixture
+    def result(self, tracer):
+        return tracer.run("mask-ig", budget=4)
+
+    def test_it_is_printed_and_reported(self, tracer, result, tmp_path):
+        assert "Certificate" not in repr(result)
+        assert tracer.certify(result, effect=9.0).verdict == "fails"
+        certificate = tracer.certify(result, effect=-9.0)
+        summary = "Certificate (95 %, 32 fresh examples of pairs): effect at least -9: holds."
+        assert certificate.summary == summary
+        assert repr(result).splitlines()[1:] == [summary]
+        assert summary in html.unescape(result._repr_html_())
+        page = tk.report(result, tmp_path / "report.html").read_text(encoding="utf-8")
+        assert f"{result.title}, 4 components: {summary}" in html.unescape(page)
+
+    def test_it_is_saved_beside_the_result(self, tracer, result, tmp_path):
+        certificate = tracer.certify(result, effect=-9.0)
+        loaded = tk.TraceResult.load(result.save(tmp_path))
+        assert loaded.certificates[0].summary == certificate.summary
+        assert repr(loaded) == repr(result)
+        tracer.certify(NAMES, effect=-9.0).save(tmp_path / Certificate.FILE)
+        with pytest.raises(ResultFormatError, match="of another set than the result beside it"):
+            tk.TraceResult.load(tmp_path)
+
+    def test_wordings_are_named_where_a_claim_fails(self, tracer):
+        certificate = tracer.certify(NAMES, effect=-9.0)
+        (claim,) = certificate.claims
+        verdicts = {"usual": "holds", "letter": "fails", "rare": "undecided"}
+        of_wordings = [replace(claim, wording=w, verdict=v) for w, v in verdicts.items()]
+        summary = replace(certificate, claims=(claim, *of_wordings)).summary
+        assert summary.endswith("effect at least -9: holds; effect at least -9 on letter: fails.")
 
 
 def test_a_figure_has_the_bounds_of_a_claim(tracer, faithfulness):

@@ -23,10 +23,7 @@ from tracekit.cli.options import (
 )
 from tracekit.cli.rebuild import RUN_OPTIONS, RunFolder, rebuild_tracer
 from tracekit.cli.tables import print_table
-from tracekit.errors import ResultFormatError
 
-FILE = "certificate.json"
-"""Name of a certificate in the folder of its run."""
 _EXIT_CODES = {"holds": 0, "fails": 1, "undecided": 3}
 
 
@@ -45,7 +42,9 @@ _EXIT_CODES = {"holds": 0, "fails": 1, "undecided": 3}
         f"examples{SEVERAL}"
     ),
     max_examples=LIMITS.count("Fresh examples at most.", default=1000, min=1),
-    output=OPTIONAL_OUTPUT.with_help(f"File for the certificate. Default: {FILE} in the folder."),
+    output=OPTIONAL_OUTPUT.with_help(
+        "File for the certificate. Default: certificate.json in the folder."
+    ),
 )
 def certify(values: OptionValues, run: RunFolder) -> None:
     """Measures fresh pairs until claims about the set of a saved run hold or fail.
@@ -53,7 +52,7 @@ def certify(values: OptionValues, run: RunFolder) -> None:
     Exit code 0 if all claims hold, 1 if one fails, and 3 if they are undecided. `tracekit verify`
     measures the saved certificate again, also on another model.
     """
-    file = values["output"] or run / FILE
+    file = values["output"] or run / tk.results.Certificate.FILE
     check_file(file)
     result, tracer = rebuild_tracer(run, values, is_same_model=values["model"] is None)
     names = ("faithful", "complete", "effect", "level", "max_examples")
@@ -71,15 +70,8 @@ def verify_certificate(values: OptionValues, file: Path) -> None:
         ResultNotFoundError: It is not in the folder of its run.
     """
     from tracekit.measure.certificate import recorded_pairs
-    from tracekit.results.certificate import Certificate
 
-    try:
-        certificate = Certificate.load(file)
-    except ValueError as error:
-        raise ResultFormatError(
-            f"{file} is not a certificate. Give one that `tracekit certify` wrote, or the folder "
-            "of a run."
-        ) from error
+    certificate = tk.results.Certificate.load(file)
     result, tracer = rebuild_tracer(file.parent, values, is_same_model=False)
     pairs = recorded_pairs(certificate, tracer.model)
     arguments = {"faithfulness": "faithful", "completeness": "complete", "effect": "effect"}

@@ -58,7 +58,8 @@ def certify(
     """Measures fresh pairs until bounds decide whether claims about a set hold.
 
     The bounds hold after every example, so pairs may be added until they decide. Each independent
-    example counts once, whatever the number of its pairs. Ctrl-C returns what was measured so far.
+    example counts once, whatever the number of its pairs. Ctrl-C returns what was measured so far,
+    and the same call goes on from there.
 
     Args:
         question: The question.
@@ -105,8 +106,12 @@ def certify(
     n_examples, batches = 0, list[PairsBatch]()
     try:
         for wording, batch in fresh.batches(sources):  # type: ignore[arg-type]
-            engine = question.engine_of(batch)
-            for example in _by_example(engine, engine.set_effects(sets, "certificate")):
+            key = chosen, batch.fingerprint
+            if key not in question.fresh_examples:
+                engine = question.engine_of(batch)
+                effects = engine.set_effects(sets, "certificate")
+                question.fresh_examples[key] = _by_example(engine, effects)
+            for example in question.fresh_examples[key]:
                 if n_examples < max_examples:
                     n_examples += 1
                     for test in tests:
@@ -124,7 +129,7 @@ def certify(
             f"There are no fresh pairs: {fresh.n_left_out} were left out, as the tracer has them. "
             "Give others as pairs, e.g. of another seed, or give the tracer held_out pairs."
         )
-    return Certificate(
+    certificate = Certificate(
         claims=tuple(test.claim(alpha) for test in tests),
         level=level,
         is_assumed=tests[0].bets.bounds is None,
@@ -140,6 +145,9 @@ def certify(
         weights_digest=question.model_facts.weights_digest,
         versions=versions(),
     )
+    if isinstance(members, TraceResult):
+        members.certificates.append(certificate)
+    return certificate
 
 
 def recorded_pairs(certificate: Certificate, model: HookedModel) -> dict[str, list[PromptPairs]]:

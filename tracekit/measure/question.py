@@ -100,6 +100,10 @@ class Question:
     sets: KnownSets = field(default_factory=KnownSets)
     results: list[TraceResult] = field(default_factory=list)
     """Results of all searches, in their order."""
+    fresh_examples: dict[tuple[ComponentSet, str], list[dict[str, float]]] = field(
+        default_factory=dict, repr=False
+    )
+    """Quantities that certificates measured on examples, by set and fingerprint of the pairs."""
 
     @cached_property
     def search_engine(self) -> Engine:

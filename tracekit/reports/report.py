@@ -163,6 +163,9 @@ def _sections(
             "components."
         )
         lead += f" First choices: {where.choices_text}." if where.choices_text else ""
+    for result in results:
+        for certificate in result.certificates[-1:]:
+            lead += f" {result.title}, {result.n_selected} components: {certificate.summary}"
     name = f"{first.dataset} data, {first.model} model, {first.setup.metric}"
     name += f", {first.setup.intervention}"
     return [

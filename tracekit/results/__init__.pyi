@@ -1,4 +1,5 @@
 from tracekit._util.table import Table as Table
+from tracekit.results.certificate import Certificate as Certificate
 from tracekit.results.comparison import Comparison as Comparison
 from tracekit.results.comparison import compare as compare
 from tracekit.results.curve import TraceCurve as TraceCurve

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import plotly.graph_objects as go
 from pydantic import TypeAdapter
@@ -16,6 +16,7 @@ from tracekit._util.markup import clean_text
 from tracekit._util.options import as_path
 from tracekit._util.table import join_labels
 from tracekit.data.prompts import DataOrigin
+from tracekit.errors import ResultFormatError
 from tracekit.figures.charts import Chart, lines
 from tracekit.figures.style import data_and_model, plain
 from tracekit.results.display import Tabular
@@ -63,6 +64,8 @@ class Claim:
 class Certificate(Tabular):
     """What fresh pairs say of claims about a set: `print` says it in words."""
 
+    FILE: ClassVar[str] = "certificate.json"
+    """Its name in the folder of a run."""
     claims: tuple[Claim, ...]
     level: float
     """Probability that no bound of any claim is ever wrong."""
@@ -94,6 +97,16 @@ class Certificate(Tabular):
         if "fails" in verdicts:
             return "fails"
         return "undecided" if "undecided" in verdicts else "holds"
+
+    @property
+    def summary(self) -> str:
+        """The verdicts on all fresh pairs, and on wordings where a claim fails, in one line."""
+        shown = [claim for claim in self.claims if not claim.wording or claim.verdict == "fails"]
+        verdicts = "; ".join(f"{claim}: {claim.verdict}" for claim in shown)
+        return clean_text(
+            f"Certificate ({100 * self.level:g} %, {self.n_examples} fresh examples of "
+            f"{self.dataset}): {verdicts}."
+        )
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -154,5 +167,15 @@ class Certificate(Tabular):
 
     @classmethod
     def load(cls, path: str | Path) -> Certificate:
-        """Reads a certificate that `save` wrote."""
-        return TypeAdapter(cls).validate_json(as_path("path", path).read_bytes())
+        """Reads a certificate that `save` wrote.
+
+        Raises:
+            ResultFormatError: The file is no certificate.
+        """
+        try:
+            return TypeAdapter(cls).validate_json(as_path("path", path).read_bytes())
+        except ValueError as error:
+            raise ResultFormatError(
+                f"{path} is not a certificate. Give one that `tracekit certify` wrote, or the "
+                "folder of a run."
+            ) from error

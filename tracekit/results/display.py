@@ -93,6 +93,7 @@ def result_html(result: Any) -> str:
         line(f"{result.dataset} data, {result.model_text} model, {result.setup.metric}"),
         line(" \u00b7 ".join(facts)),
         line(join_labels(result.labels)),
+        *(line(each.summary) for each in result.certificates[-1:]),
         selection_svg(result.registry, members),
     )
 

@@ -22,10 +22,11 @@ from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask, members_of_mask
 from tracekit.engine.cost import Cost
 from tracekit.engine.setup import Setup
-from tracekit.errors import ConfigError, TargetNotReachedError
+from tracekit.errors import ConfigError, ResultFormatError, TargetNotReachedError
 from tracekit.figures.cells import SelectionPanel, draw_panels
 from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.metrics import Effects
+from tracekit.results.certificate import Certificate
 from tracekit.results.circuit import circuit_figure, graph_of, nodes_of
 from tracekit.results.display import effects_text, model_text, result_html
 from tracekit.results.faithfulness import Faithfulness
@@ -156,6 +157,38 @@ class TraceResult(InFolder):
     """Weights and sizes of the model."""
     noise_floor: float = 0.0
     """Effect that rounding alone can make; 0 in float32."""
+
+    @cached_property
+    def certificates(self) -> list[Certificate]:
+        """What `tracer.certify` said of this set, the latest last; that one is saved with it."""
+        return []
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes it to a folder, which is made if need be; returns the folder."""
+        super().save(folder)
+        for certificate in self.certificates[-1:]:
+            certificate.save(Path(folder) / Certificate.FILE)
+        return Path(folder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> TraceResult:
+        """Reads what `save` wrote.
+
+        Raises:
+            ResultNotFoundError: The folder holds no result.
+            ResultFormatError: A file is damaged, was changed, is of another run or format version,
+                or holds an entry of another type.
+        """
+        result, file = super().load(folder), Path(folder) / Certificate.FILE
+        if file.exists():
+            certificate = Certificate.load(file)
+            if certificate.labels != tuple(result.labels):
+                raise ResultFormatError(
+                    f"{file} is of another set than the result beside it. Remove it, or certify "
+                    "the set again."
+                )
+            result.certificates.append(certificate)
+        return result
 
     @property
     def method(self) -> str:
@@ -325,6 +358,7 @@ class TraceResult(InFolder):
         return clean_text(
             f"TraceResult({self.method} on {self.dataset}, {self.model_text}: {self.n_selected} of "
             f"{self.n_components} components{skipped}, {effects_text(self)}; {names})"
+            + "".join(f"\n{each.summary}" for each in self.certificates[-1:])
         )
 
     _repr_html_ = result_html
