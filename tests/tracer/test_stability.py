@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +12,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.engine.resampled import ResampledEngine
-from tracekit.errors import BudgetError, ConfigError
+from tracekit.errors import BudgetError, ComponentError, ConfigError
 from tracekit.search.base import Selection
 
 
@@ -148,6 +149,34 @@ def test_sets_of_edges_are_connected(demo_model):
     assert stability.members == tuple(sorted(members))
     with pytest.raises(ConfigError, match="Layers of so many components have no cells"):
         stability.heatmap()
+
+
+def test_arrows_are_as_wide_as_edges_are_frequent(demo_model):
+    pairs = tk.load_dataset("demo-facts", demo_model)[:6]
+    tracer = tk.Tracer(demo_model, pairs, "edges", "logit-difference")
+    members = tiny.members_of(tracer.run("attribution", budget=20))
+    some = tiny.members_of(tracer.run("attribution", budget=10))
+    search = Scripted((members, some, some, some), [])
+    stability = tracer.stability(search, budget=20, resamples=4, threshold=0.75)
+    figure = stability.circuit(n=30)
+    shares = {}
+    for trace in figure.data:
+        values = re.findall(r"share of resamples ([\d.]+)", trace.text)
+        if trace.mode == "lines":
+            shares[trace.line.width] = max(map(float, values))
+    assert len(shares) > 1
+    widest = max(shares)
+    for width, share in shares.items():
+        assert width == pytest.approx(widest * share / shares[widest])
+    (name,) = {trace.name for trace in figure.data if trace.showlegend}
+    assert name == "share of resamples"
+    assert "strongest of" in figure.layout.title.subtitle.text
+    with pytest.raises(ComponentError, match="only edges make a circuit"):
+        tracer_of_heads(demo_model).stability("attribution", budget=3, resamples=2).circuit()
+
+
+def tracer_of_heads(model):
+    return tk.Tracer(model, tk.load_dataset("demo-facts", model)[:4], "head-outputs")
 
 
 def test_a_heatmap_has_the_frequencies(tracer):

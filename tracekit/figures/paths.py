@@ -50,6 +50,7 @@ def path_network(
     title: str,
     subtitle: str,
     quantity: str = "effect",
+    is_signed: bool = True,
 ) -> go.Figure:
     """Draws nodes in a row for each layer that has any, and arrows between them.
 
@@ -69,7 +70,8 @@ def path_network(
     for arrow, points in sorted(
         zip(arrows, lines, strict=True), key=lambda each: abs(each[0].value)
     ):
-        name = f"{quantity} {'above' if arrow.value > 0 else 'below'} 0"
+        side = f" {'above' if arrow.value > 0 else 'below'} 0" if is_signed else ""
+        name = quantity + side
         line, head = _traces(arrow, points, strongest)
         figure.add_scatter(**line, name=name, showlegend=name not in shown)
         figure.add_scatter(**head, showlegend=False)

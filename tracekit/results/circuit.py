@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
 from tracekit._util.options import check_int
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.edges import EMBEDDING, LOGITS, EdgeGraph
-from tracekit.components.masks import Mask, members_of_mask
+from tracekit.components.masks import Mask
 from tracekit.errors import ComponentError
 from tracekit.figures.paths import Arrow, path_network
-from tracekit.figures.style import data_and_model, plain
+from tracekit.figures.style import plain
 
 if TYPE_CHECKING:
     import networkx
@@ -54,10 +54,18 @@ def graph_of(
     return drawn
 
 
-def circuit_figure(result: Any, scores: Mask, n: int) -> go.Figure:
-    """Draws the `n` strongest edges of a result; see `TraceResult.circuit`."""
-    registry, members = result.registry, members_of_mask(result.binary_mask)
-    graph = _graph(registry)
+def circuit_figure(
+    registry: ComponentRegistry,
+    members: ComponentSet,
+    scores: Mask,
+    n: int,
+    *,
+    title: str,
+    subtitle: str,
+    quantity: str = "score",
+) -> go.Figure:
+    """Draws the `n` edges with the largest scores; see `TraceResult.circuit`."""
+    graph, is_score = _graph(registry), quantity == "score"
     check_int("n", n)
     values = [(float(scores[flat]), registry[flat]) for flat in members]
     values.sort(key=lambda each: -abs(each[0]))
@@ -73,28 +81,29 @@ def circuit_figure(result: Any, scores: Mask, n: int) -> go.Figure:
         Arrow(
             start=names.index(start),
             end=names.index(end),
-            value=sum(value for value, _ in parts),
+            value=(sum if is_score else max)(value for value, _ in parts),
             letter="".join(each.lower() for each in "QKV" if any(each in e for _, e in parts)),
-            hover="<br>".join(f"{plain(ends)}: score {value:.4g}" for value, ends in parts),
+            hover="<br>".join(f"{plain(ends)}: {quantity} {value:.4g}" for value, ends in parts),
             is_sure=True,
         )
         for (start, end, _), parts in joined.items()
     ]
-    said = f"{len(shown)} strongest of {len(values)} edges by score"
-    if rest:
+    order = f"{len(shown)} strongest of {len(values)} edges by {quantity}"
+    if rest and is_score:
         total, others = (sum(value for value, _ in part) for part in (values, rest))
-        said += f"; the others sum to {others:+.3g} of {total:+.3g}"
+        order += f"; the others sum to {others:+.3g} of {total:+.3g}"
     edges = graph_of(registry, members, scores).edges(data=True)
     carrying = {facts["label"] for *_, facts in edges if facts["carries"]}
     if len(carrying) < len(values):
-        said += f"; {len(values) - len(carrying)} lie on no way from {EMBEDDING} to the logits"
+        order += f"; {len(values) - len(carrying)} lie on no way from {EMBEDDING} to the logits"
     return path_network(
         names,
         [places[name] if isfinite(places[name]) else None for name in names],
         arrows,
-        title=f"{plain(result.title)}: {data_and_model(result.dataset, result.model)}",
-        subtitle=f"{plain(result.setup.intervention)}; {said}",
-        quantity="score",
+        title=title,
+        subtitle=f"{subtitle}; {order}",
+        quantity=quantity,
+        is_signed=is_score,
     )
 
 

@@ -489,7 +489,14 @@ class TraceResult(InFolder):
         Raises:
             ComponentError: The components are no edges.
         """
-        return circuit_figure(self, self._scores, n)
+        return circuit_figure(
+            self.registry,
+            members_of_mask(self.binary_mask),
+            self._scores,
+            n,
+            title=f"{plain(self.title)}: {data_and_model(self.dataset, self.model)}",
+            subtitle=plain(self.setup.intervention),
+        )
 
     @property
     def _scores(self) -> Mask:

@@ -12,11 +12,12 @@ from torch import Tensor
 from tracekit._util.deferred import pd
 from tracekit._util.markup import clean_text
 from tracekit._util.table import join_labels
-from tracekit.components.masks import from_indices
+from tracekit.components.masks import from_indices, members_of_mask
 from tracekit.errors import ConfigError
 from tracekit.figures.cells import ColorScale, draw_panels
 from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.metrics import Effects
+from tracekit.results.circuit import circuit_figure
 from tracekit.results.of_set import OfMembers
 from tracekit.results.panels import has_cells, panels_of
 from tracekit.results.storage import SavedTable
@@ -65,7 +66,10 @@ class Stability(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibleMet
             ConfigError: More components in a layer than can be cells.
         """
         if not has_cells(self.registry):
-            raise ConfigError("Layers of so many components have no cells. Take the table.")
+            raise ConfigError(
+                "Layers of so many components have no cells. Take the table, or the circuit of "
+                "edges."
+            )
         is_stable = from_indices(self.members, len(self.registry))
         values = self.frequencies.tolist()
         texts = [f"selected in {100 * value:.0f} % of the resamples" for value in values]
@@ -74,10 +78,30 @@ class Stability(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibleMet
             scale=ColorScale(_SHARES, 0.0, 1.0, "share of<br>resamples"),
             width=WIDTH,
             outlines=True,
-            title=f"Stability of {plain(self.method)}: {data_and_model(self.dataset, self.model)}",
+            title=self._title,
             subtitle=f"{plain(self.intervention)}, {self.n_resamples} resamples; "
             f"frame: in at least {100 * self.threshold:.0f} %",
         )
+
+    def circuit(self, n: int = 30) -> go.Figure:
+        """The `n` edges that were selected most often; an arrow is as wide as its frequency.
+
+        Raises:
+            ComponentError: The components are no edges.
+        """
+        return circuit_figure(
+            self.registry,
+            members_of_mask(self.frequencies > 0),
+            self.frequencies,
+            n,
+            title=self._title,
+            subtitle=f"{plain(self.intervention)}, {self.n_resamples} resamples",
+            quantity="share of resamples",
+        )
+
+    @property
+    def _title(self) -> str:
+        return f"Stability of {plain(self.method)}: {data_and_model(self.dataset, self.model)}"
 
     def __repr__(self) -> str:
         n, n_ever = len(self.members), int((self.frequencies > 0).sum())
