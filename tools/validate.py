@@ -117,7 +117,7 @@ def validate(tracer: tk.Tracer, table: SingleHeads) -> Validation:
             f"The table for {table.model} has {published}; the model has {traced}. "
             "Give the model and the data set that the table is about."
         )
-    checks.check_unchanged(tracer.engine)
+    checks.check_model_unchanged(tracer.engine)
     sets = [[i] for i in range(len(tracer.registry))]
     singles = tracer.engine.set_effects(sets, "single heads").mean(1)
     return Validation(

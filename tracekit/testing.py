@@ -175,12 +175,12 @@ class SearchCase:
 
     @pytest.mark.parametrize("options", [{"budgets": (1, 4)}, {"budget": 3, "sign": "negative"}])
     def test_estimate(self, search: Search, tracer: tk.Tracer, options: dict[str, Any]) -> None:
-        """A run takes no more passes than `planned` says."""
+        """A run takes no more passes than `planned_passes` says."""
         if not hasattr(search, "planned_passes"):
             pytest.skip("This search does not say how many passes it takes.")
         estimate = tracer.estimate(search, **options)
         passes = _run(tracer, search, **options)[0].cost.forward_equivalents
-        text = f"The search took {passes:.1f} passes, and `planned` said"
+        text = f"The search took {passes:.1f} passes, and `planned_passes` said"
         assert passes <= estimate.passes + _TOLERANCE, f"{text} at most {estimate.passes:.1f}."
         if estimate.is_exact:
             is_same = passes == pytest.approx(estimate.passes)

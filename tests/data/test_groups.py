@@ -74,7 +74,7 @@ def test_a_pair_and_its_mirror_are_one_example(model):
     torch.testing.assert_close(full[:6], full[6:], rtol=1e-4, atol=1e-6)
     pair = pairs.pairs[0]
     for changed in ({"x_set_ids": (1, 2)}, {"y_ids": (5,)}, {"spans": {"first": (0, 1)}}):
-        assert replace(pair, **changed).evidence == pair.evidence
+        assert replace(pair, **changed).independence_key == pair.independence_key
     for direction in ("noising", "denoising"):
         tracer = tk.Tracer(model, pairs, "residual", "logit-difference", direction=direction)
         assert tracer.engine.pairs.clusters.tolist() == pairs.clusters.tolist()

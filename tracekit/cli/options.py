@@ -286,7 +286,7 @@ def check_data_files(*datasets: str | None, data_dir: Path | None = None, **opti
 
 
 def build_search(values: Mapping[str, Any]) -> tuple[tk.Tracer, dict[str, Any]]:
-    """Builds and prints the tracer of `TRACE_OPTIONS`; returns it and the request's options."""
+    """Builds and prints the tracer of `TRACE_KEYS`; returns it and the request's options."""
     check_data_files(values["constraint_dataset"])
     saved = values.get("save_config_to")
     if saved is not None and not values["dry_run"]:
@@ -353,7 +353,7 @@ def load_data(values: Mapping[str, Any]) -> tuple[Any, tk.PromptPairs]:
 def build_tracer(
     values: Mapping[str, Any], setup: tk.Setup | None = None, *, loaded: Any = None
 ) -> tk.Tracer:
-    """Loads model and data, if not `loaded`, and builds the tracer of `TRACE_OPTIONS`.
+    """Loads model and data, if not `loaded`, and builds the tracer of `TRACE_KEYS`.
 
     A `setup` replaces the one of the options, and a `held_out_origin` in `values` is the origin of
     held-out examples.

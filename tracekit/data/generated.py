@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from tracekit._util.options import check_int
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
-from tracekit.data.templates import make_reader
+from tracekit.data.templates import make_filler
 from tracekit.data.tokenization import Encode, make_encoder, require_tokenizer
 from tracekit.errors import ConfigError
 
@@ -48,7 +48,7 @@ def load_ioi(
     """
     check_int("n", n)
     tokenizer = require_tokenizer(model)
-    read = make_reader(tokenizer, prepend_bos)
+    read = make_filler(tokenizer, prepend_bos)
     names = _token_names(make_encoder(tokenizer), (*FEMALE, *MALE), 5, "ioi")
     rng, rows = random.Random(seed), []
     for number in range(n):

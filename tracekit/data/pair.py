@@ -134,7 +134,7 @@ class PromptPair:
         return [sorted((each or {}).items()) for each in (self.spans, self.counterfactual_spans)]
 
     @property
-    def evidence(self) -> Hashable:
+    def independence_key(self) -> Hashable:
         """Equal for pairs of the same two prompts, in any order and whatever x, y and spans are.
 
         Where values come from elsewhere, such as zeros, all pairs of one prompt are one example.
@@ -154,12 +154,12 @@ class PromptPair:
         return count_shared(self.x_ids, self.y_ids or ())
 
     @property
-    def read_at(self) -> int:
+    def first_difference(self) -> int:
         """Place of the first token of x that differs from y's, or of its last one if none does."""
         return min(self.n_shared, len(self.x_ids) - 1)
 
     @property
-    def is_told_by_a_token(self) -> bool:
+    def has_distinguishing_token(self) -> bool:
         """Whether some token of x differs from that of y in its place; True without a y."""
         return self.y_ids is None or self.n_shared < min(len(self.x_ids), len(self.y_ids))
 
@@ -184,9 +184,9 @@ class PromptPair:
 
     @property
     def prompts_digest(self) -> str:
-        """Digest of `evidence`, which results save."""
-        evidence = self.evidence
-        prompts = sorted(evidence, key=repr) if isinstance(evidence, frozenset) else evidence
+        """Digest of `independence_key`, which results save."""
+        key = self.independence_key
+        prompts = sorted(key, key=repr) if isinstance(key, frozenset) else key
         return hashlib.sha256(repr(prompts).encode()).hexdigest()[:16]
 
     def reversed(self) -> PromptPair:
@@ -469,7 +469,7 @@ def check_groups(pairs: Sequence[PromptPair]) -> None:
 
 def warn_of_groups(pairs: Sequence[PromptPair], of: str = "") -> None:
     """Warns if groups leave too few independent examples; `of` names the pairs."""
-    if len(set(cluster_ids(pairs))) < FEWEST <= len({pair.evidence for pair in pairs}):
+    if len(set(cluster_ids(pairs))) < FEWEST <= len({pair.independence_key for pair in pairs}):
         text = f"{describe_independent(pairs)}{of}: an interval needs {FEWEST}, so there is none."
         warn(f"{text} Give pairs of more groups.", DataWarning)
 
@@ -485,7 +485,9 @@ def overlap_texts(pairs: Sequence[PromptPair], token_texts: Mapping[int, str]) -
     texts: list[str] = []
     n = len(pairs)
     beginnings = Counter(
-        pair.x_ids[: pair.n_shared] for pair in pairs if pair.is_told_by_a_token and pair.n_shared
+        pair.x_ids[: pair.n_shared]
+        for pair in pairs
+        if pair.has_distinguishing_token and pair.n_shared
     )
     if beginnings:
         shown = [
@@ -504,7 +506,7 @@ def overlap_texts(pairs: Sequence[PromptPair], token_texts: Mapping[int, str]) -
     parts = [
         number
         for number, pair in enumerate(pairs)
-        if not pair.is_told_by_a_token and pair.x_ids != pair.y_ids
+        if not pair.has_distinguishing_token and pair.x_ids != pair.y_ids
     ]
     if parts:
         texts.append(
@@ -534,7 +536,7 @@ def cluster_ids(pairs: Sequence[Any]) -> list[int]:
             parents[key] = key = parents[parents[key]]
         return key
 
-    keys = [pair.evidence for pair in pairs]
+    keys = [pair.independence_key for pair in pairs]
     for pair, key in zip(pairs, keys, strict=True):
         if pair.group is not None:
             # Two groups that share an example become one.
@@ -567,8 +569,8 @@ def split_disjoint(
 
 def check_disjoint(searched: Sequence[Any], held_out: Sequence[Any]) -> None:
     """Refuses held-out pairs that are also searched, or share a group with searched ones."""
-    evidence = {pair.evidence for pair in searched}
-    both = [n for n, pair in enumerate(held_out) if pair.evidence in evidence]
+    searched_keys = {pair.independence_key for pair in searched}
+    both = [n for n, pair in enumerate(held_out) if pair.independence_key in searched_keys]
     if both:
         named = join_first([f"example {n}: {held_out[n].describe()}" for n in both])
         raise PairsError(

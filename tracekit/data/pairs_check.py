@@ -366,7 +366,7 @@ def _check_balance(pairs: Sequence[PromptPair], texts: Any) -> _Line:
 
 
 def _distinguishing_token(pair: PromptPair) -> int:
-    return pair.x_ids[pair.read_at]
+    return pair.x_ids[pair.first_difference]
 
 
 def _check_leaks(pairs: Sequence[PromptPair], texts: Any) -> _Line:

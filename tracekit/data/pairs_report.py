@@ -142,7 +142,7 @@ def _count_leading(ids: Sequence[int], token: int) -> int:
 def _differs_in_count(pair: PromptPair) -> bool:
     counts = {len(pair.x_ids), len(pair.y_ids or pair.x_ids)}
     # If one begins the other, another warning says so.
-    return len(counts) > 1 and 1 in counts and pair.is_told_by_a_token
+    return len(counts) > 1 and 1 in counts and pair.has_distinguishing_token
 
 
 def _has_two_spaces(pair: PromptPair, token_texts: Mapping[int, str]) -> bool:

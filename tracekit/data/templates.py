@@ -42,7 +42,10 @@ class _FieldGroup:
     uses: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
     def draw(self, rng: random.Random, taken: Iterable[str], spread: int) -> tuple[str, ...]:
-        """Draws one of the least used rows, within `spread` uses, without a value of `taken`."""
+        """Draws a row without a value of `taken`: one of the least used ones if `spread` is 0.
+
+        A larger `spread` adds a random number up to it to the uses of each row.
+        """
         free = [row for row in self.rows if set(taken).isdisjoint(row)]
         if not free:
             raise PairsError(
@@ -65,7 +68,7 @@ class _FilledPrompt(NamedTuple):
     """Ranges of tokens, by field; a field that stands twice has numbers, e.g. `A1` and `A2`."""
 
 
-Reader = Callable[[str, Mapping[str, str]], _FilledPrompt]
+Filler = Callable[[str, Mapping[str, str]], _FilledPrompt]
 """Fills a template with values, and encodes it."""
 
 
@@ -136,7 +139,7 @@ class Template:
         check_int("n", count)
         tokenizer = require_tokenizer(model)
         writer = make_chat_template(tokenizer, chat)
-        read = make_reader(tokenizer, prepend_bos, writer)
+        fill = make_filler(tokenizer, prepend_bos, writer)
         self._encode, rng = make_encoder(tokenizer), random.Random(seed)
         rows: list[dict[str, Any]] = []
         dropped: list[str] = []
@@ -145,7 +148,7 @@ class Template:
             used: _Drawn = []
             failures += 1
             try:
-                row = self._make_row(len(rows) % len(self.prompts), rng, read, used)
+                row = self._make_row(len(rows) % len(self.prompts), rng, fill, used)
                 if row in rows:
                     raise _Unusable(f"{row['prompt']!r} repeats an earlier example")
                 rows.append(row)
@@ -174,7 +177,7 @@ class Template:
         return rows, writer.arguments if writer else chat, dropped
 
     def _make_row(
-        self, turn: int, rng: random.Random, read: Reader, used: _Drawn
+        self, turn: int, rng: random.Random, fill: Filler, used: _Drawn
     ) -> dict[str, Any]:
         own = {name for text in (self.prompts[turn], *self.answers["x"]) for name in _fields(text)}
         rest = [group for group in self._groups if own.isdisjoint(group.names)]
@@ -183,7 +186,7 @@ class Template:
             if group not in rest:
                 used.append((group, group.draw(rng, values.values(), 0)))
                 values |= zip(group.names, used[-1][1], strict=True)
-        prompt = read(self.prompts[turn], values)
+        prompt = fill(self.prompts[turn], values)
         self._check_one_token(prompt, values)
         row: dict[str, Any] = {"prompt": prompt.raw, "spans": prompt.spans}
         n_own, other = len(used), None
@@ -193,7 +196,7 @@ class Template:
             for group in rest:
                 used.append((group, group.draw(rng, values.values(), spread)))
                 values |= zip(group.names, used[-1][1], strict=True)
-            other = None if self._others is None else read(self._others[turn], values)
+            other = None if self._others is None else fill(self._others[turn], values)
             if other is None or _are_aligned(prompt, other):
                 break
             own = {name for group, _ in used[:n_own] for name in group.names}
@@ -274,19 +277,19 @@ def _fill_template(text: str, values: Mapping[str, str]) -> tuple[str, list[tupl
     return filled, places
 
 
-def make_reader(
+def make_filler(
     tokenizer: Any, prepend_bos: bool | None, chat: ChatTemplate | None = None
-) -> Reader:
+) -> Filler:
     """Makes a function that fills a template and encodes it as `PromptPairs.from_text` does."""
     encode = make_encoder(tokenizer)
     bos = bos_ids(tokenizer, False if chat and prepend_bos is None else prepend_bos)
 
-    def read(template: str, values: Mapping[str, str]) -> _FilledPrompt:
-        said, places = _fill_template(template, values)
-        text = said if chat is None else chat.render_prompt(said, "prompt", 0)
-        start, end = (0, len(text)) if chat is None else chat.locate_messages(said, text, 0)[0]
+    def fill(template: str, values: Mapping[str, str]) -> _FilledPrompt:
+        raw, places = _fill_template(template, values)
+        text = raw if chat is None else chat.render_prompt(raw, "prompt", 0)
+        start, end = (0, len(text)) if chat is None else chat.locate_messages(raw, text, 0)[0]
         # Chat templates may trim the text.
-        shift = start - said.index(text[start:end])
+        shift = start - raw.index(text[start:end])
         ids = encode("", text)
         ids = ids if ids[:1] == bos else bos + ids
         counts, seen = Counter([name for name, _, _ in places]), Counter[str]()
@@ -295,9 +298,9 @@ def make_reader(
             seen[name] += 1
             span = name if counts[name] == 1 else f"{name}{seen[name]}"
             by_span[span] = max(start, first + shift), min(end, stop + shift)
-        return _FilledPrompt(said, text, ids, spans_from_places(tokenizer, text, ids, by_span, 0))
+        return _FilledPrompt(raw, text, ids, spans_from_places(tokenizer, text, ids, by_span, 0))
 
-    return read
+    return fill
 
 
 def _are_aligned(prompt: _FilledPrompt, other: _FilledPrompt) -> bool:

@@ -75,7 +75,7 @@ def warn_of_boundaries(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> Non
 
 
 def _boundary_problem(tokenizer: Any, row: Mapping[str, Any], part: str) -> tuple[str, str] | None:
-    """Problem at the end of a prompt, and the tokens on both sides; None if there is none."""
+    """Problem where a prompt and its continuation meet, and the tokens there; None without one."""
     prompt, text, ids = row["prompt"], row[part], list(row[f"{part}_ids"])
     shown = f"{_tokens_text(tokenizer, row['prompt_ids'][-2:])} + {_tokens_text(tokenizer, ids)}"
     if is_letter(prompt[-1]) and is_letter(text[0]):

@@ -10,7 +10,7 @@ A hook point that fires but whose edits are thrown away would give an effect of 
     5. a row that is padded on the right gives the logits of the row alone.
 `check_engine`, on the first examples of the data set:
     6. the empty mask has effect 0, and the full mask changes a score.
-`check_unchanged`, before every run:
+`check_model_unchanged`, before every run:
     7. the empty mask still has effect 0 on these examples.
 """
 
@@ -139,7 +139,7 @@ def check_engine(engine: Engine) -> None:
     check_metric(probe)
 
 
-def check_unchanged(engine: Engine) -> None:
+def check_model_unchanged(engine: Engine) -> None:
     """Raises an `IdentityCheckError` for a model that no longer gives the scores computed once."""
     _warn_of_hooks(engine)
     effect = empty_mask_effect(_PROBES.get(engine, engine))
@@ -212,7 +212,7 @@ def _check_shape(model: HookedModel, site: Site, activation: Tensor) -> None:
         name = f"blocks.{site.layer}.{other.hook}"
         is_same = model.hook_dict.get(name) is model.hook_dict[site.hook_name]
         if is_same and other.hook != site.kind.hook and not site.kind.is_added:
-            raise _refusal(model, site, f"is {name} under another name, the place of {other.name}")
+            raise _refusal(model, site, f"is the same as {name}, which belongs to {other.name}")
 
 
 def explained_variance(

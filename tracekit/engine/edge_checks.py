@@ -35,7 +35,7 @@ from tracekit.models.hooked import (
 
 
 def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor) -> None:
-    """Proves on random tokens that edges act; call it within `freeze_model`.
+    """Proves on random tokens that edges act; call it within `freeze`.
 
     Raises:
         HookPointError: Says what cannot be split.

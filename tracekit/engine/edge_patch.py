@@ -71,23 +71,25 @@ class EdgePatch:
         def move(stream: Tensor, hook: Any = None) -> Tensor:
             source = self.counterfactual[stream_hook(0)].to(stream)
             moved, is_patched = stream.clone(), self.patch_mask(1).any(-1)[:, :, None]
-            moved[:, self.window] += level * is_patched * (source - stream[:, self.window])
+            moved[:, self.covered_positions] += (
+                level * is_patched * (source - stream[:, self.covered_positions])
+            )
             return moved
 
         return stream_hook(0), move
 
     @cached_property
-    def window(self) -> slice:
+    def covered_positions(self) -> slice:
         """Positions that the counterfactual run covers."""
         source = self.counterfactual[stream_hook(0)]
         return slice(self.first_position, self.first_position + source.shape[1])
 
     def patch_mask(self, copies: int) -> Bool[Tensor, "row pos span"]:
         """Where each span is patched, of the positions that the counterfactual run covers."""
-        patched = self.positions[:, self.window, None]
+        patched = self.positions[:, self.covered_positions, None]
         if self.span_numbers is not None and self.registry.spans:
             names = torch.arange(len(self.registry.spans), device=self.span_numbers.device)
-            patched = patched & (self.span_numbers[:, self.window, None] == names)
+            patched = patched & (self.span_numbers[:, self.covered_positions, None] == names)
         return patched.repeat(copies, 1, 1)
 
 
@@ -213,16 +215,16 @@ class _EdgeRun:
         if layer == 0:
             last = self.graph.receivers[max(self.weights)][-1].n_senders
             room = last if parts.out_norm is None else 1 + self.graph.n_layers
-            self._store(self._source_change(stream_hook(0), stream)[:, :, None], [0], room)
+            self._store_changes(self._source_change(stream_hook(0), stream)[:, :, None], [0], room)
         self.stream = stream
         if layer in self.weights:
             *into, mlp = self.graph.receivers[layer]
             # The MLP reads the same earlier senders here, and those of its own layer later.
             n_senders = into[0].n_senders
             every = [self._weights(layer, each)[:, :, :n_senders] for each in (*into, mlp)]
-            change = self._read(torch.cat(every, 1))
+            change = self._changes_read(torch.cat(every, 1))
             self.into_mlp = change[:, :, -1]
-            read = parts.norm(self._in_window(stream)[:, :, None] + change[:, :, :-1])
+            read = parts.norm(self._at_covered_positions(stream)[:, :, None] + change[:, :, :-1])
             self.normalised = rearrange(read, "row pos receiver d -> receiver (row pos) d")
 
     def _store_heads(self, heads: Tensor, layer: int, parts: BlockParts) -> None:
@@ -236,31 +238,34 @@ class _EdgeRun:
         first = self.graph.first_sender(layer)
         numbers = range(first, first + by_head.shape[2])
         if parts.out_norm is None:
-            self._store(by_head, numbers)
+            self._store_changes(by_head, numbers)
         else:
-            own = scale * parts.out(self._in_window(heads).flatten(2))
-            self._store(by_head, numbers, len(numbers), own, parts.out_norm)
+            own = scale * parts.out(self._at_covered_positions(heads).flatten(2))
+            self._store_changes(by_head, numbers, len(numbers), own, parts.out_norm)
 
     def _store_mlp(self, out: Tensor, layer: int) -> None:
         change = self._source_change(f"blocks.{layer}.hook_mlp_out", out)
-        self._store(change[:, :, None], [self.graph.first_sender(layer + 1) - 1])
+        self._store_changes(change[:, :, None], [self.graph.first_sender(layer + 1) - 1])
 
-    def _store(
+    def _store_changes(
         self,
         changes: Float[Tensor, "row pos sender d"],
         numbers: Sequence[int],
-        room: int = 0,
+        new_bank_size: int = 0,
         *norm: Any,
     ) -> None:
-        """Stores changes of senders in the first bank, or in a new one for `room` senders."""
+        """Stores changes of senders in the first bank, or in a new one for so many senders.
+
+        `norm` are the fields `own` and `norm` of a new bank.
+        """
         patched = self.patch.patch_mask(len(changes) // len(self.patch.positions)).to(changes)
         if self.order is None:
             self.order = changes.new_zeros(1, requires_grad=torch.is_grad_enabled())
-        if room:
+        if new_bank_size:
             rows, positions, _, d_model = changes.shape
-            values = changes.new_empty(rows, positions, room * patched.shape[2], d_model)
+            values = changes.new_empty(rows, positions, new_bank_size * patched.shape[2], d_model)
             self.banks.append(_Bank(values, *norm))
-        bank = self.banks[-1 if room else 0]
+        bank = self.banks[-1 if new_bank_size else 0]
         self.order = _WriteChanges.apply(changes, patched, self.order, bank)
         bank.numbers += numbers
 
@@ -275,7 +280,7 @@ class _EdgeRun:
         read = self.normalised[at : at + len(use.labels)].repeat_interleave(copies, 0)
         value = read @ weight.to(read.dtype) + (0.0 if bias is None else bias.to(read.dtype))
         value = rearrange(value, "head (row pos) e -> row pos head e", row=len(activation))
-        is_read = self._is_read(layer, use).repeat_interleave(copies, 1)[:, None, :, None]
+        is_read = self._has_changed_input(layer, use).repeat_interleave(copies, 1)[:, None, :, None]
         whole = activation.reshape(*activation.shape[:2], *value.shape[2:])
         return self._replace_where_read(whole, value, is_read).reshape(activation.shape)
 
@@ -288,19 +293,25 @@ class _EdgeRun:
         mlp, first = self.graph.receivers[layer][-1], self.graph.first_sender(layer)
         change = self.into_mlp
         if mlp.n_senders > first:
-            change = change + self._read(self._weights(layer, mlp)[:, :, first:], first)[:, :, 0]
+            change = (
+                change + self._changes_read(self._weights(layer, mlp)[:, :, first:], first)[:, :, 0]
+            )
         stream = self.stream if parts.mlp_norm is not None else read
-        value = self._in_window(stream) + change
+        value = self._at_covered_positions(stream) + change
         value = value if parts.mlp_norm is None else parts.mlp_norm(value)
-        return self._replace_where_read(read, value, self._is_read(layer, mlp)[:, :, None])
+        return self._replace_where_read(
+            read, value, self._has_changed_input(layer, mlp)[:, :, None]
+        )
 
     def _edit_logits(self, stream: Tensor) -> Tensor:
         (logits,) = self.graph.receivers[self.graph.n_layers]
-        change = self._read(self._weights(self.graph.n_layers, logits))[:, :, 0]
-        is_read = self._is_read(self.graph.n_layers, logits)[:, :, None]
-        return self._replace_where_read(stream, self._in_window(stream) + change, is_read)
+        change = self._changes_read(self._weights(self.graph.n_layers, logits))[:, :, 0]
+        is_read = self._has_changed_input(self.graph.n_layers, logits)[:, :, None]
+        return self._replace_where_read(
+            stream, self._at_covered_positions(stream) + change, is_read
+        )
 
-    def _read(
+    def _changes_read(
         self, weights: Float[Tensor, "row receiver sender span"], first: int = 0
     ) -> Float[Tensor, "row pos receiver d"]:
         """Changes that receivers read, of the senders from number `first` on."""
@@ -323,18 +334,18 @@ class _EdgeRun:
         part = self.weights[layer][:, into.start : into.stop]
         return part.unflatten(1, (len(into.labels), into.n_senders))
 
-    def _is_read(self, layer: int, into: Receivers) -> Bool[Tensor, "row receiver"]:
+    def _has_changed_input(self, layer: int, into: Receivers) -> Bool[Tensor, "row receiver"]:
         """Which receivers read something in addition to the stream."""
         return (self._weights(layer, into) != 0).flatten(2).any(-1)
 
-    def _in_window(self, run: Tensor) -> Tensor:
-        return run[:, self.patch.window]
+    def _at_covered_positions(self, run: Tensor) -> Tensor:
+        return run[:, self.patch.covered_positions]
 
     def _source_change(self, name: str, run: Tensor) -> Tensor:
         """Counterfactual values minus the values of the run, for one mask after the other."""
         source = self.patch.counterfactual[name].to(run.device, run.dtype)
         origin = run if self.patch.origin is None else self.patch.origin[name].to(run.device)
-        now = self._in_window(origin).unflatten(0, (-1, len(source)))
+        now = self._at_covered_positions(origin).unflatten(0, (-1, len(source)))
         return (source[:, : now.shape[2]] - now).flatten(0, 1)
 
     def _replace_where_read(self, activation: Tensor, value: Tensor, is_read: Tensor) -> Tensor:
@@ -342,13 +353,13 @@ class _EdgeRun:
 
         Elsewhere it keeps its exact value, but has the gradient of `value`.
         """
-        now = self._in_window(activation)
+        now = self._at_covered_positions(activation)
         kept = now.detach() + (value - value.detach()) if value.requires_grad else now
         value = torch.where(is_read, value.to(now.dtype), kept)
         if value.shape[1] == activation.shape[1]:
             return value
-        ahead = activation[:, : self.patch.window.start]
-        behind = activation[:, self.patch.window.stop :]
+        ahead = activation[:, : self.patch.covered_positions.start]
+        behind = activation[:, self.patch.covered_positions.stop :]
         return torch.cat([ahead, value, behind], 1)
 
 

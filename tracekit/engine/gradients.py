@@ -215,7 +215,7 @@ def predictions_by_batch(
 
 def _unshared_batches(data: PreparedData, examples: Int[Tensor, " some"] | None) -> Iterator[Batch]:
     return data.unshared_layout.make_batches(
-        data.rows, device=data.device, examples=examples, filled=data.cuda_graphs.is_on
+        data.max_rows, device=data.device, examples=examples, filled=data.cuda_graphs.is_on
     )
 
 

@@ -84,7 +84,7 @@ def check_continuations(pairs: PromptPairs, metric: Metric) -> None:
 
 def check_distinguishable(number: int, pair: PromptPair, asking: str) -> None:
     """Refuses a pair in which no token of x differs from that of y in its place."""
-    if not pair.is_told_by_a_token:
+    if not pair.has_distinguishing_token:
         raise PairsError(
             f"In example {number} ({pair.describe()}) one of x and y is the beginning of the other "
             f"or equal to it, so no token tells them apart, and {asking} cannot be computed. Leave "

@@ -272,11 +272,11 @@ def mask_entries(site: Site, mask: Tensor) -> Float[Tensor, "*axes index span"]:
     if site.complete:
         return entries
     whole = entries.new_zeros(*entries.shape[:-2], site.width, site.n_spans)
-    return whole.index_copy(-2, _copy_numbers(site.indices, entries.device), entries)
+    return whole.index_copy(-2, _numbers_on_device(site.indices, entries.device), entries)
 
 
 @lru_cache(maxsize=1024)
-def _copy_numbers(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " number"]:
+def _numbers_on_device(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " number"]:
     """Numbers on a device, copied there once."""
     return to_device(torch.tensor(numbers), device)
 

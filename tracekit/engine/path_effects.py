@@ -141,7 +141,7 @@ class PathRuns:
     def embeddings(self) -> CounterfactualCache:
         """The input of the first block in the counterfactual run."""
         stream = ComponentRegistry.build(self.data.model.cfg, "residual-before", layers=[0])
-        size = self.data.rows
+        size = self.data.max_rows
         return CounterfactualCache(self.data.model, self.data.layout, stream, max_batch_size=size)
 
     @cached_property

@@ -213,7 +213,7 @@ class PreparedData:
         return self.forward_pass.device
 
     @property
-    def rows(self) -> int:
+    def max_rows(self) -> int:
         """Examples that a pass takes at most, each under one mask."""
         return self.config.max_batch_size or DEFAULT_ROWS
 
@@ -242,13 +242,13 @@ class PreparedData:
     ) -> Iterable[Batch]:
         """Batches of this rank's part of some examples, or all, with room for `n_masks` masks."""
         numbers = examples if of_all_ranks else self.rank_share(examples)
-        size = max(1, self.rows // n_masks)
+        size = max(1, self.max_rows // n_masks)
         filled = self.cuda_graphs.is_on
         return self.layout.make_batches(size, device=self.device, examples=numbers, filled=filled)
 
     def chunks(self, items: Sequence[_T], batch: Batch) -> Iterator[Sequence[_T]]:
         """Splits items into groups for which a batch can be run at once."""
-        size = max(1, self.rows // len(batch.examples))
+        size = max(1, self.max_rows // len(batch.examples))
         return (items[first : first + size] for first in range(0, len(items), size))
 
     @cached_property
@@ -312,7 +312,7 @@ class PreparedData:
         """
         for batch in self.batches if batches is None else batches:
             source = self.counterfactual_cache.activations_for(batch)
-            at_once = max(1, self.rows // len(batch.examples))
+            at_once = max(1, self.max_rows // len(batch.examples))
             for first in range(0, len(masks), at_once):
                 some = slice(first, first + at_once)
                 yield batch, some, self.log_probs(batch, source, masks[some], reads=reads)

@@ -138,8 +138,8 @@ class _TreeRun:
             layers = {layer for layer in self._layers_of(sets) if layer >= start}
             masks = self.data.masks_of(sets)
             if self.data.cuda_graphs.is_on and not start:
-                # What is recorded has all hooks and one of few sizes, so that it serves other sets.
-                layers, room = None, self.data.rows // len(self.batch.examples)
+                # A captured pass has all hooks and one of few numbers of masks: others can use it.
+                layers, room = None, self.data.max_rows // len(self.batch.examples)
                 size = max(len(sets), min(room, 1 << (len(sets) - 1).bit_length()))
                 masks = torch.cat([masks, masks[-1:].expand(size - len(sets), -1)])
             picked = self._pick_rows(residual, [parent for parent, _ in chunk], len(nodes))

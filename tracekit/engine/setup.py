@@ -138,9 +138,9 @@ class Setup(SetupFields):
         return cls(**values)
 
     def code(self) -> dict[str, str]:
-        """Python for each field that is not at its default, by name; components and metric always.
+        """Python code of each value by its field: of components, metric, and what is no default.
 
-        `...` stands where a value has no code, and the name of a function for a user's metric.
+        A value without code is written as `...`, and a user's metric function as its name.
         """
         values = {"components": self.components, "metric": self.metric, **self.changes}
         return {name: _CODES.get(name, repr)(value) for name, value in values.items()}

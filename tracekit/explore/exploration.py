@@ -236,7 +236,7 @@ class Exploration:
         missing = [i for i in range(self.n_components) if (i,) not in self.measurements]
         if not missing:
             return
-        checks.check_unchanged(self.engine)
+        checks.check_model_unchanged(self.engine)
         start = time.perf_counter()
         effects = self.engine.set_effects([(i,) for i in missing], "single components")
         seconds = (time.perf_counter() - start) / len(missing)
@@ -282,7 +282,7 @@ class Exploration:
 
     def _measure(self, members: ComponentSet) -> Iterator[Event]:
         engine = self.engine
-        checks.check_unchanged(engine)
+        checks.check_model_unchanged(engine)
         start = time.perf_counter()
         n = engine.n_examples
         effects, x = torch.zeros(2, n)
@@ -302,7 +302,7 @@ class Exploration:
         engine.check_finite(effects)
         if n_batches > 1:
             # Others may have used the model between two batches.
-            checks.check_unchanged(engine)
+            checks.check_model_unchanged(engine)
         yield self._record(Measurement(members, effects, x, y, seconds))
 
     def _record(self, measurement: Measurement) -> Measurement:

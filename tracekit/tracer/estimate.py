@@ -99,7 +99,7 @@ def _pace_of(
     kept, asked = _PACES.setdefault(engine, {}), (with_gradient, *sets)
     if asked not in kept:
         n, device, is_cuda = engine.n_examples, engine.device, engine.device.type == "cuda"
-        count = min(n, _PROBED_EXAMPLES if device.type == "cpu" else engine.rows)
+        count = min(n, _PROBED_EXAMPLES if device.type == "cpu" else engine.max_rows)
         places = _PROBED_PLACES
         while True:
             few = engine.with_pairs(engine.pairs.subset([i * n // count for i in range(count)]))
@@ -257,7 +257,7 @@ def estimate_of(
             passes=sum(n_sets for _, n_sets, _ in parts),
             is_exact=is_exact,
             example_passes=sum(n * n_sets for n, n_sets, _ in parts),
-            rows=question.eval_engine.rows,
+            rows=question.eval_engine.max_rows,
             seconds=sum(n_sets * pace.forward for _, n_sets, pace in parts),
             memory=parts[-1][2].memory,
         )
@@ -307,7 +307,7 @@ def _of_passes(
         further=further,
         is_exact=planned.is_exact,
         example_passes=(passes + further) * engine.n_examples,
-        rows=engine.rows,
+        rows=engine.max_rows,
         seconds=seconds,
         memory=memory,
     )

@@ -50,7 +50,7 @@ def measure_work(question: Question, target: Target, search: Callable[[], _T]) -
     """Searches a target on an unchanged model, and measures what that takes."""
     # All searches share these runs, so no search pays for them.
     question.search_engine.prepare_full_effects()
-    checks.check_unchanged(question.search_engine)
+    checks.check_model_unchanged(question.search_engine)
     cost, start = target.cost, time.perf_counter()
     with target.engine.cuda_graphs.recording():
         outcome = search()

@@ -67,7 +67,7 @@ def stability(
     asked = Request(search=search, budget=budget, objective=objective, sign=sign, seed=seed)
     request = resolve_request(question, asked)
     engine, measured = question.search_engine, question.eval_engine
-    checks.check_unchanged(engine)
+    checks.check_model_unchanged(engine)
     target, before, cost = request.target(question), measured.cost, Cost()
     shared = SharedMeasurements(engine)
     generator = torch.Generator().manual_seed(seed)

@@ -76,7 +76,7 @@ def as_method(
 
     @wraps(function)
     def method(self: Tracer, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        checks.check_unchanged(self.question.search_engine)
+        checks.check_model_unchanged(self.question.search_engine)
         return called(self.question, *args, **kwargs)
 
     first, *others = signature(function).parameters.values()

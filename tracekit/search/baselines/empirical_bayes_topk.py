@@ -116,7 +116,7 @@ def shrunken_effects_by_gradients(
 ) -> Mask:
     """The same by gradients, for components that are too many to be measured one by one.
 
-    They are of the quantity of the metric's linearization (`gradients.expand_quantity`), or without
+    They are of the quantity of the metric's linearization (`gradients.expand`), or without
     one of the effect, times the weight of the example.
     """
     weights, clusters, curves = target.pairs.weights, target.pairs.clusters, _curves(target)
