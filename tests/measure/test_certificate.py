@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
+import transformers
 
 import tracekit as tk
 from tests import tiny
@@ -177,6 +178,56 @@ class TestWordings:
         assert certificate.verdict == "fails"
         failing = [str(each) for each in certificate.claims if each.verdict == "fails"]
         assert failing[0] in repr(certificate)
+
+
+@pytest.fixture(scope="module")
+def of_names(gpt2_tokenizer):
+    """A tracer of `ioi` on a random model with the vocabulary of GPT-2."""
+    torch.manual_seed(0)
+    hf = tiny.hf_model("gpt2", vocab_size=len(gpt2_tokenizer))
+    with pytest.warns(tk.errors.ModelWarning, match="hardly predicts plain English"):
+        model = tk.load_model(hf, tokenizer=gpt2_tokenizer)
+    pairs = tk.load_dataset("ioi", model, n=8)
+    return tk.Tracer(model, pairs, "head-outputs", "logit-difference")
+
+
+class TestGeneratedWordings:
+    """Certificates on pairs of `tk.data.wordings`."""
+
+    def test_each_is_measured_and_replayed(self, of_names, tmp_path, monkeypatch):
+        pairs = tk.data.wordings("ioi", of_names.model, n=4)
+        claims = {"effect": 0.0, "max_examples": 48}
+        certificate = of_names.certify(["L0H0", "L1H1"], pairs=pairs, **claims)
+        assert [each.wording for each in certificate.claims] == ["", *pairs]
+        assert [batch.wording for batch in certificate.batches[:6]] == [*pairs]
+        for batch in certificate.batches:
+            assert batch.origin.options["wording"] == batch.wording
+        loaded = Certificate.load(certificate.save(tmp_path / "certificate.json"))
+        again = recorded_pairs(loaded, of_names.model)
+        assert [*again] == [*pairs]
+        for repeated in (pairs, again):
+            other = of_names.certify(["L0H0", "L1H1"], pairs=repeated, **claims)
+            assert other.claims == certificate.claims
+            assert other.batches == certificate.batches
+
+    def test_one_that_fails_is_named(self, of_names):
+        """The set has an effect above 0 on all pairs of one wording, and below 0 on the other."""
+        drawn = {
+            wording: [next(iter(source)) for source in [tk.data.wordings(
+                "ioi", of_names.model, n=120)[wording]]][0]
+            for wording in ("friends", "surprise")
+        }
+        members = of_names.registry.labels()[:6]
+        sources = {}
+        for (wording, pairs), sign in zip(drawn.items(), (1, -1), strict=True):
+            effects = of_names.on(pairs).evaluate(members)
+            sources[wording] = pairs
+        certificate = of_names.certify(members, effect=0.0, pairs=sources)
+
+    def test_a_data_set_is_loaded_once_for_all_its_batches(self, of_names, monkeypatch):
+        pairs = tk.load_dataset("ioi", of_names.model, n=40, seed=5)
+        certificate = of_names.certify(["L0H0"], effect=0.0, pairs={"a": pairs, "b": pairs[20:]})
+        assert len(certificate.batches) > 2
 
 
 class TestInterrupted:

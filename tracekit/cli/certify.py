@@ -23,7 +23,7 @@ from tracekit.cli.options import (
 )
 from tracekit.cli.rebuild import RUN_OPTIONS, RunFolder, rebuild_tracer
 from tracekit.cli.tables import print_table
-from tracekit.errors import ResultFormatError
+from tracekit.errors import ConfigError, ResultFormatError
 
 FILE = "certificate.json"
 """Name of a certificate in the folder of its run."""
@@ -44,6 +44,7 @@ _EXIT_CODES = {"holds": 0, "fails": 1, "undecided": 3}
         "tested on each alone too. Default: further seeds of the run's data set, or its held-out "
         f"examples{SEVERAL}"
     ),
+    wordings=DATA.flag("Fresh pairs of each wording of the run's data set, e.g. of ioi."),
     max_examples=LIMITS.count("Fresh examples at most.", default=1000, min=1),
     output=OPTIONAL_OUTPUT.with_help(f"File for the certificate. Default: {FILE} in the folder."),
 )
@@ -56,8 +57,10 @@ def certify(values: OptionValues, run: RunFolder) -> None:
     file = values["output"] or run / FILE
     check_file(file)
     result, tracer = rebuild_tracer(run, values, is_same_model=values["model"] is None)
+    if values["wordings"] and values["fresh"]:
+        raise ConfigError("--fresh and --wordings both say which pairs are measured. Give one.")
     names = ("faithful", "complete", "effect", "level", "max_examples")
-    pairs = _fresh_pairs(tracer, values["fresh"] or [])
+    pairs = _fresh_pairs(tracer, values["fresh"] or [], values["wordings"])
     certificate = tracer.certify(result, pairs=pairs, **{name: values[name] for name in names})
     certificate.save(file)
     _print(certificate)
@@ -89,19 +92,21 @@ def verify_certificate(values: OptionValues, file: Path) -> None:
     _print(again, certificate.verdict)
 
 
-def _fresh_pairs(tracer: tk.Tracer, names: list[str]) -> Any:
+def _fresh_pairs(tracer: tk.Tracer, names: list[str], is_each_wording: bool) -> Any:
     """Pairs as `tracer.certify` takes them; None: the held-out ones."""
-    from tracekit.data import describe, endless_pairs
+    from tracekit.data import describe, endless_pairs, wordings
 
     if names:
         sources = {name: tk.load_dataset(name, tracer.model) for name in names}
         return sources if len(names) > 1 else sources[names[0]]
     origin = tracer.pairs.origin
-    if origin is None or not {"n", "seed"} <= {*describe(origin.dataset).options}:
+    drawn = {"n", "seed"} | ({"wording"} if is_each_wording else set())
+    if origin is None or not (is_each_wording or drawn <= {*describe(origin.dataset).options}):
         return None
-    options = {name: origin.options[name] for name in {*origin.options} - {"n", "seed"}}
+    options = {name: origin.options[name] for name in {*origin.options} - drawn}
     first_seed = 1 + origin.options.get("seed", 0)
-    return endless_pairs(origin.dataset, tracer.model, first_seed=first_seed, **options)
+    draw = wordings if is_each_wording else endless_pairs
+    return draw(origin.dataset, tracer.model, first_seed=first_seed, **options)
 
 
 def _print(certificate: Any, before: str = "") -> None:

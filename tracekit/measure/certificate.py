@@ -23,7 +23,7 @@ from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.pair import Ids, PromptPair, cluster_ids
 from tracekit.data.prompts import PromptPairs
-from tracekit.data.registry import load_origin
+from tracekit.data.registry import load_dataset, load_origin
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, PairsError
 from tracekit.measure.betting import Bets
@@ -67,9 +67,9 @@ def certify(
         complete: Claims that the completeness is at most this.
         effect: Claims that the mean effect is at least this, in units of the metric.
         pairs: Pairs, or an iterable of them that may be endless, such as one data set per seed;
-            None: the held-out pairs. A mapping from names to such sources, e.g. to the wordings
-            of a task, also tests each claim on every source alone. Pairs whose prompts the tracer
-            or an earlier batch had are left out.
+            None: the held-out pairs. A mapping from names to such sources, e.g. what
+            `tk.data.wordings` returns, also tests each claim on every source alone. Pairs whose
+            prompts the tracer or an earlier batch had are left out.
         level: Probability that no bound of any claim is ever wrong, between 0 and 1.
         max_examples: Independent examples after which open claims stay undecided.
 
@@ -150,13 +150,18 @@ def recorded_pairs(certificate: Certificate, model: HookedModel) -> dict[str, li
         TracekitError: Of data sets and files, as in `load_dataset`.
     """
     batches: dict[str, list[PromptPairs]] = {}
+    whole: dict[str, PromptPairs] = {}
     for batch in certificate.batches:
         if batch.origin is None:
             raise PairsError(
                 "The pairs of the certificate were made by hand, so they cannot be loaded again. "
                 "Certify with pairs of a data set or a file."
             )
-        pairs = load_origin(batch.origin, model)
+        key = f"{batch.origin.dataset} {batch.origin.options}"
+        whole[key] = whole.get(key) or load_dataset(
+            batch.origin.dataset, model, **batch.origin.options
+        )
+        pairs = load_origin(batch.origin, model, whole[key])
         if pairs.fingerprint != batch.fingerprint:
             raise PairsError(
                 f"The pairs of {batch.origin.dataset} are not those of the certificate: the data "
