@@ -8,11 +8,11 @@ from dataclasses import asdict
 
 import pytest
 import torch
-import transformers
 
 import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import complement_of
+from tracekit.components.members import members_of
 from tracekit.errors import ConfigError, PairsError
 from tracekit.measure.certificate import _by_example, recorded_pairs
 from tracekit.measure.question import Question
@@ -194,7 +194,7 @@ def of_names(gpt2_tokenizer):
 class TestGeneratedWordings:
     """Certificates on pairs of `tk.data.wordings`."""
 
-    def test_each_is_measured_and_replayed(self, of_names, tmp_path, monkeypatch):
+    def test_each_is_measured_and_replayed(self, of_names, tmp_path):
         pairs = tk.data.wordings("ioi", of_names.model, n=4)
         claims = {"effect": 0.0, "max_examples": 48}
         certificate = of_names.certify(["L0H0", "L1H1"], pairs=pairs, **claims)
@@ -211,23 +211,38 @@ class TestGeneratedWordings:
             assert other.batches == certificate.batches
 
     def test_one_that_fails_is_named(self, of_names):
-        """The set has an effect above 0 on all pairs of one wording, and below 0 on the other."""
-        drawn = {
-            wording: [next(iter(source)) for source in [tk.data.wordings(
-                "ioi", of_names.model, n=120)[wording]]][0]
-            for wording in ("friends", "surprise")
-        }
-        members = of_names.registry.labels()[:6]
-        sources = {}
-        for (wording, pairs), sign in zip(drawn.items(), (1, -1), strict=True):
-            effects = of_names.on(pairs).evaluate(members)
-            sources[wording] = pairs
+        """The effect is above 0 on all chosen pairs of one wording, and below 0 on the others."""
+        members, sources = ["L0H0", "L1H1", "L2H0"], {}
+        chosen = members_of(members, of_names.registry)
+        for wording, sign in (("friends", 1), ("surprise", -1)):
+            pairs = tk.load_dataset("ioi", of_names.model, n=150, seed=1, wording=wording)
+            effects = sign * of_names.question.engine_of(pairs).set_effects([chosen])[0]
+            sources[wording] = pairs.subset((effects > 0).nonzero().flatten().tolist())
         certificate = of_names.certify(members, effect=0.0, pairs=sources)
+        verdicts = {each.wording: each.verdict for each in certificate.claims}
+        assert (verdicts["friends"], verdicts["surprise"]) == ("holds", "fails")
+        assert certificate.verdict == "fails"
+        assert "effect at least 0 on friends: holds" in repr(certificate)
+        assert "effect at least 0 on surprise: fails" in repr(certificate)
 
     def test_a_data_set_is_loaded_once_for_all_its_batches(self, of_names, monkeypatch):
         pairs = tk.load_dataset("ioi", of_names.model, n=40, seed=5)
-        certificate = of_names.certify(["L0H0"], effect=0.0, pairs={"a": pairs, "b": pairs[20:]})
-        assert len(certificate.batches) > 2
+        sources = {"first": pairs[:20], "second": pairs[20:]}
+        sources["third"] = tk.load_dataset("ioi", of_names.model, n=20, seed=6)
+        certificate = of_names.certify(["L0H0"], effect=0.0, pairs=sources, max_examples=60)
+        assert len(certificate.batches) == 6
+        loads = []
+
+        def count(name, model, **options):
+            loads.append(options)
+            return tk.load_dataset(name, model, **options)
+
+        monkeypatch.setattr("tracekit.measure.certificate.load_dataset", count)
+        again = recorded_pairs(certificate, of_names.model)
+        assert loads == [{"n": 40, "seed": 5}, {"n": 20, "seed": 6}]
+        assert [batch.fingerprint for batch in certificate.batches] == [
+            again[name][number].fingerprint for number in (0, 1) for name in sources
+        ]
 
 
 class TestInterrupted:
