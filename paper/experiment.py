@@ -35,7 +35,7 @@ _AS_PUBLISHED: Mapping[str, Mapping[str, Any]] = {
         "leading_space": False,
     },
     "known-facts": {"noise_std": _NOISE_STD},
-    "variable-binding": {"form": "code"},
+    "variable-binding": {"wording": "code"},
 }
 """Data set -> options that make it the one that the published code reads."""
 _KNOWN = 0.1

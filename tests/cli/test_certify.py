@@ -6,9 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 import tracekit as tk
+from tests import tiny
 from tracekit.results.certificate import Certificate
 
 pytestmark = pytest.mark.slow
@@ -98,4 +100,52 @@ def test_other_files_are_refused(command, tmp_path, text, message):
 
 def test_a_claim_is_needed(certify):
     code, _, err = certify()
-    assert (code, "Give faithful, complete or effect" in " ".join(err.split())) == (1, True)
+    assert (code, "Give faithful, complete, share or effect" in " ".join(err.split())) == (1, True)
+
+
+@pytest.fixture(scope="module")
+def ioi_folder(gpt2_tokenizer, tmp_path_factory):
+    """A run of `ioi` in its wording `friends`, on a random model in a directory."""
+    torch.manual_seed(0)
+    source = tmp_path_factory.mktemp("model")
+    tiny.hf_model("gpt2", vocab_size=len(gpt2_tokenizer)).save_pretrained(source)
+    gpt2_tokenizer.save_pretrained(source)
+    with pytest.warns(tk.errors.ModelWarning, match="hardly predicts plain English"):
+        model = tk.load_model(source)
+    pairs = tk.load_dataset("ioi", model, n=8, seed=2, counterfactual="flip", wording="friends")
+    result = tk.Tracer(model, pairs, "head-outputs", "logit-difference").run("top-k", budget=2)
+    return result.save(tmp_path_factory.mktemp("saved") / "run")
+
+
+@pytest.mark.filterwarnings("ignore::tracekit.errors.ModelWarning")
+def test_claims_are_tested_on_each_wording_and_measured_again(command, ioi_folder):
+    claim = ("--effect", "-50", "--max-examples", "200", "--quiet")
+    code, _, err = command("certify", ioi_folder, "--wordings", *claim)
+    assert code == 0, err
+    file = ioi_folder / "certificate.json"
+    saved = Certificate.load(file)
+    wordings = tk.data.DATASETS["ioi"].wordings
+    assert [each.wording for each in saved.claims] == ["", *wordings]
+    for batch in saved.batches:
+        options = {"counterfactual": "flip", "wording": batch.wording, "n": 16}
+        assert batch.origin.options == options | {"seed": batch.origin.options["seed"]}
+    # The seeds after that of the run.
+    assert min(batch.origin.options["seed"] for batch in saved.batches) == 3
+    code, out, err = command("verify", file, "--quiet")
+    assert code == 0, err
+    assert "effect at least -50 on colleagues: holds" in " ".join(out.split())
+
+
+def test_a_data_set_of_one_wording_is_refused(command, folder):
+    code, _, err = command("certify", folder, "--wordings", "--effect", "0.1")
+    assert code == 1
+    assert "'demo-facts' has one wording only. Use one of ioi, greater-than," in " ".join(
+        err.split()
+    )
+
+
+def test_pairs_are_named_once(certify):
+    code, _, err = certify("--wordings", "--effect", "0.1")
+    assert code == 1
+    message = "--fresh and --wordings both say which pairs are measured. Give one."
+    assert message in " ".join(err.split())

@@ -382,9 +382,9 @@ def test_counterfact(tmp_path, demo_model):
 class TestVariableBinding:
     """Made-up questions, encoded by GPT-2's vocabulary."""
 
-    @pytest.mark.parametrize("form", ["paper", pytest.param("code", marks=pytest.mark.slow)])
-    def test_values_and_operations(self, gpt2_tokenizer, form):
-        pairs = tk.load_dataset("variable-binding", gpt2_tokenizer, form=form)
+    @pytest.mark.parametrize("wording", tk.data.DATASETS["variable-binding"].wordings)
+    def test_values_and_operations(self, gpt2_tokenizer, wording):
+        pairs = tk.load_dataset("variable-binding", gpt2_tokenizer, wording=wording)
         assert len(pairs) == 100
         assert sorted({pair.weight for pair in pairs}) == [1.0, 5.0]
         for pair in pairs:
@@ -431,14 +431,16 @@ class TestVariableBinding:
 
         with pytest.raises(PairsError, match="begins all answers to variable-binding questions"):
             tk.load_dataset("variable-binding", Dummy())
-        with pytest.raises(ConfigError, match="option form is 'short'. Input should be 'paper'"):
-            tk.load_dataset("variable-binding", gpt2_tokenizer, form="short")
+        with pytest.raises(ConfigError, match="option wording is 'short'. Input should be 'paper'"):
+            tk.load_dataset("variable-binding", gpt2_tokenizer, wording="short")
         with pytest.raises(ConfigError, match="n is 0. Give a whole number, at least 1."):
             tk.load_dataset("variable-binding", gpt2_tokenizer, n=0)
 
 
 def parse(prompt):
-    a, b, op = re.fullmatch(r"x = (\d+)(?:,|\n) ?y = (\d+)(?:,|\n) ?x (.) y = ?", prompt).groups()
+    """The values of the first and the second variable, and the operation."""
+    (a,), (b,) = (re.findall(rf"\b[{name}] (?:=|is) (\d+)", prompt) for name in ("xp", "yq"))
+    (op,) = re.findall(r"[xp] ([+-]) [yq]", prompt)
     return int(a), int(b), op
 
 
@@ -582,7 +584,7 @@ def test_the_papers_data_begin_with_a_bos_token_if_asked(name, shared, gpt2_toke
 
 
 def test_variable_binding_begins_with_a_bos_token_if_asked(gpt2_tokenizer):
-    options = {"form": "code", "n": 4}
+    options = {"wording": "code", "n": 4}
     plain = tk.load_dataset("variable-binding", gpt2_tokenizer, **options)
     with_bos = tk.load_dataset("variable-binding", gpt2_tokenizer, prepend_bos=True, **options)
     for one, other in zip(plain, with_bos, strict=True):

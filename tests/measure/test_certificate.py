@@ -14,6 +14,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import complement_of
+from tracekit.components.members import members_of
 from tracekit.errors import ConfigError, PairsError, ResultFormatError
 from tracekit.measure.certificate import _by_example, recorded_pairs
 from tracekit.measure.question import Question
@@ -53,7 +54,13 @@ def test_values_are_means_over_the_pairs_of_an_example(direction):
     own, others = engine.set_effects(sets)
     full, rows = engine.full_effects, [[0, 2], [1, 4], [3], [5]]
     alone, remaining = (full - others, full - own) if direction == "noising" else (own, others)
-    columns = {"effect": own, "faithfulness": alone, "completeness": remaining, "full": full}
+    columns = {
+        "effect": own,
+        "share": own,
+        "faithfulness": alone,
+        "completeness": remaining,
+        "full": full,
+    }
     values = _by_example(engine, torch.stack([own, others]))
     assert len(values) == 4
     for value, row in zip(values, rows, strict=True):
@@ -74,6 +81,17 @@ def test_claims_far_from_what_the_set_does_are_decided(tracer, faithfulness):
     assert repr(failed).startswith("Fails for L0H0, L0H1, L1H2, L1H3: ")
     assert f"faithfulness at least {faithfulness + 0.6:.3g}: fails; bounds " in repr(failed)
     assert "if no example is more than twice as extreme" in repr(failed)
+
+
+def test_a_share_is_of_the_effect_of_all_components(tracer):
+    everything = torch.ones(tracer.engine.n_components)
+    share = tracer.evaluate(NAMES) / tracer.evaluate(everything)
+    below = tracer.certify(NAMES, share=share - 0.6)
+    above = tracer.certify(NAMES, share=share + 0.6)
+    near = tracer.certify(NAMES, share=share)
+    assert [each.verdict for each in (below, above, near)] == ["holds", "fails", "undecided"]
+    low, high = near.claims[0].bounds[-1][1:]
+    assert low < share < high
 
 
 def test_a_claim_close_to_it_stays_undecided(tracer, faithfulness):
@@ -181,6 +199,71 @@ class TestWordings:
         assert failing[0] in repr(certificate)
 
 
+@pytest.fixture(scope="module")
+def of_names(gpt2_tokenizer):
+    """A tracer of `ioi` on a random model with the vocabulary of GPT-2."""
+    torch.manual_seed(0)
+    hf = tiny.hf_model("gpt2", vocab_size=len(gpt2_tokenizer))
+    with pytest.warns(tk.errors.ModelWarning, match="hardly predicts plain English"):
+        model = tk.load_model(hf, tokenizer=gpt2_tokenizer)
+    pairs = tk.load_dataset("ioi", model, n=8)
+    return tk.Tracer(model, pairs, "head-outputs", "logit-difference")
+
+
+class TestGeneratedWordings:
+    """Certificates on pairs of `tk.data.wordings`."""
+
+    def test_each_is_measured_and_replayed(self, of_names, tmp_path):
+        pairs = tk.data.wordings("ioi", of_names.model, n=4)
+        claims = {"effect": 0.0, "max_examples": 48}
+        certificate = of_names.certify(["L0H0", "L1H1"], pairs=pairs, **claims)
+        assert [each.wording for each in certificate.claims] == ["", *pairs]
+        assert [batch.wording for batch in certificate.batches[:6]] == [*pairs]
+        for batch in certificate.batches:
+            assert batch.origin.options["wording"] == batch.wording
+        loaded = Certificate.load(certificate.save(tmp_path / "certificate.json"))
+        again = recorded_pairs(loaded, of_names.model)
+        assert [*again] == [*pairs]
+        for repeated in (pairs, again):
+            other = of_names.certify(["L0H0", "L1H1"], pairs=repeated, **claims)
+            assert other.claims == certificate.claims
+            assert other.batches == certificate.batches
+
+    def test_one_that_fails_is_named(self, of_names):
+        """The effect is above 0 on all chosen pairs of one wording, and below 0 on the others."""
+        members, sources = ["L0H0", "L1H1", "L2H0"], {}
+        chosen = members_of(members, of_names.registry)
+        for wording, sign in (("friends", 1), ("surprise", -1)):
+            pairs = tk.load_dataset("ioi", of_names.model, n=150, seed=1, wording=wording)
+            effects = sign * of_names.question.engine_of(pairs).set_effects([chosen])[0]
+            sources[wording] = pairs.subset((effects > 0).nonzero().flatten().tolist())
+        certificate = of_names.certify(members, effect=0.0, pairs=sources)
+        verdicts = {each.wording: each.verdict for each in certificate.claims}
+        assert (verdicts["friends"], verdicts["surprise"]) == ("holds", "fails")
+        assert certificate.verdict == "fails"
+        assert "effect at least 0 on friends: holds" in repr(certificate)
+        assert "effect at least 0 on surprise: fails" in repr(certificate)
+
+    def test_a_data_set_is_loaded_once_for_all_its_batches(self, of_names, monkeypatch):
+        pairs = tk.load_dataset("ioi", of_names.model, n=40, seed=5)
+        sources = {"first": pairs[:20], "second": pairs[20:]}
+        sources["third"] = tk.load_dataset("ioi", of_names.model, n=20, seed=6)
+        certificate = of_names.certify(["L0H0"], effect=0.0, pairs=sources, max_examples=60)
+        assert len(certificate.batches) == 6
+        loads = []
+
+        def count(name, model, **options):
+            loads.append(options)
+            return tk.load_dataset(name, model, **options)
+
+        monkeypatch.setattr("tracekit.measure.certificate.load_dataset", count)
+        again = recorded_pairs(certificate, of_names.model)
+        assert loads == [{"n": 40, "seed": 5}, {"n": 20, "seed": 6}]
+        assert [batch.fingerprint for batch in certificate.batches] == [
+            again[name][number].fingerprint for number in (0, 1) for name in sources
+        ]
+
+
 class TestInterrupted:
     @pytest.mark.parametrize("n_batches", [0, 1, 2])
     def test_what_was_measured_is_kept(self, tracer, faithfulness, monkeypatch, n_batches):
@@ -265,7 +348,9 @@ def test_a_figure_has_the_bounds_of_a_claim(tracer, faithfulness):
 
 
 def test_requests_that_cannot_be_answered(tracer):
-    with pytest.raises(ConfigError, match="The claims are {}. Give faithful, complete or effect"):
+    with pytest.raises(
+        ConfigError, match="The claims are {}. Give faithful, complete, share or effect"
+    ):
         tracer.certify(NAMES)
     with pytest.raises(ConfigError, match="level is 95. Give a probability between 0 and 1."):
         tracer.certify(NAMES, faithful=0.5, level=95)

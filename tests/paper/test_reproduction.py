@@ -185,11 +185,11 @@ class TestPlans:
         binding = EXPERIMENTS["fig-binding"].jobs(Setting())[0]
         assert binding.model.startswith("LLaMA-")
         assert binding.data_options == {
-            "form": "code",
+            "wording": "code",
             "desideratum": "both",
             "prepend_bos": True,
         }
-        assert binding.accuracy_on["value"]["form"] == "code"
+        assert binding.accuracy_on["value"]["wording"] == "code"
         asked = Setting(held_out=False, data_options={"seed": "3", "split": "test"})
         facts = EXPERIMENTS["table-facts"].jobs(asked)[0]
         assert facts.data_options == {

@@ -23,6 +23,7 @@ from tracekit.cli.options import (
 )
 from tracekit.cli.rebuild import RUN_OPTIONS, RunFolder, rebuild_tracer
 from tracekit.cli.tables import print_table
+from tracekit.errors import ConfigError
 
 _EXIT_CODES = {"holds": 0, "fails": 1, "undecided": 3}
 
@@ -34,6 +35,7 @@ _EXIT_CODES = {"holds": 0, "fails": 1, "undecided": 3}
     **RUN_OPTIONS,
     faithful=HOW.number("Claim that the faithfulness is at least this, e.g. 0.8."),
     complete=HOW.number("Claim that the completeness is at most this, e.g. 0.2."),
+    share=HOW.number("Claim that the effect is at least this share of that of all components."),
     effect=HOW.number("Claim that the mean effect is at least this, in units of the metric."),
     level=HOW.number("Probability that no bound is ever wrong.", default=0.95),
     fresh=DATA.names(
@@ -41,6 +43,7 @@ _EXIT_CODES = {"holds": 0, "fails": 1, "undecided": 3}
         "tested on each alone too. Default: further seeds of the run's data set, or its held-out "
         f"examples{SEVERAL}"
     ),
+    wordings=DATA.flag("Fresh pairs of each wording of the run's data set, e.g. of ioi."),
     max_examples=LIMITS.count("Fresh examples at most.", default=1000, min=1),
     output=OPTIONAL_OUTPUT.with_help(
         "File for the certificate. Default: certificate.json in the folder."
@@ -55,8 +58,10 @@ def certify(values: OptionValues, run: RunFolder) -> None:
     file = values["output"] or run / tk.results.Certificate.FILE
     check_file(file)
     result, tracer = rebuild_tracer(run, values, is_same_model=values["model"] is None)
-    names = ("faithful", "complete", "effect", "level", "max_examples")
-    pairs = _fresh_pairs(tracer, values["fresh"] or [])
+    if values["wordings"] and values["fresh"]:
+        raise ConfigError("--fresh and --wordings both say which pairs are measured. Give one.")
+    names = ("faithful", "complete", "share", "effect", "level", "max_examples")
+    pairs = _fresh_pairs(tracer, values["fresh"] or [], values["wordings"])
     certificate = tracer.certify(result, pairs=pairs, **{name: values[name] for name in names})
     certificate.save(file)
     _print(certificate)
@@ -74,26 +79,30 @@ def verify_certificate(values: OptionValues, file: Path) -> None:
     certificate = tk.results.Certificate.load(file)
     result, tracer = rebuild_tracer(file.parent, values, is_same_model=False)
     pairs = recorded_pairs(certificate, tracer.model)
-    arguments = {"faithfulness": "faithful", "completeness": "complete", "effect": "effect"}
-    claims = {arguments[each.quantity]: each.value for each in certificate.claims}
+    arguments = {"faithfulness": "faithful", "completeness": "complete"}
+    claims = {
+        arguments.get(each.quantity, each.quantity): each.value for each in certificate.claims
+    }
     level, most = certificate.level, certificate.max_examples
     again = tracer.certify(result, pairs=pairs, level=level, max_examples=most, **claims)
     _print(again, certificate.verdict)
 
 
-def _fresh_pairs(tracer: tk.Tracer, names: list[str]) -> Any:
+def _fresh_pairs(tracer: tk.Tracer, names: list[str], is_each_wording: bool) -> Any:
     """Pairs as `tracer.certify` takes them; None: the held-out ones."""
-    from tracekit.data import describe, endless_pairs
+    from tracekit.data import describe, endless_pairs, wordings
 
     if names:
         sources = {name: tk.load_dataset(name, tracer.model) for name in names}
         return sources if len(names) > 1 else sources[names[0]]
     origin = tracer.pairs.origin
-    if origin is None or not {"n", "seed"} <= {*describe(origin.dataset).options}:
+    drawn = {"n", "seed"} | ({"wording"} if is_each_wording else set())
+    if origin is None or not (is_each_wording or drawn <= {*describe(origin.dataset).options}):
         return None
-    options = {name: origin.options[name] for name in {*origin.options} - {"n", "seed"}}
+    options = {name: origin.options[name] for name in {*origin.options} - drawn}
     first_seed = 1 + origin.options.get("seed", 0)
-    return endless_pairs(origin.dataset, tracer.model, first_seed=first_seed, **options)
+    draw = wordings if is_each_wording else endless_pairs
+    return draw(origin.dataset, tracer.model, first_seed=first_seed, **options)
 
 
 def _print(certificate: Any, before: str = "") -> None:

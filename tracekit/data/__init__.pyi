@@ -8,6 +8,8 @@ from tracekit.data.pairs_report import PairsReport as PairsReport
 from tracekit.data.prompts import PromptPairs as PromptPairs
 from tracekit.data.registry import DATASETS as DATASETS
 from tracekit.data.registry import Dataset as Dataset
+from tracekit.data.registry import EndlessPairs as EndlessPairs
 from tracekit.data.registry import describe as describe
 from tracekit.data.registry import endless_pairs as endless_pairs
 from tracekit.data.registry import load_dataset as load_dataset
+from tracekit.data.registry import wordings as wordings

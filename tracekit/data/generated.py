@@ -27,9 +27,11 @@ from tracekit.data.templates import make_filler
 from tracekit.data.tokenization import Encode, make_encoder, require_tokenizer
 from tracekit.errors import ConfigError
 
-_WORDS: dict[str, list[str]] = json.loads(Path(__file__).with_name("words.json").read_text("utf-8"))
-FEMALE, MALE = _WORDS["female"], _WORDS["male"]
-_YEARS = "The {noun} lasted from the year {century}{year:02d} to the year {century}"
+WORDS: dict[str, Any] = json.loads(Path(__file__).with_name("words.json").read_text("utf-8"))
+FEMALE, MALE = WORDS["female"], WORDS["male"]
+IOIWording = Literal["default", "friends", "argument", "discovery", "surprise", "colleagues"]
+YearWording = Literal["default", "beginning", "historians", "museum", "diary", "witnesses"]
+PronounWording = Literal["default", "reason", "letter", "question", "news", "moment"]
 _CENTURIES, _EARLY, _LATER, _TENS = range(11, 19), 1, range(2, 99), range(1, 9)
 
 
@@ -38,6 +40,7 @@ def load_ioi(
     *,
     n: int = 100,
     counterfactual: Literal["abc", "flip"] = "abc",
+    wording: IOIWording = "default",
     seed: int = 0,
     prepend_bos: bool | None = None,
     on_mismatch: OnMismatch = "error",
@@ -53,8 +56,8 @@ def load_ioi(
     rng, rows = random.Random(seed), []
     for number in range(n):
         indirect, subject, *others = rng.sample(names, 5)
-        template = rng.choice(_WORDS["ioi"])
-        words = {"place": rng.choice(_WORDS["places"]), "thing": rng.choice(_WORDS["things"])}
+        template = rng.choice(WORDS["ioi"][wording])
+        words = {"place": rng.choice(WORDS["places"]), "thing": rng.choice(WORDS["things"])}
         order = ("S1", "IO", "S2") if number % 2 else ("IO", "S1", "S2")
         own = [indirect if span == "IO" else subject for span in order]
         changed = {"abc": others, "flip": [*own[:2], indirect]}[counterfactual]
@@ -71,6 +74,7 @@ def load_greater_than(
     model: Any,
     *,
     n: int = 100,
+    wording: YearWording = "default",
     seed: int = 0,
     prepend_bos: bool | None = None,
     on_mismatch: OnMismatch = "error",
@@ -95,12 +99,13 @@ def load_greater_than(
             "digits, as that of GPT-2 does, or digit by digit. This one writes 1732 as "
             f"{len(encode('', ' 1732'))} tokens."
         )
-    rng, rows = random.Random(seed), []
-    for _ in range(n):
+    rng, rows, templates = random.Random(seed), [], WORDS["greater-than"][wording]
+    for number in range(n):
         century = rng.choice(sorted(years))
-        year, noun = rng.choice(years[century]), rng.choice(_WORDS["events"])
+        year, noun = rng.choice(years[century]), rng.choice(WORDS["events"])
         prompt, early = (
-            _YEARS.format(noun=noun, century=century, year=each) for each in (year, _EARLY)
+            templates[number % len(templates)].format(noun=noun, century=century, year=each)
+            for each in (year, _EARLY)
         )
         rows.append({"prompt": prompt, "counterfactual": early, **_number_sets(year, by_digit)})
     return published_pairs(rows, model, "greater-than", prepend_bos, on_mismatch)
@@ -110,6 +115,7 @@ def load_gendered_pronouns(
     model: Any,
     *,
     n: int = 100,
+    wording: PronounWording = "default",
     seed: int = 0,
     prepend_bos: bool | None = None,
     on_mismatch: OnMismatch = "error",
@@ -118,11 +124,11 @@ def load_gendered_pronouns(
     check_int("n", n)
     encode = make_encoder(require_tokenizer(model))
     women, men = (_token_names(encode, each, 2, "gendered-pronouns") for each in (FEMALE, MALE))
-    rng, rows = random.Random(seed), []
+    rng, rows, templates = random.Random(seed), [], WORDS["gendered-pronouns"][wording]
     for number in range(n):
         names, others = (men, women) if number % 2 else (women, men)
         x, y = (" he", " she") if number % 2 else (" she", " he")
-        template, noun = rng.choice(_WORDS["tags"]), rng.choice(_WORDS["people"])
+        template, noun = rng.choice(templates), rng.choice(WORDS["people"])
         name = rng.choice(names)
         prompt, other = (
             template.format(name=each, noun=noun) for each in (name, rng.choice(others))

@@ -9,7 +9,7 @@ from functools import partial
 from inspect import signature
 from itertools import count
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args
 
 from tracekit._util.arguments import check_arguments
 from tracekit._util.options import check_names, convert
@@ -23,7 +23,6 @@ from tracekit.data import (
     winobias,
     winogender,
 )
-from tracekit.data.from_file import load_pairs
 from tracekit.data.prompts import DataOrigin, PromptPairs
 from tracekit.errors import ConfigError, DataFormatError, UnknownNameError
 from tracekit.models import HookedModel, load_model
@@ -45,10 +44,16 @@ class Dataset:
     """Positions that are usually intervened on."""
 
     @property
-    def options(self) -> tuple[str, ...]:
-        """Keyword arguments of `load`; the data set itself has a name."""
-        given = signature(self.load).parameters.values()
-        return tuple(p.name for p in given if p.kind is p.KEYWORD_ONLY and p.name != "name")
+    def options(self) -> Mapping[str, Any]:
+        """Keyword arguments of `load`, with their types; the data set itself has a name."""
+        given = signature(self.load, eval_str=True).parameters.values()
+        keywords = [p for p in given if p.kind is p.KEYWORD_ONLY and p.name != "name"]
+        return {keyword.name: keyword.annotation for keyword in keywords}
+
+    @property
+    def wordings(self) -> tuple[str, ...]:
+        """Values of the option `wording`; empty: the data set does not have it."""
+        return get_args(self.options.get("wording"))
 
 
 _LOADERS: Mapping[str, Callable[..., PromptPairs]] = {
@@ -109,9 +114,8 @@ def load_dataset(name: str, model: HookedModel | str | Path, **options: Any) -> 
     """
     dataset = describe(name)
     model = load_model(model) if isinstance(model, (str, Path)) else model
-    check_names(options, dataset.options)
-    load = dataset.load.func if isinstance(dataset.load, partial) else dataset.load
-    hints = get_type_hints(load)
+    hints = dataset.options
+    check_names(options, hints)
     typed = {option: convert(option, value, hints[option]) for option, value in options.items()}
     pairs = dataset.load(model, **typed)
     options = {n: str(v) if isinstance(v, Path) else v for n, v in options.items()}
@@ -123,9 +127,23 @@ def load_dataset(name: str, model: HookedModel | str | Path, **options: Any) -> 
     return replace(pairs, origin=origin)
 
 
+@dataclass(frozen=True)
+class EndlessPairs:
+    """Pairs of a generated data set without end. Each iteration begins at the first seed."""
+
+    dataset: str
+    model: Any
+    first_seed: int
+    options: Mapping[str, Any]
+
+    def __iter__(self) -> Iterator[PromptPairs]:
+        seeds = count(self.first_seed)
+        return (load_dataset(self.dataset, self.model, seed=s, **self.options) for s in seeds)
+
+
 def endless_pairs(
     name: str, model: HookedModel | str | Path, *, n: int = 16, first_seed: int = 1, **options: Any
-) -> Iterator[PromptPairs]:
+) -> EndlessPairs:
     """Pairs of a generated data set without end: `n` of each seed, from `first_seed` on.
 
     Different seeds may give the same pair, and `tracer.certify` leaves out those that it had.
@@ -147,18 +165,36 @@ def endless_pairs(
             f"{name!r} is not drawn by a seed. Use one of {', '.join(generated)}, or give pairs of "
             "your own."
         )
-    return (load_dataset(name, model, n=n, seed=seed, **options) for seed in count(first_seed))
+    model = load_model(model) if isinstance(model, (str, Path)) else model
+    return EndlessPairs(name, model, first_seed, {"n": n} | options)
 
 
-def load_origin(origin: DataOrigin, model: Any) -> PromptPairs:
-    """Loads the pairs of an origin again; errors as in `load_dataset`, or if pairs are missing."""
-    pairs = load_dataset(origin.dataset, model, **origin.options)
+def wordings(
+    name: str, model: HookedModel | str | Path, *, n: int = 16, first_seed: int = 1, **options: Any
+) -> dict[str, EndlessPairs]:
+    """Endless pairs of each wording of a data set, as `pairs` of `tracer.certify`.
+
+    Arguments and errors are as in `endless_pairs`.
+
+    Raises:
+        ConfigError: The data set does not have the option `wording`.
+    """
+    known = describe(name).wordings
+    if not known:
+        several = ", ".join(each for each in DATASETS if DATASETS[each].wordings)
+        raise ConfigError(f"{name!r} has one wording only. Use one of {several}.")
+    check_names(options, {*describe(name).options} - {"wording"})
+    model = load_model(model) if isinstance(model, (str, Path)) else model
+    options |= {"n": n, "first_seed": first_seed}
+    return {each: endless_pairs(name, model, wording=each, **options) for each in known}
+
+
+def load_origin(origin: DataOrigin, model: Any, whole: PromptPairs | None = None) -> PromptPairs:
+    """The pairs of an origin, of its `whole` data set or loaded; errors as in `load_dataset`."""
+    pairs = whole or load_dataset(origin.dataset, model, **origin.options)
     if max(origin.examples) >= len(pairs):
         raise DataFormatError(
             f"{origin.dataset} has {len(pairs)} pairs, and example {max(origin.examples)} of them "
             "is asked for. Restore the data, or give others."
         )
     return pairs.subset(origin.examples)
-
-
-__all__ = ["DATASETS", "Dataset", "describe", "endless_pairs", "load_dataset", "load_pairs"]

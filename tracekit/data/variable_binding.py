@@ -1,7 +1,7 @@
 """Variable binding: arithmetic on two variables, made up from a seed.
 
-Prompts have the form of the paper or that of the published code, on three lines. Each desideratum
-of components that carry the values has its examples:
+Prompts have the wording of the paper, that of the published code, on three lines, or another one
+(`words.json`). Each desideratum of components that carry the values has its examples:
 
 - *value dependence*: the counterfactual changes the value of the first variable, and the model with
   replaced components should give its answer. x is the clean answer, y the counterfactual one.
@@ -22,20 +22,16 @@ from operator import add, sub
 from typing import Any, Literal
 
 from tracekit._util.options import check_int
+from tracekit.data.generated import WORDS
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 from tracekit.data.tokenization import make_encoder, require_tokenizer
 from tracekit.errors import PairsError
 
 Desideratum = Literal["value", "operation", "both"]
-Form = Literal["paper", "code"]
+Wording = Literal["paper", "code", "sentence", "let", "question", "reverse", "letters"]
 
 _OPERATIONS = {"+": add, "-": sub}
 _PARTS = {"value": ("value",), "operation": ("operation",), "both": ("value", "operation")}
-_FORMS = {
-    "paper": ("x = {a}, y = {b}, x {op} y =", " {}"),
-    "code": ("x = {a}\ny = {b}\nx {op} y = ", "{}"),
-}
-"""Form -> prompt and answer."""
 _VALUES = range(10, 100)
 _TRIES = 4000
 """Questions drawn for an example before giving up."""
@@ -46,7 +42,7 @@ def load(
     *,
     desideratum: Desideratum = "both",
     weights: tuple[float, float] = (5.0, 1.0),
-    form: Form = "paper",
+    wording: Wording = "paper",
     split: Literal["train", "test"] = "train",
     n: int = 50,
     seed: int = 0,
@@ -62,7 +58,7 @@ def load(
     parts = []
     for part in _PARTS[desideratum]:
         # Both splits come from one draw without repetitions, which keeps them disjoint.
-        drawn = _balanced_rows(random.Random(f"{part} {seed}"), part, form, 2 * n, model)
+        drawn = _balanced_rows(random.Random(f"{part} {seed}"), part, wording, 2 * n, model)
         parts.append(drawn[("train", "test").index(split) :: 2])
     rows = interleave_parts(parts, weights)
     name = f"variable-binding{'' if desideratum == 'both' else f'-{desideratum}'}-{split}"
@@ -89,7 +85,7 @@ def interleave_parts(
 
 
 def _balanced_rows(
-    rng: random.Random, part: str, form: str, count: int, model: Any
+    rng: random.Random, part: str, wording: str, count: int, model: Any
 ) -> list[dict[str, str]]:
     """`count` different rows of a desideratum; the first digits of y are equally frequent."""
     encode = make_encoder(require_tokenizer(model))
@@ -98,7 +94,7 @@ def _balanced_rows(
         # Two neighbours, one for each split, have the same first digit.
         digit = str(1 + index // 2 % 9)
         for _ in range(_TRIES):
-            row = _make_row(rng, part, form)
+            row = _make_row(rng, part, wording)
             if row is None or row in rows or not row["y"].lstrip().startswith(digit):
                 continue
             x, y = (encode(row["prompt"], row[side]) for side in ("x", "y"))
@@ -108,13 +104,13 @@ def _balanced_rows(
         else:
             raise PairsError(
                 "The tokenizer begins all answers to variable-binding questions with the same "
-                "token, so their first tokens cannot tell them apart. Use form='code', whose "
+                "token, so their first tokens cannot tell them apart. Use wording='code', whose "
                 "prompts end with a space, or another model."
             )
     return rows
 
 
-def _make_row(rng: random.Random, part: str, form: str) -> dict[str, str] | None:
+def _make_row(rng: random.Random, part: str, wording: str) -> dict[str, str] | None:
     if part == "value":
         op = new_op = rng.choice(list(_OPERATIONS))
         a, new_a, b = (rng.choice(_VALUES) for _ in range(3))
@@ -125,7 +121,7 @@ def _make_row(rng: random.Random, part: str, form: str) -> dict[str, str] | None
     clean, changed = _OPERATIONS[op](a, b), _OPERATIONS[new_op](new_a, b)
     if min(clean, changed) < 0 or clean == changed:
         return None
-    prompt, answer = _FORMS[form]
+    prompt, answer = WORDS["variable-binding"][wording]
     x, y = (clean, changed) if part == "value" else (changed, clean)
     return {
         "prompt": prompt.format(a=a, b=b, op=op),

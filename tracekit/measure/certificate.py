@@ -23,7 +23,7 @@ from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.pair import Ids, PromptPair, cluster_ids
 from tracekit.data.prompts import PromptPairs
-from tracekit.data.registry import load_origin
+from tracekit.data.registry import load_dataset, load_origin
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, PairsError
 from tracekit.measure.betting import Bets
@@ -50,6 +50,7 @@ def certify(
     *,
     faithful: float | None = None,
     complete: float | None = None,
+    share: float | None = None,
     effect: float | None = None,
     pairs: Source | Mapping[str, Source] | None = None,
     level: float = 0.95,
@@ -66,11 +67,12 @@ def certify(
         members: A set as in `evaluate`, or a mask of zeros and ones.
         faithful: Claims that the faithfulness is at least this.
         complete: Claims that the completeness is at most this.
+        share: Claims that the effect is at least this share of the effect of all components.
         effect: Claims that the mean effect is at least this, in units of the metric.
         pairs: Pairs, or an iterable of them that may be endless, such as one data set per seed;
-            None: the held-out pairs. A mapping from names to such sources, e.g. to the wordings
-            of a task, also tests each claim on every source alone. Pairs whose prompts the tracer
-            or an earlier batch had are left out.
+            None: the held-out pairs. A mapping from names to such sources, e.g. what
+            `tk.data.wordings` returns, also tests each claim on every source alone. Pairs whose
+            prompts the tracer or an earlier batch had are left out.
         level: Probability that no bound of any claim is ever wrong, between 0 and 1.
         max_examples: Independent examples after which open claims stay undecided.
 
@@ -83,11 +85,12 @@ def certify(
     check_int("max_examples", max_examples)
     if not 0 < level < 1:
         raise ConfigError(f"level is {short_repr(level)}. Give a probability between 0 and 1.")
-    values = {"faithfulness": faithful, "completeness": complete, "effect": effect}
+    values = {"faithfulness": faithful, "completeness": complete, "share": share, "effect": effect}
     claimed = {name: float(value) for name, value in values.items() if value is not None}
     if not claimed or not np.isfinite([*claimed.values()]).all():
         raise ConfigError(
-            f"The claims are {claimed}. Give faithful, complete or effect, as finite numbers."
+            f"The claims are {claimed}. Give faithful, complete, share or effect, as finite "
+            "numbers."
         )
     engine, chosen = question.search_engine, members_of(members, question.registry)
     full = engine.full_effects.mean().item()
@@ -158,13 +161,18 @@ def recorded_pairs(certificate: Certificate, model: HookedModel) -> dict[str, li
         TracekitError: Of data sets and files, as in `load_dataset`.
     """
     batches: dict[str, list[PromptPairs]] = {}
+    whole: dict[str, PromptPairs] = {}
     for batch in certificate.batches:
         if batch.origin is None:
             raise PairsError(
                 "The pairs of the certificate were made by hand, so they cannot be loaded again. "
                 "Certify with pairs of a data set or a file."
             )
-        pairs = load_origin(batch.origin, model)
+        key = f"{batch.origin.dataset} {batch.origin.options}"
+        whole[key] = whole.get(key) or load_dataset(
+            batch.origin.dataset, model, **batch.origin.options
+        )
+        pairs = load_origin(batch.origin, model, whole[key])
         if pairs.fingerprint != batch.fingerprint:
             raise PairsError(
                 f"The pairs of {batch.origin.dataset} are not those of the certificate: the data "
@@ -295,8 +303,8 @@ def _by_example(engine: Engine, effects: Float[Tensor, "2 example"]) -> list[dic
         alone, remaining = own, others
     # An engine scales the weights of its own pairs to a mean of 1; batches share one scale.
     scale = fmean(pair.weight for pair in engine.pairs)
-    table = scale * torch.stack([own, alone, remaining, full])
-    names = ("effect", "faithfulness", "completeness", "full")
+    table = scale * torch.stack([own, own, alone, remaining, full])
+    names = ("effect", "share", "faithfulness", "completeness", "full")
     examples = torch.tensor(cluster_ids(engine.pairs))
     return [
         dict(zip(names, table[:, examples == example].mean(1).tolist(), strict=True))

@@ -42,11 +42,11 @@ class Claim:
     """A claim about one quantity of a set, and what fresh pairs say of it."""
 
     quantity: str
-    """`faithfulness`, `completeness` or `effect`."""
+    """`faithfulness`, `completeness`, `share` or `effect`."""
     wording: str
     """Source of the pairs that it is about; empty: all of them."""
     value: float
-    """Claimed bound: the largest completeness, or the smallest faithfulness or effect."""
+    """Claimed bound: the largest completeness, or the smallest of another quantity."""
     verdict: Verdict
     n_needed: int | None
     """Examples by which it would be decided if further ones are like these; None: not known."""
