@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import tracekit
-from tracekit.results.storage import versions
+from tracekit._util.versions import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -40,3 +40,11 @@ def test_saved_versions_name_the_package_not_the_distribution():
 def test_the_citation_has_the_version():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {tracekit.__version__}\n" in citation
+
+
+def test_versions_are_shown_for_bug_reports(capsys):
+    tracekit.show_versions()
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert shown["tracekit"] == tracekit.__version__
+    assert shown.items() >= versions().items()
+    assert {"numpy", "platform", "devices"} <= shown.keys()

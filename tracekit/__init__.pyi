@@ -8,6 +8,7 @@ from tracekit import measure as measure
 from tracekit import metrics as metrics
 from tracekit import results as results
 from tracekit import search as search
+from tracekit._util.versions import show_versions as show_versions
 from tracekit.components import Component as Component
 from tracekit.components.kinds import Kind as Kind
 from tracekit.data import PromptPairs as PromptPairs

@@ -188,6 +188,19 @@ def test_bounds_on_memory(command, tmp_path, monkeypatch):
     assert bounds == [(3, 5 * 2**20)]
 
 
+def test_the_smallest_faithful_set(command, tmp_path):
+    options = ("--limit", 6, "--dataset", "demo-facts", "--components", "head-outputs")
+    code, _, err = command(
+        *("trace", *options, "--faithfulness", 0.5, "--method", "mask-ig"),
+        *("--output", tmp_path),
+    )
+    assert code == 0, err
+    (folder,) = tmp_path.glob("mask-ig-*")
+    result = tk.TraceResult.load(folder)
+    assert result.run.objective == "faithful"
+    assert result.faithfulness().faithfulness[0] >= 0.5
+
+
 def test_targets_and_positions(command, tmp_path):
     code, _, err = command(
         *("trace", "--limit", 4, "--target-effect", 0.1, "--method", "greedy"),
@@ -219,8 +232,10 @@ def test_targets_and_positions(command, tmp_path):
         (["--budget", "99"], "A budget of 99 means 99 of 32 components."),
         (
             ["--budget", "2", "--target-effect", "1"],
-            "Both --budget and --target-effect were given.",
+            "More than one goal was given. Give one of --budget, --target-effect and",
         ),
+        (["--target-effect", "1", "--faithfulness", "0.9"], "More than one goal was given."),
+        (["--faithfulness", "1.2"], "faithfulness"),
         (["--layers", "one"], "The layers 'one' are not of the form 0-5,8."),
         (["--option", "draws"], "The option 'draws' is not of the form name=value."),
         (["--option", "greedy:draws=1"], "The option 'greedy:draws=1' is for greedy, which is not"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,17 @@ from tracekit.errors import ConfigError, DataFormatError, DataNotFoundError
 _MOST_LAYERS = 10_000
 
 
-def goal_arguments(
-    budgets: list[str] | None, target_effect: float | None, options: dict[str, Any]
-) -> dict[str, Any]:
+def goal_arguments(values: Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """The goal of a run, as keyword arguments of `Tracer.run`; a fixed lambda1 needs no budget."""
-    values = [parse_budget(text) for text in budgets or []]
-    if target_effect is not None and values:
-        raise ConfigError("Both --budget and --target-effect were given. Give one of them.")
-    if target_effect is not None:
-        return {"target_effect": target_effect}
-    if not values and "lambda1" in options:
-        return {}
-    return {"budgets": values or [0.1]}
+    goals: dict[str, Any] = {"budgets": [parse_budget(text) for text in values["budget"] or []]}
+    goals |= {name: values[name] for name in ("target_effect", "faithfulness")}
+    goals = {name: value for name, value in goals.items() if value not in (None, [])}
+    if len(goals) > 1:
+        raise ConfigError(
+            "More than one goal was given. Give one of --budget, --target-effect and "
+            "--faithfulness."
+        )
+    return goals or ({} if "lambda1" in options else {"budgets": [0.1]})
 
 
 def parse_budget(text: str) -> int | float:

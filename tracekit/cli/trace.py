@@ -17,6 +17,7 @@ from tracekit.cli.summaries import print_checks, print_estimates, print_results
     *(*TRACE_KEYS, *SEARCH_KEYS, "output", "config", "save_config_to", "seed", "dry_run", "quiet"),
     budget=HOW.option(list[str], "SIZE", f"A count (6) or a share (0.2){SEVERAL}"),
     target_effect=HOW.number("Instead of a budget: the effect to reach."),
+    faithfulness=HOW.number("Instead of a budget: the smallest set as faithful as this, e.g. 0.9."),
     method=HOW.names(f"{choices_text(MethodName)}{SEVERAL} Default: pgb-ct+local."),
     option=HOW.settings(
         f"Option of a method as name=value, e.g. lambda1=0.001 or random:draws=200{SEVERAL}"
@@ -32,10 +33,7 @@ def trace(values: OptionValues) -> None:
     check_folder(output)
     methods = values["method"] or [tk.search.DEFAULT_METHOD]
     by_method = parse_options(values["option"] or [], methods)
-    goals = {
-        name: goal_arguments(values["budget"], values["target_effect"], by_method[name])
-        for name in methods
-    }
+    goals = {name: goal_arguments(values, by_method[name]) for name in methods}
     searches = {name: tk.search.make(name, by_method[name]) for name in methods}
     tracer, request_options = build_search(values)
     requests = [

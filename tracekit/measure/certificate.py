@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.options import check_int, short_repr
+from tracekit._util.versions import versions
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.pair import Ids, PromptPair, cluster_ids
@@ -32,7 +33,6 @@ from tracekit.metrics import Metric
 from tracekit.models import HookedModel
 from tracekit.results.certificate import Bounds, Certificate, Claim, PairsBatch
 from tracekit.results.result import TraceResult
-from tracekit.results.storage import versions
 from tracekit.search.targets import require_full_effect
 
 _BATCH = 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -179,3 +179,21 @@ class Certificate(Tabular):
                 f"{path} is not a certificate. Give one that `tracekit certify` wrote, or the "
                 "folder of a run."
             ) from error
+
+
+def saved_certificates(folder: Path, labels: Sequence[str]) -> list[Certificate]:
+    """The certificate beside a result of these members, if there is one.
+
+    Raises:
+        ResultFormatError: It is damaged, or of another set.
+    """
+    file = folder / Certificate.FILE
+    if not file.exists():
+        return []
+    certificate = Certificate.load(file)
+    if certificate.labels != tuple(labels):
+        raise ResultFormatError(
+            f"{file} is of another set than the result beside it. Remove it, or certify the set "
+            "again."
+        )
+    return [certificate]

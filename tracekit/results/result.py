@@ -22,11 +22,11 @@ from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask, members_of_mask
 from tracekit.engine.cost import Cost
 from tracekit.engine.setup import Setup
-from tracekit.errors import ConfigError, ResultFormatError, TargetNotReachedError
+from tracekit.errors import ConfigError, TargetNotReachedError
 from tracekit.figures.cells import SelectionPanel, draw_panels
 from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.metrics import Effects
-from tracekit.results.certificate import Certificate
+from tracekit.results.certificate import Certificate, saved_certificates
 from tracekit.results.circuit import circuit_figure, graph_of, nodes_of
 from tracekit.results.display import effects_text, model_text, result_html
 from tracekit.results.faithfulness import Faithfulness
@@ -179,15 +179,8 @@ class TraceResult(InFolder):
             ResultFormatError: A file is damaged, was changed, is of another run or format version,
                 or holds an entry of another type.
         """
-        result, file = super().load(folder), Path(folder) / Certificate.FILE
-        if file.exists():
-            certificate = Certificate.load(file)
-            if certificate.labels != tuple(result.labels):
-                raise ResultFormatError(
-                    f"{file} is of another set than the result beside it. Remove it, or certify "
-                    "the set again."
-                )
-            result.certificates.append(certificate)
+        result = super().load(folder)
+        result.certificates.extend(saved_certificates(Path(folder), result.labels))
         return result
 
     @property

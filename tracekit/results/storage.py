@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -31,7 +29,6 @@ from torch import Tensor
 from tracekit._util.arguments import check_arguments
 from tracekit._util.files import json_digest, write_atomically, write_csv
 from tracekit._util.options import as_path, short_repr
-from tracekit._util.version import __version__
 from tracekit.errors import ResultFormatError, ResultNotFoundError, TracekitError
 from tracekit.results.display import Tabular
 
@@ -43,17 +40,6 @@ NOT_SAVED = {"saved": False}
 _DIGEST, _TENSORS_DIGEST, _LABELS = "sha256", "tensors_sha256", "selected"
 
 _T = TypeVar("_T")
-
-
-def versions() -> dict[str, str]:
-    """Versions of the packages that numbers depend on."""
-    by_package = {"python": platform.python_version(), "tracekit": __version__}
-    for package in ("torch", "transformer-lens", "transformers"):
-        try:
-            by_package[package] = version(package)
-        except PackageNotFoundError:
-            by_package[package] = "unknown"
-    return by_package
 
 
 def save_dataclass(value: Any, path: Path, *, inline: bool = False) -> str:
@@ -127,13 +113,7 @@ class InFolder:
 
     @classmethod
     def load(cls: type[_T], folder: str | Path) -> _T:
-        """Reads what `save` wrote.
-
-        Raises:
-            ResultNotFoundError: The folder holds no such document.
-            ResultFormatError: A file is damaged, was changed, is of another run or format version,
-                or holds an entry of another type.
-        """
+        """Reads what `save` wrote; errors as of `TraceResult.load`."""
         return load_dataclass(cls, Path(folder) / cls.FILE)  # type: ignore[attr-defined]
 
 

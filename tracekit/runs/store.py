@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tracekit._util.files import draft_folder, json_digest, tensors_digest
+from tracekit._util.versions import versions
 from tracekit.errors import TracekitError
 from tracekit.measure.paths import Paths
 from tracekit.models.loading import HookedModel
@@ -22,7 +23,7 @@ from tracekit.results import storage
 from tracekit.results.curve import CURVE, CurveRuns, TraceCurve
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.result import TraceResult
-from tracekit.results.storage import load_dataclass, versions
+from tracekit.results.storage import load_dataclass
 from tracekit.runs.jobs import Job
 
 RUN_FOLDERS = "runs"

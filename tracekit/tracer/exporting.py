@@ -27,6 +27,7 @@ from tracekit._util.deferred import transformers
 from tracekit._util.files import write_atomically
 from tracekit._util.options import as_path
 from tracekit._util.table import join_labels
+from tracekit._util.versions import versions
 from tracekit._util.warn import warn
 from tracekit.components import ComponentRegistry
 from tracekit.components.masks import Mask, from_indices
@@ -46,7 +47,6 @@ from tracekit.models.hooked import device_of, dtype_of, is_exact, plain_name, ra
 from tracekit.models.tokenizers import copy_as_given, get_tokenizer, tokenizer_differences
 from tracekit.models.verification import Reference, find_changes, get_logits, logit_gap
 from tracekit.results.result import TraceResult
-from tracekit.results.storage import versions
 
 _TOLERANCE = 1e-4
 """Difference of an effect by which the written model may differ, where effects are up to 1."""

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from tracekit._util.versions import versions
 from tracekit.components.masks import from_indices, members_of_mask
 from tracekit.components.members import members_of
 from tracekit.engine import checks
@@ -19,7 +20,6 @@ from tracekit.measure.question import KnownSets, Question
 from tracekit.metrics import Effects
 from tracekit.results.curve import TraceCurve
 from tracekit.results.result import RunFacts, TraceResult
-from tracekit.results.storage import versions
 from tracekit.search import Selection
 from tracekit.search.base import best_within, config_of
 from tracekit.search.constraint import SCORE_OUTSIDE, nothing_within_error
