@@ -1,4 +1,4 @@
-"""Data sets that are generated from a seed and from templates of tracekit.
+"""Data sets that are generated from a seed and from templates, by wording (`words.json`).
 
 - *Indirect object identification* (the task of Wang et al. 2023): after "When Mary and John went to
   the office, John gave a letter to", x is the indirect object, Mary, and y the subject, John. The

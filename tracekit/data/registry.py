@@ -179,14 +179,14 @@ def wordings(
     Raises:
         ConfigError: The data set does not have the option `wording`.
     """
-    known = describe(name).wordings
-    if not known:
+    names = describe(name).wordings
+    if not names:
         several = ", ".join(each for each in DATASETS if DATASETS[each].wordings)
         raise ConfigError(f"{name!r} has one wording only. Use one of {several}.")
     check_names(options, {*describe(name).options} - {"wording"})
     model = load_model(model) if isinstance(model, (str, Path)) else model
     options |= {"n": n, "first_seed": first_seed}
-    return {each: endless_pairs(name, model, wording=each, **options) for each in known}
+    return {each: endless_pairs(name, model, wording=each, **options) for each in names}
 
 
 def load_origin(origin: DataOrigin, model: Any, whole: PromptPairs | None = None) -> PromptPairs:
