@@ -61,6 +61,16 @@ extensions = [
     "markdown_docstrings",
     "code_links",
 ]
+# Types of other libraries become links where the network may be asked for their lists of names.
+if os.environ.get("TRACEKIT_INTERSPHINX"):
+    extensions.append("sphinx.ext.intersphinx")
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+        "pandas": ("https://pandas.pydata.org/docs", None),
+        "plotly": ("https://plotly.com/python-api-reference", None),
+        "transformers": ("https://huggingface.co/docs/transformers/main/en", None),
+    }
 exclude_patterns = ["_build", "_ext", "images", "schemas", "**.ipynb_checkpoints"]
 
 # ---- pages ------------------------------------------------------------------------------------
@@ -95,7 +105,6 @@ TYPES = {
     "tracekit.results.interactions": ["PairKind"],
     "tracekit.search.learned.reward": ["Reward"],
     "tracekit.search.learned.pgbct": ["Schedule"],
-    "tracekit.search.local.soft_topk": ["BudgetSampling"],
     "tracekit.components.registry": ["Components"],
     "tracekit.tracer": ["By"],
     "tracekit._util.names": [
