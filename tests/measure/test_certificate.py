@@ -68,6 +68,7 @@ def test_values_are_means_over_the_pairs_of_an_example(direction):
             assert value[name] == pytest.approx(column[row].mean().item(), abs=1e-6)
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_claims_far_from_what_the_set_does_are_decided(tracer, faithfulness):
     certificate = tracer.certify(NAMES, faithful=faithfulness - 0.6)
     assert certificate.verdict == "holds"

@@ -200,10 +200,12 @@ class _Test:
         thetas = np.array([self.value, *(_GRID * (abs(self.full) or 1 if is_effect else 1))])
         lowest, highest, _ = self.metric.bounds
         largest = max(abs(lowest), abs(highest))
-        # Of a ratio, the value of an example is a difference of effects.
-        value, unit = (largest, 1.0) if is_effect else (highest - lowest, largest)
-        spread = value + unit * np.abs(thetas)
-        self.bets = Bets(thetas, spread if np.isfinite(largest) else None)
+        spread = None
+        if np.isfinite(largest):
+            # Of a ratio, the value of an example is a difference of effects.
+            value, unit = (largest, 1.0) if is_effect else (highest - lowest, largest)
+            spread = value + unit * np.abs(thetas)
+        self.bets = Bets(thetas, spread)
 
     def observe(self, example: Mapping[str, float], wording: str, alpha: float) -> None:
         """Adds an example of a source."""
