@@ -32,53 +32,6 @@ _LARGEST_WEIGHT = 1e16
 
 
 @dataclass(frozen=True, kw_only=True)
-class PGBCTPenalty:
-    """lambda1 |m|_1 + lambda2 m^T(1 - m), both growing with the epoch."""
-
-    lambda1: float
-    lambda2: float
-    schedule: Schedule
-    per_component: bool
-    """Whether sums over components are divided by their number."""
-
-    def _factor(self, epoch: int) -> float:
-        """Factor on both weights in an epoch; its square must be a finite number."""
-        try:
-            factor = float(self.schedule(epoch))
-        except OverflowError:
-            factor = inf
-        if not abs(factor) * max(self.lambda1, self.lambda2, 1.0) <= _LARGEST_WEIGHT:
-            raise ConfigError(
-                f"The penalty_schedule gives {factor:g} in epoch {epoch}. Give one that grows "
-                "less, fewer epochs, or a smaller lambda1."
-            )
-        return factor
-
-    def _scale(self, mask: Mask, epoch: int) -> float:
-        return self._factor(epoch) / (len(mask) if self.per_component else 1)
-
-    def gradient(self, mask: Mask, epoch: int) -> Mask:
-        """Gradient of both penalties."""
-        # The derivative of |m| at 0 is taken as 0, as torch and the published code do.
-        scale = self._scale(mask, epoch)
-        return self.lambda1 * scale * mask.sign() + self.lambda2 * scale * (1 - 2 * mask)
-
-    def terms(self, mask: Mask, epoch: int) -> dict[str, float]:
-        """Both penalties, and their weights in the epoch."""
-        scale, factor = self._scale(mask, epoch), self._factor(epoch)
-        return {
-            "lambda1": self.lambda1 * factor,
-            "lambda2": self.lambda2 * factor,
-            "size_penalty": self.lambda1 * scale * masks.l1(mask).item(),
-            "binary_penalty": self.lambda2 * scale * masks.binary_violation(mask).item(),
-        }
-
-    def derivative(self, mask: Mask, epoch: int) -> float:
-        """Derivative of the size penalty by an entry above 0."""
-        return self.lambda1 * max(self._scale(mask, epoch), 1e-12)
-
-
-@dataclass(frozen=True, kw_only=True)
 class PGBCT(MaskTraining):
     """Penalised gradient-based causal tracing (the paper); lambda1 is searched if not given."""
 
@@ -107,14 +60,40 @@ class PGBCT(MaskTraining):
         """The reward."""
         return self.reward
 
-    def penalty(self, lambda1: float) -> PGBCTPenalty:
-        """Both penalties."""
-        return PGBCTPenalty(
-            lambda1=lambda1,
-            lambda2=lambda1 if self.lambda2 is None else self.lambda2,
-            schedule=resolve_schedule(self.penalty_schedule),
-            per_component=self.penalty_reduction == "mean",
-        )
+    def penalty_gradient(self, lambda1: float, mask: Mask, epoch: int) -> Mask:
+        """Gradient of both penalties."""
+        # The derivative of |m| at 0 is taken as 0, as torch and the published code do.
+        lambda2, _, scale = self._growth(lambda1, mask, epoch)
+        return lambda1 * scale * mask.sign() + lambda2 * scale * (1 - 2 * mask)
+
+    def penalty_terms(self, lambda1: float, mask: Mask, epoch: int) -> dict[str, float]:
+        """Both penalties, and their weights in the epoch."""
+        lambda2, factor, scale = self._growth(lambda1, mask, epoch)
+        return {
+            "lambda1": lambda1 * factor,
+            "lambda2": lambda2 * factor,
+            "size_penalty": lambda1 * scale * masks.l1(mask).item(),
+            "binary_penalty": lambda2 * scale * masks.binary_violation(mask).item(),
+        }
+
+    def penalty_slope(self, lambda1: float, mask: Mask, epoch: int) -> float:
+        """Derivative of the size penalty by an entry above 0."""
+        return lambda1 * max(self._growth(lambda1, mask, epoch)[2], 1e-12)
+
+    def _growth(self, lambda1: float, mask: Mask, epoch: int) -> tuple[float, float, float]:
+        """lambda2; the factor on both weights in an epoch; and this factor on the two sums."""
+        lambda2 = lambda1 if self.lambda2 is None else self.lambda2
+        try:
+            factor = float(resolve_schedule(self.penalty_schedule)(epoch))
+        except OverflowError:
+            factor = inf
+        # Its square must be a finite number.
+        if not abs(factor) * max(lambda1, lambda2, 1.0) <= _LARGEST_WEIGHT:
+            raise ConfigError(
+                f"The penalty_schedule gives {factor:g} in epoch {epoch}. Give one that grows "
+                "less, fewer epochs, or a smaller lambda1."
+            )
+        return lambda2, factor, factor / (len(mask) if self.penalty_reduction == "mean" else 1)
 
     def selected(self, mask: Mask) -> masks.BinaryMask:
         """Entries above the threshold."""
