@@ -23,9 +23,9 @@ from tracekit.components.masks import BinaryMask, Mask
 from tracekit.engine.cost import Cost
 from tracekit.search.base import Goal, PlannedPasses, Selection
 from tracekit.search.learned.lambda_search import (
-    LambdaBracket,
     TrainingRun,
     best_within_budgets,
+    bracketing_runs,
     measured_sets,
     runs_for_budgets,
     smallest_set_reaching,
@@ -137,9 +137,8 @@ class MaskTraining(ValidatedFields, ABC):
         goal.require(self.name)
         if (wanted := goal.target) is not None:
             start = self._first_lambda(target, max(1, target.n_components // 10))
-            return LambdaBracket(start).runs(
-                train, lambda last: last.effect >= wanted, self._most_runs(goal)
-            )
+            most = self._most_runs(goal)
+            return bracketing_runs(train, lambda last: last.effect >= wanted, start, most)
         start = self._first_lambda(target, smallest)
         return runs_for_budgets(train, start, goal.budgets, self.max_trials)
 
