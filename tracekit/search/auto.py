@@ -21,7 +21,7 @@ from tracekit.components import ComponentSet
 from tracekit.components.masks import members_of_mask
 from tracekit.data.pair import split_disjoint
 from tracekit.engine.cost import Cost
-from tracekit.errors import BudgetError, ConfigError
+from tracekit.errors import BudgetError
 from tracekit.search.base import Goal, PlannedPasses, Search, Selection, planned_passes_of
 from tracekit.search.baselines.empirical_bayes_topk import EmpiricalBayesTopK, sizes_ranked_alone
 from tracekit.search.targets import Target
@@ -250,21 +250,6 @@ def cross_fit(
         on_all=on_all,
         sign=target.sign,
     )
-
-
-def searches_of(search: Search) -> list[Search]:
-    """The search, or those that it chooses between, the joint one first."""
-    return search.searches if isinstance(search, Auto) else [search]
-
-
-def auto_search(search: Search, n_examples: int) -> Search:
-    """The choice between a search and components alone; refuses data that cannot be halved."""
-    if n_examples < FEWEST_EXAMPLES:
-        raise ConfigError(
-            f"objective='auto' searches halves of the examples, and there are {n_examples}. "
-            f"Give at least {FEWEST_EXAMPLES}, or use 'mean'."
-        )
-    return cast(Search, Auto(first=search))
 
 
 def only_first_raises(
