@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tracekit.components import masks
 from tracekit.components.masks import Mask
 from tracekit.search.learned.mask_training import MaskTraining
 from tracekit.search.learned.reward import LossName
@@ -45,7 +44,3 @@ class DCM(MaskTraining):
     def penalty_slope(self, lambda1: float, mask: Mask, epoch: int) -> float:
         """Derivative of the penalty by the first entry."""
         return 0.5 * lambda1 * (mask[0].item() + _OFFSET) ** -0.5
-
-    def selected(self, mask: Mask) -> masks.BinaryMask:
-        """Entries that are rounded to 1 (at the default threshold)."""
-        return masks.truncate(mask, self.threshold)

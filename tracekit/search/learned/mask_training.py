@@ -87,9 +87,9 @@ class MaskTraining(ValidatedFields, ABC):
     def penalty_slope(self, lambda1: float, mask: Mask, epoch: int) -> float:
         """Approximate derivative of the size penalty by one mask entry, in an epoch."""
 
-    @abstractmethod
     def selected(self, mask: Mask) -> BinaryMask:
-        """The selection that a soft mask stands for."""
+        """The selection that a soft mask stands for: entries above the threshold."""
+        return masks.truncate(mask, self.threshold)
 
     def best_sets(
         self, target: Target, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost

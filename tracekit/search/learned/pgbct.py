@@ -96,7 +96,7 @@ class PGBCT(MaskTraining):
         return lambda2, factor, factor / (len(mask) if self.penalty_reduction == "mean" else 1)
 
     def selected(self, mask: Mask) -> masks.BinaryMask:
-        """Entries above the threshold."""
+        """Entries above the threshold; if `inclusive`, those equal to it too."""
         return masks.truncate(mask, self.threshold, inclusive=self.inclusive)
 
 
