@@ -10,16 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.clusters import count_text
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.members import ComponentsLike, members_of, ordered_in
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
-from tracekit.measure.question import Question
+from tracekit.measure.question import Question, examples_of
 from tracekit.metrics import Bounds
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.intervals import FEWEST, row_intervals
-from tracekit.results.on_examples import examples_text
 from tracekit.results.significance import p_values, without_rounding
 
 _MOST_EFFECTS = 2**29
@@ -141,8 +139,8 @@ def measure_pairs(
     grid = torch.diag(means[:n])
     grid[rank[0], rank[1]] = means[n:]
     grid[rank[1], rank[0]] = means[n:]
-    over, fingerprint = engine.pairs.over, engine.fingerprint
-    bounds, is_few = engine.metric.bounds, engine.pairs.n_distinct < FEWEST
+    over, bounds = engine.pairs.over, engine.metric.bounds
+    is_few = engine.pairs.n_distinct < FEWEST
     interactions = effects[n:].double() - effects[rank[0]].double() - effects[rank[1]].double()
     scale = effects[n:].abs() + effects[rank[0]].abs() + effects[rank[1]].abs()
 
@@ -163,12 +161,9 @@ def measure_pairs(
         singles_interval=intervals(effects[:n], bounds.of_sum(1, 1) if given else bounds),
         interaction_interval=intervals(interactions, bounds.of_sum(2, 2)),
         tests=None
-        if selected_on == fingerprint
+        if selected_on == engine.fingerprint
         else p_values(without_rounding(interactions, scale.double()), **over),
-        examples=examples_text(
-            selected_on, fingerprint, count_text(engine.n_examples, over["clusters"])
-        )
-        + (" searched" if selected_on is None else ""),
+        examples=examples_of(engine, selected_on) + (" searched" if selected_on is None else ""),
         n_independent=engine.pairs.n_distinct,
     )
 
