@@ -1,4 +1,4 @@
-"""PGB-CT: penalised gradient-based causal tracing (the paper's method).
+"""PGB-CT: penalised gradient-based causal tracing (the paper's method), alone or refined.
 
 One soft mask m over all components, started at 0.5. Every step follows the gradient of
 
@@ -13,8 +13,8 @@ the mean over continuation tokens in the target.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from typing import ClassVar, Literal
 
@@ -22,13 +22,21 @@ from pydantic import NonNegativeFloat, PositiveFloat
 
 from tracekit._util.options import ValidatedFields
 from tracekit.components import masks
-from tracekit.components.masks import Mask
+from tracekit.components.masks import Mask, from_indices
+from tracekit.engine.cost import Cost
 from tracekit.errors import ConfigError
+from tracekit.search.base import Goal, PlannedPasses, Selection
+from tracekit.search.learned.lambda_search import TrainingRun, best_within_budgets, measured_sets
 from tracekit.search.learned.mask_training import MaskTraining
 from tracekit.search.learned.reward import LossName, Reward
+from tracekit.search.local.local_search import refine
+from tracekit.search.targets import Target
 
 _LARGEST_WEIGHT = 1e16
 """Of a penalty: Adam squares gradients, in float32."""
+_PASSES = 250
+_PASSES_MORE = 50
+"""Passes at most, training included, for one budget, and for each further one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +106,46 @@ class PGBCT(MaskTraining):
     def selected(self, mask: Mask) -> masks.BinaryMask:
         """Entries above the threshold; if `inclusive`, those equal to it too."""
         return masks.truncate(mask, self.threshold, inclusive=self.inclusive)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PGBCTLocal(PGBCT):
+    """PGB-CT, whose sets within a budget local search improves.
+
+    With a target, or with neither a budget nor a target, there is nothing to refine: it is PGB-CT.
+    """
+
+    name: ClassVar[str] = "pgb-ct+local"
+    title: ClassVar[str] = "PGB-CT + local"
+    default_trials: ClassVar[int] = 1
+
+    def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
+        """All passes that training and refinement may come to."""
+        trained = super().planned_passes(n_components, goal).cost
+        left = max(0.0, _passes(goal.budgets) - trained.forward_equivalents)
+        return PlannedPasses(cost=trained + Cost(left / 2, left / 2))
+
+    def best_sets(
+        self, target: Target, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost
+    ) -> list[Selection]:
+        """The best set within each budget, improved by local search."""
+        measured = measured_sets(runs)
+        selections = best_within_budgets(runs, target, budgets, measured)
+        passes_left = _passes(budgets) - (target.cost - before).forward_equivalents
+        if passes_left < 1:
+            return selections
+        refined = refine(target, measured, budgets, passes_left)
+        for number, budget in enumerate(budgets):
+            best = refined.best_within(budget)
+            effects = refined.measurements.effects(best)
+            if effects.mean() > selections[number].effects.mean():
+                mask = from_indices(best, target.n_components)
+                selections[number] = replace(selections[number], mask=mask, effects=effects)
+        return selections
+
+
+def _passes(budgets: Sequence[int]) -> int:
+    return _PASSES + _PASSES_MORE * (len(budgets) - 1) if budgets else 0
 
 
 @dataclass(frozen=True)
