@@ -14,10 +14,9 @@ from typing import Any
 
 from tracekit._util.files import marker_file, remove_abandoned, remove_abandoned_locks
 from tracekit.errors import NoResultError, WorkerError
-from tracekit.runs.devices import device_for_worker
 from tracekit.runs.executors import Workers, make_workers
 from tracekit.runs.grid import part_of
-from tracekit.runs.jobs import Job, ModelSource, RunEnvironment, models_by_title
+from tracekit.runs.jobs import Job, ModelSource, RunEnvironment, device_for_worker, models_by_title
 from tracekit.runs.store import RUN_FOLDERS, Run, decisive_versions
 from tracekit.runs.worker import Failure, Task, Worker, WorkerReport, run_task, try_job
 

@@ -26,8 +26,7 @@ from tracekit.models.loading import HookedModel, load_model
 from tracekit.results.curve import TraceCurve
 from tracekit.results.interactions import InteractionGrid
 from tracekit.runs import store
-from tracekit.runs.devices import device_for_worker
-from tracekit.runs.jobs import Job, RunEnvironment
+from tracekit.runs.jobs import Job, RunEnvironment, device_for_worker
 from tracekit.runs.store import Run, RunInfo, decisive_versions
 from tracekit.search import make
 from tracekit.tracer.request import Request
