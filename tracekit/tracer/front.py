@@ -20,7 +20,7 @@ from tracekit.search import LocalSearch, Selection
 from tracekit.search.auto import FEWEST_EXAMPLES, Auto, CrossFit, cross_fit
 from tracekit.search.backward import backward_elimination
 from tracekit.search.constraint import make_target, nothing_within_error
-from tracekit.search.local.best_sets import BestSets
+from tracekit.search.measurements import BestSets
 from tracekit.search.targets import Target
 from tracekit.tracer import diagnostics
 from tracekit.tracer.plan import plan_front, progress_bar

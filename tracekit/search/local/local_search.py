@@ -39,9 +39,8 @@ from tracekit.search.backward import shrink
 from tracekit.search.base import Goal, PlannedPasses, Selection, target_not_reached
 from tracekit.search.baselines.attribution import MaskIG, weights_along_line
 from tracekit.search.checkpoint import SearchCheckpoint
-from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.sweeps import SETTINGS, Sweeps, interleave
-from tracekit.search.measurements import LimitReachedError, Measurements
+from tracekit.search.measurements import BestSets, LimitReachedError, Measurements
 from tracekit.search.prefix import prefix_members
 from tracekit.search.targets import Target, require_gradient
 
