@@ -14,8 +14,8 @@ from tests import tiny
 from tests.files import rewrite
 from tests.measure.test_explanation import Planted
 from tracekit.errors import ComponentError, PairsError, ResultFormatError
-from tracekit.measure import pair_effects
-from tracekit.measure.pair_effects import measure_pairs
+from tracekit.measure import effects as measured_effects
+from tracekit.measure.effects import measure_pairs
 from tracekit.results import effect_interval
 from tracekit.results.interactions import InteractionGrid, kinds_of_pairs
 from tracekit.results.intervals import row_intervals
@@ -262,7 +262,7 @@ def test_bad_input(tracer, monkeypatch, unchecked):
         with pytest.raises(error) as caught:
             tracer.interactions(members, **options)
         assert text in str(caught.value)
-    monkeypatch.setattr(pair_effects, "_MOST_EFFECTS", 100)
+    monkeypatch.setattr(measured_effects, "_MOST_EFFECTS", 100)
     with pytest.raises(ComponentError, match="10 sets on 12 examples have 120 effects, which are"):
         tracer.interactions(members)
 

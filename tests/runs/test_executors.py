@@ -26,7 +26,8 @@ from tracekit.errors import (
     MissingExtraError,
     WorkerError,
 )
-from tracekit.runs import devices, dispatch, executors
+from tracekit.runs import dispatch, executors
+from tracekit.runs import jobs as jobs_module
 from tracekit.runs import worker as worker_module
 from tracekit.runs.store import decisive_versions
 from tracekit.runs.worker import Worker, run_task
@@ -250,35 +251,35 @@ class TestDevices:
     def two_devices(self, monkeypatch, tmp_path):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-        monkeypatch.setattr(devices.tempfile, "gettempdir", lambda: str(tmp_path))
-        monkeypatch.setattr(devices, "_worker_locks", {})
+        monkeypatch.setattr(jobs_module.tempfile, "gettempdir", lambda: str(tmp_path))
+        monkeypatch.setattr(jobs_module, "_worker_locks", {})
 
     def test_each_worker_takes_one_of_its_own(self, two_devices):
         with ExitStack() as stack:
             pools = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(4)]
             taken = [
-                pool.submit(devices.device_for_worker, "cuda", {}).result()
+                pool.submit(jobs_module.device_for_worker, "cuda", {}).result()
                 for pool in [*pools, pools[0]]
             ]
         # With more workers than devices, they are shared evenly.
         assert taken == ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]
 
     def test_what_is_named_is_kept(self, two_devices, monkeypatch):
-        assert devices.device_for_worker("cuda:1", {}) == "cuda:1"
-        assert devices.device_for_worker("cpu", {}) == "cpu"
-        assert devices.device_for_worker(None, {"device_map": "auto"}) is None
-        assert devices.device_for_worker(None, {}) == "cuda:0"
+        assert jobs_module.device_for_worker("cuda:1", {}) == "cuda:1"
+        assert jobs_module.device_for_worker("cpu", {}) == "cpu"
+        assert jobs_module.device_for_worker(None, {"device_map": "auto"}) is None
+        assert jobs_module.device_for_worker(None, {}) == "cuda:0"
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-        assert devices.device_for_worker("cuda", {}) == "cuda"
+        assert jobs_module.device_for_worker("cuda", {}) == "cuda"
 
     @pytest.mark.slow
     def test_processes_do_too_and_those_that_end_give_theirs_back(self, tmp_path):
         script = (
-            "import sys, torch; from tracekit.runs import devices\n"
+            "import sys, torch; from tracekit.runs import jobs\n"
             "torch.cuda.is_available = lambda: True\n"
             "torch.cuda.device_count = lambda: 4\n"
-            f"devices.tempfile.gettempdir = lambda: {str(tmp_path)!r}\n"
-            "print(devices.device_for_worker('cuda', {}), flush=True)\n"
+            f"jobs.tempfile.gettempdir = lambda: {str(tmp_path)!r}\n"
+            "print(jobs.device_for_worker('cuda', {}), flush=True)\n"
             "sys.stdin.read()"
         )
 

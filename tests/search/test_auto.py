@@ -14,7 +14,7 @@ from tracekit.errors import BudgetError, ConfigError
 from tracekit.search import make_target
 from tracekit.search.auto import CrossFit, cross_fit
 from tracekit.search.baselines.empirical_bayes_topk import sizes_ranked_alone
-from tracekit.search.local.best_sets import BestSets
+from tracekit.search.measurements import BestSets
 
 HALVES = ((0, 1), (2, 3))
 

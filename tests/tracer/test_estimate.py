@@ -26,7 +26,7 @@ from tracekit.errors import (
     UnknownNameError,
     UnknownOptionError,
 )
-from tracekit.search.baselines.topk import TopK
+from tracekit.search.baselines.measured_effects import TopK
 from tracekit.tracer import estimate as estimating
 
 DETERMINISTIC = {

@@ -81,7 +81,5 @@ class EdgePaths:
         return self._edges[reached[self._senders] & leading[self._readers]].tolist()
 
 
-@lru_cache(maxsize=4)
-def paths_of(registry: ComponentRegistry) -> EdgePaths:
-    """Paths through the edges of a registry, made once."""
-    return EdgePaths(registry)
+paths_of = lru_cache(maxsize=4)(EdgePaths)
+"""Paths through the edges of a registry, made once."""

@@ -410,13 +410,11 @@ _AMBIGUOUS = {
 
 def kind_of(name: str) -> Kind:
     """A kind by name."""
-    if name in KINDS:
-        return KINDS[name]
-    if name in _USER_KINDS:
-        return _USER_KINDS[name]
-    raise UnknownNameError(
-        "component kind", name, {**KINDS, **_USER_KINDS}, hint=_AMBIGUOUS.get(name)
-    )
+    kind = KINDS.get(name) or _USER_KINDS.get(name)
+    if kind is None:
+        kinds = {**KINDS, **_USER_KINDS}
+        raise UnknownNameError("component kind", name, kinds, hint=_AMBIGUOUS.get(name))
+    return kind
 
 
 def register_kind(kind: Kind) -> Kind:

@@ -12,7 +12,7 @@ value only at the positions of its span. With a *layer window* it acts in severa
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -129,10 +129,6 @@ class Site:
         """Full names of the hook points of `reads`."""
         return tuple(self.reads)
 
-    def ends_of(self, index: int) -> str:
-        """Sender and receiver of an edge; empty for other components."""
-        return "" if self.edges is None else ">".join(self.edges.ends[self.layer][index])
-
     @property
     def complete(self) -> bool:
         """Whether every component of the layer is in the registry."""
@@ -226,8 +222,10 @@ class ComponentRegistry(Sequence[Component]):
             for layer in _check_features(kind, in_layers, layers, layer_window, shape.n_layers):
                 picked = _check_indices(kind, layer, width, indices)
                 if picked:
-                    window = _window(layer, layer_window, shape.n_layers)
-                    sites.append(Site(kind, layer, width, picked, tuple(spans), window))
+                    first = layer - layer_window // 2
+                    window = range(max(0, first), min(shape.n_layers, first + layer_window))
+                    acts_in = tuple(window) if layer_window > 1 else ()
+                    sites.append(Site(kind, layer, width, picked, tuple(spans), acts_in))
         if not sites:
             raise ComponentError(
                 "The selection contains no component. Name at least one layer and index."
@@ -301,14 +299,8 @@ class ComponentRegistry(Sequence[Component]):
         rank, number = divmod(flat - site.start, site.n_spans)
         span = site.spans[number] if site.spans else ""
         index = site.indices[rank]
-        return Component(site.kind.name, site.layer, index, span, site.ends_of(index))
-
-    def __iter__(self) -> Iterator[Component]:
-        for site in self.sites:
-            for index in site.indices:
-                ends = site.ends_of(index)
-                for span in site.spans or ("",):
-                    yield Component(site.kind.name, site.layer, index, span, ends)
+        ends = "" if site.edges is None else ">".join(site.edges.ends[site.layer][index])
+        return Component(site.kind.name, site.layer, index, span, ends)
 
     def index(self, value: Component | str | tuple[int, int]) -> int:  # type: ignore[override]
         """Flat index of a component: itself, its printed label, or its layer and index.
@@ -611,13 +603,6 @@ def _check_features(
             f"{ranges(kind.feature_layers)}."
         )
     return [layer for layer in in_layers if layer in kind.feature_layers]
-
-
-def _window(layer: int, width: int, n_layers: int) -> tuple[int, ...]:
-    if width == 1:
-        return ()
-    first = layer - width // 2
-    return tuple(range(max(0, first), min(n_layers, first + width)))
 
 
 def _check_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:

@@ -20,7 +20,6 @@ from tracekit._util.deferred import pd
 from tracekit._util.markup import as_cells, clean_text, interval_text
 from tracekit._util.names import choices_text
 from tracekit._util.options import check_int, check_seed, short_repr
-from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.errors import ComponentError, ConfigError
@@ -157,11 +156,11 @@ def controls(
     like = like or _usual_form(question, members)
     ((_, both),) = planned_controls(question, members, draws=draws, like=like, seed=seed)
     require_full_effect(engine, 1 if engine.full_effects.mean() > 0 else -1)
-    before, n = engine.cost, len(engine.registry)
-    sets = both[: len(both) // 2]
+    before, n_sets = engine.cost, len(both) // 2
+    sets, complements = both[:n_sets], both[n_sets:]
     with progress.open_bar("controls", None, engine.n_examples, shown=engine.config.progress):
         effects = engine.set_effects(sets, "controls")
-        others = engine.set_effects([complement_of(each, n) for each in sets], "complements")
+        others = engine.set_effects(complements, "complements")
     full, data = engine.full_effects, engine.pairs
     faithful, complete = full - others, full - effects
     if question.direction == "denoising":
@@ -177,7 +176,7 @@ def controls(
             others[:1],
             full,
             sizes=[len(sets[0])],
-            n_components=n,
+            n_components=len(engine.registry),
             metric=engine.metric.name,
             direction=question.direction,
             **data.over,

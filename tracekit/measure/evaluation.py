@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.clusters import count_text
 from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text
 from tracekit._util.options import as_path
@@ -22,13 +21,12 @@ from tracekit.components.members import ComponentsLike, mask_of, members_of, sco
 from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, MaskError, UnreliableResultWarning
-from tracekit.measure.question import AnyMetric, Question, further_metrics, on_examples
+from tracekit.measure.question import AnyMetric, Question, examples_of, further_metrics, on_examples
 from tracekit.metrics import Direction
 from tracekit.results.curve import TraceCurve
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness, Ranking
 from tracekit.results.intervals import effect_interval
 from tracekit.results.mib import first_of_mib, model_sizes, n_in_mib, read_mib
-from tracekit.results.on_examples import examples_text
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 
@@ -165,9 +163,8 @@ def from_mib(question: Question, path: str | Path) -> Tensor:
 def _index_name(question: Question, given: ComponentsLike, engine: Engine) -> str:
     """Whether a set was selected on the examples of an engine, and how many these are."""
     entries = mask_of(given, question.registry)
-    return question.examples_text(
-        given if ((entries == 0) | (entries == 1)).all() else "all", engine
-    )
+    members = given if ((entries == 0) | (entries == 1)).all() else "all"
+    return examples_of(engine, question.selected_on(members))
 
 
 def faithfulness(
@@ -194,7 +191,7 @@ def faithfulness(
     """
     first = members[0] if isinstance(members, (ParetoFront, TraceCurve)) else members
     selected_on = question.selected_on(first) if isinstance(first, TraceResult) else None
-    fresh, n = question.eval_engine, len(question.registry)
+    n = len(question.registry)
     ((engine, sets),) = planned_faithfulness(question, members, ranking=ranking)
     sets = sets[: len(sets) // 2]
     is_mib = [*map(len, sets)] == [int(share * n) for share in MIB_SHARES]
@@ -204,8 +201,7 @@ def faithfulness(
     measured = measure_faithfulness(
         engine, sets, shares=shares, how=ranking or "sets", method=method
     )
-    n_examples = count_text(fresh.n_examples, fresh.pairs.clusters)
-    examples = examples_text(selected_on, fresh.fingerprint, n_examples)
+    examples = examples_of(engine, selected_on)
     counts_like_mib = follows_mib or sum(n_in_mib(question.registry)) == n
     how = question.setup.intervention
     return replace(measured, intervention=how, examples=examples, counts_like_mib=counts_like_mib)

@@ -299,11 +299,6 @@ class Question:
             return self.search_engine.fingerprint
         return fingerprint
 
-    def examples_text(self, members: ComponentsLike, engine: Engine) -> str:
-        """Returns on which examples an engine measures a set, in words."""
-        n = count_text(engine.n_examples, engine.pairs.clusters)
-        return examples_text(self.selected_on(members), engine.fingerprint, n)
-
 
 def bind(
     setup: Setup,
@@ -424,6 +419,12 @@ def on_examples(
         direction=engine.metric.direction,
         choices=choices,
     )
+
+
+def examples_of(engine: Engine, selected_on: str | None) -> str:
+    """On which examples an engine measures a set, in words, and on how many."""
+    n = count_text(engine.n_examples, engine.pairs.clusters)
+    return examples_text(selected_on, engine.fingerprint, n)
 
 
 def positions_of(engine: Engine) -> str | tuple[int, ...]:

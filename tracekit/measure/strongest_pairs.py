@@ -28,7 +28,7 @@ from tracekit.components.masks import Mask, from_indices
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.pair import split_disjoint
 from tracekit.engine.engine import Engine
-from tracekit.measure.pair_effects import added_effects, check_size, chosen_for_pairs
+from tracekit.measure.effects import added_effects, check_size, chosen_for_pairs
 from tracekit.measure.question import Question
 from tracekit.results.intervals import row_intervals
 from tracekit.results.significance import n_testable, p_values, without_rounding

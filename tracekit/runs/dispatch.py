@@ -14,10 +14,9 @@ from typing import Any
 
 from tracekit._util.files import marker_file, remove_abandoned, remove_abandoned_locks
 from tracekit.errors import NoResultError, WorkerError
-from tracekit.runs.devices import device_for_worker
 from tracekit.runs.executors import Workers, make_workers
 from tracekit.runs.grid import part_of
-from tracekit.runs.jobs import Job, ModelSource, RunEnvironment, models_by_title
+from tracekit.runs.jobs import Job, ModelSource, RunEnvironment, device_for_worker, models_by_title
 from tracekit.runs.store import RUN_FOLDERS, Run, decisive_versions
 from tracekit.runs.worker import Failure, Task, Worker, WorkerReport, run_task, try_job
 
@@ -195,24 +194,21 @@ class _Dispatcher:
         try:
             report = future.result()
         except Exception as error:
-            if self.workers.is_lost(error):
-                self._redo_or_fail(numbers, error)
-                return
-            raise self._error_to_raise(error) from error
+            if not self.workers.is_lost(error):
+                raise self._error_to_raise(error) from error
+            if len(numbers) > 1:
+                # Each is repeated by itself; those that are finished are read from the store.
+                self.lost_jobs += numbers
+            else:
+                lines = str(error).strip().splitlines() or [type(error).__name__]
+                reason = f"Its worker was lost: {lines[-1]}"
+                self._record_outcome(numbers[0], Failure(self.jobs[numbers[0]], reason))
+            return
         if report.refused is not None:
             raise report.refused
         self.idle_models.append(self.jobs[numbers[0]].model)
         for number, outcome in zip(numbers, report.outcomes, strict=True):
             self._record_outcome(number, outcome)
-
-    def _redo_or_fail(self, numbers: Sequence[int], error: BaseException) -> None:
-        """Repeats the jobs of a lost worker, each by itself; a job that loses it again fails."""
-        if len(numbers) > 1:
-            self.lost_jobs += numbers  # Those that are finished are read from the store.
-            return
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        reason = f"Its worker was lost: {lines[-1]}"
-        self._record_outcome(numbers[0], Failure(self.jobs[numbers[0]], reason))
 
     def _record_outcome(self, number: int, outcome: Run | Failure) -> None:
         self.outcomes[number] = outcome

@@ -112,11 +112,6 @@ def weights_hash(model: HookedModel) -> str:
     return json_digest({"config": settings, "weights": tensors_digest(tensors)})
 
 
-def run_configuration(job: Job, weights: str, data: str) -> dict[str, Any]:
-    """Everything that decides a run's numbers, with the hashes of weights and examples."""
-    return {"job": job.spec(), "weights": weights, "data": data, "versions": decisive_versions()}
-
-
 def decisive_versions() -> dict[str, str]:
     """Versions, by package, of what decides a run's numbers."""
     return {name: value for name, value in versions().items() if name != "python"}

@@ -26,8 +26,7 @@ from tracekit.models.loading import HookedModel, load_model
 from tracekit.results.curve import TraceCurve
 from tracekit.results.interactions import InteractionGrid
 from tracekit.runs import store
-from tracekit.runs.devices import device_for_worker
-from tracekit.runs.jobs import Job, RunEnvironment
+from tracekit.runs.jobs import Job, RunEnvironment, device_for_worker
 from tracekit.runs.store import Run, RunInfo, decisive_versions
 from tracekit.search import make
 from tracekit.tracer.request import Request
@@ -75,7 +74,8 @@ class Worker:
         """Reads the run of a job from the store, or runs the job and saves it there."""
         model, weights = self.load_job_model(job)
         pairs = self._load_pairs(job, model, job.data_options)
-        config = store.run_configuration(job, weights, pairs.fingerprint)
+        versions, data = decisive_versions(), pairs.fingerprint
+        config = {"job": job.spec(), "weights": weights, "data": data, "versions": versions}
         folder = store.run_folder(self.root, config)
         # Wait for another process of the same store that may be doing this run.
         with hold_lock(folder):
@@ -87,7 +87,10 @@ class Worker:
             if isinstance(results, TraceCurve):
                 measured = job.measure(results, partial(self._make_other_tracer, job, tracer))
             info = RunInfo(
-                **{**config, "job": job},
+                job=job,
+                weights=weights,
+                data=data,
+                versions=versions,
                 n_examples=len(pairs),
                 n_skipped=len(pairs.skipped),
                 device=str(tracer.engine.device),

@@ -21,7 +21,7 @@ from tracekit.components import ComponentSet
 from tracekit.components.masks import members_of_mask
 from tracekit.data.pair import split_disjoint
 from tracekit.engine.cost import Cost
-from tracekit.errors import BudgetError, ConfigError
+from tracekit.errors import BudgetError
 from tracekit.search.base import Goal, PlannedPasses, Search, Selection, planned_passes_of
 from tracekit.search.baselines.empirical_bayes_topk import EmpiricalBayesTopK, sizes_ranked_alone
 from tracekit.search.targets import Target
@@ -126,7 +126,8 @@ def _effects_on_all(
 def _replaces_joint(alone: Selection, joint: Selection | None) -> bool:
     """Whether a front has a set of components ranked alone, where these hold better."""
     if joint is not None:
-        return not only_first_raises(joint.effects.mean(), alone.effects.mean())
+        # Unless only the joint set raises the effect.
+        return not bool(joint.effects.mean() > 0 >= alone.effects.mean())
     # Without a joint set of this size, every component has to do something alone.
     scores = alone.component_scores
     does_something = scores is not None and bool((scores[alone.mask.bool()] > 0).all())
@@ -176,7 +177,7 @@ class CrossFit:
         on_searched, on_others = self._leads(self.on_all), self._leads(self.effects)
         is_joint = self._is_ahead(on_searched, _AHEAD) & self._is_ahead(on_others, -_BEHIND)
         joint, alone = self.on_all.mean(-1)
-        is_joint |= only_first_raises(joint, alone)
+        is_joint |= (joint > 0) & (alone <= 0)
         return [0 if joint else 1 for joint in is_joint.tolist()]
 
     def _leads(
@@ -250,28 +251,6 @@ def cross_fit(
         on_all=on_all,
         sign=target.sign,
     )
-
-
-def searches_of(search: Search) -> list[Search]:
-    """The search, or those that it chooses between, the joint one first."""
-    return search.searches if isinstance(search, Auto) else [search]
-
-
-def auto_search(search: Search, n_examples: int) -> Search:
-    """The choice between a search and components alone; refuses data that cannot be halved."""
-    if n_examples < FEWEST_EXAMPLES:
-        raise ConfigError(
-            f"objective='auto' searches halves of the examples, and there are {n_examples}. "
-            f"Give at least {FEWEST_EXAMPLES}, or use 'mean'."
-        )
-    return cast(Search, Auto(first=search))
-
-
-def only_first_raises(
-    joint: Float[Tensor, " *size"], alone: Float[Tensor, " *size"]
-) -> Bool[Tensor, " *size"]:
-    """Whether the first of two mean effects is above zero and the second is not."""
-    return (joint > 0) & (alone <= 0)
 
 
 def _selected_members(selection: Selection) -> ComponentSet:

@@ -53,7 +53,20 @@ class SearchCheckpoint:
         """Tries whether the file can be written; it is for this target and `config` only."""
         self._path = as_path("checkpoint", path)
         self._target = target
-        self._key = _search_key(target, config)
+        settings = target.engine.config
+        self._key = json_digest(
+            {
+                # With the values of the source: what was measured with others is of no use.
+                "data": target.pairs.fingerprint,
+                "components": target.registry.spec(),
+                "metric": target.metric.name,
+                "direction": target.metric.direction,
+                "positions": settings.positions,
+                "continuation_mean": settings.continuation_mean,
+                "config": dict(config),
+                "format": _FORMAT,
+            }
+        )
         # Before the ranks part: only one of them reads the file.
         clean = target.engine.clean
         log_probs = [clean.x] if clean.y is None else [clean.x, clean.y]
@@ -167,22 +180,6 @@ class SearchCheckpoint:
                 pass
         except OSError as error:
             raise self.error("cannot be written. Name a file in a folder of yours.") from error
-
-
-def _search_key(target: Target, config: Mapping[str, Any]) -> str:
-    return json_digest(
-        {
-            # With the values of the source: what was measured with others is of no use.
-            "data": target.pairs.fingerprint,
-            "components": target.registry.spec(),
-            "metric": target.metric.name,
-            "direction": target.metric.direction,
-            "positions": target.engine.config.positions,
-            "continuation_mean": target.engine.config.continuation_mean,
-            "config": dict(config),
-            "format": _FORMAT,
-        }
-    )
 
 
 def _flatten_sets(name: str, sets: Sequence[ComponentSet]) -> dict[str, Tensor]:

@@ -156,13 +156,10 @@ class BoundedTarget(Target):
         scores = self._inner.scores_of(effects, better_than)
         if not scores:
             return {}
-        constrained = self._measures.set_effects(list(scores), "constraint").mean(1)
-        is_within = (self._excess(constrained) == 0).tolist()
-        return {
-            members: row
-            for (members, row), within in zip(scores.items(), is_within, strict=True)
-            if within
-        }
+        listed = list(scores)
+        constrained = self._measures.set_effects(listed, "constraint").mean(1)
+        within = members_of_mask(self._excess(constrained) == 0)
+        return {listed[number]: scores[listed[number]] for number in within}
 
     def report(self, members: Sequence[int]) -> ConstraintEffect:
         """Effect of a set on the constrained metric."""

@@ -12,14 +12,11 @@ from tracekit.errors import UnknownNameError, UnknownOptionError
 from tracekit.search.base import Search
 from tracekit.search.baselines.attribution import EAPIG, Attribution, MaskIG
 from tracekit.search.baselines.empirical_bayes_topk import EmpiricalBayesTopK
-from tracekit.search.baselines.exhaustive import Exhaustive
-from tracekit.search.baselines.greedy import Greedy
+from tracekit.search.baselines.measured_effects import Exhaustive, Greedy, TopK
 from tracekit.search.baselines.random import Random
-from tracekit.search.baselines.topk import TopK
 from tracekit.search.learned.dcm import DCM
 from tracekit.search.learned.learned_ranking import LearnedRanking
-from tracekit.search.learned.pgbct import PGBCT
-from tracekit.search.learned.pgbct_local import PGBCTLocal
+from tracekit.search.learned.pgbct import PGBCT, PGBCTLocal
 from tracekit.search.local.local_search import LocalSearch
 
 DEFAULT_METHOD: MethodName = "pgb-ct+local"

@@ -129,8 +129,7 @@ def warn_of_results(
     """Warns of sets that one example carries, or that hold least; of noise and interruptions."""
     _warn_of_noise(results, noise_floor)
     _warn_of_other_sign(results)
-    shares = [largest_share(result.per_example)[1] for result in results]
-    worst = results[shares.index(max(shares))]
+    worst = max(results, key=lambda result: largest_share(result.per_example)[1])
     number, share = largest_share(worst.per_example)
     n = len(worst.per_example)
     if n >= FEWEST_TO_SHARE and share > TOO_LARGE_A_SHARE:

@@ -272,27 +272,21 @@ def _of_plan(question: Question, request: Request, planned: Plan | None) -> Esti
             f"The search {request.search.name!r} does not say how many passes it takes. Give it a "
             "method planned_passes(n_components, goal) that returns tracekit.search.PlannedPasses."
         )
-    return _of_passes(
-        request.search.name,
-        planned,
-        question.search_engine,
-        further=planned.extra_passes,
-        limited=planned.limited,
-        max_seconds=getattr(planned.search, "max_seconds", None),
-    )
+    return _of_passes(request.search.name, planned, question.search_engine)
 
 
 def _of_passes(
     name: str,
-    planned: PlannedPasses | Plan,
+    planned: PlannedPasses,
     engine: Engine,
     *,
     sets: Sequence[ComponentSet] = (),
-    further: float = 0.0,
-    limited: Sequence[Cost] = (),
-    max_seconds: float | None = None,
 ) -> Estimate:
     cost, passes = planned.cost, planned.cost.forward_equivalents
+    further, limited, max_seconds = 0.0, (), None
+    if isinstance(planned, Plan):
+        further, limited = planned.extra_passes, planned.limited
+        max_seconds = getattr(planned.search, "max_seconds", None)
     forward, gradient, memory = _pace_of(engine, sets=sets, with_gradient=cost.backward > 0)
 
     def seconds_of(cost: Cost) -> float:

@@ -15,13 +15,12 @@ from tracekit.engine.cost import Cost
 from tracekit.errors import NothingFoundError, SearchStoppedWarning
 from tracekit.measure.front_statistics import measure_statistics, sizes_of_statistics
 from tracekit.measure.question import Question
-from tracekit.metrics import Effects
 from tracekit.results.pareto_front import ParetoFront, TradeOff, trade_offs
 from tracekit.search import LocalSearch, Selection
 from tracekit.search.auto import FEWEST_EXAMPLES, Auto, CrossFit, cross_fit
 from tracekit.search.backward import backward_elimination
 from tracekit.search.constraint import make_target, nothing_within_error
-from tracekit.search.local.best_sets import BestSets
+from tracekit.search.measurements import BestSets
 from tracekit.search.targets import Target
 from tracekit.tracer import diagnostics
 from tracekit.tracer.plan import plan_front, progress_bar
@@ -101,25 +100,16 @@ def _best_of_every_size(question: Question, request: ResolvedRequest, target: Ta
 
     def search() -> BestSets:
         best = local.run(target, request.goal, request.seed)
-        fitting = {
-            members: effects
-            for members, effects in _known_effects(question, request.sign).items()
-            if len(members) <= best.largest
-        }
+        # The best sets that were measured before, and all that were selected.
+        measured = question.sets.by_size(request.sign).values()
+        earlier = {each.members: each.effects for each in measured}
+        earlier |= {members_of(r, r.registry): r.searched.effects for r in question.results}
+        fitting = {members: row for members, row in earlier.items() if len(members) <= best.largest}
         best.add_measured(target.scores_of(fitting, better_than=best.effect))
         return best
 
     best, work = measure_work(question, target, search)
     return _Sets(best=best, by_size=_improving(best), work=work)
-
-
-def _known_effects(question: Question, sign: int) -> dict[ComponentSet, Effects]:
-    """Effects of the best sets that were measured before, and of all that were selected."""
-    best = question.sets.by_size(sign).values()
-    effects = {each.members: each.effects for each in best}
-    for result in question.results:
-        effects[members_of(result, result.registry)] = result.searched.effects
-    return effects
 
 
 def _improving(best: BestSets) -> dict[int, Selection]:

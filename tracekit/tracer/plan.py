@@ -24,14 +24,10 @@ _LITTLE = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How many passes a search, and measuring its results, will take."""
+class Plan(PlannedPasses):
+    """How many passes a search, as a result's `cost` has them, and measuring its results take."""
 
     search: Search
-    cost: Cost
-    """Passes as a result's `cost` counts them, at most."""
-    is_exact: bool
-    """Whether the search takes exactly these."""
     extra_passes: float
     """Passes that no `cost` counts, at most: what results are measured by, and statistics."""
     limited: tuple[Cost, ...]
@@ -159,6 +155,5 @@ def _passes_of_results(question: Question, request: ResolvedRequest, n_results: 
 
 def _limited(request: ResolvedRequest, n_components: int, *, has_halves: bool) -> tuple[Cost, ...]:
     planned = planned_passes_of(request.searches[0], n_components, request.goal_of_search)
-    if planned is None:
-        return ()
+    assert planned is not None
     return (planned.cost, *([planned.cost * 0.5] * 2 if has_halves else []))

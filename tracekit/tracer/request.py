@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import cast, get_args
 
 from tracekit._util.names import ObjectiveName, SignName, choices_text
 from tracekit._util.options import check_seed, short_repr
@@ -15,7 +15,7 @@ from tracekit.errors import BudgetError, ConfigError
 from tracekit.measure.question import KnownSets, Question
 from tracekit.results.result import check_level
 from tracekit.search import Goal, Search
-from tracekit.search.auto import FEWEST_EXAMPLES, Auto, auto_search, searches_of
+from tracekit.search.auto import FEWEST_EXAMPLES, Auto
 from tracekit.search.base import log_spaced_sizes
 from tracekit.search.constraint import Constraint, make_target
 from tracekit.search.objectives import Faithful, Objective, describe_objective, resolve_objective
@@ -76,7 +76,7 @@ class ResolvedRequest:
     @property
     def searches(self) -> list[Search]:
         """The search, or both that it chooses between, the joint one first."""
-        return searches_of(self.search)
+        return self.search.searches if isinstance(self.search, Auto) else [self.search]
 
     @property
     def objective_name(self) -> str:
@@ -150,7 +150,13 @@ def resolve_request(
                 "objective='auto' chooses between sets that need not stay within a constraint. "
                 "Leave one of them out, or use objective='mean'."
             )
-        search = auto_search(search, question.search_engine.pairs.n_distinct)
+        n_examples = question.search_engine.pairs.n_distinct
+        if n_examples < FEWEST_EXAMPLES:
+            raise ConfigError(
+                f"objective='auto' searches halves of the examples, and there are {n_examples}. "
+                f"Give at least {FEWEST_EXAMPLES}, or use 'mean'."
+            )
+        search = cast(Search, Auto(first=search))
     if request.constraint is not None:
         pairs = question.pairs if request.constraint.pairs is None else request.constraint.pairs
         engine = question.engine_of(pairs, metric=request.constraint.metric)

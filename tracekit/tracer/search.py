@@ -154,19 +154,17 @@ def results_of(
     """
     sets = [members_of_mask(each.mask) for each in selections]
     histories = [_history(request, each) for each in selections]
+    engine, extra_metrics = question.search_engine, question.extra_metrics
     effects: Sequence[Effects] = [each.effects for each in selections]
     if not request.by_effect:
-        effects = [question.search_engine.effects(each.mask) for each in selections]
-    facts, extra_metrics = question.model_facts, question.extra_metrics
-    by_example = question.on_examples(sets, effects)
+        effects = [engine.effects(each.mask) for each in selections]
+    facts, by_example = question.model_facts, question.on_examples(sets, effects)
     rows = zip(selections, by_example, bounds, histories, strict=True)
     results = []
     for selection, (own, held_out), bound, history in rows:
         by, mask = selection.by or request.searches[0], selection.mask
         soft_mask = mask.float() if selection.soft_mask is None else selection.soft_mask
-        extra = None
-        if extra_metrics:
-            extra = metric_effects(question.search_engine, mask, extra_metrics)
+        extra = metric_effects(engine, mask, extra_metrics) if extra_metrics else {}
         results.append(
             TraceResult(
                 setup=question.named_setup,
@@ -198,7 +196,7 @@ def results_of(
                 budget=selection.budget,
                 target_effect=request.goal.target,
                 history=history,
-                axis_label=question.search_engine.metric.axis_label,
+                axis_label=engine.metric.axis_label,
                 model=question.model_name,
                 model_facts=facts,
                 noise_floor=question.noise_floor,

@@ -32,14 +32,13 @@ from tracekit.measure import (
     attention,
     certificate,
     controls,
+    effects,
     evaluation,
     explanation,
     minimality,
-    pair_effects,
     paths,
     set_game,
     side_effects,
-    single_effects,
     strongest_pairs,
 )
 from tracekit.measure.question import Question, bind
@@ -431,8 +430,8 @@ class Tracer:
     side_effects = as_method(side_effects.side_effects)
     paths = as_method(paths.paths)
     attention = as_method(attention.attention)
-    single_effects = as_method(single_effects.single_effects)
-    interactions = as_method(pair_effects.interactions)
+    single_effects = as_method(effects.single_effects)
+    interactions = as_method(effects.interactions)
     strongest_pairs = as_method(strongest_pairs.strongest_pairs)
     export = as_method(exporting.export)
     steer = as_method(generation.steer)

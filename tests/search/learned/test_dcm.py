@@ -10,7 +10,6 @@ from tracekit.errors import (
     ConfigError,
 )
 from tracekit.search import Goal
-from tracekit.search.learned.dcm import DCMPenalty
 
 
 def descended(engine, search_, epochs):
@@ -54,13 +53,13 @@ def test_dcm_answers_budgets_and_targets(tracer):
 
 @pytest.mark.parametrize("value", [0.0, 0.01, 0.5, 1.0])
 def test_the_slope_of_the_penalty_is_its_derivative(value):
-    penalty, step = DCMPenalty(lambda1=0.3), 1e-4
+    search, step = tk.search.DCM(), 1e-4
 
     def total(first):
         mask = torch.tensor([first, 0.2], dtype=torch.float64)
-        return penalty.terms(mask, 0)["size_penalty"]
+        return search.penalty_terms(0.3, mask, 0)["size_penalty"]
 
     change = (total(value + step) - total(value - step)) / (2 * step)
     mask = torch.tensor([value, 0.2])
-    assert penalty.derivative(mask, 0) == pytest.approx(change, rel=0.01)
-    assert penalty.gradient(mask, 0)[0].item() == pytest.approx(change, rel=0.01)
+    assert search.penalty_slope(0.3, mask, 0) == pytest.approx(change, rel=0.01)
+    assert search.penalty_gradient(0.3, mask, 0)[0].item() == pytest.approx(change, rel=0.01)

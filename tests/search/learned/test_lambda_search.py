@@ -13,27 +13,23 @@ from tracekit.components.masks import from_indices
 from tracekit.errors import TargetNotReachedError
 from tracekit.search import make_target
 from tracekit.search.learned.lambda_search import (
-    LambdaBracket,
     Snapshot,
     TrainingRun,
     best_within_budgets,
     measured_sets,
+    next_lambda,
     smallest_set_reaching,
 )
 from tracekit.search.learned.reward import LossGradient, make_loss
 
 
 def test_lambda_brackets_close_in_on_a_threshold():
-    bracket = LambdaBracket(1.0)
     tried = []
-    while (guess := bracket.guess()) is not None:
-        tried.append(guess)
-        bracket.record(guess, guess < 37.0)
-    assert tried[:4] == [1, 4, 16, 64]
-    assert 37 / 1.06 < tried[-1] < 37 * 1.06
-    down = LambdaBracket(1.0)
-    down.record(1.0, False)
-    assert down.guess() == 0.25
+    while (guess := next_lambda(1.0, tried)) is not None:
+        tried.append((guess, guess < 37.0))
+    assert tried[:4] == [(1, True), (4, True), (16, True), (64, False)]
+    assert 37 / 1.06 < tried[-1][0] < 37 * 1.06
+    assert next_lambda(1.0, [(1.0, False)]) == 0.25
 
 
 def test_sets_that_several_training_runs_propose_are_measured_once(model, monkeypatch):

@@ -72,7 +72,7 @@ def test_at_the_first_lambda_so_many_gradients_outweigh_the_penalty_half_way(mod
     )
     gains = -reward.step(start, torch.arange(12))
     at_the_bound = gains.sort(descending=True).values[budget - 1].abs().item()
-    assert search.penalty(weight).derivative(start, 5) == pytest.approx(at_the_bound, rel=1e-4)
+    assert search.penalty_slope(weight, start, 5) == pytest.approx(at_the_bound, rel=1e-4)
 
 
 @pytest.mark.parametrize("weight", ["lambda1", "lambda2"])
@@ -169,13 +169,12 @@ def test_pgbct_without_one_of_its_penalties(tracer):
 def test_penalty_gradients_are_those_of_the_penalties(reduction):
     """Autograd of lambda1 |m|_1 + lambda2 m^T(1 - m), with the growth of the third epoch."""
     search = tk.search.PGBCT(lambda2=0.3, penalty_reduction=reduction)
-    penalty = search.penalty(0.7)
     mask = torch.tensor([0.1, 0.4, 0.8, 1.0], requires_grad=True)
     size, binary = mask.abs().sum(), (mask * (1 - mask)).sum()
     scale = 3 / (4 if reduction == "mean" else 1)
     (expected,) = torch.autograd.grad(scale * (0.7 * size + 0.3 * binary), mask)
-    torch.testing.assert_close(penalty.gradient(mask.detach(), 2), expected)
-    terms = penalty.terms(mask.detach(), 2)
+    torch.testing.assert_close(search.penalty_gradient(0.7, mask.detach(), 2), expected)
+    terms = search.penalty_terms(0.7, mask.detach(), 2)
     assert terms["size_penalty"] == pytest.approx(scale * 0.7 * size.item())
     assert terms["binary_penalty"] == pytest.approx(scale * 0.3 * binary.item())
     assert (terms["lambda1"], terms["lambda2"]) == pytest.approx((3 * 0.7, 3 * 0.3))

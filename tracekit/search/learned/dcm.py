@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tracekit.components import masks
 from tracekit.components.masks import Mask
 from tracekit.search.learned.mask_training import MaskTraining
 from tracekit.search.learned.reward import LossName
@@ -19,28 +18,11 @@ _OFFSET = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class DCMPenalty:
-    """lambda1 sum_i (m_i + 0.001)^(1/2), the same in every epoch."""
-
-    lambda1: float
-
-    def gradient(self, mask: Mask, epoch: int) -> Mask:
-        """Gradient of the penalty."""
-        return 0.5 * self.lambda1 * (mask + _OFFSET).rsqrt()
-
-    def terms(self, mask: Mask, epoch: int) -> dict[str, float]:
-        """The penalty, and its weight."""
-        penalty = self.lambda1 * (mask + _OFFSET).sqrt().sum().item()
-        return {"lambda1": self.lambda1, "size_penalty": penalty}
-
-    def derivative(self, mask: Mask, epoch: int) -> float:
-        """Derivative of the penalty by the first entry."""
-        return 0.5 * self.lambda1 * (mask[0].item() + _OFFSET) ** -0.5
-
-
-@dataclass(frozen=True, kw_only=True)
 class DCM(MaskTraining):
-    """Desiderata-based component masking; 1 takes the counterfactual value here too."""
+    """Desiderata-based component masking; 1 takes the counterfactual value here too.
+
+    The penalty is lambda1 sum_i (m_i + 0.001)^(1/2), the same in every epoch.
+    """
 
     name: ClassVar[str] = "dcm"
     title: ClassVar[str] = "DCM"
@@ -50,10 +32,15 @@ class DCM(MaskTraining):
         """The raw effect."""
         return "effect"
 
-    def penalty(self, lambda1: float) -> DCMPenalty:
-        """The concave penalty."""
-        return DCMPenalty(lambda1=lambda1)
+    def penalty_gradient(self, lambda1: float, mask: Mask, epoch: int) -> Mask:
+        """Gradient of the penalty."""
+        return 0.5 * lambda1 * (mask + _OFFSET).rsqrt()
 
-    def selected(self, mask: Mask) -> masks.BinaryMask:
-        """Entries that are rounded to 1 (at the default threshold)."""
-        return masks.truncate(mask, self.threshold)
+    def penalty_terms(self, lambda1: float, mask: Mask, epoch: int) -> dict[str, float]:
+        """The penalty, and its weight."""
+        penalty = lambda1 * (mask + _OFFSET).sqrt().sum().item()
+        return {"lambda1": lambda1, "size_penalty": penalty}
+
+    def penalty_slope(self, lambda1: float, mask: Mask, epoch: int) -> float:
+        """Derivative of the penalty by the first entry."""
+        return 0.5 * lambda1 * (mask[0].item() + _OFFSET) ** -0.5

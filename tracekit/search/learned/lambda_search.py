@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import sqrt
+from math import inf, sqrt
 
 import torch
 
@@ -20,6 +20,9 @@ from tracekit.metrics import Effects
 from tracekit.search.base import Record, Selection
 from tracekit.search.prefix import smallest_prefix
 from tracekit.search.targets import Target
+
+_STEP, _CLOSE = 4.0, 1.05
+"""Factor between values while a bracket has one end; ratio of its ends at which they meet."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -72,45 +75,38 @@ class TrainingRun:
         return replace(snapshot, history=tuple(self.history), budget=budget)
 
 
-class LambdaBracket:
-    """Halves an interval of lambda1, on a logarithmic scale, around the wanted behaviour."""
+def next_lambda(start: float, tried: Sequence[tuple[float, bool]]) -> float | None:
+    """The next lambda1 to try, `start` at first; None once the ends of the bracket meet.
 
-    _STEP = 4.0
-    _CLOSE = 1.05
+    `tried` are the values so far, and whether each of them penalised too weakly.
+    """
+    low = max((value for value, is_too_weak in tried if is_too_weak), default=0.0)
+    high = min((value for value, is_too_weak in tried if not is_too_weak), default=inf)
+    if low == 0 and high == inf:
+        return start
+    if high == inf:
+        return low * _STEP
+    if low == 0:
+        return high / _STEP
+    return sqrt(low * high) if high / low > _CLOSE else None
 
-    def __init__(self, start: float) -> None:
-        """Begins at `start`."""
-        self._start, self._low, self._high = start, 0.0, float("inf")
 
-    def record(self, value: float, too_weak: bool) -> None:
-        """Records whether `value` penalised too weakly."""
-        if too_weak:
-            self._low = max(self._low, value)
-        else:
-            self._high = min(self._high, value)
-
-    def runs(
-        self,
-        train: Callable[[float], TrainingRun],
-        is_too_weak: Callable[[Snapshot], bool],
-        most: int,
-    ) -> list[TrainingRun]:
-        """At most so many training runs, which halve it by where each of them ends."""
-        runs: list[TrainingRun] = []
-        while len(runs) < most and (lambda1 := self.guess()) is not None:
-            runs.append(train(lambda1))
-            self.record(lambda1, is_too_weak(runs[-1].last))
-        return runs
-
-    def guess(self) -> float | None:
-        """Next value to try; None once the ends meet."""
-        if self._low == 0 and self._high == float("inf"):
-            return self._start
-        if self._high == float("inf"):
-            return self._low * self._STEP
-        if self._low == 0:
-            return self._high / self._STEP
-        return sqrt(self._low * self._high) if self._high / self._low > self._CLOSE else None
+def bracketing_runs(
+    train: Callable[[float], TrainingRun],
+    is_too_weak: Callable[[Snapshot], bool],
+    start: float,
+    most: int,
+    earlier: Sequence[TrainingRun] = (),
+) -> list[TrainingRun]:
+    """At most so many further training runs, which halve the bracket by where each run ends."""
+    runs: list[TrainingRun] = []
+    while len(runs) < most:
+        tried = [(run.lambda1, is_too_weak(run.last)) for run in (*earlier, *runs)]
+        lambda1 = next_lambda(start, tried)
+        if lambda1 is None:
+            break
+        runs.append(train(lambda1))
+    return runs
 
 
 def runs_for_budgets(
@@ -123,11 +119,10 @@ def runs_for_budgets(
     """
     runs: list[TrainingRun] = []
     for budget in budgets:
-        bracket = LambdaBracket(start if not runs else 0.0)
-        for run in runs:
-            bracket.record(run.lambda1, run.last.size > budget)
         most = max_trials if not runs else (max_trials + 1) // 2
-        runs += bracket.runs(train, lambda last, budget=budget: last.size > budget, most)
+        runs += bracketing_runs(
+            train, lambda last, budget=budget: last.size > budget, start, most, runs
+        )
     return runs
 
 

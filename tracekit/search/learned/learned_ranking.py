@@ -27,12 +27,7 @@ from tracekit.data.pair import split_disjoint
 from tracekit.engine.cost import Cost
 from tracekit.search.base import Goal, PlannedPasses, Selection, Stop, log_spaced_sizes
 from tracekit.search.baselines.attribution import line_gradient
-from tracekit.search.prefix import (
-    measured_prefix,
-    most_prefixes,
-    prefix_members,
-    smallest_prefix,
-)
+from tracekit.search.prefix import measured_prefix, most_prefixes, prefix_members, smallest_prefix
 from tracekit.search.targets import Record, Target, require_finite_gradient, require_gradient
 
 _SMALLEST, _LARGEST = 0.001, 0.5

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -23,9 +23,9 @@ from tracekit.components.masks import BinaryMask, Mask
 from tracekit.engine.cost import Cost
 from tracekit.search.base import Goal, PlannedPasses, Selection
 from tracekit.search.learned.lambda_search import (
-    LambdaBracket,
     TrainingRun,
     best_within_budgets,
+    bracketing_runs,
     measured_sets,
     runs_for_budgets,
     smallest_set_reaching,
@@ -37,23 +37,6 @@ from tracekit.search.targets import Target, require_gradient
 _JOINT_LEARNING_RATE = 0.01
 DEFAULT_TRIALS = 8
 """Training runs at most per budget when lambda1 is searched."""
-
-
-@runtime_checkable
-class Penalty(Protocol):
-    """A penalty on the size of a mask, with its weight."""
-
-    def gradient(self, mask: Mask, epoch: int) -> Mask:
-        """Gradient by the mask in an epoch (from 0)."""
-        ...
-
-    def terms(self, mask: Mask, epoch: int) -> dict[str, float]:
-        """Its entries in the history: weights and values."""
-        ...
-
-    def derivative(self, mask: Mask, epoch: int) -> float:
-        """Approximate derivative of the size penalty by one mask entry, in an epoch."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +76,20 @@ class MaskTraining(ValidatedFields, ABC):
         return self.default_trials if self.trials is None else self.trials
 
     @abstractmethod
-    def penalty(self, lambda1: float) -> Penalty:
-        """The penalty of a mask, times its weight."""
+    def penalty_gradient(self, lambda1: float, mask: Mask, epoch: int) -> Mask:
+        """Gradient of the penalty of a weight by the mask, in an epoch (from 0)."""
 
     @abstractmethod
+    def penalty_terms(self, lambda1: float, mask: Mask, epoch: int) -> dict[str, float]:
+        """Entries of the penalty in the history: weights and values."""
+
+    @abstractmethod
+    def penalty_slope(self, lambda1: float, mask: Mask, epoch: int) -> float:
+        """Approximate derivative of the size penalty by one mask entry, in an epoch."""
+
     def selected(self, mask: Mask) -> BinaryMask:
-        """The selection that a soft mask stands for."""
+        """The selection that a soft mask stands for: entries above the threshold."""
+        return masks.truncate(mask, self.threshold)
 
     def best_sets(
         self, target: Target, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost
@@ -146,9 +137,8 @@ class MaskTraining(ValidatedFields, ABC):
         goal.require(self.name)
         if (wanted := goal.target) is not None:
             start = self._first_lambda(target, max(1, target.n_components // 10))
-            return LambdaBracket(start).runs(
-                train, lambda last: last.effect >= wanted, self._most_runs(goal)
-            )
+            most = self._most_runs(goal)
+            return bracketing_runs(train, lambda last: last.effect >= wanted, start, most)
         start = self._first_lambda(target, smallest)
         return runs_for_budgets(train, start, goal.budgets, self.max_trials)
 
@@ -160,21 +150,20 @@ class MaskTraining(ValidatedFields, ABC):
         gradient = reward.step(start, torch.arange(target.n_examples)).cpu()
         reward.check()
         last_gain = gradient.neg().sort(descending=True).values[budget - 1].abs().item()
-        return max(last_gain, 1e-12) / self.penalty(1.0).derivative(start, self.epochs // 2)
+        return max(last_gain, 1e-12) / self.penalty_slope(1.0, start, self.epochs // 2)
 
     def _train(self, target: Target, lambda1: float, seed: int, *, stop_at: int) -> TrainingRun:
         """One descent; ends early once at most `stop_at` components are selected."""
         mask = torch.full((target.n_components,), self.init, device=target.engine.device)
         optimizer = torch.optim.Adam([mask], lr=self._learning_rate(target))
         reward = LossGradient(target, make_loss(self.loss, target))
-        penalty = self.penalty(lambda1)
         run = TrainingRun(lambda1)
         for epoch in range(self.epochs):
             reward_gradient_sum = torch.zeros_like(mask)
             for examples in self._order(target, epoch, seed).split(self.batch_size):
                 gradient = reward.step(mask, examples)
                 reward_gradient_sum -= gradient
-                mask.grad = gradient + penalty.gradient(mask, epoch)
+                mask.grad = gradient + self.penalty_gradient(lambda1, mask, epoch)
                 optimizer.step()
                 mask.clamp_(0, 1)
             # Here, once an epoch, an accelerator is waited for.
@@ -184,7 +173,7 @@ class MaskTraining(ValidatedFields, ABC):
             snapshot = run.add(target, soft_mask, reward_gradient_sum.cpu(), selected)
             record: dict[str, float] = {
                 "epoch": epoch,
-                **penalty.terms(soft_mask, epoch),
+                **self.penalty_terms(lambda1, soft_mask, epoch),
                 "reward": reward.value(),
                 "binary_violation": masks.binary_violation(soft_mask).item(),
                 "n_selected": snapshot.size,

@@ -1,4 +1,4 @@
-"""PGB-CT: penalised gradient-based causal tracing (the paper's method).
+"""PGB-CT: penalised gradient-based causal tracing (the paper's method), alone or refined.
 
 One soft mask m over all components, started at 0.5. Every step follows the gradient of
 
@@ -13,8 +13,8 @@ the mean over continuation tokens in the target.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from typing import ClassVar, Literal
 
@@ -22,60 +22,21 @@ from pydantic import NonNegativeFloat, PositiveFloat
 
 from tracekit._util.options import ValidatedFields
 from tracekit.components import masks
-from tracekit.components.masks import Mask
+from tracekit.components.masks import Mask, from_indices
+from tracekit.engine.cost import Cost
 from tracekit.errors import ConfigError
+from tracekit.search.base import Goal, PlannedPasses, Selection
+from tracekit.search.learned.lambda_search import TrainingRun, best_within_budgets, measured_sets
 from tracekit.search.learned.mask_training import MaskTraining
 from tracekit.search.learned.reward import LossName, Reward
+from tracekit.search.local.local_search import refine
+from tracekit.search.targets import Target
 
 _LARGEST_WEIGHT = 1e16
 """Of a penalty: Adam squares gradients, in float32."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PGBCTPenalty:
-    """lambda1 |m|_1 + lambda2 m^T(1 - m), both growing with the epoch."""
-
-    lambda1: float
-    lambda2: float
-    schedule: Schedule
-    per_component: bool
-    """Whether sums over components are divided by their number."""
-
-    def _factor(self, epoch: int) -> float:
-        """Factor on both weights in an epoch; its square must be a finite number."""
-        try:
-            factor = float(self.schedule(epoch))
-        except OverflowError:
-            factor = inf
-        if not abs(factor) * max(self.lambda1, self.lambda2, 1.0) <= _LARGEST_WEIGHT:
-            raise ConfigError(
-                f"The penalty_schedule gives {factor:g} in epoch {epoch}. Give one that grows "
-                "less, fewer epochs, or a smaller lambda1."
-            )
-        return factor
-
-    def _scale(self, mask: Mask, epoch: int) -> float:
-        return self._factor(epoch) / (len(mask) if self.per_component else 1)
-
-    def gradient(self, mask: Mask, epoch: int) -> Mask:
-        """Gradient of both penalties."""
-        # The derivative of |m| at 0 is taken as 0, as torch and the published code do.
-        scale = self._scale(mask, epoch)
-        return self.lambda1 * scale * mask.sign() + self.lambda2 * scale * (1 - 2 * mask)
-
-    def terms(self, mask: Mask, epoch: int) -> dict[str, float]:
-        """Both penalties, and their weights in the epoch."""
-        scale, factor = self._scale(mask, epoch), self._factor(epoch)
-        return {
-            "lambda1": self.lambda1 * factor,
-            "lambda2": self.lambda2 * factor,
-            "size_penalty": self.lambda1 * scale * masks.l1(mask).item(),
-            "binary_penalty": self.lambda2 * scale * masks.binary_violation(mask).item(),
-        }
-
-    def derivative(self, mask: Mask, epoch: int) -> float:
-        """Derivative of the size penalty by an entry above 0."""
-        return self.lambda1 * max(self._scale(mask, epoch), 1e-12)
+_PASSES = 250
+_PASSES_MORE = 50
+"""Passes at most, training included, for one budget, and for each further one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,18 +68,84 @@ class PGBCT(MaskTraining):
         """The reward."""
         return self.reward
 
-    def penalty(self, lambda1: float) -> PGBCTPenalty:
-        """Both penalties."""
-        return PGBCTPenalty(
-            lambda1=lambda1,
-            lambda2=lambda1 if self.lambda2 is None else self.lambda2,
-            schedule=resolve_schedule(self.penalty_schedule),
-            per_component=self.penalty_reduction == "mean",
-        )
+    def penalty_gradient(self, lambda1: float, mask: Mask, epoch: int) -> Mask:
+        """Gradient of both penalties."""
+        # The derivative of |m| at 0 is taken as 0, as torch and the published code do.
+        lambda2, _, scale = self._growth(lambda1, mask, epoch)
+        return lambda1 * scale * mask.sign() + lambda2 * scale * (1 - 2 * mask)
+
+    def penalty_terms(self, lambda1: float, mask: Mask, epoch: int) -> dict[str, float]:
+        """Both penalties, and their weights in the epoch."""
+        lambda2, factor, scale = self._growth(lambda1, mask, epoch)
+        return {
+            "lambda1": lambda1 * factor,
+            "lambda2": lambda2 * factor,
+            "size_penalty": lambda1 * scale * masks.l1(mask).item(),
+            "binary_penalty": lambda2 * scale * masks.binary_violation(mask).item(),
+        }
+
+    def penalty_slope(self, lambda1: float, mask: Mask, epoch: int) -> float:
+        """Derivative of the size penalty by an entry above 0."""
+        return lambda1 * max(self._growth(lambda1, mask, epoch)[2], 1e-12)
+
+    def _growth(self, lambda1: float, mask: Mask, epoch: int) -> tuple[float, float, float]:
+        """lambda2; the factor on both weights in an epoch; and this factor on the two sums."""
+        lambda2 = lambda1 if self.lambda2 is None else self.lambda2
+        try:
+            factor = float(resolve_schedule(self.penalty_schedule)(epoch))
+        except OverflowError:
+            factor = inf
+        # Its square must be a finite number.
+        if not abs(factor) * max(lambda1, lambda2, 1.0) <= _LARGEST_WEIGHT:
+            raise ConfigError(
+                f"The penalty_schedule gives {factor:g} in epoch {epoch}. Give one that grows "
+                "less, fewer epochs, or a smaller lambda1."
+            )
+        return lambda2, factor, factor / (len(mask) if self.penalty_reduction == "mean" else 1)
 
     def selected(self, mask: Mask) -> masks.BinaryMask:
-        """Entries above the threshold."""
+        """Entries above the threshold; if `inclusive`, those equal to it too."""
         return masks.truncate(mask, self.threshold, inclusive=self.inclusive)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PGBCTLocal(PGBCT):
+    """PGB-CT, whose sets within a budget local search improves.
+
+    With a target, or with neither a budget nor a target, there is nothing to refine: it is PGB-CT.
+    """
+
+    name: ClassVar[str] = "pgb-ct+local"
+    title: ClassVar[str] = "PGB-CT + local"
+    default_trials: ClassVar[int] = 1
+
+    def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
+        """All passes that training and refinement may come to."""
+        trained = super().planned_passes(n_components, goal).cost
+        left = max(0.0, _passes(goal.budgets) - trained.forward_equivalents)
+        return PlannedPasses(cost=trained + Cost(left / 2, left / 2))
+
+    def best_sets(
+        self, target: Target, runs: Sequence[TrainingRun], budgets: Sequence[int], before: Cost
+    ) -> list[Selection]:
+        """The best set within each budget, improved by local search."""
+        measured = measured_sets(runs)
+        selections = best_within_budgets(runs, target, budgets, measured)
+        passes_left = _passes(budgets) - (target.cost - before).forward_equivalents
+        if passes_left < 1:
+            return selections
+        refined = refine(target, measured, budgets, passes_left)
+        for number, budget in enumerate(budgets):
+            best = refined.best_within(budget)
+            effects = refined.measurements.effects(best)
+            if effects.mean() > selections[number].effects.mean():
+                mask = from_indices(best, target.n_components)
+                selections[number] = replace(selections[number], mask=mask, effects=effects)
+        return selections
+
+
+def _passes(budgets: Sequence[int]) -> int:
+    return _PASSES + _PASSES_MORE * (len(budgets) - 1) if budgets else 0
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,8 @@ from tracekit.search.backward import shrink
 from tracekit.search.base import Goal, PlannedPasses, Selection, target_not_reached
 from tracekit.search.baselines.attribution import MaskIG, weights_along_line
 from tracekit.search.checkpoint import SearchCheckpoint
-from tracekit.search.local.best_sets import BestSets
 from tracekit.search.local.sweeps import SETTINGS, Sweeps, interleave
-from tracekit.search.measurements import LimitReachedError, Measurements
+from tracekit.search.measurements import BestSets, LimitReachedError, Measurements
 from tracekit.search.prefix import prefix_members
 from tracekit.search.targets import Target, require_gradient
 
@@ -180,15 +179,11 @@ def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
     best_sets.measure(prefixes, "prefixes of rankings")
     has_many, has_few = n >= SETTINGS.many, n <= SETTINGS.passes_per_size
     if has_many:
-        best_sets.measure(_backward_sets(measurements, sweeps.sizes), "backward elimination")
+        backward_sets = [tuple(range(n))]
+        for size in reversed(sweeps.sizes):
+            backward_sets.append(shrink(backward_sets[-1], size, measurements.predict_changes))
+        best_sets.measure(backward_sets[1:], "backward elimination")
     if has_few and n * n <= measurements.n_affordable():
         best_sets.measure(combinations(range(n), 2), "pairs")
     sweeps.go_on(with_effort=search.max_passes is not None or has_many or has_few)
     sweeps.fill()
-
-
-def _backward_sets(measurements: Measurements, sizes: Sequence[int]) -> list[ComponentSet]:
-    sets = [tuple(range(measurements.target.n_components))]
-    for size in reversed(sizes):
-        sets.append(shrink(sets[-1], size, measurements.predict_changes))
-    return sets[1:]

@@ -11,7 +11,7 @@ from tracekit._util import progress as _progress
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, ranking
 from tracekit.search.base import Goal, log_spaced_sizes
-from tracekit.search.local.best_sets import BestSets
+from tracekit.search.measurements import BestSets
 
 
 def sizes_to_visit(largest: int, budgets: Sequence[int], n_sizes: int) -> list[int]:

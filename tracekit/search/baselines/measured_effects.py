@@ -1,4 +1,4 @@
-"""Exhaustive: every set up to the budget. The optimum, for small numbers of components."""
+"""Searches by measured effects: top-k, greedy and exhaustive search."""
 
 from __future__ import annotations
 
@@ -12,12 +12,63 @@ from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError
 from tracekit.search.base import Goal, PlannedPasses, Selection, answers_by_size
+from tracekit.search.prefix import best_prefixes, planned_prefixes
 from tracekit.search.targets import Record, Target
 
 
 @dataclass(frozen=True, kw_only=True)
+class TopK:
+    """The k components with the largest effects alone, whatever they do together."""
+
+    name: ClassVar[str] = "top-k"
+    records_every_size: ClassVar[bool] = True
+
+    def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
+        """A pass for each component, and one for each budget."""
+        return planned_prefixes(n_components, goal, Cost(n_components), is_exact=True)
+
+    def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
+        """Measures every component alone, then the union of the best at each budget."""
+        goal.require(self.name)
+        sets = [(i,) for i in range(target.n_components)]
+        return best_prefixes(target, goal, target.set_effects(sets, self.name).mean(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greedy:
+    """Adds the component that raises the mean effect most, again and again; ties: lowest index."""
+
+    name: ClassVar[str] = "greedy"
+    records_every_size: ClassVar[bool] = True
+
+    def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
+        """A pass for each component that is left, at every size."""
+        last = goal.budgets[-1] if goal.budgets else n_components
+        candidates = sum(n_components - size for size in range(last))
+        n_answers = max(1, len(goal.budgets))
+        return PlannedPasses(cost=Cost(candidates + n_answers), is_exact=goal.target is None)
+
+    def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
+        """Adds components until the largest budget, or until the target is reached."""
+        goal.require(self.name)
+        last = goal.budgets[-1] if goal.budgets else target.n_components
+        return answers_by_size(target, goal, _steps(target, last))
+
+
+def _steps(target: Target, last: int) -> Iterator[tuple[list[int], Record]]:
+    members: list[int] = []
+    for size in range(1, last + 1):
+        candidates = sorted(set(range(target.n_components)) - set(members))
+        means = target.set_effects([(*members, i) for i in candidates], "candidates").mean(1)
+        best = int(means.argmax())
+        members.append(candidates[best])
+        label = target.registry.label(candidates[best])
+        yield members, {"n_selected": size, "effect": means[best].item(), "component": label}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Exhaustive:
-    """Measures all non-empty sets of at most the budget's size."""
+    """Measures all non-empty sets of at most the budget's size: the optimum of few components."""
 
     name: ClassVar[str] = "exhaustive"
     records_every_size: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Measured effects of pairs of components, and what sets add to others."""
+"""Measured effects of components alone and in pairs, and what sets add to others."""
 
 from __future__ import annotations
 
@@ -10,22 +10,59 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.clusters import count_text
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.members import ComponentsLike, members_of, ordered_in
 from tracekit.engine.engine import Engine
+from tracekit.engine.example_curves import ExampleCurves
 from tracekit.errors import ComponentError
-from tracekit.measure.question import Question
+from tracekit.measure.question import Question, examples_of
 from tracekit.metrics import Bounds
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.intervals import FEWEST, row_intervals
-from tracekit.results.on_examples import examples_text
 from tracekit.results.significance import p_values, without_rounding
+from tracekit.results.single_effects import SingleEffects
 
 _MOST_EFFECTS = 2**29
 """Effects of sets on examples that are held at once: 2 GiB in float32."""
 MOST_IN_GRID = 256
 """Components whose pairs a grid shows at most."""
+
+
+def single_effects(question: Question, components: ComponentsLike | None = None) -> SingleEffects:
+    """Measures every component alone, on the tracer's own examples: nothing was selected on them.
+
+    One pass a component; methods that rank by gradients, `attribution` and `mask-ig`, take a few
+    passes for thousands.
+
+    Args:
+        question: The question.
+        components: Only these, as a set of `evaluate`.
+
+    Raises:
+        ComponentError: More effects than can be held; or about the components.
+    """
+    engine, registry = question.search_engine, question.registry
+    before = engine.cost
+    members = range(len(registry)) if components is None else ordered_in(components, registry)
+    check_size(len(members), engine.n_examples)
+    effects = engine.set_effects([(member,) for member in members], "single effects").double()
+    tested, over = effects, engine.pairs.over
+    curves = ExampleCurves.for_metric(engine.metric, engine.clean, engine.pairs.weights)
+    if curves is not None:
+        tested = curves.changes(effects)
+    scale, means = tested.abs().amax(0).expand_as(tested), effects.mean(1)
+    return SingleEffects(
+        members=tuple(members),
+        effects=means.float(),
+        intervals=row_intervals(effects, bounds=engine.metric.bounds, **over).float(),
+        tests=p_values(without_rounding(tested, scale), **over),
+        tested="effect" if curves is None else "log-odds",
+        same_sign=(effects.sign() == means.sign()[:, None]).float().mean(1),
+        full_effect=engine.full_effects.mean().item(),
+        n_measured_on=engine.n_examples,
+        selected_on=None,
+        **question.facts_of(engine, before),
+    )
 
 
 def chosen_for_pairs(
@@ -141,8 +178,8 @@ def measure_pairs(
     grid = torch.diag(means[:n])
     grid[rank[0], rank[1]] = means[n:]
     grid[rank[1], rank[0]] = means[n:]
-    over, fingerprint = engine.pairs.over, engine.fingerprint
-    bounds, is_few = engine.metric.bounds, engine.pairs.n_distinct < FEWEST
+    over, bounds = engine.pairs.over, engine.metric.bounds
+    is_few = engine.pairs.n_distinct < FEWEST
     interactions = effects[n:].double() - effects[rank[0]].double() - effects[rank[1]].double()
     scale = effects[n:].abs() + effects[rank[0]].abs() + effects[rank[1]].abs()
 
@@ -163,12 +200,9 @@ def measure_pairs(
         singles_interval=intervals(effects[:n], bounds.of_sum(1, 1) if given else bounds),
         interaction_interval=intervals(interactions, bounds.of_sum(2, 2)),
         tests=None
-        if selected_on == fingerprint
+        if selected_on == engine.fingerprint
         else p_values(without_rounding(interactions, scale.double()), **over),
-        examples=examples_text(
-            selected_on, fingerprint, count_text(engine.n_examples, over["clusters"])
-        )
-        + (" searched" if selected_on is None else ""),
+        examples=examples_of(engine, selected_on) + (" searched" if selected_on is None else ""),
         n_independent=engine.pairs.n_distinct,
     )
 
