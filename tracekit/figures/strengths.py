@@ -7,17 +7,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import (
-    BOX,
-    CONTROL,
-    GRID,
-    SELECTED,
-    TICK_SIZE,
-    error_bars,
-    finish,
-    plain,
-    ticked,
-)
+from tracekit.figures import style
 
 _ROW = 62.0
 """Height of a row, in pixels."""
@@ -52,7 +42,7 @@ def strengths(
 ) -> go.Figure:
     """Points with intervals from top to bottom, crosses for random sets; `beside` heads texts."""
     n, figure = len(rows), go.Figure()
-    color, symbol, _ = CONTROL
+    color, symbol, _ = style.CONTROL
     controls = [(x, number) for number, row in enumerate(rows) for x in row.controls]
     figure.add_scatter(
         x=[x for x, _ in controls],
@@ -68,23 +58,22 @@ def strengths(
         y=[number - _APART for number in range(n)],
         mode="markers",
         name="the set",
-        marker={"symbol": "circle", "size": 8, "color": SELECTED, "line": {"width": 1}},
-        error_x=error_bars(*ends, color="black", thickness=1.4, width=4),
+        marker={"symbol": "circle", "size": 8, "color": style.SELECTED, "line": {"width": 1}},
+        error_x=style.error_bars(*ends),
         customdata=[
-            f"{plain(row.name)}: {row.value:.4g} ({row.low:.4g} to {row.high:.4g})<br>{row.hover}"
-            for row in rows
+            style.interval_hover(row.name, row.value, row.low, row.high, row.hover) for row in rows
         ],
         hovertemplate="%{customdata}<extra></extra>",
     )
     note = {"xref": "x domain", "x": 1, "xshift": 8, "xanchor": "left", "showarrow": False}
-    note["font"] = {"size": TICK_SIZE}
+    note["font"] = {"size": style.TICK_SIZE}
     figure.add_annotation(**note, yref="y domain", y=1, yanchor="bottom", text=beside)
     for number, row in enumerate(rows):
         if row.beside:
             figure.add_annotation(**note, yref="y", y=number, align="left", text=row.beside)
-    texts = [f"{plain(row.name)}<br>{plain(row.metric)}<br>n = {row.n}" for row in rows]
-    figure.update_yaxes(ticked(texts, is_down=True, tickmode="array"))
-    figure.update_xaxes(**BOX, title=value_title, gridcolor=GRID)
+    texts = [f"{style.plain(row.name)}<br>{style.plain(row.metric)}<br>n = {row.n}" for row in rows]
+    figure.update_yaxes(style.ticked(texts, is_down=True, tickmode="array"))
+    figure.update_xaxes(**style.BOX, title=value_title, gridcolor=style.GRID)
     largest = max([*ends[2], *(x for x, _ in controls)])
     figure.update_xaxes(range=[-0.04 * largest, 1.06 * largest])
-    return finish(figure, title, subtitle, plot=(_PLOT, _ROW * n), grows="rows")
+    return style.finish(figure, title, subtitle, plot=(_PLOT, _ROW * n), grows="rows")
