@@ -6,7 +6,4 @@ result. Every function returns its figure and shows nothing.
 
 from tracekit._util.stubs import lazy_exports
 
-# A function that has the name of its module takes its place.
-from tracekit.figures.strengths import strengths  # noqa: F401
-
 __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)
