@@ -29,7 +29,6 @@ from tracekit.results.curve_figures import effect_curve
 from tracekit.results.display import html_card, line, table_html
 from tracekit.results.intervals import row_intervals
 from tracekit.results.panels import CellColor, scale_of
-from tracekit.results.pareto_statistics import jaccard
 from tracekit.results.result import Results, TraceResult
 from tracekit.results.saved import HasCurve, all_results
 from tracekit.results.significance import p_values, without_rounding
@@ -304,6 +303,12 @@ def compare(
             f"There are {len(flat)} results and {len(labels)} labels. Give a label for each."
         )
     return Comparison(tuple(flat), tuple(labels or _labels(flat)), any_dtype)
+
+
+def jaccard(first: Sequence[int], second: Sequence[int]) -> float:
+    """Size of the intersection of two sets over that of their union; 1 if both are empty."""
+    union = {*first} | {*second}
+    return len({*first} & {*second}) / len(union) if union else 1.0
 
 
 def _question(setup: Setup) -> tuple[object, ...]:
