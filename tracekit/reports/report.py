@@ -20,7 +20,7 @@ from tracekit.errors import ComparisonError, NoResultError
 from tracekit.measure import Attention, Explanation, Look, Paths, SideEffects
 from tracekit.metrics import METRICS
 from tracekit.reports.page import Section, write_page
-from tracekit.reports.saved import read_saved
+from tracekit.reports.saved import OfRun, read_saved
 from tracekit.results import tables
 from tracekit.results.comparison import Comparable, Comparison, compare
 from tracekit.results.display import facts_table
@@ -35,12 +35,11 @@ from tracekit.search.base import config_of
 from tracekit.search.objectives import ObjectiveName
 from tracekit.search.targets import ConstraintEffect
 
-Anatomy = Explanation | Paths | Attention | SideEffects | Generations | Look
+Anatomy = OfRun | Look
 Reported = Comparable | InteractionGrid | Anatomy | PromptPairs
 """Results, curves, fronts, comparisons, grids, explanations, paths, attention, side effects,
 generations; folders of these; and pairs, whose prompts stand beside the effects on them."""
-_ANATOMY = (Explanation, Paths, Attention, SideEffects, Generations, Look)
-_SINGLE = (TraceResult, InteractionGrid, ParetoFront, PromptPairs, *_ANATOMY)
+_SINGLE = TraceResult | InteractionGrid | ParetoFront | PromptPairs | Anatomy
 
 _MOST_PANELS = 4
 """Results whose sets are drawn side by side."""
@@ -116,7 +115,7 @@ class _Group(NamedTuple):
 def _grouped(given: Sequence[Reported]) -> list[_Group]:
     groups: list[_Group] = []
     for each in given:
-        if isinstance(each, (InteractionGrid, PromptPairs, *_ANATOMY)):
+        if isinstance(each, InteractionGrid | PromptPairs | Anatomy):
             continue
         results = all_results(each)
         if not results:
