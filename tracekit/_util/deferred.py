@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import networkx
     import pandas as pd
     import transformers
 else:
@@ -21,9 +22,9 @@ else:
         def __getattr__(self, name: str) -> Any:
             return getattr(import_module(self._name), name)
 
-    pd, transformers = _LazyModule("pandas"), _LazyModule("transformers")
+    networkx, pd, transformers = map(_LazyModule, ("networkx", "pandas", "transformers"))
 
-__all__ = ["lazy_exports", "pd", "transformers"]
+__all__ = ["lazy_exports", "networkx", "pd", "transformers"]
 
 
 def lazy_exports(

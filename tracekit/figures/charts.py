@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import plotly.graph_objects as go
 
+from tracekit._util.deferred import pd
 from tracekit.figures import style
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _PATTERNS = ("", "/", ".", "x", "-", "+")
 """Fill patterns of bars, one per series."""
@@ -52,8 +50,6 @@ def lines(
         reference: Height and name of a horizontal line.
         log_x: Whether the horizontal axis is logarithmic.
     """
-    import pandas as pd
-
     frame, (x_title, y_title) = chart.frame, chart.axis_titles
     figure = go.Figure()
     for label, (color, symbol, dash) in style.styles(frame[chart.series]).items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import plotly.graph_objects as go
 import torch
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.arguments import check_arguments
-from tracekit._util.deferred import pd
+from tracekit._util.deferred import networkx, pd
 from tracekit._util.markup import clean_text
 from tracekit._util.options import as_path, check_keywords, short_repr
 from tracekit.components import Component, ComponentRegistry
@@ -43,9 +43,6 @@ from tracekit.results.published_circuits import Against, against, outlined
 from tracekit.results.storage import InFolder
 from tracekit.search.base import Record, Stop, target_not_reached
 from tracekit.search.targets import ConstraintEffect
-
-if TYPE_CHECKING:
-    import networkx
 
 
 @dataclass(frozen=True, kw_only=True)
