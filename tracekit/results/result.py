@@ -31,14 +31,7 @@ from tracekit.results.display import effects_text, model_text, result_html
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.mib import check_registry, write_mib
 from tracekit.results.on_examples import OnExamples, examples_text
-from tracekit.results.panels import (
-    CellColor,
-    color_values,
-    has_cells,
-    panels_of,
-    scale_of,
-    texts_of,
-)
+from tracekit.results.panels import CellColor, has_cells, result_panels, scale_of
 from tracekit.results.published_circuits import Against, against, outlined
 from tracekit.results.storage import InFolder
 from tracekit.search.base import Record, Stop, target_not_reached
@@ -465,15 +458,7 @@ class TraceResult(InFolder):
 
         Components that are `framed` have a frame; by default those selected.
         """
-        if color == "score" and self.component_scores is None:
-            raise ConfigError(
-                f"This result of {self.method} has no scores of components. Use color='selected', "
-                "or a result of top-k."
-            )
-        masks = self.binary_mask, self.soft_mask, self.component_scores
-        values, texts = color_values(color, *masks), texts_of(*masks)
-        framed = masks[0] if framed is None else framed
-        return panels_of(self.registry, framed, values=values, texts=texts, title=title)
+        return result_panels(self, color, title, self.binary_mask if framed is None else framed)
 
     @property
     def largest_score(self) -> float:
