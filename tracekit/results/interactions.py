@@ -91,20 +91,16 @@ class InteractionGrid(InWords, SavedTable):
         for row in self.to_frame().head(1).itertuples():
             text += f"; strongest {row.first}, {row.second}: {row.interaction:+.4g}"
         text += f"; l: {self.axis_label}, {self.direction}"
-        return clean_text(f"InteractionGrid({text}{self._notes})")
-
-    @property
-    def _notes(self) -> str:
-        """How many pairs are significant, on which examples, and whether these are too few."""
         share = few = ""
-        if self.significant is not None:
-            share = f"{sum(self.significant)} of {len(self.index_pairs)} pairs have q < .05"
-            n = self.n_independent
-            if any(self.significant):
-                few = self.tests.caution if self.tests is not None else ""
-            elif n:
-                few = few_examples_note(n, len(self.index_pairs))
-        return "".join(f"; {note}" for note in (share, self.setting, few) if note)
+        if self.tests is not None:
+            passed = self.tests.significant()
+            share = f"{sum(passed)} of {len(passed)} pairs have q < .05"
+            if any(passed):
+                few = self.tests.caution
+            elif self.n_independent:
+                few = few_examples_note(self.n_independent, len(passed))
+        notes = (f"; {note}" for note in (share, self.setting, few) if note)
+        return clean_text(f"InteractionGrid({text}{''.join(notes)})")
 
     @cached_property
     def table(self) -> Any:

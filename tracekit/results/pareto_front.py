@@ -327,9 +327,8 @@ class ParetoFront(Results):
     def save(self, folder: str | Path) -> Path:
         """Writes one run folder per size, and what belongs to the front; returns the folder."""
         folder = Path(folder)
-        save_dataclass(
-            replace(self, curve_sha256=save_run_folders(self.results, folder)), folder / _FRONT
-        )
+        digest = save_run_folders(self.results, folder)
+        save_dataclass(replace(self, curve_sha256=digest), folder / _FRONT)
         return folder
 
     @classmethod

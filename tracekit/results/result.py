@@ -360,11 +360,9 @@ class TraceResult(InFolder):
             ConfigError: The method ranked nothing.
         """
         check_registry(self.registry)
-        scores = self.ranked_by
-        write_mib(
-            as_path("path", path), self.registry, scores, self.binary_mask, self.model_facts.sizes
-        )
-        return Path(path)
+        path, scores = as_path("path", path), self.ranked_by
+        write_mib(path, self.registry, scores, self.binary_mask, self.model_facts.sizes)
+        return path
 
     def against(self, circuit: str | Sequence[str], *, name: str | None = None) -> Against:
         """The selection beside a known circuit: precision, recall, hits, misses and extras.
