@@ -97,9 +97,8 @@ def with_options(
         parameters = [each.replace(kind=keyword) for each in arguments]
         for name, (kind, default, shown) in options.items():
             annotation = Annotated[kind | None if default is None else kind, shown]
-            parameters.append(
-                inspect.Parameter(name, keyword, default=default, annotation=annotation)
-            )
+            parameter = inspect.Parameter(name, keyword, default=default, annotation=annotation)
+            parameters.append(parameter)
 
         @wraps(command)
         def run(**entries: Any) -> None:

@@ -267,6 +267,5 @@ def strengths(
     figure.update_xaxes(**style.BOX, title=value_title, gridcolor=style.GRID)
     largest = max([*ends[2], *(x for x, _ in controls)])
     figure.update_xaxes(range=[-0.04 * largest, 1.06 * largest])
-    return style.finish(
-        figure, title, subtitle, plot=(_STRENGTH_PLOT, _STRENGTH_ROW * n), grows="rows"
-    )
+    plot = _STRENGTH_PLOT, _STRENGTH_ROW * n
+    return style.finish(figure, title, subtitle, plot=plot, grows="rows")

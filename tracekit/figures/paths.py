@@ -66,9 +66,8 @@ def path_network(
     figure = go.Figure()
     strongest = max((abs(arrow.value) for arrow in arrows), default=1.0)
     shown: set[str] = set()
-    for arrow, points in sorted(
-        zip(arrows, lines, strict=True), key=lambda each: abs(each[0].value)
-    ):
+    by_size = sorted(zip(arrows, lines, strict=True), key=lambda each: abs(each[0].value))
+    for arrow, points in by_size:
         name = f"{quantity} {'above' if arrow.value > 0 else 'below'} 0"
         line, head = _traces(arrow, points, strongest)
         figure.add_scatter(**line, name=name, showlegend=name not in shown)

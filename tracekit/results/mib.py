@@ -58,9 +58,8 @@ def write_mib(
         names.append(f"m{layer}")
     nodes: dict[str, dict[str, Any]] = {name: {"in_graph": True} for name in [*names, "logits"]}
     entries: dict[str, dict[str, Any]] = {}
-    for component, score, is_selected in zip(
-        registry, scores.tolist(), selected.tolist(), strict=True
-    ):
+    rows = zip(registry, scores.tolist(), selected.tolist(), strict=True)
+    for component, score, is_selected in rows:
         names = _names(component, registry)
         entries |= {each: {"in_graph": is_selected, "score": score / len(names)} for each in names}
     are_edges = registry.edges is not None
