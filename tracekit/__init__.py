@@ -17,7 +17,7 @@ What most sessions use stands here; everything else in its namespace, such as `t
 """
 
 import tracekit._util.version as _version
-from tracekit._util.stubs import lazy_exports as _attached
+from tracekit._util.deferred import lazy_exports as _attached
 
 __version__ = _version.__version__
 __getattr__, __dir__, __all__ = _attached(__name__, __file__, more=("models", "runs", "tracer"))

@@ -17,7 +17,7 @@ from tracekit.errors import SearchStoppedWarning, UnreliableResultWarning
 from tracekit.measure.front_statistics import _from_all
 from tracekit.measure.question import KnownSets
 from tracekit.measure.random_sets import control_sets
-from tracekit.results.pareto_statistics import jaccard
+from tracekit.results.comparison import jaccard
 from tracekit.search import Goal
 from tracekit.search.backward import backward_elimination
 from tracekit.tracer import front as front_module

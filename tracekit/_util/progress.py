@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from math import inf
 from threading import Event, Thread
 from typing import Any, TypeVar
@@ -83,33 +84,32 @@ class _ProgressLines:
     def close(self) -> None: ...
 
 
+@dataclass(eq=False)
 class RunProgress:
-    """Progress of a run so far."""
+    """Progress of a run so far; `bar` may be None, and other fields are as in `open_bar`."""
 
-    def __init__(
-        self, bar: Any, passes: float | None, n_examples: int, on_note: OnNote = None
-    ) -> None:
-        """Starts at zero; `bar` may be None, and the other arguments are as in `open_bar`."""
-        self._on_note = on_note
-        self._bar, self._passes, self._n_examples = bar, passes, n_examples
-        self.done = 0.0
-        """Passes over the data so far."""
+    bar: Any
+    passes: float | None
+    n_examples: int
+    on_note: OnNote = None
+    done: float = 0.0
+    """Passes over the data so far."""
 
     def advance(self, n_examples: float) -> None:
         """Reports examples that were run, forward and backward alike."""
-        self.done += n_examples / self._n_examples
-        if self._bar is not None:
+        self.done += n_examples / self.n_examples
+        if self.bar is not None:
             # An estimate that was too low leaves a full bar, not one beyond its end.
-            shown = self.done if self._passes is None else min(self.done, self._passes)
-            self._bar.update(shown - self._bar.n)
+            shown = self.done if self.passes is None else min(self.done, self.passes)
+            self.bar.update(shown - self.bar.n)
 
     def report_values(self, **values: float) -> None:
         """Reports what a step reached, e.g. `size=4, effect=0.31`."""
-        if self._bar is not None:
+        if self.bar is not None:
             shown = {name: f"{value:.3g}" for name, value in values.items()}
-            self._bar.set_postfix(shown, refresh=False)
-        if self._on_note is not None:
-            self._on_note(**values)
+            self.bar.set_postfix(shown, refresh=False)
+        if self.on_note is not None:
+            self.on_note(**values)
 
 
 _NOTHING = RunProgress(None, None, 1)

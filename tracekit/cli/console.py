@@ -119,10 +119,3 @@ def print_step(text: str) -> None:
     """Says in a terminal what the command does before its first result."""
     if error_console.is_terminal and not console.quiet:
         error_console.print(text, style="dim", soft_wrap=True)
-
-
-def join_ranks() -> None:
-    """Joins the processes that a launcher has started; only the first of them prints."""
-    from tracekit._util.ranks import join_launched
-
-    console.quiet = not join_launched().is_first

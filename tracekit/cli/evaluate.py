@@ -54,11 +54,9 @@ def evaluate(values: OptionValues) -> None:
     named_masks = [named_mask for path in values["mask"] for named_mask in read_masks(path)]
     for name, entries in named_masks:
         effects: Any = tracer.evaluate(entries, per_example=True)
-        further = (
-            tracer.evaluate(entries, metrics=names, per_example=True)  # type: ignore[arg-type]
-            if names
-            else pd.DataFrame(index=range(len(effects)))
-        )
+        further = pd.DataFrame(index=range(len(effects)))
+        if names:
+            further = tracer.evaluate(entries, metrics=names, per_example=True)  # type: ignore[arg-type]
         total = mask_of(entries, tracer.registry).sum().item()
         ends = effect_interval(effects, bounds=tracer.engine.metric.bounds, **pairs.over)
         n_searched = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import tracekit as tk
 from tracekit._util.table import Table
@@ -33,6 +32,9 @@ _TABLES = ("table", "interactions", "replacements", "backups")
 )
 def explain(values: OptionValues, run: RunFolder) -> None:
     """Says why the set of a saved run acts together, and saves that beside the run."""
+    from tracekit._util.files import write_atomically, write_csv
+    from tracekit.reports.report import member_table
+
     output, max_sets = values["output"], values["max_sets"]
     result, tracer = rebuild_tracer(run, values, run, output)
     if values["dry_run"]:
@@ -42,19 +44,12 @@ def explain(values: OptionValues, run: RunFolder) -> None:
         result, max_sets=max_sets, tolerance=values["tolerance"], seed=values["seed"]
     )
     why.save(run)
-    _print_explanation(why, run)
-    if output is not None:
-        _write_explanation(why, output)
-
-
-def _print_explanation(why: tk.measure.Explanation, run: Path) -> None:
-    from tracekit.reports.report import member_table
-
     console.print(f"{why}", soft_wrap=True)
     tables = _explanation_tables(why)
-    print_table("members", tables.pop("members"), member_table(why))
+    print_table("members", tables["members"], member_table(why))
     for name, table in tables.items():
-        record_table(name, table)
+        if name != "members":
+            record_table(name, table)
     console.print(
         "Alone: nothing else is patched. Last: what leaving it out costs. Value: the Shapley "
         "value. Brackets: 95 % intervals over examples.",
@@ -62,6 +57,15 @@ def _print_explanation(why: tk.measure.Explanation, run: Path) -> None:
     )
     passes = f"{why.cost.forward_equivalents:.0f} passes."
     console.print(f"{passes} The explanation is saved in {run}/.", soft_wrap=True)
+    if output is None:
+        return
+    rows = {name: table.records() for name, table in tables.items()}
+    write_atomically(output / "findings.json", json.dumps(rows, indent=1))
+    del tables["explanation"]
+    for name, table in tables.items():
+        write_csv(table.frame(), output / f"{name}.csv")
+    figures = {"waterfall": why.waterfall(), "heatmap": why.heatmap(), "network": why.network()}
+    write_figures(figures, output)
 
 
 def _explanation_tables(why: tk.measure.Explanation) -> dict[str, Table]:
@@ -78,16 +82,3 @@ def _explanation_tables(why: tk.measure.Explanation) -> dict[str, Table]:
         if frame is not None:
             tables[name.replace("table", "members")] = Table.of_rows(frame)
     return tables
-
-
-def _write_explanation(why: tk.measure.Explanation, output: Path) -> None:
-    from tracekit._util.files import write_atomically, write_csv
-
-    tables = _explanation_tables(why)
-    rows = {name: table.records() for name, table in tables.items()}
-    write_atomically(output / "findings.json", json.dumps(rows, indent=1))
-    del tables["explanation"]
-    for name, table in tables.items():
-        write_csv(table.frame(), output / f"{name}.csv")
-    figures = {"waterfall": why.waterfall(), "heatmap": why.heatmap(), "network": why.network()}
-    write_figures(figures, output)

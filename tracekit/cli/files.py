@@ -71,13 +71,10 @@ def write_figures(figures_by_name: dict[str, Any], output: Path) -> None:
     """Writes figures as HTML, and as PNG if there is a browser."""
     if console.quiet:
         return
-
-    def figures_by_path(suffix: str) -> dict[str | Path, Any]:
-        return {output / f"{name}{suffix}": figure for name, figure in figures_by_name.items()}
-
-    tk.figures.write_all(figures_by_path(".html"))
-    try:
-        tk.figures.write_all(figures_by_path(".png"))
-    except FigureExportError as error:
-        console.print(f"No PNG figures: {error}", style="dim")
+    for suffix in (".html", ".png"):
+        figures = {output / f"{name}{suffix}": each for name, each in figures_by_name.items()}
+        try:
+            tk.figures.write_all(figures)  # type: ignore[arg-type]
+        except FigureExportError as error:
+            console.print(f"No PNG figures: {error}", style="dim")
     console.print(f"Figures and results are in {output}/.")

@@ -30,7 +30,7 @@ from tracekit._util.names import (
 from tracekit._util.options import field_help, field_hints
 from tracekit.cli import parsing
 from tracekit.cli.app import PANELS
-from tracekit.cli.console import console, join_ranks, print_step
+from tracekit.cli.console import console, print_step
 from tracekit.cli.files import check_file
 from tracekit.cli.summaries import print_tracer
 from tracekit.engine.setup_fields import SetupFields
@@ -97,9 +97,8 @@ def with_options(
         parameters = [each.replace(kind=keyword) for each in arguments]
         for name, (kind, default, shown) in options.items():
             annotation = Annotated[kind | None if default is None else kind, shown]
-            parameters.append(
-                inspect.Parameter(name, keyword, default=default, annotation=annotation)
-            )
+            parameter = inspect.Parameter(name, keyword, default=default, annotation=annotation)
+            parameters.append(parameter)
 
         @wraps(command)
         def run(**entries: Any) -> None:
@@ -358,11 +357,13 @@ def build_tracer(
     A `setup` replaces the one of the options, and a `held_out_origin` in `values` is the origin of
     held-out examples.
     """
+    from tracekit._util.ranks import join_launched
     from tracekit.data.registry import load_origin
 
     if loaded is None:
         print_step(f"Loading {values['model']} ...")
-    join_ranks()
+    # Of the processes that a launcher has started, only the first one prints.
+    console.quiet = not join_launched().is_first
     seed = values.get("seed", 0)
     if setup is None:
         setup = _build_setup(values, seed)

@@ -58,8 +58,6 @@ def parse_layers(text: str | None) -> list[int] | None:
 
 def parse_positions(text: str) -> Any:
     """Prompt positions from text such as `0,3,-1`; other text is returned for `Tracer` to check."""
-    if text in ("prompt", "last", "all"):
-        return text
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:

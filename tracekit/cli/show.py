@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracekit as tk
 from tracekit._util.table import Table
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
@@ -20,16 +19,13 @@ _MOST_LABELS = 40
 def show(values: OptionValues, run: RunFolder) -> None:
     """Prints a saved run, or all runs below a folder."""
     from tracekit.results.saved import load_saved
+    from tracekit.results.tables import facts_of_model, result_examples_text
 
     results = load_saved(run)
     print_results(results, is_full=False)
-    if len(results) == 1:
-        _print_details(results[0], values["all_components"])
-
-
-def _print_details(result: tk.TraceResult, all_components: bool) -> None:
-    from tracekit.results.tables import facts_of_model, result_examples_text
-
+    if len(results) > 1:
+        return
+    (result,) = results
     options = {name: value for name, value in result.config.items() if value is not None}
     facts = {
         "model": facts_of_model(result),
@@ -42,6 +38,6 @@ def _print_details(result: tk.TraceResult, all_components: bool) -> None:
         "versions": ", ".join(f"{package} {v}" for package, v in result.run.versions.items()),
     }
     print_facts("setting", Table.of_rows([facts]))
-    labels = result.labels if all_components else result.labels[:_MOST_LABELS]
+    labels = result.labels if values["all_components"] else result.labels[:_MOST_LABELS]
     more = "" if len(labels) == result.n_selected else ", ... (--all lists the rest)"
     console.print(f"Selected: {', '.join(labels)}{more}")

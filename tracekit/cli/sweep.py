@@ -16,7 +16,7 @@ from tracekit._util.markup import clean_text
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder
-from tracekit.cli.options import OPTIONAL_OUTPUT, WORKER_KEYS, with_options
+from tracekit.cli.options import OPTIONAL_OUTPUT, WORKER_KEYS, read_options, with_options
 from tracekit.cli.parsing import parse_executor_options
 from tracekit.cli.tables import print_table
 
@@ -41,7 +41,6 @@ def sweep(
     Every finished run is kept, so a command that was stopped goes on where it was. Options that
     are given here count more than those of the file.
     """
-    from tracekit.cli.options import read_options
     from tracekit.engine.setup import SETUP_OPTIONS
 
     parameters = inspect.signature(runs.sweep).parameters

@@ -33,13 +33,12 @@ def trace(values: OptionValues) -> None:
     check_folder(output)
     methods = values["method"] or [tk.search.DEFAULT_METHOD]
     by_method = parse_options(values["option"] or [], methods)
-    goals = {name: goal_arguments(values, by_method[name]) for name in methods}
-    searches = {name: tk.search.make(name, by_method[name]) for name in methods}
+    wanted = []
+    for name in methods:
+        goal = goal_arguments(values, by_method[name])
+        wanted.append({"search": tk.search.make(name, by_method[name]), "seed": seed, **goal})
     tracer, request_options = build_search(values)
-    requests = [
-        Request(search=searches[name], seed=seed, **goals[name], **request_options)
-        for name in methods
-    ]
+    requests = [Request(**each, **request_options) for each in wanted]
     if values["dry_run"]:
         parts = [tracer.pairs, *filter(None, [tracer.held_out])]
         print_checks(tracer.pairs.check(tracer.model, parts=parts), is_short=True)

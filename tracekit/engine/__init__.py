@@ -12,6 +12,6 @@ What is computed when, and shared between what:
    mask. Parameters are frozen.
 """
 
-from tracekit._util.stubs import lazy_exports
+from tracekit._util.deferred import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -6,7 +6,7 @@ import asyncio
 import base64
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anywidget
 import plotly.graph_objects as go
@@ -54,17 +54,7 @@ _PAUSE = 0.001
 """Seconds between two batches, in which the kernel receives clicks."""
 
 
-if TYPE_CHECKING:
-    # The packages of widgets have no types; `traitlets` has.
-    class _Widget(traitlets.HasTraits):
-        def on_msg(self, callback: Callable[..., Any]) -> None: ...
-        def send(self, content: Any, buffers: Any = None) -> None: ...
-        def _repr_mimebundle_(self, **kwargs: Any) -> Any: ...
-else:
-    _Widget = anywidget.AnyWidget
-
-
-class Explorer(_Widget):
+class Explorer(anywidget.AnyWidget):
     """A view of a set of components that is changed by clicking; made by `Tracer.explore`.
 
     As the last line of a cell it shows itself. `components`, `effect` and `per_example` are those

@@ -4,9 +4,6 @@ Results draw themselves with these (`result.heatmap()`, `front.curve()`); nothin
 result. Every function returns its figure and shows nothing.
 """
 
-from tracekit._util.stubs import lazy_exports
-
-# A function that has the name of its module takes its place.
-from tracekit.figures.strengths import strengths  # noqa: F401
+from tracekit._util.deferred import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -10,18 +10,8 @@ from typing import Any, Literal
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
+from tracekit.figures import style
 from tracekit.figures.layout import CELL
-from tracekit.figures.style import (
-    BOX,
-    SELECTED,
-    SUBTITLE_SIZE,
-    UNSTUDIED,
-    color_bar,
-    finish,
-    plain,
-    ticked,
-    two_digits,
-)
 
 BLUES = sample_colorscale("Blues_r", [0.8 * step / 20 for step in range(21)])
 """From dark to light, without the lightest, which would look like no component."""
@@ -119,7 +109,7 @@ def draw_panels(
         figure.update_layout(
             {
                 _axis("xaxis", number): {
-                    **BOX,
+                    **style.BOX,
                     "anchor": _axis("y", number),
                     "range": None if panel.is_share else [-0.5, len(panel.indices) - 0.5],
                     "rangemode": "tozero",
@@ -130,7 +120,7 @@ def draw_panels(
                     "showgrid": False,
                 },
                 _axis("yaxis", number): {
-                    **ticked(list(map(str, layers)), is_down=True),
+                    **style.ticked(list(map(str, layers)), is_down=True),
                     "anchor": _axis("x", number),
                     "matches": "y" if number > 1 else None,
                     "showticklabels": number == 1,
@@ -142,13 +132,13 @@ def draw_panels(
         if panel.title and (number == 1 or panels[number - 2].title != panel.title):
             figure.add_annotation(text=panel.title, **_above(number))
     _mark_skipped_layers(figure, layers, len(panels))
-    figure.update_layout(plot_bgcolor=UNSTUDIED, showlegend=False)
+    figure.update_layout(plot_bgcolor=style.UNSTUDIED, showlegend=False)
     if layers_on == "x":
         figure, size = _turned(figure, panels, len(layers), width)
-        return finish(figure, title, subtitle, plot=size, grows="rows")
+        return style.finish(figure, title, subtitle, plot=size, grows="rows")
     size = (float(width), float(len(layers)))
     sizes = {"plot": size, "grows": "cells", "columns": counts, "widest": width}
-    return finish(figure, title, subtitle, **sizes)
+    return style.finish(figure, title, subtitle, **sizes)
 
 
 def _turned(
@@ -203,11 +193,11 @@ def _add_cells(
         z=panel.values,
         text=panel.hover,
         hovertemplate="%{text}<extra></extra>",
-        colorscale=[[0, "white"], [1, SELECTED]] if scale is None else scale.colors,
+        colorscale=[[0, "white"], [1, style.SELECTED]] if scale is None else scale.colors,
         zmin=0 if scale is None else scale.low,
         zmax=1 if scale is None else scale.high,
         showscale=scale is not None and is_first,
-        colorbar=None if scale is None else color_bar(scale.title, **_bar_ticks(scale)),
+        colorbar=None if scale is None else style.color_bar(scale.title, **_bar_ticks(scale)),
         **spread,
         **axes,
     )
@@ -227,7 +217,8 @@ def _add_cells(
 def _bar_ticks(scale: ColorScale) -> dict[str, Any]:
     if scale.low < 0:
         ticks = [scale.low, 0, scale.high]
-        return {"tickvals": ticks, "ticktext": list(map(two_digits, ticks)), "note": _NEGATIVE}
+        texts = list(map(style.two_digits, ticks))
+        return {"tickvals": ticks, "ticktext": texts, "note": _NEGATIVE}
     return {"tickvals": scale.ticks} if scale.ticks else {"nticks": 4}
 
 
@@ -258,7 +249,7 @@ def _add_bars(
         y=list(rows),
         orientation="h",
         width=0.8,
-        marker={"color": SELECTED, "line": {"color": "black", "width": 0.5}},
+        marker={"color": style.SELECTED, "line": {"color": "black", "width": 0.5}},
         text=[row[0] for row in panel.hover],
         textposition="none",
         hovertemplate="%{text}<extra></extra>",
@@ -287,7 +278,7 @@ def _above(number: int) -> dict[str, Any]:
     """Where the title of a panel stands."""
     at = {"x": 0, "y": 1, "yshift": 3, "xanchor": "left", "yanchor": "bottom", "align": "left"}
     at |= {f"{each}ref": f"{_axis(each, number)} domain" for each in "xy"}
-    return {"name": "panel", "showarrow": False, "font": {"size": SUBTITLE_SIZE}, **at}
+    return {"name": "panel", "showarrow": False, "font": {"size": style.SUBTITLE_SIZE}, **at}
 
 
 def _x_ticks(panel: SelectionPanel) -> tuple[list[int] | None, list[str] | None, str]:
@@ -295,7 +286,7 @@ def _x_ticks(panel: SelectionPanel) -> tuple[list[int] | None, list[str] | None,
     if panel.is_share:
         return None, None, f"% of {panel.kind}"
     if panel.span_names:
-        names = list(map(plain, panel.span_names))
+        names = list(map(style.plain, panel.span_names))
         return list(range(len(names))), names, panel.kind
     if not panel.has_numbers:
         return [], [], panel.noun

@@ -1,22 +1,23 @@
-"""Lines, bars and similarity tables drawn straight from a DataFrame."""
+"""Lines, bars and similarity tables of a DataFrame; rows of attention, and of strengths."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import BOX, TICK_SIZE, color_bar, finish, frame, plain, styles, ticked
-
-if TYPE_CHECKING:
-    import pandas as pd
+from tracekit._util.deferred import pd
+from tracekit.figures import style
 
 _PATTERNS = ("", "/", ".", "x", "-", "+")
 """Fill patterns of bars, one per series."""
 _BLUES: dict[str, Any] = {"colorscale": "Blues", "zmin": 0, "zmax": 1}
 """Of maps of shares."""
+_BESIDE: dict[str, Any] = {"xref": "x domain", "x": 1, "xshift": 8, "xanchor": "left"}
+_BESIDE |= {"showarrow": False, "font": {"size": style.TICK_SIZE}}
+"""Of texts on the right of a plot."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,17 +50,15 @@ def lines(
         reference: Height and name of a horizontal line.
         log_x: Whether the horizontal axis is logarithmic.
     """
-    import pandas as pd
-
     frame, (x_title, y_title) = chart.frame, chart.axis_titles
     figure = go.Figure()
-    for label, (color, symbol, dash) in styles(frame[chart.series]).items():
+    for label, (color, symbol, dash) in style.styles(frame[chart.series]).items():
         points = frame[(frame[chart.series] == label) & frame[chart.y].notna()]
         hover = f"{chart.title_of(label)}<br>{x_title}: %{{x:.4g}}<br>{y_title}: %{{y:.4g}}"
         figure.add_scatter(
             x=points[chart.x],
             y=points[chart.y],
-            name=plain(chart.title_of(label)),
+            name=style.plain(chart.title_of(label)),
             mode="lines+markers",
             line={"color": color, "dash": dash, "width": 2},
             marker={"color": color, "symbol": symbol, "size": 8 if len(points) < 14 else 5},
@@ -67,7 +66,7 @@ def lines(
         )
     if reference is not None:
         line = {"color": "black", "width": 1.5, "dash": "dot"}
-        note = {"text": reference[1], "font_size": TICK_SIZE}
+        note = {"text": reference[1], "font_size": style.TICK_SIZE}
         figure.add_hline(reference[0], annotation=note, annotation_position="top left", line=line)
     x_axis: dict[str, Any] = {"rangemode": "tozero"}
     values = frame[chart.x]
@@ -89,14 +88,14 @@ def bars(chart: Chart, *, log_y: bool = False) -> go.Figure:
     """
     frame = chart.frame
     figure = go.Figure()
-    for rank, (label, (color, _, _)) in enumerate(styles(frame[chart.series]).items()):
+    for rank, (label, (color, _, _)) in enumerate(style.styles(frame[chart.series]).items()):
         rows = frame[frame[chart.series] == label]
         pattern = {"shape": _PATTERNS[rank % len(_PATTERNS)], "bgcolor": color, "fgcolor": "white"}
         hover = f"%{{x}}<br>{chart.title_of(label)}<br>{chart.axis_titles[1]}: %{{y:.4g}}"
         figure.add_bar(
             x=rows[chart.x],
             y=rows[chart.y],
-            name=plain(chart.title_of(label)),
+            name=style.plain(chart.title_of(label)),
             marker={"color": color, "line": {"color": "black", "width": 1}, "pattern": pattern},
             hovertemplate=f"{hover}<extra></extra>",
         )
@@ -114,12 +113,12 @@ def _finish(figure: go.Figure, chart: Chart) -> go.Figure:
     figure.update_xaxes(title_text=x_title)
     figure.update_yaxes(title_text=y_title, exponentformat="power")
     figure.update_layout(showlegend=True)
-    return finish(frame(figure), chart.title, chart.subtitle)
+    return style.finish(style.frame(figure), chart.title, chart.subtitle)
 
 
 def similarities(frame: pd.DataFrame, *, title: str, subtitle: str = "") -> go.Figure:
     """A square table of Jaccard similarities, in [0, 1], with the numbers in the cells."""
-    labels = list(map(plain, frame.columns))
+    labels = list(map(style.plain, frame.columns))
     figure = go.Figure(
         go.Heatmap(
             z=frame.to_numpy(),
@@ -127,14 +126,14 @@ def similarities(frame: pd.DataFrame, *, title: str, subtitle: str = "") -> go.F
             y=labels,
             **_BLUES,
             texttemplate="%{z:.2f}",
-            textfont={"size": TICK_SIZE},
+            textfont={"size": style.TICK_SIZE},
             hovertemplate="%{y} and %{x}<br>Jaccard similarity: %{z:.3f}<extra></extra>",
-            colorbar=color_bar("Jaccard"),
+            colorbar=style.color_bar("Jaccard"),
         )
     )
-    figure.update_xaxes(ticked(labels, tickangle=-90))
-    figure.update_yaxes(ticked(labels, is_down=True))
-    return finish(figure, title, subtitle, plot=(300, 300))
+    figure.update_xaxes(style.ticked(labels, tickangle=-90))
+    figure.update_yaxes(style.ticked(labels, is_down=True))
+    return style.finish(figure, title, subtitle, plot=(300, 300))
 
 
 _ROW, _GAP = 22.0, 0.45
@@ -183,24 +182,90 @@ def attention_map(
             y=edges,
             text=texts,
             texttemplate="%{text}",
-            textfont={"size": TICK_SIZE},
+            textfont={"size": style.TICK_SIZE},
             customdata=hover,
             hovertemplate="%{customdata}<extra></extra>",
             hoverongaps=False,
             **_BLUES,
             showscale=not is_short,
-            colorbar=color_bar("attention"),
+            colorbar=style.color_bar("attention"),
         )
     )
-    note = {"xref": "x domain", "x": 1, "xshift": 8, "xanchor": "left", "showarrow": False}
-    note["font"] = {"size": TICK_SIZE}
     for row, y in zip(rows, middles, strict=True):
-        figure.add_annotation(**note, yref="y", y=y, text=row.beside)
-    figure.add_annotation(**note, yref="y domain", y=1, yanchor="bottom", text=beside)
-    names = [f"{plain(row.head)} {row.run}".strip() for row in rows]
+        figure.add_annotation(**_BESIDE, yref="y", y=y, text=row.beside)
+    figure.add_annotation(**_BESIDE, yref="y domain", y=1, yanchor="bottom", text=beside)
+    names = [f"{style.plain(row.head)} {row.run}".strip() for row in rows]
     figure.update_yaxes(
-        **BOX, tickvals=middles, ticktext=names, range=[edges[-1], 0], showgrid=False
+        **style.BOX, tickvals=middles, ticktext=names, range=[edges[-1], 0], showgrid=False
     )
-    is_upright = max(map(len, places)) * 8.0 * len(places) > _PLOT
-    figure.update_xaxes(ticked(list(map(plain, places)), tickangle=-90 if is_upright else 0))
-    return finish(figure, title, subtitle, plot=(_PLOT, _ROW * edges[-1]), grows="rows")
+    angle = -90 if max(map(len, places)) * 8.0 * len(places) > _PLOT else 0
+    figure.update_xaxes(style.ticked(list(map(style.plain, places)), tickangle=angle))
+    return style.finish(figure, title, subtitle, plot=(_PLOT, _ROW * edges[-1]), grows="rows")
+
+
+_STRENGTH_PLOT, _STRENGTH_ROW = 250.0, 62.0
+"""Width of the plot of strengths, and height of one of its rows, in pixels."""
+_APART = 0.17
+"""How far the set stands above the middle of its row, and random sets below it."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Strength:
+    """A row: the strength of a set on one data set."""
+
+    name: str
+    metric: str
+    n: str
+    """How many examples, in words."""
+    value: float
+    low: float
+    """Low end of its interval."""
+    high: float
+    """High end."""
+    controls: Sequence[float]
+    """Strengths of random sets."""
+    hover: str
+    """Text at the pointer, below the name."""
+    beside: str = ""
+    """Text on the right."""
+
+
+def strengths(
+    rows: Sequence[Strength], *, beside: str, value_title: str, title: str, subtitle: str
+) -> go.Figure:
+    """Points with intervals from top to bottom, crosses for random sets; `beside` heads texts."""
+    n, figure = len(rows), go.Figure()
+    color, symbol, _ = style.CONTROL
+    controls = [(x, number) for number, row in enumerate(rows) for x in row.controls]
+    figure.add_scatter(
+        x=[x for x, _ in controls],
+        y=[number + _APART for _, number in controls],
+        mode="markers",
+        name="random sets",
+        marker={"symbol": f"{symbol}-thin", "size": 7, "line": {"color": color, "width": 1.2}},
+        hovertemplate="random set: %{x:.4g}<extra></extra>",
+    )
+    ends = [[row.value for row in rows], [row.low for row in rows], [row.high for row in rows]]
+    figure.add_scatter(
+        x=ends[0],
+        y=[number - _APART for number in range(n)],
+        mode="markers",
+        name="the set",
+        marker={"symbol": "circle", "size": 8, "color": style.SELECTED, "line": {"width": 1}},
+        error_x=style.error_bars(*ends),
+        customdata=[
+            style.interval_hover(row.name, row.value, row.low, row.high, row.hover) for row in rows
+        ],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+    figure.add_annotation(**_BESIDE, yref="y domain", y=1, yanchor="bottom", text=beside)
+    for number, row in enumerate(rows):
+        if row.beside:
+            figure.add_annotation(**_BESIDE, yref="y", y=number, align="left", text=row.beside)
+    texts = [f"{style.plain(row.name)}<br>{style.plain(row.metric)}<br>n = {row.n}" for row in rows]
+    figure.update_yaxes(style.ticked(texts, is_down=True, tickmode="array"))
+    figure.update_xaxes(**style.BOX, title=value_title, gridcolor=style.GRID)
+    largest = max([*ends[2], *(x for x, _ in controls)])
+    figure.update_xaxes(range=[-0.04 * largest, 1.06 * largest])
+    plot = _STRENGTH_PLOT, _STRENGTH_ROW * n
+    return style.finish(figure, title, subtitle, plot=plot, grows="rows")

@@ -9,19 +9,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import (
-    ABOVE,
-    BELOW,
-    BOX,
-    CONTROL,
-    GRID,
-    QUIET,
-    TICK_SIZE,
-    error_bars,
-    finish,
-    plain,
-    ticked,
-)
+from tracekit.figures import style
 
 _BAR = 26.0
 """Height of a bar, in pixels."""
@@ -76,11 +64,11 @@ class Edge:
 
 def waterfall(members: Members, *, value_title: str, title: str, subtitle: str) -> go.Figure:
     """Values from 0 to their sum, one bar after the other from top to bottom, with intervals."""
-    names, values = list(map(plain, members.names)), list(members.values)
+    names, values = list(map(style.plain, members.names)), list(members.values)
     ends = [sum(values[: rank + 1]) for rank in range(len(values))]
     total = ends[-1]
     figure = go.Figure()
-    colors = [*(ABOVE if value >= 0 else BELOW for value in values), CONTROL[0]]
+    colors = [*(style.ABOVE if value >= 0 else style.BELOW for value in values), style.CONTROL[0]]
     figure.add_bar(
         x=[*values, total],
         y=[*names, "all"],
@@ -92,22 +80,19 @@ def waterfall(members: Members, *, value_title: str, title: str, subtitle: str) 
         width=0.72,
         showlegend=False,
     )
-    bars = error_bars(values, members.low, members.high, color="black", thickness=1.4, width=4)
+    bars = style.error_bars(values, members.low, members.high)
     dots = {"size": 1, "color": "black"}
-    figure.add_scatter(x=ends, y=names, mode="markers", marker=dots, error_x=bars, **QUIET)
+    figure.add_scatter(x=ends, y=names, mode="markers", marker=dots, error_x=bars, **style.QUIET)
     figure.add_vline(x=0, line={"color": "black", "width": 1})
-    figure.update_xaxes(**BOX, title=plain(value_title), gridcolor=GRID)
+    figure.update_xaxes(**style.BOX, title=style.plain(value_title), gridcolor=style.GRID)
     rows = [*names, "all"]
-    figure.update_yaxes(ticked(rows, is_down=True))
-    return finish(figure, title, subtitle, plot=(_PLOT, _BAR * len(rows)), grows="rows")
+    figure.update_yaxes(style.ticked(rows, is_down=True))
+    return style.finish(figure, title, subtitle, plot=(_PLOT, _BAR * len(rows)), grows="rows")
 
 
 def _texts(members: Members) -> list[str]:
     rows = zip(members.names, members.values, members.low, members.high, members.hover, strict=True)
-    return [
-        f"{plain(name)}: {value:.4g} ({low:.4g} to {high:.4g})<br>{text}"
-        for name, value, low, high, text in rows
-    ]
+    return [style.interval_hover(*row) for row in rows]
 
 
 def network(
@@ -155,15 +140,15 @@ def network(
     # The area is proportional to the value.
     sizes = [max(4.0, _LARGEST_NODE * (abs(v) / largest) ** 0.5) for v in members.values]
     for n, (name, value) in enumerate(zip(members.names, members.values, strict=True)):
-        text = f"{plain(name)}<br>{value:.3g}".replace("-", "\u2212")
+        text = f"{style.plain(name)}<br>{value:.3g}".replace("-", "\u2212")
         write_at(figure, text, spots[n], yanchor="top", yshift=-sizes[n] / 2)
-    colors = [ABOVE if value >= 0 else BELOW for value in members.values]
+    colors = [style.ABOVE if value >= 0 else style.BELOW for value in members.values]
     outline = {"line": {"color": "black", "width": 1}, "opacity": 1}
     figure.add_scatter(
         x=[spots[n][0] for n in range(len(layers))],
         y=[spots[n][1] for n in range(len(layers))],
         mode="markers",
-        text=list(map(plain, members.names)),
+        text=list(map(style.plain, members.names)),
         marker={"size": sizes, "color": colors, **outline},
         customdata=_texts(members),
         hovertemplate="%{customdata}<extra></extra>",
@@ -173,7 +158,7 @@ def network(
     figure.update_yaxes(layer_axis(used, used), range=[used[-1] + 0.6 * row, used[0] - above * row])
     plot = max(_PLOT, _COLUMN * widest), height + (above - 0.4) * _ROW
     figure.update_layout(showlegend=bool(edges))
-    return finish(figure, title, subtitle, plot=plot)
+    return style.finish(figure, title, subtitle, plot=plot)
 
 
 def layer_axis(places: Sequence[float], layers: Sequence[int]) -> dict[str, Any]:
@@ -184,7 +169,7 @@ def layer_axis(places: Sequence[float], layers: Sequence[int]) -> dict[str, Any]
 
 def write_at(figure: go.Figure, text: str, at: tuple[float, float], **options: Any) -> None:
     """Writes a text so that lines below it do not cross it."""
-    font, ground = {"size": TICK_SIZE}, "rgba(255, 255, 255, 0.75)"
+    font, ground = {"size": style.TICK_SIZE}, "rgba(255, 255, 255, 0.75)"
     more = {"showarrow": False, "font": font, "bgcolor": ground, "borderpad": 0, **options}
     figure.add_annotation(x=at[0], y=at[1], text=text, **more)
 
@@ -211,7 +196,7 @@ def _curve(
     x, y = map(list, zip(*points, strict=True))
     width = _WIDEST_EDGE * abs(edge.value) / strongest
     line = {
-        "color": ABOVE if edge.value > 0 else BELOW,
+        "color": style.ABOVE if edge.value > 0 else style.BELOW,
         "width": max(1.0, width if edge.is_sure else width / 2),
         "dash": "dash" if not edge.is_sure else "solid" if edge.value > 0 else "dot",
     }

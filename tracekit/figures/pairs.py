@@ -8,16 +8,7 @@ from itertools import accumulate
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import (
-    BOX,
-    QUIET,
-    TICK_SIZE,
-    UNSTUDIED,
-    color_bar,
-    finish,
-    plain,
-    two_digits,
-)
+from tracekit.figures import style
 
 _PLOT = 360.0
 """Width and height of the map, in pixels."""
@@ -62,7 +53,7 @@ def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
     ticks = {}
     if largest > bound * (1 + 1e-6):
         ends = [-bound, -bound / 2, 0, bound / 2, bound]
-        least, *inner, most = map(two_digits, ends)
+        least, *inner, most = map(style.two_digits, ends)
         ticks = {"tickvals": ends, "ticktext": [f"\u25bc {least}", *inner, f"\u25b2 {most}"]}
     figure = go.Figure(
         go.Heatmap(
@@ -77,15 +68,15 @@ def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
             zmax=bound,
             xgap=0.5 if n > 40 else 1,
             ygap=0.5 if n > 40 else 1,
-            colorbar=color_bar("interaction", pairs.note, exponentformat="power", **ticks),
+            colorbar=style.color_bar("interaction", pairs.note, exponentformat="power", **ticks),
         )
     )
     _mark(figure, pairs)
     _label(figure, pairs)
-    figure.update_xaxes(**BOX, range=[-0.5, n - 0.5], showgrid=False)
-    figure.update_yaxes(**BOX, range=[n - 0.5, -0.5], showgrid=False)
-    figure.update_layout(plot_bgcolor=UNSTUDIED)
-    return finish(figure, title, subtitle, plot=(_PLOT, _PLOT))
+    figure.update_xaxes(**style.BOX, range=[-0.5, n - 0.5], showgrid=False)
+    figure.update_yaxes(**style.BOX, range=[n - 0.5, -0.5], showgrid=False)
+    figure.update_layout(plot_bgcolor=style.UNSTUDIED)
+    return style.finish(figure, title, subtitle, plot=(_PLOT, _PLOT))
 
 
 def _mark(figure: go.Figure, pairs: PairMap) -> None:
@@ -104,7 +95,7 @@ def _mark(figure: go.Figure, pairs: PairMap) -> None:
         text=["+" if (pairs.values[i][j] or 0) > 0 else "\u2212" for i, j in signed],
         mode="text",
         textfont={"size": sign_size, "color": list(map(color, signed))},
-        **QUIET,
+        **style.QUIET,
     )
     for cells, symbol in ((dotted, "circle"), (list(pairs.ringed), "circle-open")):
         if cells:
@@ -113,13 +104,13 @@ def _mark(figure: go.Figure, pairs: PairMap) -> None:
                 y=[i - 0.32 for i, _ in cells],
                 mode="markers",
                 marker={"symbol": symbol, "size": dot_size, "color": list(map(color, cells))},
-                **QUIET,
+                **style.QUIET,
             )
 
 
 def _label(figure: go.Figure, pairs: PairMap) -> None:
     n, noun, groups = len(pairs.labels), pairs.noun, pairs.groups
-    ticks, names = list(range(n)), list(map(plain, pairs.labels))
+    ticks, names = list(range(n)), list(map(style.plain, pairs.labels))
     is_upright = not groups and (n > 4 or max(map(len, names)) > 8)
     ends = list(accumulate(size for _, _, size in groups))
     if len(groups) > _MOST_GROUPS:
@@ -128,7 +119,7 @@ def _label(figure: go.Figure, pairs: PairMap) -> None:
         names, noun = [short for _, short, _ in groups], "layer"
     figure.update_xaxes(tickvals=ticks, ticktext=names, tickangle=-90 if is_upright else 0)
     figure.update_yaxes(tickvals=ticks, ticktext=names)
-    font = {"showarrow": False, "font": {"size": TICK_SIZE}}
+    font = {"showarrow": False, "font": {"size": style.TICK_SIZE}}
     line = {"color": "black", "width": 1}
     for end, (long, short, size) in zip(ends, groups, strict=True):
         middle, text = end - (size + 1) / 2, long if size * _PLOT / n > 80 else short

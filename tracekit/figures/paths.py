@@ -67,9 +67,8 @@ def path_network(
     figure = go.Figure()
     strongest = max((abs(arrow.value) for arrow in arrows), default=1.0)
     shown: set[str] = set()
-    for arrow, points in sorted(
-        zip(arrows, lines, strict=True), key=lambda each: abs(each[0].value)
-    ):
+    by_size = sorted(zip(arrows, lines, strict=True), key=lambda each: abs(each[0].value))
+    for arrow, points in by_size:
         side = f" {'above' if arrow.value > 0 else 'below'} 0" if is_signed else ""
         name = quantity + side
         line, head = _traces(arrow, points, strongest)

@@ -134,12 +134,18 @@ def two_digits(value: float) -> str:
     return f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e").replace("-", "\u2212")
 
 
+def interval_hover(name: str, value: float, low: float, high: float, text: str) -> str:
+    """What stands at the pointer of a value: its name, its interval, and a text below them."""
+    return f"{plain(name)}: {value:.4g} ({low:.4g} to {high:.4g})<br>{text}"
+
+
 def error_bars(
     values: Iterable[float], low: Iterable[float], high: Iterable[float], **more: Any
 ) -> dict[str, Any]:
     """Bars from values to the ends of their intervals; `more` is passed to plotly."""
     middle = list(values)
     return {
+        **{"color": "black", "thickness": 1.4, "width": 4},
         "array": [top - value for top, value in zip(high, middle, strict=True)],
         "arrayminus": [value - bottom for value, bottom in zip(middle, low, strict=True)],
         **more,

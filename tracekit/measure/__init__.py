@@ -5,6 +5,6 @@
 most of them return; those that explain a set have the tables that they return beside them.
 """
 
-from tracekit._util.stubs import lazy_exports
+from tracekit._util.deferred import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

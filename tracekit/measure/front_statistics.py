@@ -13,8 +13,9 @@ from tracekit._util.markup import as_cells
 from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
 from tracekit.measure.random_sets import control_overlap, control_sets, n_controls
+from tracekit.results.comparison import jaccard
 from tracekit.results.intervals import effect_interval, standard_error
-from tracekit.results.pareto_statistics import SizeStatistics, jaccard
+from tracekit.results.pareto_front import SizeStatistics
 from tracekit.search.auto import CrossFit
 from tracekit.search.base import log_spaced_sizes
 from tracekit.search.targets import Target

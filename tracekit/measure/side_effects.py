@@ -41,7 +41,7 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.effects import check_metric
 from tracekit.engine.engine import Engine
 from tracekit.errors import PairsError
-from tracekit.figures.strengths import Strength, strengths
+from tracekit.figures.charts import Strength, strengths
 from tracekit.figures.style import plain
 from tracekit.measure.evaluation import PlannedSets
 from tracekit.measure.question import Question, positions_of

@@ -30,9 +30,9 @@ from tracekit.data.pair import split_disjoint
 from tracekit.engine.engine import Engine
 from tracekit.measure.effects import added_effects, check_size, chosen_for_pairs
 from tracekit.measure.question import Question
+from tracekit.results.interactions import StrongestPairs
 from tracekit.results.intervals import row_intervals
 from tracekit.results.significance import n_testable, p_values, without_rounding
-from tracekit.results.strongest_pairs import StrongestPairs
 from tracekit.search.targets import require_gradient
 
 _STEP = 0.02

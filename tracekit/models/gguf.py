@@ -7,7 +7,7 @@ architecture is the configuration's, is put into it, or is named.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import isclose, log
@@ -159,8 +159,7 @@ def _value_text(value: Any) -> str:
     return text if len(text) < 60 else f"{text[:56]} ..."
 
 
-def _apply_values(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]:
-    problems = []
+def _apply_values(config: Any, left: Settings, _: Any, changes: Settings) -> Iterator[str]:
     head_dim = changes.get("head_dim", left.get("attention.key_length", _head_dim(config)))
     if left.get("attention.value_length", head_dim) in (head_dim, getattr(config, "v_head_dim", 0)):
         left.pop("attention.value_length", None)
@@ -180,47 +179,44 @@ def _apply_values(config: Any, left: Settings, _: Any, changes: Settings) -> lis
             # A weight's shape says it, or it changes nothing.
             is_unset = value == 0 and neutral == 1 and not isinstance(value, bool)
             if neutral is not None and value != neutral and not is_unset:
-                problems.append(f"{key} = {_value_text(value)}")
+                yield f"{key} = {_value_text(value)}"
         elif not isinstance(value, list):
             own = getattr(config, name) or 0
             are_numbers = isinstance(own, (int, float)) and isinstance(value, (int, float))
             if not (isclose(own, value, rel_tol=1e-5) if are_numbers else own == value):
                 changes[name] = value
-    return problems
 
 
 def _head_dim(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def _apply_window(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]:
+def _apply_window(config: Any, left: Settings, _: Any, changes: Settings) -> Iterator[str]:
     window = left.pop("attention.sliding_window", None)
     # Older files of some architectures have it under this name.
     window = left.pop("sliding_window", window)
     pattern = left.pop("attention.sliding_window_pattern", None)
-    problems = []
     if window is not None:
         has_none = not hasattr(config, "sliding_window") or hasattr(config, "use_sliding_window")
         if not has_none and (config.sliding_window or 0) != window:
             changes["sliding_window"] = window or None
         if has_none and window:
-            problems.append(f"attention.sliding_window = {window}")
+            yield f"attention.sliding_window = {window}"
     if pattern is not None:
         n_layers = config.num_hidden_layers
         if isinstance(pattern, int):
             pattern = [bool(pattern and (layer + 1) % pattern) for layer in range(n_layers)]
         names = ["sliding_attention" if each else "full_attention" for each in pattern]
         if getattr(config, "layer_types", None) is None:
-            problems.append(f"attention.sliding_window_pattern = {_value_text(pattern)}")
+            yield f"attention.sliding_window_pattern = {_value_text(pattern)}"
         elif list(config.layer_types) != names:
             changes["layer_types"] = names
-    return problems
 
 
-def _apply_query_scale(config: Any, left: Settings, _: Any, changes: Settings) -> list[str]:
+def _apply_query_scale(config: Any, left: Settings, _: Any, changes: Settings) -> Iterator[str]:
     """What Gemma divides the queries by; llama.cpp knows it by the number of layers."""
     if not hasattr(config, "query_pre_attn_scalar"):
-        return []
+        return
     scale = left.pop("attention.scale", 0)
     by_width = _SCALARS.get(config.model_type, {}).get(config.num_hidden_layers)
     if scale:
@@ -229,26 +225,27 @@ def _apply_query_scale(config: Any, left: Settings, _: Any, changes: Settings) -
         per_head = config.hidden_size // config.num_attention_heads
         changes["query_pre_attn_scalar"] = per_head if by_width else _head_dim(config)
     else:
-        return [
+        yield (
             f"query_pre_attn_scalar, which no GGUF file says ({config.query_pre_attn_scalar} is "
             f"taken; no published size has {config.num_hidden_layers} layers)"
-        ]
-    return []
+        )
 
 
 def _apply_rotary(
     config: Any, left: Settings, tensors: Mapping[str, Any], changes: Settings
-) -> list[str]:
+) -> Iterator[str]:
     given = {key: left.pop(key) for key in list(left) if key.startswith("rope.")}
     settings = [f"{key} = {_value_text(value)}" for key, value in given.items()]
     before = getattr(config, "rope_parameters", None)
     if not before:
         # Some write 0 for none.
         written = [text for text, value in zip(settings, given.values(), strict=True) if value]
-        return written + list(tensors)
+        yield from (*written, *tensors)
+        return
     is_nested = any(isinstance(value, Mapping) for value in before.values())
     if is_nested and "full_attention" not in before:
-        return settings + list(tensors)
+        yield from (*settings, *tensors)
+        return
     after = {**(before["full_attention"] if is_nested else before)}
     given.pop("rope.scaling.finetuned", None)
     if "rope.freq_base" in given:
@@ -260,10 +257,9 @@ def _apply_rotary(
     dims = given.pop("rope.dimension_count", None)
     head_dim = left.get("attention.key_length", _head_dim(config))
     share = after.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
-    problems = []
     if dims and dims != int(head_dim * (1 if share is None else share)):
         if share is None:
-            problems.append(f"rope.dimension_count = {dims}")
+            yield f"rope.dimension_count = {dims}"
         else:
             after["partial_rotary_factor"] = dims / head_dim
     scaled, unused = _rotary_scaling(given, tensors, config)
@@ -276,7 +272,7 @@ def _apply_rotary(
         original = after.get("original_max_position_embeddings")
         if original and hasattr(config, "original_max_position_embeddings"):
             changes["original_max_position_embeddings"] = original
-    return problems + unused
+    yield from unused
 
 
 def _rotary_scaling(

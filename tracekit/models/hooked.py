@@ -124,23 +124,17 @@ def revision_of(model: HookedModel) -> str | None:
 def foreign_hooks(model: HookedModel) -> list[str]:
     """Names everything on which other code left hooks: hook points, modules, parameters."""
     # If a hook point has several names, the last one is the usual one.
-    names = {id(point): name for name, point in model.hook_dict.items()}
-    owners: dict[Any, None] = dict.fromkeys(model.hook_dict.values())
+    names: dict[Any, str] = {point: name for name, point in model.hook_dict.items()}
     seen: set[Any] = set()
     for whole in reversed(_wrapped_models(model)):
         for name, module in getattr(whole, "named_modules", lambda seen: ())(seen):
             plain = name or type(module).__name__
-            names.setdefault(id(module), plain)
-            owners[module] = None
+            names.setdefault(module, plain)
             for of_module, parameter in module._parameters.items():
                 if parameter is not None:
-                    names.setdefault(id(parameter), f"{plain}.{of_module}")
-                    owners[parameter] = None
-    everywhere = torch.nn.modules.module
-    names[id(everywhere)] = "all modules"
-    owners[everywhere] = None
-    left = [names[id(owner)] for owner in owners if has_foreign_hooks(owner)]
-    return [plain_name(name) for name in left]
+                    names.setdefault(parameter, f"{plain}.{of_module}")
+    names[torch.nn.modules.module] = "all modules"
+    return [plain_name(name) for owner, name in names.items() if has_foreign_hooks(owner)]
 
 
 def plain_name(name: str) -> str:
@@ -151,8 +145,7 @@ def plain_name(name: str) -> str:
 def has_foreign_hooks(owner: Any) -> bool:
     """Whether other code left hooks at a module or parameter, or at all modules."""
     # A bridge hands getattr on to the module that it wraps.
-    is_module = not isinstance(owner, Tensor)
-    get = vars(owner).get if is_module else partial(getattr, owner)
+    get = partial(getattr, owner) if isinstance(owner, Tensor) else vars(owner).get
     by_attribute = [get(name, None) or {} for name in _HOOKS]
     return any(is_foreign(hook) for hooks in by_attribute for hook in hooks.values())
 

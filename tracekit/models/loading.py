@@ -147,8 +147,8 @@ def _load_from_files(
             loader.reference = verification.record_reference(given, name)
             again = (_load_adapter(files, dtype, device)[0] for _ in repeat(None))
             loader.model = unwrap_first(chain([given], again), loader.reference, name)
-            home = folder if _has_tokenizer(folder) else base
-            tokenizer = tokenizer or _load_tokenizer(home, options)
+            tokenizer = tokenizer or _load_tokenizer(folder, options)
+            tokenizer = tokenizer or _load_tokenizer(base, options)
             model = _wrap_model(name, loader.model, tokenizer, options, loader)
         else:
             options["dtype"] = dtype or _choose_dtype(folder, device)
@@ -347,11 +347,7 @@ def _make_bridge(
 
 
 def _load_tokenizer(directory: Path, options: Mapping[str, Any]) -> Any:
-    if not _has_tokenizer(directory):
+    if not any((directory / name).exists() for name in _TOKENIZER_FILES):
         return None
     trusted = bool(options.get("trust_remote_code"))
     return transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=trusted)
-
-
-def _has_tokenizer(directory: Path) -> bool:
-    return any((directory / name).exists() for name in _TOKENIZER_FILES)

@@ -13,7 +13,7 @@ import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import chain
 from math import inf, log
@@ -55,23 +55,22 @@ class Reference:
         return tuple(f"{logit:.3g}" for logit in self.logits[-1, :_TOKENS].tolist())
 
 
+@dataclass(eq=False)
 class Loader:
     """Loads a model for a bridge by `from_pretrained`, and checks what its checkpoint held."""
 
-    def __init__(
-        self, name: object, device: torch.device | None = None, model_class: Any = None
-    ) -> None:
-        """`device` is that of the model; None: where it is loaded to."""
-        self.reference: Reference | None = None
-        """Logits of the model as given; None if no model was loaded, or it could not run."""
-        self.float32_reference: Reference | None = None
-        """Logits in float32 of a model that was changed, and whose weights have 16 bits."""
-        self.model: Any = None
-        """The model that was loaded, or is in memory."""
-        self.changes: list[str] = []
-        """How a model in memory differs from what its class makes."""
-        self.name = name
-        self._device, self._model_class = device, model_class
+    name: object
+    device: torch.device | None = None
+    """Of the model; None: where it is loaded to."""
+    model_class: Any = None
+    reference: Reference | None = None
+    """Logits of the model as given; None if no model was loaded, or it could not run."""
+    float32_reference: Reference | None = None
+    """Logits in float32 of a model that was changed, and whose weights have 16 bits."""
+    model: Any = None
+    """The model that was loaded, or is in memory."""
+    changes: list[str] = field(default_factory=list)
+    """How a model in memory differs from what its class makes."""
 
     def from_pretrained(self, path: Any, **kwargs: Any) -> Any:
         """The model of a directory or file; refused if weights are missing or reshaped."""
@@ -83,12 +82,12 @@ class Loader:
         check_needs_no_package(model, path, self.name)
         # Weights of a GGUF file are no longer quantized, though the model says so.
         stays = getattr(model, "is_quantized", False) and "gguf_file" not in kwargs
-        if self._device is not None and not stays:
+        if self.device is not None and not stays:
             # Moved before it is wrapped, so that both use the same kernels. Those of mps are only
             # trusted if they agree with the CPU's.
-            if self._device.type == "mps":
+            if self.device.type == "mps":
                 self.reference = record_reference(model, self.name)
-            model.to(self._device)
+            model.to(self.device)
         self.reference = self.reference or record_reference(model, self.name)
         return model
 
@@ -99,8 +98,8 @@ class Loader:
     def _class_for(self, config: Any) -> Any:
         from transformer_lens.model_bridge.sources import transformers as source
 
-        if self._model_class is not None:
-            return self._model_class
+        if self.model_class is not None:
+            return self.model_class
         architecture = source.determine_architecture_from_hf_config(config)
         return source.get_hf_model_class_for_architecture(architecture)
 

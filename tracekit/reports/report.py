@@ -20,7 +20,8 @@ from tracekit.errors import ComparisonError, NoResultError
 from tracekit.measure import Attention, Explanation, Look, Paths, SideEffects
 from tracekit.metrics import METRICS
 from tracekit.reports.page import Section, write_page
-from tracekit.reports.saved import read_saved
+from tracekit.reports.saved import OfRun, read_saved
+from tracekit.results import tables
 from tracekit.results.comparison import Comparable, Comparison, compare
 from tracekit.results.display import facts_table
 from tracekit.results.generations import Generations
@@ -29,24 +30,16 @@ from tracekit.results.on_examples import largest_share
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.results.saved import all_results, is_several
-from tracekit.results.tables import (
-    check_comparable,
-    effect_columns,
-    facts_of_model,
-    legend,
-    result_examples_text,
-)
 from tracekit.search import METHODS, LocalSearch
 from tracekit.search.base import config_of
 from tracekit.search.objectives import ObjectiveName
 from tracekit.search.targets import ConstraintEffect
 
-Anatomy = Explanation | Paths | Attention | SideEffects | Generations | Look
+Anatomy = OfRun | Look
 Reported = Comparable | InteractionGrid | Anatomy | PromptPairs
 """Results, curves, fronts, comparisons, grids, explanations, paths, attention, side effects,
 generations; folders of these; and pairs, whose prompts stand beside the effects on them."""
-_ANATOMY = (Explanation, Paths, Attention, SideEffects, Generations, Look)
-_SINGLE = (TraceResult, InteractionGrid, ParetoFront, PromptPairs, *_ANATOMY)
+_SINGLE = TraceResult | InteractionGrid | ParetoFront | PromptPairs | Anatomy
 
 _MOST_PANELS = 4
 """Results whose sets are drawn side by side."""
@@ -122,7 +115,7 @@ class _Group(NamedTuple):
 def _grouped(given: Sequence[Reported]) -> list[_Group]:
     groups: list[_Group] = []
     for each in given:
-        if isinstance(each, (InteractionGrid, PromptPairs, *_ANATOMY)):
+        if isinstance(each, InteractionGrid | PromptPairs | Anatomy):
             continue
         results = all_results(each)
         if not results:
@@ -139,7 +132,7 @@ def _grouped(given: Sequence[Reported]) -> list[_Group]:
 
 def _is_comparable(first: TraceResult, second: TraceResult) -> bool:
     try:
-        check_comparable([first, second])
+        tables.check_comparable([first, second])
     except ComparisonError:
         return False
     return True
@@ -175,9 +168,9 @@ def _sections(
         Section(
             heading="Sets",
             table=_sets(comparison),
-            note=f"{legend(results)} Passes: forward and backward, over all data; the budgets of "
-            "one run share them. Largest share: of the summed absolute effects on the searched "
-            "examples, by one example.",
+            note=f"{tables.legend(results)} Passes: forward and backward, over all data; the "
+            "budgets of one run share them. Largest share: of the summed absolute effects on the "
+            "searched examples, by one example.",
         ),
         Section(
             heading="Effects on the searched examples",
@@ -191,8 +184,8 @@ def _sections(
 def _setting(result: TraceResult) -> Table:
     setup = result.setup
     rows = [
-        ("model", facts_of_model(result)),
-        ("data", result_examples_text(result)),
+        ("model", tables.facts_of_model(result)),
+        ("data", tables.result_examples_text(result)),
         ("fingerprint of the data", result.dataset_fingerprint),
         ("components", result.registry.describe()),
         ("metric", f"{setup.metric}: {result.axis_label}"),
@@ -224,7 +217,7 @@ def _sets(comparison: Comparison) -> Table:
     shares = [largest_share(result.per_example)[1] for result in comparison.results]
     table = comparison.table(most_labels=comparison[0].n_components)
     table = Table([*table.columns, Column("largest_share", _LARGEST, shares, ".0%")])
-    effects = (*effect_columns(comparison.results), _LARGEST)
+    effects = (*tables.effect_columns(comparison.results), _LARGEST)
     return table.only("result", "budget", *effects, "passes", "seconds", "components")
 
 

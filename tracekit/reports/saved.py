@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from tracekit._util.options import as_path
 from tracekit.errors import ResultFormatError
@@ -17,6 +17,9 @@ from tracekit.results.interactions import InteractionGrid
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 
+OfRun = Explanation | Paths | Attention | SideEffects | Generations
+"""What is measured of the set of a run, and saved beside it."""
+
 
 def read_saved(path: str | Path) -> list[Any]:
     """Results, and what was measured of sets, saved at a path or below it.
@@ -28,9 +31,8 @@ def read_saved(path: str | Path) -> list[Any]:
     path = as_path("path", path)
     if path.suffix == ".json":
         return [InteractionGrid.load(path)]
-    kinds: tuple[Any, ...] = (Explanation, Paths, Attention, SideEffects, Generations)
     explanations: list[Any] = []
-    for kind in kinds:
+    for kind in get_args(OfRun):
         for folder in [file.parent for file in sorted(path.rglob(kind.FILE))]:
             explanations.append(kind.load(folder))
             # It must be of the run beside it, if there is one.
@@ -49,11 +51,7 @@ def read_saved(path: str | Path) -> list[Any]:
     return [*runs, *fronts, *explanations]
 
 
-def check_of_run(
-    saved: Explanation | Paths | Attention | SideEffects | Generations,
-    result: TraceResult,
-    folder: Path,
-) -> None:
+def check_of_run(saved: OfRun, result: TraceResult, folder: Path) -> None:
     """Refuses what was measured on another run than the one that it is saved beside.
 
     Raises:

@@ -7,13 +7,13 @@ from tracekit.results.curve_figures import effect_curve as effect_curve
 from tracekit.results.faithfulness import Faithfulness as Faithfulness
 from tracekit.results.generations import Generations as Generations
 from tracekit.results.interactions import InteractionGrid as InteractionGrid
+from tracekit.results.interactions import StrongestPairs as StrongestPairs
 from tracekit.results.intervals import effect_interval as effect_interval
 from tracekit.results.pareto_front import ParetoFront as ParetoFront
+from tracekit.results.pareto_front import SizeStatistics as SizeStatistics
 from tracekit.results.pareto_front import TradeOff as TradeOff
-from tracekit.results.pareto_statistics import SizeStatistics as SizeStatistics
 from tracekit.results.published_circuits import Against as Against
 from tracekit.results.result import TraceResult as TraceResult
 from tracekit.results.single_effects import SingleEffects as SingleEffects
 from tracekit.results.stability import Stability as Stability
-from tracekit.results.strongest_pairs import StrongestPairs as StrongestPairs
 from tracekit.results.tables import curve_data as curve_data

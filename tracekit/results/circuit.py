@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from math import inf, isfinite
-from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
+from tracekit._util.deferred import networkx
 from tracekit._util.options import check_int
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.edges import EMBEDDING, LOGITS, EdgeGraph
@@ -15,9 +15,6 @@ from tracekit.components.masks import Mask
 from tracekit.errors import ComponentError
 from tracekit.figures.paths import Arrow, path_network
 from tracekit.figures.style import plain
-
-if TYPE_CHECKING:
-    import networkx
 
 
 def nodes_of(registry: ComponentRegistry, members: ComponentSet) -> tuple[str, ...]:
@@ -36,8 +33,6 @@ def graph_of(
     registry: ComponentRegistry, members: ComponentSet, scores: Mask
 ) -> networkx.MultiDiGraph:
     """Returns some edges of a registry as a graph; see `TraceResult.graph`."""
-    import networkx
-
     graph, drawn = _graph(registry), networkx.MultiDiGraph()
     drawn.add_nodes_from([EMBEDDING, LOGITS])
     for flat in members:

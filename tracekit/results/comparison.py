@@ -24,24 +24,14 @@ from tracekit.errors import ComparisonError, NoResultError
 from tracekit.figures.cells import draw_panels
 from tracekit.figures.style import WIDE, data_and_model, plain
 from tracekit.metrics import bounds_of
+from tracekit.results import tables
 from tracekit.results.curve_figures import effect_curve
 from tracekit.results.display import html_card, line, table_html
 from tracekit.results.intervals import row_intervals
 from tracekit.results.panels import CellColor, scale_of
-from tracekit.results.pareto_statistics import jaccard
 from tracekit.results.result import Results, TraceResult
 from tracekit.results.saved import HasCurve, all_results
 from tracekit.results.significance import p_values, without_rounding
-from tracekit.results.tables import (
-    check_comparable,
-    competing,
-    data_and_models,
-    effect_columns,
-    interventions,
-    legend,
-    result_examples_text,
-    result_table,
-)
 
 
 @check_arguments
@@ -59,7 +49,7 @@ class Comparison(Results):
     def heatmap(self, *, color: CellColor = "selected") -> go.Figure:
         """Components of each result, layer by layer; `color` as in `TraceResult.heatmap`."""
         if color == "score" and not self._is_one_question:
-            check_comparable(self.results)
+            tables.check_comparable(self.results)
         panels = [
             panel
             for result, label in zip(self.results, self.labels, strict=True)
@@ -77,10 +67,10 @@ class Comparison(Results):
             scale=scale_of(color, n_components, largest, "score" if others else score),
             width=WIDE,
             outlines=color != "selected",
-            title=data_and_model(*data_and_models(self.results)),
+            title=data_and_model(*tables.data_and_models(self.results)),
             subtitle=f"{selected} of {n_components} selected, "
-            f"{plain(interventions(self.results))}; {plain(' / '.join(metrics))} on {n} searched "
-            "examples",
+            f"{plain(tables.interventions(self.results))}; {plain(' / '.join(metrics))} on {n} "
+            "searched examples",
         )
 
     def curve(self) -> go.Figure:
@@ -89,8 +79,8 @@ class Comparison(Results):
 
     def similarities(self) -> go.Figure:
         """The table of `jaccard` as a figure."""
-        title = data_and_model(*data_and_models(self.results))
-        subtitle = f"Jaccard similarity; {plain(interventions(self.results))}"
+        title = data_and_model(*tables.data_and_models(self.results))
+        subtitle = f"Jaccard similarity; {plain(tables.interventions(self.results))}"
         return figures.similarities(self.jaccard, title=title, subtitle=subtitle)
 
     def cross_effects(self, tracers: Sequence[Any]) -> Any:
@@ -136,7 +126,7 @@ class Comparison(Results):
     def table(self, *, most_labels: int = 6) -> Table:
         """A row per result, which begins with its label; see `result_table`."""
         label = Column("result", "result", self.labels)
-        return Table([label, *result_table(self.results, most_labels=most_labels).columns])
+        return Table([label, *tables.result_table(self.results, most_labels=most_labels).columns])
 
     def to_latex(self, *, caption: str | None = None, label: str = "tab:tracekit") -> str:
         r"""A LaTeX table (booktabs): of each size the best is bold, the second underlined.
@@ -148,9 +138,9 @@ class Comparison(Results):
         Raises:
             ComparisonError: The results are of different examples.
         """
-        check_comparable(self.results, any_dtype=self.any_dtype)
-        best, among = ("held_out" if self._has_held_out else "effect"), competing(self.results)
-        table = self._shown("passes").aligned()
+        tables.check_comparable(self.results, any_dtype=self.any_dtype)
+        best = "held_out" if self._has_held_out else "effect"
+        table, among = self._shown("passes").aligned(), tables.competing(self.results)
         table = table.ranked(best, ["n_selected"], second=True, among=among)
         return table.latex(self._caption() if caption is None else caption, label)
 
@@ -172,7 +162,7 @@ class Comparison(Results):
             NoResultError: There is one result, or one without held-out effects.
             ComparisonError: The results are of different examples.
         """
-        check_comparable(self.results, any_dtype=self.any_dtype)
+        tables.check_comparable(self.results, any_dtype=self.any_dtype)
         if not self._has_held_out or len(self) < 2:
             raise NoResultError(
                 "Differences are between held-out effects of two results or more. Trace each with "
@@ -206,14 +196,14 @@ class Comparison(Results):
 
     def _shown(self, last: str) -> Table:
         # One column would mix effects that mean different things.
-        effects = (*effect_columns(self.results), last)
+        effects = (*tables.effect_columns(self.results), last)
         shown = effects if self._is_one_question else ("n_selected", "components")
         return self.table().only("result", *shown)
 
     @property
     def _legend(self) -> str:
-        how = f"The sets were found by {interventions(self.results)}."
-        return f"{self._summary}. {legend(self.results) if self._is_one_question else how}"
+        how = f"The sets were found by {tables.interventions(self.results)}."
+        return f"{self._summary}. {tables.legend(self.results) if self._is_one_question else how}"
 
     @property
     def _is_one_question(self) -> bool:
@@ -239,13 +229,13 @@ class Comparison(Results):
             )
         quantity = first.axis_label[:1].upper() + first.axis_label[1:]
         return latex_text(
-            f"{quantity} on {result_examples_text(first)}, {first.model}: "
-            f"{first.registry.describe()}. {legend(self.results)}{tested}"
+            f"{quantity} on {tables.result_examples_text(first)}, {first.model}: "
+            f"{first.registry.describe()}. {tables.legend(self.results)}{tested}"
         )
 
     def _repr_html_(self) -> str:
         metrics = dict.fromkeys(result.searched.metric for result in self.results)
-        data, models = data_and_models(self.results)
+        data, models = tables.data_and_models(self.results)
         title = f"{data} data, {models} model, {' / '.join(metrics)}"
         return html_card(title, table_html(self._shown("components")), line(self._legend))
 
@@ -253,7 +243,8 @@ class Comparison(Results):
         form = "{0.effect:.4g}" if self._is_one_question else "{0.n_selected} components"
         values = map(form.format, self.results)
         named = ", ".join(map(" ".join, zip(self.labels, values, strict=True)))
-        return clean_text(f"Comparison({self._summary}, {interventions(self.results)}: {named})")
+        how = tables.interventions(self.results)
+        return clean_text(f"Comparison({self._summary}, {how}: {named})")
 
     @property
     def _summary(self) -> str:
@@ -298,7 +289,7 @@ def compare(
     flat = all_results(results)
     if not flat:
         raise NoResultError("There is no result to compare. Give at least one.")
-    check_comparable(flat, of_sets=True, any_dtype=any_dtype)
+    tables.check_comparable(flat, of_sets=True, any_dtype=any_dtype)
     pairs = {
         (e.searched.fingerprint, e.held_out.fingerprint) for e in flat if e.held_out is not None
     }
@@ -312,6 +303,12 @@ def compare(
             f"There are {len(flat)} results and {len(labels)} labels. Give a label for each."
         )
     return Comparison(tuple(flat), tuple(labels or _labels(flat)), any_dtype)
+
+
+def jaccard(first: Sequence[int], second: Sequence[int]) -> float:
+    """Size of the intersection of two sets over that of their union; 1 if both are empty."""
+    union = {*first} | {*second}
+    return len({*first} & {*second}) / len(union) if union else 1.0
 
 
 def _question(setup: Setup) -> tuple[object, ...]:

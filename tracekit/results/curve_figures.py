@@ -9,16 +9,8 @@ import plotly.graph_objects as go
 
 from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text
+from tracekit.figures import style
 from tracekit.figures.size_axis import Line, size_lines
-from tracekit.figures.style import (
-    CONTROL,
-    OTHER_SETS,
-    SPARE_STYLES,
-    STYLES,
-    data_and_model,
-    plain,
-    styles,
-)
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import check_comparable, curve_data
 from tracekit.search import title_of
@@ -36,11 +28,11 @@ def effect_curve(
     check_comparable(results)
     frame = curve_data(results)
     # The method of the paper is drawn last: where lines coincide it lies on top.
-    ranked = enumerate(styles(frame["method"]).items())
+    ranked = enumerate(style.styles(frame["method"]).items())
     drawn = sorted(ranked, key=lambda each: each[1][0].startswith("pgb-ct"))
     names = {result.series: _name(result) for result in results}
     lines = []
-    for rank, (method, style) in drawn:
+    for rank, (method, look) in drawn:
         points = frame[frame["method"] == method]
         sizes, effects = list(points["n_selected"]), list(points["effect"])
         ends = {(r.n_selected, r.effect): r.spread for r in results if r.series == method}
@@ -49,10 +41,10 @@ def effect_curve(
             name=names[method],
             sizes=sizes,
             values=effects,
-            style=style,
+            style=look,
             low=[low for low, _ in ranges] if spreads else None,
             high=[high for _, high in ranges] if spreads else None,
-            hover=[f"{plain(results[0].axis_label)}: {effect:.4g}" for effect in effects],
+            hover=[f"{style.plain(results[0].axis_label)}: {effect:.4g}" for effect in effects],
             is_hollow=True,
             rank=rank,
         )
@@ -74,9 +66,9 @@ def _of_results(
         lines,
         n_components=first.n_components,
         largest=largest,
-        value_title=plain(first.axis_label),
-        title=data_and_model(first.dataset, first.model),
-        subtitle=plain(
+        value_title=style.plain(first.axis_label),
+        title=style.data_and_model(first.dataset, first.model),
+        subtitle=style.plain(
             f"{first.registry.describe()}; {first.setup.intervention}; on "
             f"{first.searched.n_text} searched examples{brackets}"
         ),
@@ -88,19 +80,19 @@ def _of_results(
 def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: int) -> go.Figure:
     """Effect of the best sets against their size; see `ParetoFront.curve`, of which `frame` is."""
     lines, first = [], results[0]
-    label = plain(first.axis_label)
+    label = style.plain(first.axis_label)
 
     def add(
-        name: str, rows: pd.DataFrame, column: str, style: Any, hover: list[str], **how: Any
+        name: str, rows: pd.DataFrame, column: str, look: Any, hover: list[str], **how: Any
     ) -> None:
         sizes, values = list(rows["size"]), list(rows[column])
-        lines.append(Line(name=name, sizes=sizes, values=values, style=style, hover=hover, **how))
+        lines.append(Line(name=name, sizes=sizes, values=values, style=look, hover=hover, **how))
 
-    for name, column, style in (
-        ("best set, searched", "effect", STYLES["local-search"]),
-        ("held out", "held_out", SPARE_STYLES[0]),
-        ("cross-fitted", "cross_fitted", STYLES["greedy"]),
-        ("random, same layers", "control", CONTROL),
+    for name, column, look in (
+        ("best set, searched", "effect", style.STYLES["local-search"]),
+        ("held out", "held_out", style.SPARE_STYLES[0]),
+        ("cross-fitted", "cross_fitted", style.STYLES["greedy"]),
+        ("random, same layers", "control", style.CONTROL),
     ):
         rows = frame.dropna(subset=[column])
         if rows.empty:
@@ -110,11 +102,11 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
         for row, least, most in zip(rows.to_dict("records"), low, high, strict=True):
             text = f"{label}: {row[column]:.4g} ({least:.4g} to {most:.4g})"
             if column == "effect":
-                text += f"<br>set of {plain(title_of(row['method']))}"
+                text += f"<br>set of {style.plain(title_of(row['method']))}"
             elif column == "cross_fitted":
                 text += f"<br>Jaccard similarity of the halves: {row['stability']:.2f}"
             hover.append(text)
-        add(name, rows, column, style, hover, low=low, high=high, is_band=column == "effect")
+        add(name, rows, column, look, hover, low=low, high=high, is_band=column == "effect")
     if "faithfulness" in frame and first.full_effect:
         columns = [frame[f"faithfulness{end}"] for end in ("", "_low", "_high")]
         hover = [
@@ -124,15 +116,15 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
         # Its intervals would lie on those of held-out effects.
         alone = frame.assign(alone=columns[0] * first.full_effect)
         name = "alone" if first.held_out is None else "alone, held out"
-        add(name, alone, "alone", STYLES["top-k"], hover)
+        add(name, alone, "alone", style.STYLES["top-k"], hover)
     others = frame.dropna(subset=["from_all"])
     if len(others):
         hover = [
             f"{label}: {effect:.4g}<br>Jaccard similarity to the best set: {same:.2f}"
             for effect, same in zip(others["from_all"], others["from_all_similarity"], strict=True)
         ]
-        style = (*OTHER_SETS, "solid")
-        add("from all downwards", others, "from_all", style, hover, mode="markers")
+        look = (*style.OTHER_SETS, "solid")
+        add("from all downwards", others, "from_all", look, hover, mode="markers")
     bars = "; bars: 95 % interval (random: range)" if len(lines) > 1 else ""
     fresh = "" if first.held_out is None else f" (held out: {first.held_out.n_text})"
     return _of_results(lines, first, largest, f"{fresh}; band: 95 % spread{bars}")

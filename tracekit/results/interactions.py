@@ -1,4 +1,4 @@
-"""Two-component interaction grids: how far two components are from additive.
+"""Interactions of pairs, in a grid or the strongest of many: how far two are from additive.
 
 The interaction of components i and j is l({i, j}) - l({i}) - l({j}), with l the mean effect: 0 if
 they add up, positive if together they do more than the sum of what each does alone. This is the
@@ -30,7 +30,7 @@ from tracekit.results.display import InWords
 from tracekit.results.significance import Mark, PValues, few_examples_note
 from tracekit.results.storage import SavedTable
 
-INTERACTION_ENDS = ("interaction_low", "interaction_high")
+_ENDS = ("interaction_low", "interaction_high")
 _MARKED = 5
 """Largest interactions, whose signs are written into the map."""
 _LEAST_MARKED = 0.02
@@ -91,20 +91,16 @@ class InteractionGrid(InWords, SavedTable):
         for row in self.to_frame().head(1).itertuples():
             text += f"; strongest {row.first}, {row.second}: {row.interaction:+.4g}"
         text += f"; l: {self.axis_label}, {self.direction}"
-        return clean_text(f"InteractionGrid({text}{self._notes})")
-
-    @property
-    def _notes(self) -> str:
-        """How many pairs are significant, on which examples, and whether these are too few."""
         share = few = ""
-        if self.significant is not None:
-            share = f"{sum(self.significant)} of {len(self.index_pairs)} pairs have q < .05"
-            n = self.n_independent
-            if any(self.significant):
-                few = self.tests.caution if self.tests is not None else ""
-            elif n:
-                few = few_examples_note(n, len(self.index_pairs))
-        return "".join(f"; {note}" for note in (share, self.setting, few) if note)
+        if self.tests is not None:
+            passed = self.tests.significant()
+            share = f"{sum(passed)} of {len(passed)} pairs have q < .05"
+            if any(passed):
+                few = self.tests.caution
+            elif self.n_independent:
+                few = few_examples_note(self.n_independent, len(passed))
+        notes = (f"; {note}" for note in (share, self.setting, few) if note)
+        return clean_text(f"InteractionGrid({text}{''.join(notes)})")
 
     @cached_property
     def table(self) -> Any:
@@ -119,7 +115,7 @@ class InteractionGrid(InWords, SavedTable):
         columns = self._columns()
         if self.opposite is not None:
             theirs = self.opposite._columns()
-            names = ("effect", "interaction", *INTERACTION_ENDS, "p", "q", "p_family")
+            names = ("effect", "interaction", *_ENDS, "p", "q", "p_family")
             columns |= {f"opposite_{name}": theirs[name] for name in names if name in theirs}
             columns["kind"] = list(self.pair_kinds or ())
         frame = pd.DataFrame(columns)
@@ -135,7 +131,7 @@ class InteractionGrid(InWords, SavedTable):
             "interaction": [interaction[i, j].item() for i, j in pairs],
         }
         if self.interaction_interval is not None:
-            columns |= zip(INTERACTION_ENDS, self.interaction_interval.T.tolist(), strict=True)
+            columns |= zip(_ENDS, self.interaction_interval.T.tolist(), strict=True)
         return columns if self.tests is None else columns | self.tests.columns()
 
     @property
@@ -328,3 +324,70 @@ def _layers(grid: InteractionGrid) -> tuple[list[str], list[tuple[str, str, int]
     groups = [(f"layer {layer}", str(layer), len(list(members))) for layer, members in by_layer]
     indices = [str(component.index) for component in grid.components]
     return indices, groups, kind_of(grid.components[0].kind).noun
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class StrongestPairs(InWords, SavedTable):
+    """Pairs of components that interact most, the strongest first."""
+
+    first: tuple[str, ...]
+    """Printed name of one component of each pair."""
+    second: tuple[str, ...]
+    """Of the other."""
+    effects: Float[Tensor, " pair"]
+    """l of both together, on `examples`."""
+    interactions: Float[Tensor, " pair"]
+    """l({i, j}) - l({i}) - l({j}), on `examples`."""
+    proposed: Float[Tensor, " pair"]
+    """The same on the examples that proposed the pairs, whose size ranks them."""
+    predicted: Float[Tensor, " pair"]
+    """Interaction that gradients predicted."""
+    intervals: Float[Tensor, "pair 2"] | None
+    """Low and high end of the 95 % studentised bootstrap interval of the interaction over
+    `examples`. None where these proposed the pairs too."""
+    tests: PValues | None
+    """P values on `examples` (see `InteractionGrid.tests`) of the first pairs: as many as one of
+    which can have a q below 0.05 on so many examples."""
+    n_components: int
+    """Components whose pairs were in question."""
+    n_measured: int
+    """Pairs that were measured on all examples."""
+    given: tuple[str, ...] = ()
+    """Printed names of what is patched besides, in every set; l is what a set adds to it."""
+    axis_label: str = "effect"
+    title: str = ""
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A pandas DataFrame with a row per pair, the strongest first.
+
+        Columns: `first`, `second`, `effect` (of both), `interaction`, `proposed` (on the examples
+        that proposed the pairs), `predicted`; where there is one, the 95 % interval
+        `interaction_low` and `interaction_high`; where pairs were tested, `p`, `q`, `p_family` and
+        `significant` (q below 0.05), NaN of pairs that were not.
+        """
+        columns = {
+            "first": self.first,
+            "second": self.second,
+            "effect": self.effects.tolist(),
+            "interaction": self.interactions.tolist(),
+            "proposed": self.proposed.tolist(),
+            "predicted": self.predicted.tolist(),
+        }
+        if self.intervals is not None:
+            columns |= zip(_ENDS, self.intervals.T.tolist(), strict=True)
+        frame = pd.DataFrame(columns)
+        if self.tests is None:
+            return frame
+        tests = pd.DataFrame(self.tests.columns()).reindex(frame.index)
+        return frame.join(tests.assign(significant=tests["significant"].eq(True)))
+
+    def __repr__(self) -> str:
+        n_pairs = self.n_components * (self.n_components - 1) // 2
+        text = f"{self.title + ': ' if self.title else ''}{len(self.first)} of {n_pairs} pairs"
+        text += f"; strongest {self.first[0]}, {self.second[0]}: {self.interactions[0]:+.4g}"
+        if self.tests is not None:
+            passed, n = self.tests.significant(), len(self.tests.q)
+            text += f"; {n} tested, {sum(passed)} with q < .05"
+            text += f"; {self.tests.caution}" if any(passed) and self.tests.caution else ""
+        return clean_text(f"StrongestPairs({text}; l: {self.axis_label}; {self.setting})")

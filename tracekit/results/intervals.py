@@ -146,7 +146,7 @@ class Resamples:
 
 
 def resamples(
-    n: int, seed: int, at_once: int = N_RESAMPLES, n_draws: int = N_RESAMPLES
+    n: int, seed: int = 0, at_once: int = N_RESAMPLES, n_draws: int = N_RESAMPLES
 ) -> Iterator[Int[Tensor, "draw example"]]:
     """Examples of every resample, in portions that bound memory."""
     generator = torch.Generator().manual_seed(seed)
@@ -161,7 +161,6 @@ def ratio_interval(
     *,
     clusters: Int[Tensor, " example"] | None = None,
     bounds: Bounds = UNBOUNDED,
-    seed: int = 0,
 ) -> tuple[float, float]:
     """95 % interval of a ratio of two means over the same examples, by a studentised bootstrap.
 
@@ -178,15 +177,15 @@ def ratio_interval(
     if error == 0:
         return centre.item(), centre.item()
     if bases.min() < 0:
-        of_whole = effect_interval(bases, seed=seed)
+        of_whole = effect_interval(bases)
         if of_whole[0] <= 0 <= of_whole[1]:
             return -inf, inf
-        residuals = Resamples((values - centre * bases)[None], None, None, seed)
+        residuals = Resamples((values - centre * bases)[None], None, None)
         upper, lower = residuals.quantiles(0.025)[0].tolist()
         low, high = _fieller(values, bases, upper, -1), _fieller(values, bases, lower, 1)
     else:
         deviations = []
-        for picks in resamples(n, seed):
+        for picks in resamples(n):
             ratios, errors = ratio_and_error(values[picks], bases[picks])
             deviations.append((ratios - centre) / errors.clamp(min=LEAST_ERROR * error.item()))
         ends = torch.tensor([0.025, 0.975], dtype=torch.float64)

@@ -52,16 +52,14 @@ def write_mib(
             "The result does not hold the sizes of its model, which a MIB file needs; an earlier "
             "tracekit saved it. Run it again."
         )
-    nodes: dict[str, dict[str, Any]] = {"input": {"in_graph": True}}
+    names = ["input"]
     for layer in range(int(sizes["n_layers"])):
-        for head in range(int(sizes["n_heads"])):
-            nodes[f"a{layer}.h{head}"] = {"in_graph": True}
-        nodes[f"m{layer}"] = {"in_graph": True}
-    nodes["logits"] = {"in_graph": True}
+        names += [f"a{layer}.h{head}" for head in range(int(sizes["n_heads"]))]
+        names.append(f"m{layer}")
+    nodes: dict[str, dict[str, Any]] = {name: {"in_graph": True} for name in [*names, "logits"]}
     entries: dict[str, dict[str, Any]] = {}
-    for component, score, is_selected in zip(
-        registry, scores.tolist(), selected.tolist(), strict=True
-    ):
+    rows = zip(registry, scores.tolist(), selected.tolist(), strict=True)
+    for component, score, is_selected in rows:
         names = _names(component, registry)
         entries |= {each: {"in_graph": is_selected, "score": score / len(names)} for each in names}
     are_edges = registry.edges is not None

@@ -79,10 +79,8 @@ class OfMembers(PatchedSet, OverExamples):
     @property
     def notes_on_p(self) -> list[str]:
         """Why there are no p values, or none below .05: a sentence, or none."""
-        if self.is_tested:
-            note = few_examples_note(self.n_independent)
-            return [note] if note else []
-        return [NO_P]
+        note = few_examples_note(self.n_independent) if self.is_tested else NO_P
+        return [note] if note else []
 
     setting = InWords.setting
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from tracekit.components import ComponentRegistry, kind_of
-from tracekit.components.masks import BinaryMask, Mask, ranking
+from tracekit.components.masks import BinaryMask, ranking
 from tracekit.components.registry import MOST_COLUMNS
 from tracekit.errors import ConfigError
 from tracekit.figures.cells import BLUES, ColorScale, SelectionPanel
@@ -26,38 +24,37 @@ def has_cells(registry: ComponentRegistry) -> bool:
     return any(len(grid.indices) <= MOST_COLUMNS for grid in registry.grids)
 
 
-def color_values(
-    color: str, selected: BinaryMask, soft: Mask, scores: Float[Tensor, " component"] | None
-) -> list[float]:
-    """A number for the colour of each component; without scores the soft mask ranks.
+def result_panels(result: Any, color: str, title: str, framed: BinaryMask) -> list[SelectionPanel]:
+    """The panels of a result; see `TraceResult.panels`. Without scores the soft mask ranks.
 
     Raises:
-        ConfigError: An unknown `color`.
+        ConfigError: An unknown `color`, or scores of a result that has none.
     """
+    selected, soft, scores = result.binary_mask, result.soft_mask, result.component_scores
+    if color == "score" and scores is None:
+        raise ConfigError(
+            f"This result of {result.method} has no scores of components. Use color='selected', "
+            "or a result of top-k."
+        )
     if color not in get_args(CellColor):
         raise ConfigError(f"Unknown color {color!r}. Use one of {', '.join(get_args(CellColor))}.")
-    scores = soft if scores is None else scores
-    ranks = torch.empty(len(scores))
-    ranks[ranking(scores)] = torch.arange(1.0, len(scores) + 1)
-    return {
+    ranked = soft if scores is None else scores
+    ranks = torch.empty(len(ranked))
+    ranks[ranking(ranked)] = torch.arange(1.0, len(ranked) + 1)
+    by_color = {
         "selected": selected.float(),
         "soft": soft,
-        "score": scores,
+        "score": ranked,
         "rank": ranks,
-        "none": torch.zeros(len(scores)),
-    }[color].tolist()
-
-
-def texts_of(
-    selected: BinaryMask, soft: Mask, scores: Float[Tensor, " component"] | None
-) -> list[str]:
-    """What stands at the pointer of each component."""
+        "none": torch.zeros(len(ranked)),
+    }
     texts = []
     for flat, is_selected in enumerate(selected.tolist()):
         text = "selected" if is_selected else "not selected"
         text += f"<br>soft mask {soft[flat]:.3f}" if soft[flat] != selected[flat] else ""
         texts.append(text + ("" if scores is None else f"<br>score {scores[flat]:.4g}"))
-    return texts
+    values = by_color[color].tolist()
+    return panels_of(result.registry, framed, values=values, texts=texts, title=title)
 
 
 def panels_of(

@@ -25,7 +25,6 @@ from tracekit.results.curve import load_run_folders, save_run_folders
 from tracekit.results.curve_figures import pareto_curve
 from tracekit.results.display import html_card, line, table_html
 from tracekit.results.panels import panels_of
-from tracekit.results.pareto_statistics import STATISTICS, SizeStatistics
 from tracekit.results.result import Results, TraceResult
 from tracekit.results.storage import NOT_SAVED, load_dataclass, save_dataclass
 from tracekit.results.tables import effect_columns, legend, result_table
@@ -35,6 +34,50 @@ from tracekit.search.targets import EffectAndComplement
 _FRONT = "pareto.json"
 _TICKS_OF_SIZES = 3
 """Steps between the sizes that a bar of sizes names, at most."""
+_STATISTICS = (
+    "Cross-fitted: sets that one half of the searched examples selects, measured on the other. "
+    "Random: as many components of every kind in every layer, on the searched examples. Stability: "
+    "Jaccard similarity of the sets that the halves select."
+)
+"""What the words for statistics mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeStatistics:
+    """Statistics of the sets of one size."""
+
+    size: int
+    """Largest number of components."""
+    cross_fitted: float | None = None
+    """Mean effect of the sets that each half of the searched examples selects, on the other half;
+    None with fewer than 4 examples."""
+    cross_fitted_low: float | None = None
+    cross_fitted_high: float | None = None
+    """Its 95 % confidence interval, by a studentised bootstrap over examples; None with fewer than
+    three independent ones."""
+    cross_fitted_error: float | None = None
+    """Its standard error over examples."""
+    cross_fitted_by: Mapping[str, float] | None = None
+    """Mean cross-fitted effect of each search that the front chose from, by name."""
+    control: float | None = None
+    """Mean effect of random sets with as many components of every kind in every layer; None if
+    there is only one such set."""
+    control_low: float | None = None
+    control_high: float | None = None
+    """Least and greatest of them."""
+    controls: int = 0
+    """Other sets of this form, of which up to five were drawn."""
+    control_overlap: float | None = None
+    """Share of the components of the front's set that such a set has too, on average."""
+    stability: float | None = None
+    """Jaccard similarity, in [0, 1], of the sets that the two halves selected."""
+    from_all: float | None = None
+    """Mean effect of the set found from all components downwards."""
+    from_all_similarity: float | None = None
+    """Jaccard similarity, in [0, 1], of this set and the front's."""
+    from_all_gain: float | None = None
+    """How much better this set is than the front's by what was maximised, as a share of the
+    latter; below 0 where it is worse."""
 
 
 @check_arguments
@@ -262,7 +305,7 @@ class ParetoFront(Results):
     @property
     def legend(self) -> str:
         """What the words of its columns mean."""
-        return f"{legend(self.results)} {STATISTICS}" if self.statistics else legend(self.results)
+        return f"{legend(self.results)} {_STATISTICS}" if self.statistics else legend(self.results)
 
     def __repr__(self) -> str:
         last, stopped = self.results[-1], f", stopped by {self.stopped}" if self.stopped else ""
@@ -284,9 +327,8 @@ class ParetoFront(Results):
     def save(self, folder: str | Path) -> Path:
         """Writes one run folder per size, and what belongs to the front; returns the folder."""
         folder = Path(folder)
-        save_dataclass(
-            replace(self, curve_sha256=save_run_folders(self.results, folder)), folder / _FRONT
-        )
+        digest = save_run_folders(self.results, folder)
+        save_dataclass(replace(self, curve_sha256=digest), folder / _FRONT)
         return folder
 
     @classmethod

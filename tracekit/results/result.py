@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import plotly.graph_objects as go
 import torch
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.arguments import check_arguments
-from tracekit._util.deferred import pd
+from tracekit._util.deferred import networkx, pd
 from tracekit._util.markup import clean_text
 from tracekit._util.options import as_path, check_keywords, short_repr
 from tracekit.components import Component, ComponentRegistry
@@ -32,21 +32,11 @@ from tracekit.results.display import effects_text, model_text, result_html
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.mib import check_registry, write_mib
 from tracekit.results.on_examples import OnExamples, examples_text
-from tracekit.results.panels import (
-    CellColor,
-    color_values,
-    has_cells,
-    panels_of,
-    scale_of,
-    texts_of,
-)
+from tracekit.results.panels import CellColor, has_cells, result_panels, scale_of
 from tracekit.results.published_circuits import Against, against, outlined
 from tracekit.results.storage import InFolder
 from tracekit.search.base import Record, Stop, target_not_reached
 from tracekit.search.targets import ConstraintEffect
-
-if TYPE_CHECKING:
-    import networkx
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,11 +387,9 @@ class TraceResult(InFolder):
             ConfigError: The method ranked nothing.
         """
         check_registry(self.registry)
-        scores = self.ranked_by
-        write_mib(
-            as_path("path", path), self.registry, scores, self.binary_mask, self.model_facts.sizes
-        )
-        return Path(path)
+        path, scores = as_path("path", path), self.ranked_by
+        write_mib(path, self.registry, scores, self.binary_mask, self.model_facts.sizes)
+        return path
 
     def against(self, circuit: str | Sequence[str], *, name: str | None = None) -> Against:
         """The selection beside a known circuit: precision, recall, hits, misses and extras.
@@ -502,15 +490,7 @@ class TraceResult(InFolder):
 
         Components that are `framed` have a frame; by default those selected.
         """
-        if color == "score" and self.component_scores is None:
-            raise ConfigError(
-                f"This result of {self.method} has no scores of components. Use color='selected', "
-                "or a result of top-k."
-            )
-        masks = self.binary_mask, self.soft_mask, self.component_scores
-        values, texts = color_values(color, *masks), texts_of(*masks)
-        framed = masks[0] if framed is None else framed
-        return panels_of(self.registry, framed, values=values, texts=texts, title=title)
+        return result_panels(self, color, title, self.binary_mask if framed is None else framed)
 
     @property
     def largest_score(self) -> float:

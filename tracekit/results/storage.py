@@ -240,9 +240,8 @@ def without_none(annotation: Any) -> Any:
 
 def item_of(annotation: Any) -> Any:
     """Class of the parts of a tuple of dataclasses; None for other annotations."""
-    bare = without_none(annotation)
-    arguments = get_args(bare)
-    is_tuple = get_origin(bare) is tuple and len(arguments) == 2
+    arguments = get_args(annotation)
+    is_tuple = get_origin(annotation) is tuple and len(arguments) == 2
     return arguments[0] if is_tuple and is_dataclass(arguments[0]) else None
 
 

@@ -3,6 +3,6 @@
 `sweep` runs a grid; `run_jobs` runs any list of jobs. Both keep their runs in the same store.
 """
 
-from tracekit._util.stubs import lazy_exports
+from tracekit._util.deferred import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -5,6 +5,6 @@ the best set of every size, `baselines/` the rest. Each search is an immutable v
 options as fields and one method, `search(target, goal, seed)`.
 """
 
-from tracekit._util.stubs import lazy_exports
+from tracekit._util.deferred import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)
