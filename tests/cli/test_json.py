@@ -211,7 +211,7 @@ class TestNumbers:
         for row in rows:
             effects = own.evaluate(row["mask"].split(","), per_example=True)
             ends = tk.results.effect_interval(
-                effects, bounds=own.engine.metric.bounds, **own.pairs.over
+                effects, bounds=own.engine.metric.bounds, **own.pairs.statistics_options
             )
             expected = {"effect": effects.mean().item(), **_ends("effect", ends)}
             assert {name: row[name] for name in expected} == expected

@@ -58,7 +58,7 @@ def test_edges_on_paths_are_those_that_networkx_finds(shape, kind, data):
     count, size = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
     paths = EdgePaths(registry)
     members = order[:count]
-    assert paths.on_paths(members) == edges_on_paths(registry, members)
+    assert paths.edges_on_paths(members) == edges_on_paths(registry, members)
     first = paths.first(order, size)
     assert len(first) == len(set(first)) <= size
     assert edges_on_paths(registry, first) == first
@@ -88,7 +88,7 @@ def test_edges_on_no_path_change_nothing_with_all_others_patched(kind, architect
     n, generator = engine.n_components, torch.Generator().manual_seed(0)
     orders = [torch.randperm(n, generator=generator).tolist() for _ in range(8)]
     sets = [tuple(sorted(order[: n // 3])) for order in orders]
-    live = [engine.edge_paths.on_paths(each) for each in sets]
+    live = [engine.edge_paths.edges_on_paths(each) for each in sets]
     assert any(0 < len(a) < len(b) for a, b in zip(live, sets, strict=True))
     others, others_live = ([complement_of(each, n) for each in every] for every in (sets, live))
     alone, alone_live = engine.set_effects(others), engine.set_effects(others_live)

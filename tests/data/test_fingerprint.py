@@ -226,10 +226,10 @@ SAME_PROMPTS = {
 def test_searched_examples_are_known_under_every_source(gpt2, source):
     """Also with other groups, weights and foils: the prompts are the evidence."""
     result = tk.Tracer(gpt2, PAIRS, "head-outputs", source=source).run("top-k", budget=1)
-    assert result.searched.n_among(PAIRS) == 6
-    assert result.searched.n_among(tiny.pairs(5)) == 0
+    assert result.searched.count_shared_pairs(PAIRS) == 6
+    assert result.searched.count_shared_pairs(tiny.pairs(5)) == 0
     for name, make in SAME_PROMPTS.items():
-        assert result.searched.n_among(make()) == len(make()), name
+        assert result.searched.count_shared_pairs(make()) == len(make()), name
     for measured_by in ("counterfactual", "zero"):
         given = SAME_PROMPTS["groups"]()
         tracer = tk.Tracer(gpt2, given, "head-outputs", source=measured_by)

@@ -772,7 +772,7 @@ def test_windows_are_not_taken_for_single_layers(model):
     wide = tk.Tracer(model, tiny.pairs(), "mlp-blocks", layer_window=3)
     narrow = tk.Tracer(model, tiny.pairs(), "mlp-blocks")
     result = wide.run("top-k", budget=1)
-    with pytest.raises(ComponentError, match="acts in layers .* there, and in layers"):
+    with pytest.raises(ComponentError, match="acts in layers .* that it is from, and in layers"):
         narrow.evaluate(result)
     with pytest.raises(ComponentError, match="Use equal layer_window"):
         narrow.faithfulness(result, ranking="signed")

@@ -26,7 +26,7 @@ from tracekit.errors import (
 )
 from tracekit.explore import Exploration, Measurement, Prediction
 from tracekit.explore.exploration import Circuit, Progress, Unpredicted, members_of_key, set_key
-from tracekit.explore.explorer import circuit_of
+from tracekit.explore.explorer import circuit_entry
 from tracekit.measure.evaluation import measure_faithfulness
 
 
@@ -340,7 +340,7 @@ def test_sets_that_overshoot_or_are_not_complete_are_said_to_be():
             metric="logit-difference",
             direction="noising",
         )
-        return circuit_of(Circuit((4,), scores))
+        return circuit_entry(Circuit((4,), scores))
 
     assert said(1.2, 0.0)["warning"] == "overshoots: it leaves out components that push back"
     assert said(1.05, 0.0)["warning"] == ""

@@ -6,7 +6,7 @@ from tracekit.figures.paths import Arrow, path_network
 
 
 def test_arrows_stay_within_the_plot():
-    """Two long ones between nodes on the left, which would be bent beyond its edge."""
+    """Two long ones between nodes on the left, which would be bend_line beyond its edge."""
     layers = [float(layer) for layer in range(25)]
     ends = {"value": 1.0, "letter": "", "hover": "", "is_sure": True}
     arrows = [Arrow(start=0, end=24, **ends), Arrow(start=6, end=24, **ends)]

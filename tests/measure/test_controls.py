@@ -164,5 +164,5 @@ def test_bad_input(tracer, members):
     ):
         tracer.controls([label for label in labels if "L0" in label])
     for chosen in ([], "all"):
-        with pytest.raises(ComponentError, match="have no random sets beside them"):
+        with pytest.raises(ComponentError, match="cannot be compared with random sets"):
             tracer.controls(chosen)

@@ -28,7 +28,7 @@ from tracekit.measure.question import KnownSets, Question
 from tracekit.measure.replacements import redundant_members
 from tracekit.measure.set_game import SetGame
 from tracekit.measure.shapley import (
-    _corrected,
+    _values_with_control_variate,
     _with_reverses,
     exact_values,
     pair_interactions,
@@ -212,7 +212,7 @@ def test_values_are_right_on_average_where_the_model_is_wrong():
             ]
         )
         many = _with_reverses(8, 200, torch.Generator().manual_seed(99))
-        drawn.append(_corrected(curves, orders, effects, many)[0].mean(1))
+        drawn.append(_values_with_control_variate(curves, orders, effects, many)[0].mean(1))
     errors = torch.stack(drawn).mean(0) - exact
     assert (errors.abs() < 4 * torch.stack(drawn).std(0) / 12**0.5 + 2e-3).all()
 

@@ -12,7 +12,7 @@ from tests import tiny
 from tracekit.errors import ConfigError, MetricError
 from tracekit.figures import for_print
 from tracekit.results import effect_interval
-from tracekit.results.significance import p_values, without_rounding
+from tracekit.results.significance import p_values, zero_below_rounding
 from tracekit.search.objectives import log_odds_of
 
 
@@ -30,7 +30,7 @@ def test_every_number_is_measured(tracer, found):
     engine = tracer.engine
     effects = torch.stack([engine.set_effects([(i,)])[0] for i in range(len(tracer.registry))])
     effects = effects.double()
-    tests = p_values(without_rounding(effects, effects.abs().amax(0).expand_as(effects)))
+    tests = p_values(zero_below_rounding(effects, effects.abs().amax(0).expand_as(effects)))
     rows = found.table.set_index("component")
     assert rows["effect"].abs().tolist() == sorted(rows["effect"].abs(), reverse=True)
     for number, values in enumerate(effects):
@@ -57,7 +57,7 @@ def test_ratios_and_probabilities_are_tested_on_log_odds(model, metric, directio
     changes = tracer.engine.with_metric(of_log_odds).set_effects(sets).double()
     effects = tracer.engine.set_effects(sets).double()
     assert (changes.sign() == effects.sign())[effects.abs() > 1e-5].all()
-    expected = p_values(without_rounding(changes, changes.abs().amax(0).expand_as(changes)))
+    expected = p_values(zero_below_rounding(changes, changes.abs().amax(0).expand_as(changes)))
     torch.testing.assert_close(found.tests.row, expected.row, atol=0.01, rtol=0.05)
     rows = found.table.set_index("component")
     signs = (effects.sign() == effects.mean(1).sign()[:, None]).double().mean(1)

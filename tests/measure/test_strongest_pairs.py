@@ -14,7 +14,7 @@ from tracekit.errors import ComponentError, ConfigError, NotDifferentiableError,
 from tracekit.measure.strongest_pairs import _interacting
 from tracekit.results import effect_interval
 from tracekit.results.intervals import row_intervals
-from tracekit.results.significance import n_testable, p_values, without_rounding
+from tracekit.results.significance import most_testable_rows, p_values, zero_below_rounding
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +101,8 @@ def test_intervals_and_p_values_are_of_the_examples_that_proposed_nothing(tracer
     tested = interactions[rows][:, testing]
     torch.testing.assert_close(found.interactions, tested.mean(1).float(), atol=1e-5, rtol=1e-3)
     torch.testing.assert_close(found.intervals, row_intervals(tested).float(), atol=1e-5, rtol=1e-3)
-    most = n_testable(len(testing))
-    expected = p_values(without_rounding(tested[:most], scale[rows][:most][:, testing]))
+    most = most_testable_rows(len(testing))
+    expected = p_values(zero_below_rounding(tested[:most], scale[rows][:most][:, testing]))
     torch.testing.assert_close(found.tests.q, expected.q, atol=2e-3, rtol=0)
     assert found.to_frame()["q"].notna().sum() == min(most, 10)
     assert found.examples == f"the half of the examples that proposed nothing, n = {len(testing)}"
@@ -124,7 +124,7 @@ def test_held_out_examples_test_what_the_others_propose(tracer):
             [singles[i] + singles[j] for i, j in sets]
         )
         torch.testing.assert_close(values, expected.mean(1), atol=1e-5, rtol=1e-3)
-    assert len(found.tests.q) == min(8, n_testable(fresh.n_distinct))
+    assert len(found.tests.q) == min(8, most_testable_rows(fresh.n_distinct))
     n_found = sum(found.tests.significant())
     said = f"{len(found.tests.q)} tested, {n_found} with q < .05; l: effect (odds ratio \u2212 1); "
     assert f"{said}counterfactual patching, held-out examples" in repr(found)

@@ -270,7 +270,7 @@ def test_an_effect_that_says_little_as_a_whole_is_warned_of(demo_model, n_exchan
 
 
 def test_what_is_refused(tracer, unchecked):
-    with pytest.raises(MaskError, match="Only sets of components can be asked about"):
+    with pytest.raises(MaskError, match="A set of components is needed here"):
         tracer.faithfulness(torch.full((12,), 0.5))
     with pytest.raises(ConfigError, match="Unknown ranking 'best'. Use 'signed' or 'absolute'"):
         tracer.faithfulness(torch.ones(12), ranking="best")
@@ -372,7 +372,7 @@ def test_a_selection_ranks_nothing(tracer, tmp_path):
     ):
         with pytest.raises(ConfigError, match="has no scores of components, only a selection"):
             ask()
-    with pytest.raises(MaskError, match="A ranking is of scores"):
+    with pytest.raises(MaskError, match="A ranking needs a score for each component"):
         tracer.faithfulness(result.components, ranking="signed")
 
 

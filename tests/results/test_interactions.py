@@ -23,10 +23,10 @@ from tracekit.results.significance import (
     PValues,
     few_examples_note,
     least_p,
-    n_testable,
+    most_testable_rows,
     p_values,
     sign_flip_p_values,
-    without_rounding,
+    zero_below_rounding,
 )
 
 PAIRED = (1, 4, 6, 11)
@@ -80,7 +80,7 @@ def test_every_number_of_a_grid_is_measured(tracer, plain, given):
         sum((plain(*part, *given) - plain(*given)).abs() for part in ((i,), (j,), (i, j)))
         for i, j in pairs
     ]
-    tests = p_values(without_rounding(measured, torch.stack(scale)))
+    tests = p_values(zero_below_rounding(measured, torch.stack(scale)))
     for rank, ((i, j), values) in enumerate(zip(pairs, measured, strict=True)):
         row = frame.loc[(tracer.registry.label(i), tracer.registry.label(j))]
         assert row["interaction"] == pytest.approx(values.mean().item(), abs=1e-6)
@@ -339,10 +339,10 @@ def test_a_strong_row_leaves_the_others_their_p_values():
     """Singles of 1 and a pair of 5, beside a pair with an effect of a million."""
     weak = 3 + 0.1 * draws(1, 20)
     strong = torch.full((1, 20), 1e6) + draws(1, 20)
-    alone = p_values(without_rounding(weak, torch.full((1, 20), 7.0))).family
+    alone = p_values(zero_below_rounding(weak, torch.full((1, 20), 7.0))).family
     both, scale = torch.cat([weak, strong]), torch.tensor([[7.0], [1e6]]).expand(2, 20)
     assert alone.item() == pytest.approx(0.001, abs=2e-4)
-    assert p_values(without_rounding(both, scale)).family[0].item() == pytest.approx(
+    assert p_values(zero_below_rounding(both, scale)).family[0].item() == pytest.approx(
         0.001, abs=2e-4
     )
 
@@ -358,7 +358,7 @@ def test_the_least_p_value_of_few_examples_is_said():
     assert re.search(
         r"8 independent examples .*below 0\.0078.*5 of the 28 rows", few_examples_note(8, 28)
     )
-    assert [n_testable(n) for n in (4, 6, 8, 16, 99)] == [1, 1, 6, 500, 500]
+    assert [most_testable_rows(n) for n in (4, 6, 8, 16, 99)] == [1, 1, 6, 500, 500]
 
 
 def test_p_values_of_groups_are_those_of_as_many_examples():

@@ -48,9 +48,9 @@ def run(folder, script, way):
 @pytest.mark.parametrize(
     ("script", "way", "says"),
     [
-        (PLAIN, "file", "No worker process could begin"),
-        (PLAIN, "stdin", "No worker process could begin"),
-        (guarded(PLAIN), "stdin", "No worker process could begin"),
+        (PLAIN, "file", "No worker process could start"),
+        (PLAIN, "stdin", "No worker process could start"),
+        (guarded(PLAIN), "stdin", "No worker process could start"),
         (GIVEN, "file", "If none began"),
         (guarded(PLAIN), "file", None),
         (PLAIN, "-c", None),

@@ -278,7 +278,7 @@ class TestConnected:
         paths = tracer.engine.edge_paths
         for result, budget in zip(results, (3, 6), strict=True):
             members = tiny.members_of(result)
-            assert paths.on_paths(members) == members
+            assert paths.edges_on_paths(members) == members
             assert 0 < len(members) <= budget
             assert tracer.evaluate(result) == pytest.approx(result.effect, abs=1e-5)
 
@@ -306,7 +306,7 @@ class TestConnected:
         front = tracer.pareto(max_budget=6, max_passes=80, statistics=False)
         sets = [tiny.members_of(each) for each in front.results]
         assert sets
-        assert all(paths.on_paths(each) == each for each in sets)
+        assert all(paths.edges_on_paths(each) == each for each in sets)
 
     def test_random_controls_of_a_connected_set_are_connected(self, model):
         tracer = connected_tracer(model)
@@ -318,9 +318,9 @@ class TestConnected:
         ((_, both_ways),) = parts
         random_sets = both_ways[1 : len(both_ways) // 2]
         assert len(random_sets) == len(set(random_sets)) == 12
-        assert all(paths.on_paths(each) == each and len(each) == 6 for each in random_sets)
+        assert all(paths.edges_on_paths(each) == each and len(each) == 6 for each in random_sets)
         assert n > 6
-        idle = [index for index in range(n) if index not in paths.on_paths(range(n - 1))][:1]
+        idle = [index for index in range(n) if index not in paths.edges_on_paths(range(n - 1))][:1]
         unconnected = sorted({*tiny.members_of(result)[:1], *idle})
         assert tracer.controls([tracer.registry[i] for i in unconnected], draws=3).like == "layers"
 
@@ -329,7 +329,7 @@ class TestConnected:
         result = tracer.run("attribution", budget=8)
         minimal = tracer.minimality(result, tolerance=0.9)
         assert minimal.dropped
-        assert tracer.engine.edge_paths.on_paths(minimal.members) == minimal.members
+        assert tracer.engine.edge_paths.edges_on_paths(minimal.members) == minimal.members
         assert len(minimal.dropped) + len(minimal.members) == result.n_selected
 
 

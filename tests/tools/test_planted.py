@@ -13,7 +13,7 @@ from tools.planted import PlantedName, planted_model
 from tracekit.errors import ConfigError
 from tracekit.results.significance import (
     sign_flip_p_values,
-    without_rounding,
+    zero_below_rounding,
 )
 
 NAMES = PlantedName.__args__
@@ -245,10 +245,10 @@ def test_rounding_is_not_significant():
     effects = torch.ones(2, 16)
     tiny = torch.full((2, 16), 2e-7)
     assert (sign_flip_p_values(tiny)[1] < 0.001).all()
-    assert (sign_flip_p_values(without_rounding(tiny, effects))[1] == 1).all()
+    assert (sign_flip_p_values(zero_below_rounding(tiny, effects))[1] == 1).all()
     # They are kept where effects are as small themselves, unless another row's are large.
-    assert torch.equal(without_rounding(tiny, 1e-6 * effects), tiny)
+    assert torch.equal(zero_below_rounding(tiny, 1e-6 * effects), tiny)
     mixed = torch.stack([torch.full((16,), 1e-6), torch.ones(16)])
-    assert (without_rounding(tiny, mixed) == 0).all()
+    assert (zero_below_rounding(tiny, mixed) == 0).all()
     large = torch.full((2, 16), 0.01)
-    assert torch.equal(without_rounding(large, effects), large)
+    assert torch.equal(zero_below_rounding(large, effects), large)

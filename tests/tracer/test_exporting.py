@@ -195,7 +195,7 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="Spans act at some tokens only.* without split_by"):
             tracer.export(half_of(tracer), tmp_path / "edited")
         tracer = traced(model)
-        with pytest.raises(MaskError, match="Only sets of components can be asked about"):
+        with pytest.raises(MaskError, match="A set of components is needed here"):
             tracer.export(half_of(tracer) / 2, tmp_path / "edited")
 
     def test_a_model_without_room_for_a_bias(self, tmp_path):

@@ -148,7 +148,7 @@ def test_examples_that_a_search_saw_are_not_called_held_out(model):
         (range(12, 24), "held-out"),
     ):
         tracer = tk.Tracer(model, pairs.subset(examples), metric="probability-drop")
-        assert result.searched.n_among(tracer.pairs) == len({*examples} & {*range(12)})
+        assert result.searched.count_shared_pairs(tracer.pairs) == len({*examples} & {*range(12)})
         assert said in tracer.faithfulness(result).examples
         assert said in tracer.evaluate(result, metrics=["kl"]).index.name
 

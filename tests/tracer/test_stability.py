@@ -143,7 +143,7 @@ def test_sets_of_edges_are_connected(demo_model):
     tracer = tk.Tracer(demo_model, pairs, "edges", "logit-difference")
     members, paths = tiny.members_of(tracer.run("attribution", budget=20)), tracer.engine.edge_paths
     edges = range(tracer.engine.n_components)
-    idle = next(n for n in edges if n not in paths.on_paths([*members, n]))
+    idle = next(n for n in edges if n not in paths.edges_on_paths([*members, n]))
     search = Scripted(((*members, idle),) * 2, [])
     stability = tracer.stability(search, budget=21, resamples=2)
     assert stability.members == tuple(sorted(members))

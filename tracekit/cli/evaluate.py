@@ -58,9 +58,13 @@ def evaluate(values: OptionValues) -> None:
         if names:
             further = tracer.evaluate(entries, metrics=names, per_example=True)  # type: ignore[arg-type]
         total = mask_of(entries, tracer.registry).sum().item()
-        ends = effect_interval(effects, bounds=tracer.engine.metric.bounds, **pairs.over)
+        ends = effect_interval(
+            effects, bounds=tracer.engine.metric.bounds, **pairs.statistics_options
+        )
         n_searched = (
-            entries.searched.n_among(engine.pairs_given) if isinstance(entries, TraceResult) else 0
+            entries.searched.count_shared_pairs(engine.pairs_given)
+            if isinstance(entries, TraceResult)
+            else 0
         )
         if n_searched:
             print_problem("Warning", _WARNING.format(name, n_searched, len(pairs)), "yellow")

@@ -120,11 +120,11 @@ def _print_first_choices(results: Sequence[tk.TraceResult]) -> None:
 
 def _terminal_columns(results: Sequence[tk.TraceResult], table: Table, is_full: bool) -> Table:
     """Selects the columns of results for a terminal; `show` has fewer of them."""
-    from tracekit.results.tables import competing, effect_columns
+    from tracekit.results.tables import effect_columns, rows_that_may_be_best
 
     # Effects on the examples that selected a set do not rank methods.
     best = "effect" if None in table["held_out"].values else "held_out"
-    table = table.ranked(best, ["budget"], among=competing(results))
+    table = table.ranked(best, ["budget"], among=rows_that_may_be_best(results))
     columns = ["method", "budget", *effect_columns(results)]
     if not is_full:
         left_out = ("share", "held_out_share", "completeness")

@@ -36,7 +36,7 @@ class EdgePaths:
         # An edge that is not studied has the number after the last one, which is always present.
         rows = [
             (flat, nodes[sender], nodes[node])
-            for layer, ends in enumerate(graph.ends)
+            for layer, ends in enumerate(graph.edge_ends_by_layer)
             for index, (sender, receiver) in enumerate(ends)
             for node in graph.nodes_of(receiver)
             for flat in studied.get((layer, index), [self.n_edges])
@@ -47,7 +47,7 @@ class EdgePaths:
         starts = [0, *(np.flatnonzero(np.diff(self._readers)) + 1).tolist(), len(rows)]
         self._steps = [slice(*ends) for ends in pairwise(starts)]
 
-    def on_paths(self, members: Sequence[int]) -> ComponentSet:
+    def edges_on_paths(self, members: Sequence[int]) -> ComponentSet:
         """The members that lie on a path within the set and the edges that are not studied."""
         live = set(self._between_live_nodes(members))
         return tuple(member for member in members if member in live)
@@ -59,8 +59,8 @@ class EdgePaths:
         later edges then fill up the set where they join nodes that are already on its paths.
         """
         lengths = range(len(order) + 1)
-        n_too_long = bisect_right(lengths, size, key=lambda n: len(self.on_paths(order[:n])))
-        members, joining = self.on_paths(order[: n_too_long - 1]), [-1]
+        n_too_long = bisect_right(lengths, size, key=lambda n: len(self.edges_on_paths(order[:n])))
+        members, joining = self.edges_on_paths(order[: n_too_long - 1]), [-1]
         while joining and len(members) < size:
             live = set(self._between_live_nodes(members)) - set(members)
             joining = [edge for edge in order if edge in live][: size - len(members)]

@@ -132,7 +132,7 @@ class EdgeGraph:
         return [*receivers, Receivers((f"MLP{layer}",), n_senders, start)]
 
     @cached_property
-    def ends(self) -> list[list[tuple[str, str]]]:
+    def edge_ends_by_layer(self) -> list[list[tuple[str, str]]]:
         """Labels of the sender and the receiver of each edge, for each layer that edges enter."""
         by_layer = []
         for groups in self.receivers:
@@ -172,7 +172,7 @@ class EdgeGraph:
         receivers = set(filter(is_within, receivers))
         return tuple(
             number
-            for number, (sender, receiver) in enumerate(self.ends[layer])
+            for number, (sender, receiver) in enumerate(self.edge_ends_by_layer[layer])
             if sender in senders and receiver in receivers
         )
 

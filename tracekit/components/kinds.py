@@ -44,7 +44,9 @@ class FeatureMap(Protocol):
         ...
 
 
-def encoded(features: FeatureMap, values: Float[Tensor, ...], n_axes: int) -> Float[Tensor, ...]:
+def encode_features(
+    features: FeatureMap, values: Float[Tensor, ...], n_axes: int
+) -> Float[Tensor, ...]:
     """Features of an activation with `n_axes` axes, or one more if it has an axis for heads."""
     if values.ndim > n_axes:
         with suppress(Exception):  # Feature maps of concatenated heads fail on separate heads.
@@ -55,7 +57,7 @@ def encoded(features: FeatureMap, values: Float[Tensor, ...], n_axes: int) -> Fl
     return features.encode(values)
 
 
-def decoded(
+def decode_features(
     features: FeatureMap, encoded: Float[Tensor, ...], like: Float[Tensor, ...]
 ) -> Float[Tensor, ...]:
     """The activation that features stand for, by head if `like` is."""

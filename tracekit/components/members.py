@@ -40,23 +40,23 @@ if TYPE_CHECKING:
 else:
     # At run time anything else has an error of its own.
     ComponentsLike = Any
-"""A set of components, as in `named_in`, or a mask, as in `mask_of`."""
+"""A set of components, as in `flat_indices_by_name`, or a mask, as in `mask_of`."""
 
 
 def mask_of(given: ComponentsLike, registry: ComponentRegistry) -> Tensor:
-    """The mask of a set of components (see `named_in`), or a mask as it is.
+    """The mask of a set of components (see `flat_indices_by_name`), or a mask as it is.
 
     A mask has an entry for each component, or the axes layer and component, where one kind is
     studied whole in every layer.
     """
-    named = named_in(given, registry)
+    named = flat_indices_by_name(given, registry)
     if named is None:
         entries = masks.as_tensor(given, len(registry))
         return entries.flatten() if tuple(entries.shape) == registry.grid_shape else entries
     return masks.from_indices(named, len(registry)).float()
 
 
-def named_in(given: Any, registry: ComponentRegistry) -> list[int] | None:
+def flat_indices_by_name(given: Any, registry: ComponentRegistry) -> list[int] | None:
     """Flat indices of components that are named, in the order given; None if they are numbers.
 
     A name is a component, its label, or its layer and index as a tuple. Names come alone, in a list
@@ -69,7 +69,7 @@ def named_in(given: Any, registry: ComponentRegistry) -> list[int] | None:
     """
     other = getattr(given, "registry", None)
     if isinstance(other, ComponentRegistry):
-        # By component: another registry may have as many entries that mean something else.
+        # Another registry of the same size may number other components, so indices do not do.
         registry.check_same(given.components, other)
         return [registry.index(component) for component in given.components]
     if isinstance(given, str) and given == "all":
@@ -85,11 +85,11 @@ def named_in(given: Any, registry: ComponentRegistry) -> list[int] | None:
         ]
     elif isinstance(given, AbstractSet):
         given = sorted(given, key=str)
-    is_one = _is_name(given)
+    is_one = _is_component_reference(given)
     names = [given] if is_one else given
     if isinstance(names, Sequence) and not names:
         return []
-    if not isinstance(names, Sequence) or not _is_name(names[0]):
+    if not isinstance(names, Sequence) or not _is_component_reference(names[0]):
         return None
     as_mask = (2,) if is_one else (len(names), 2)
     if isinstance(names[0], tuple) and as_mask in (registry.grid_shape, (len(registry),)):
@@ -100,21 +100,23 @@ def named_in(given: Any, registry: ComponentRegistry) -> list[int] | None:
     return [registry.index(name) for name in names]
 
 
-def ordered_in(given: ComponentsLike, registry: ComponentRegistry) -> list[int]:
+def flat_indices_in_order(given: ComponentsLike, registry: ComponentRegistry) -> list[int]:
     """As `members_of`, in the order in which the components are named."""
-    named = named_in(given, registry)
+    named = flat_indices_by_name(given, registry)
     return list(members_of(given, registry)) if named is None else named
 
 
-def members_of(given: Any, registry: ComponentRegistry, *, or_none: bool = False) -> ComponentSet:
-    """Flat indices of a set or binary mask, as in `mask_of`; with `or_none`, none are allowed."""
-    if or_none and (given is None or (isinstance(given, Sequence) and not len(given))):
+def members_of(
+    given: Any, registry: ComponentRegistry, *, allow_empty: bool = False
+) -> ComponentSet:
+    """Flat indices of a set or binary mask, as in `mask_of`; it may be empty with `allow_empty`."""
+    if allow_empty and (given is None or (isinstance(given, Sequence) and not len(given))):
         return ()
     entries = mask_of(given, registry)
     if entries.ndim != 1 or not ((entries == 0) | (entries == 1)).all():
         raise MaskError(
-            "Only sets of components can be asked about here. Give a result, a list of "
-            "components or labels, or one mask of zeros and ones."
+            "A set of components is needed here, not a soft mask or several masks. Give a result, "
+            "a list of components or labels, or one mask of zeros and ones."
         )
     return masks.members_of_mask(entries != 0)
 
@@ -130,8 +132,8 @@ def scores_of(given: Any, registry: ComponentRegistry) -> Float[Tensor, " compon
         scores = torch.as_tensor(given, dtype=torch.float32)
     except (TypeError, ValueError, RuntimeError) as error:
         raise MaskError(
-            f"A ranking is of scores, and {short_repr(given)} was given. Give a result, or "
-            f"one number for each of the {len(registry)} components."
+            f"A ranking needs a score for each component, and {short_repr(given)} was given. "
+            f"Give a result, or one number for each of the {len(registry)} components."
         ) from error
     if scores.shape != (len(registry),) or not torch.isfinite(scores).all():
         raise MaskError(
@@ -141,6 +143,6 @@ def scores_of(given: Any, registry: ComponentRegistry) -> Float[Tensor, " compon
     return scores
 
 
-def _is_name(given: Any) -> bool:
+def _is_component_reference(given: Any) -> bool:
     is_place = isinstance(given, tuple) and len(given) == 2
     return isinstance(given, (str, Component)) or (is_place and all(map(is_int, given)))

@@ -299,7 +299,9 @@ class ComponentRegistry(Sequence[Component]):
         rank, number = divmod(flat - site.start, site.n_spans)
         span = site.spans[number] if site.spans else ""
         index = site.indices[rank]
-        ends = "" if site.edges is None else ">".join(site.edges.ends[site.layer][index])
+        ends = (
+            "" if site.edges is None else ">".join(site.edges.edge_ends_by_layer[site.layer][index])
+        )
         return Component(site.kind.name, site.layer, index, span, ends)
 
     def index(self, value: Component | str | tuple[int, int]) -> int:  # type: ignore[override]
@@ -365,8 +367,9 @@ class ComponentRegistry(Sequence[Component]):
             here, there = site.acts_in, other.acts_in
             if here != there:
                 raise ComponentError(
-                    f"{component} acts in layers {ranges(there or (component.layer,))} there, and "
-                    f"in layers {ranges(here or (component.layer,))} here. Use equal layer_window."
+                    f"{component} acts in layers {ranges(there or (component.layer,))} in the "
+                    f"registry that it is from, and in layers {ranges(here or (component.layer,))} "
+                    "in this one. Give both the same layer_window."
                 )
 
     def site_of(self, flat: int) -> Site:

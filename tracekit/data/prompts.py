@@ -235,7 +235,7 @@ class PromptPairs(Sequence[PromptPair]):
         return None if self.n_distinct == len(self) else self.examples.clone()
 
     @property
-    def over(self) -> EvidenceOptions:
+    def statistics_options(self) -> EvidenceOptions:
         """Weights and clusters, as keyword arguments of intervals."""
         return EvidenceOptions(weights=self.weights, clusters=self.clusters)
 

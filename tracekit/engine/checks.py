@@ -27,7 +27,7 @@ from torch import Tensor
 
 from tracekit._util.warn import warn
 from tracekit.components import KINDS, ComponentRegistry, Site
-from tracekit.components.kinds import decoded, encoded
+from tracekit.components.kinds import decode_features, encode_features
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.edge_checks import check_edges, find_site_without_gradient
 from tracekit.engine.effects import check_metric, empty_mask_effect, masked_log_probs
@@ -258,8 +258,8 @@ def _reconstruction(model: HookedModel, site: Site, activation: Tensor) -> Tenso
     start = f"The features of {name!r} do not fit layer {site.layer} of {model_name(model)}: "
     try:
         with torch.no_grad():
-            made = encoded(features, values, len(site.kind.axes))
-            again = decoded(features, made, values)
+            made = encode_features(features, values, len(site.kind.axes))
+            again = decode_features(features, made, values)
         for each in (made, again):
             if not (each.is_floating_point() and each.isfinite().all()):
                 raise ValueError(f"{each.dtype} or numbers that are not finite")

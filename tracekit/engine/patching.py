@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tracekit._util.devices import to_device
 from tracekit.components import ComponentRegistry, Kind, Site
-from tracekit.components.kinds import FeatureMap, decoded, encoded
+from tracekit.components.kinds import FeatureMap, decode_features, encode_features
 from tracekit.data.counterfactuals import Constants
 from tracekit.errors import MaskError, SourceError
 from tracekit.models.architectures import STREAM_PASSES_BY, scores_hook
@@ -238,14 +238,14 @@ def _interpolate(
         return torch.lerp(clean, counterfactual, share)
     # Features read float32, whatever the model runs in, and may return another type.
     with torch.autocast(clean.device.type, enabled=False):
-        own = encoded(features, clean.float(), n_axes)
-        other = encoded(features, counterfactual.float(), n_axes - 1)[None]
+        own = encode_features(features, clean.float(), n_axes)
+        other = encode_features(features, counterfactual.float(), n_axes - 1)[None]
         # Features have no axis of the heads.
         share = share.flatten(own.ndim - 1)
         dtype = torch.promote_types(own.dtype, torch.float32)
         mixed = torch.lerp(own.to(dtype), other.to(dtype), share.to(dtype)).to(own.dtype)
         # What the features do not reconstruct stays as it is.
-        changed, same = (decoded(features, each, clean).float() for each in (mixed, own))
+        changed, same = (decode_features(features, each, clean).float() for each in (mixed, own))
         return clean + (changed - same)
 
 

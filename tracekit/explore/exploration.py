@@ -66,7 +66,7 @@ class Measurement(OverExamples):
 
         No confidence interval of a set that was chosen by its effect on these examples.
         """
-        return effect_interval(self.effects, bounds=self.bounds, **self.over)
+        return effect_interval(self.effects, bounds=self.bounds, **self.statistics_options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,7 +306,9 @@ class Exploration:
         yield self._record(Measurement(members, effects, x, y, seconds))
 
     def _record(self, measurement: Measurement) -> Measurement:
-        weighted = replace(measurement, bounds=self.engine.metric.bounds, **self.engine.pairs.over)
+        weighted = replace(
+            measurement, bounds=self.engine.metric.bounds, **self.engine.pairs.statistics_options
+        )
         self.measurements[measurement.members] = weighted
         return weighted
 

@@ -300,10 +300,10 @@ class Explorer(anywidget.AnyWidget):
     def _send_event(self, event: Event) -> None:
         key = set_key(event.members)
         if isinstance(event, Measurement):
-            message = {"kind": "measured", "key": key, "entry": entry_of(event)}
+            message = {"kind": "measured", "key": key, "entry": measurement_entry(event)}
             self.send(message, [as_bytes([event.effects, event.x, event.y])])
         elif isinstance(event, Circuit):
-            self.send({"kind": "circuit", **circuit_of(event)})
+            self.send({"kind": "circuit", **circuit_entry(event)})
         elif isinstance(event, Prediction):
             self._send_prediction(event)
         elif isinstance(event, Unpredicted):
@@ -404,7 +404,7 @@ def _tokens(tokens: ShownTokens) -> list[tuple[str, bool]]:
     return list(zip(map(clean_text, tokens.texts), tokens.changed, strict=True))
 
 
-def entry_of(measurement: Measurement) -> dict[str, Any]:
+def measurement_entry(measurement: Measurement) -> dict[str, Any]:
     """A measurement but for its numbers by example."""
     low, high = measurement.spread
     return {
@@ -418,7 +418,7 @@ def entry_of(measurement: Measurement) -> dict[str, Any]:
     }
 
 
-def circuit_of(circuit: Circuit) -> dict[str, Any]:
+def circuit_entry(circuit: Circuit) -> dict[str, Any]:
     """Its numbers, named as in `Faithfulness.to_frame`, and a warning, if there is one."""
     scores, warning = circuit.scores, ""
     if scores.overshoots[0]:
@@ -440,11 +440,11 @@ def table_of(exploration: Exploration) -> dict[str, Any]:
     measured = list(exploration.measurements.values())
     predicted = list(exploration.predictions.values())
     return {
-        "measured": [entry_of(each) for each in measured],
+        "measured": [measurement_entry(each) for each in measured],
         "effects": as_bytes(part for each in measured for part in (each.effects, each.x, each.y)),
         "predicted": [{"key": set_key(p.members), "rough": p.is_rough} for p in predicted],
         "gains": as_bytes([each.gains for each in predicted]),
-        "circuits": [circuit_of(each) for each in exploration.circuits.values()],
+        "circuits": [circuit_entry(each) for each in exploration.circuits.values()],
         "unpredicted": [
             {"key": set_key(each.members), "reason": clean_text(each.reason)}
             for each in exploration.unpredicted.values()

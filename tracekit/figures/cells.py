@@ -120,7 +120,7 @@ def draw_panels(
                     "showgrid": False,
                 },
                 _axis("yaxis", number): {
-                    **style.ticked(list(map(str, layers)), is_down=True),
+                    **style.axis_with_labels(list(map(str, layers)), is_down=True),
                     "anchor": _axis("x", number),
                     "matches": "y" if number > 1 else None,
                     "showticklabels": number == 1,
@@ -134,14 +134,14 @@ def draw_panels(
     _mark_skipped_layers(figure, layers, len(panels))
     figure.update_layout(plot_bgcolor=style.UNSTUDIED, showlegend=False)
     if layers_on == "x":
-        figure, size = _turned(figure, panels, len(layers), width)
+        figure, size = _swap_axes(figure, panels, len(layers), width)
         return style.finish(figure, title, subtitle, plot=size, grows="rows")
     size = (float(width), float(len(layers)))
     sizes = {"plot": size, "grows": "cells", "columns": counts, "widest": width}
     return style.finish(figure, title, subtitle, **sizes)
 
 
-def _turned(
+def _swap_axes(
     figure: go.Figure, panels: Sequence[SelectionPanel], n_layers: int, width: int
 ) -> tuple[go.Figure, tuple[float, float]]:
     """The panels below each other, with layers from left to right, and the size of all."""

@@ -131,8 +131,8 @@ def similarities(frame: pd.DataFrame, *, title: str, subtitle: str = "") -> go.F
             colorbar=style.color_bar("Jaccard"),
         )
     )
-    figure.update_xaxes(style.ticked(labels, tickangle=-90))
-    figure.update_yaxes(style.ticked(labels, is_down=True))
+    figure.update_xaxes(style.axis_with_labels(labels, tickangle=-90))
+    figure.update_yaxes(style.axis_with_labels(labels, is_down=True))
     return style.finish(figure, title, subtitle, plot=(300, 300))
 
 
@@ -199,7 +199,7 @@ def attention_map(
         **style.BOX, tickvals=middles, ticktext=names, range=[edges[-1], 0], showgrid=False
     )
     angle = -90 if max(map(len, places)) * 8.0 * len(places) > _PLOT else 0
-    figure.update_xaxes(style.ticked(list(map(style.plain, places)), tickangle=angle))
+    figure.update_xaxes(style.axis_with_labels(list(map(style.plain, places)), tickangle=angle))
     return style.finish(figure, title, subtitle, plot=(_PLOT, _ROW * edges[-1]), grows="rows")
 
 
@@ -263,7 +263,7 @@ def strengths(
         if row.beside:
             figure.add_annotation(**_BESIDE, yref="y", y=number, align="left", text=row.beside)
     texts = [f"{style.plain(row.name)}<br>{style.plain(row.metric)}<br>n = {row.n}" for row in rows]
-    figure.update_yaxes(style.ticked(texts, is_down=True, tickmode="array"))
+    figure.update_yaxes(style.axis_with_labels(texts, is_down=True, tickmode="array"))
     figure.update_xaxes(**style.BOX, title=value_title, gridcolor=style.GRID)
     largest = max([*ends[2], *(x for x, _ in controls)])
     figure.update_xaxes(range=[-0.04 * largest, 1.06 * largest])

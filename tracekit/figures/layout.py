@@ -71,7 +71,7 @@ def place(figure: go.Figure, width: float | None = None, page: float = inf) -> g
     plot = _place(figure, width, page)
     texts = layout.meta["texts"]
     scale = min(texts, plot[0] / layout.meta["plot"][0]) if width else texts
-    for note in _beside(figure, xref="x", yref="y"):
+    for note in _notes_beside_plot(figure, xref="x", yref="y"):
         # Between marks, which come nearer to each other.
         note.font.size *= scale / texts
         note.yshift = (note.yshift or 0) * scale / texts
@@ -84,7 +84,7 @@ def place(figure: go.Figure, width: float | None = None, page: float = inf) -> g
 def _place(figure: _Figure, width: float | None, page: float) -> tuple[float, float]:
     layout = figure.layout
     meta, texts = layout.meta, layout.meta["texts"]
-    left, right = _left(figure), _right(figure, texts)
+    left, right = _left_margin(figure), _right_margin(figure, texts)
     room = (width or meta["widest"] or inf) - left - right
     if room < _SMALLEST_PLOT:
         raise ConfigError(_too_small("width", width or 0, room, texts))
@@ -104,7 +104,7 @@ def _place(figure: _Figure, width: float | None, page: float) -> tuple[float, fl
     titles = (layout.title, layout.title.subtitle)
     title = 16 + 1.05 * max(text_width(" ".join(_words(each)), each.font.size) for each in titles)
     whole = width or ceil(max(left + plot + right, min(_WIDEST_TITLE, title)))
-    top, below = ceil(_top(figure, whole, texts)), _below(figure)
+    top, below = ceil(_top_margin(figure, whole, texts)), _bottom_margin(figure)
     bottom = ceil(below + _legend(figure, plot, below, texts))
     height = height if width else round(height)
     if height > page - top - bottom:
@@ -227,30 +227,30 @@ def _height_of(text: Any) -> float:
     return _LINE * text.font.size * _lines(text.text)
 
 
-def _shown(axis: Any) -> list[str]:
+def _tick_texts(axis: Any) -> list[str]:
     """Texts of the ticks of an axis; of one without given ones, a number."""
     if axis.visible is False or axis.showticklabels is False:
         return []
     return list(axis.ticktext) if axis.ticktext is not None else ["\u22120.00"]
 
 
-def _beside(figure: _Figure, **at: Any) -> Iterator[Any]:
+def _notes_beside_plot(figure: _Figure, **at: Any) -> Iterator[Any]:
     """Texts beside the plot: annotations at an edge of it, turned away from it."""
     notes = (note for note in figure.layout.annotations if note.text)
     return (note for note in notes if all(note[name] == value for name, value in at.items()))
 
 
-def _left(figure: _Figure) -> float:
+def _left_margin(figure: _Figure) -> float:
     axis, axes = figure.layout.yaxis, figure.select_yaxes()
-    shown = [(text, each.tickfont.size) for each in axes for text in _shown(each)]
+    shown = [(text, each.tickfont.size) for each in axes for text in _tick_texts(each)]
     ticks = max((text_width(*each) for each in shown), default=0.0)
-    notes = _beside(figure, xref="x domain", x=0, xanchor="right")
+    notes = _notes_beside_plot(figure, xref="x domain", x=0, xanchor="right")
     groups = max((_height_of(note) - note.xshift for note in notes), default=0.0)
     return 8.0 + max(groups, ticks + 6.0 + (_height_of(axis.title) + 10 if axis.title.text else 0))
 
 
-def _right(figure: _Figure, texts: float) -> float:
-    notes = _beside(figure, xref="x domain", x=1, xanchor="left")
+def _right_margin(figure: _Figure, texts: float) -> float:
+    notes = _notes_beside_plot(figure, xref="x domain", x=1, xanchor="left")
     beside = max(
         (text_width(note.text, note.font.size) + note.xshift for note in notes), default=0.0
     )
@@ -266,7 +266,7 @@ def _right(figure: _Figure, texts: float) -> float:
     return max(needs)
 
 
-def _top(figure: _Figure, width: float, texts: float) -> float:
+def _top_margin(figure: _Figure, width: float, texts: float) -> float:
     title, above = figure.layout.title, 8.0 * texts
     for each in (title, title.subtitle):
         if each.text:
@@ -277,23 +277,23 @@ def _top(figure: _Figure, width: float, texts: float) -> float:
             above += _height_of(each)
     # Plotly leaves a line between the two.
     above += title.subtitle.font.size if title.subtitle.text else 0.0
-    notes = max(map(_height_of, _beside(figure, y=1, yanchor="bottom")), default=0.0)
+    notes = max(map(_height_of, _notes_beside_plot(figure, y=1, yanchor="bottom")), default=0.0)
     tops = [axis for axis in figure.select_xaxes() if axis.side == "top"]
     return above + notes + 4 * texts + sum(2 * axis.tickfont.size for axis in tops)
 
 
-def _below(figure: _Figure) -> float:
+def _bottom_margin(figure: _Figure) -> float:
     """Pixels of ticks and titles below the plot."""
     needs = [12.0]
     for axis in figure.select_xaxes():
         if axis.side == "top":
             continue
-        texts, size = _shown(axis), axis.tickfont.size
+        texts, size = _tick_texts(axis), axis.tickfont.size
         of_lines = _LINE * size * max(map(_lines, texts), default=0)
         of_words = max((text_width(text, size) for text in texts), default=0.0)
         title = _height_of(axis.title) + axis.title.standoff if axis.title.text else 0.0
         needs.append((of_words if axis.tickangle else of_lines) + title + 10)
-    for note in _beside(figure, y=0, yanchor="top"):
+    for note in _notes_beside_plot(figure, y=0, yanchor="top"):
         needs.append(_height_of(note) - note.yshift + 6)
     return max(needs)
 
@@ -346,7 +346,9 @@ def _thin_ticks(figure: _Figure, width: float, height: float) -> None:
                 need = min(need, least)
             kept: list[int] = []
             is_counted, places = all(map(str.isdecimal, texts)), range(len(ticks))
-            for rank in places if is_counted else _by_colour(figure, axis.plotly_name, ticks):
+            for rank in (
+                places if is_counted else _ticks_by_largest_value(figure, axis.plotly_name, ticks)
+            ):
                 apart = min((abs(ticks[rank] - ticks[i]) for i in kept), default=inf) * room
                 kept += [rank] if apart >= need - 1e-6 else []
             shown = [ticks[i] for i in sorted(kept)]
@@ -354,7 +356,7 @@ def _thin_ticks(figure: _Figure, width: float, height: float) -> None:
             axis.update(tickvals=shown, ticktext=[texts[i] for i in sorted(kept)])
 
 
-def _by_colour(figure: _Figure, axis: str, ticks: Sequence[float]) -> list[int]:
+def _ticks_by_largest_value(figure: _Figure, axis: str, ticks: Sequence[float]) -> list[int]:
     """Numbers of ticks: first of lines with a value of over half of the largest, then in order.
 
     A label that has no room is not missed where nothing happens.

@@ -86,7 +86,7 @@ def waterfall(members: Members, *, value_title: str, title: str, subtitle: str) 
     figure.add_vline(x=0, line={"color": "black", "width": 1})
     figure.update_xaxes(**style.BOX, title=style.plain(value_title), gridcolor=style.GRID)
     rows = [*names, "all"]
-    figure.update_yaxes(style.ticked(rows, is_down=True))
+    figure.update_yaxes(style.axis_with_labels(rows, is_down=True))
     return style.finish(figure, title, subtitle, plot=(_PLOT, _BAR * len(rows)), grows="rows")
 
 
@@ -174,10 +174,10 @@ def write_at(figure: go.Figure, text: str, at: tuple[float, float], **options: A
     figure.add_annotation(x=at[0], y=at[1], text=text, **more)
 
 
-def bent(
+def bend_line(
     start: tuple[float, float], middle: tuple[float, float], end: tuple[float, float], steps: int
 ) -> list[tuple[float, float]]:
-    """Points of a line from start to end that is bent towards a middle."""
+    """Points of a line from start to end that is bend_line towards a middle."""
     weights = [((1 - t) ** 2, 2 * t * (1 - t), t**2) for t in (n / steps for n in range(steps + 1))]
     x, y = zip(start, middle, end, strict=True)
     return [(a * x[0] + b * x[1] + c * x[2], a * y[0] + b * y[1] + c * y[2]) for a, b, c in weights]
@@ -192,7 +192,7 @@ def _curve(
     # layer, beside those between layers.
     over = 0.5 + 0.22 * abs(x1 - x0) if y0 == y1 else 0.18 * (x1 - x0)
     middle = (x0 + x1) / 2 + 0.18 * (y1 - y0) / row, (y0 + y1) / 2 - over * row
-    points = bent(start, middle, end, 16)
+    points = bend_line(start, middle, end, 16)
     x, y = map(list, zip(*points, strict=True))
     width = _WIDEST_EDGE * abs(edge.value) / strongest
     line = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tracekit.figures.members import bent, layer_axis, write_at
+from tracekit.figures.members import bend_line, layer_axis, write_at
 from tracekit.figures.style import ABOVE, BELOW, finish, plain
 
 _PLOT = 400.0
@@ -122,7 +122,7 @@ def _lines(
         # where it would leave the plot.
         bend = 0.12 * (y1 - y0) * (1 if x0 <= x1 else -1)
         bend *= 1 if 0 <= (x0 + x1) / 2 + bend <= right else -1
-        lines.append(bent((x0, y0), ((x0 + x1) / 2 + bend, (y0 + y1) / 2), (x1, y1), 24))
+        lines.append(bend_line((x0, y0), ((x0 + x1) / 2 + bend, (y0 + y1) / 2), (x1, y1), 24))
     return lines
 
 

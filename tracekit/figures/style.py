@@ -122,7 +122,7 @@ def color_bar(title: str, note: str = "", **more: Any) -> dict[str, Any]:
     }
 
 
-def ticked(texts: Sequence[str], *, is_down: bool = False, **more: Any) -> dict[str, Any]:
+def axis_with_labels(texts: Sequence[str], *, is_down: bool = False, **more: Any) -> dict[str, Any]:
     """A framed axis with a text at 0, 1, 2 and so on, from the top if `is_down`."""
     ends = [-0.5, len(texts) - 0.5]
     ticks = {"tickvals": list(range(len(texts))), "ticktext": list(texts), "showgrid": False}

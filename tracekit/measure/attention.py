@@ -106,7 +106,7 @@ class Attention(OfMembers, Tabular):
         for name, rows in zip(("clean", "counterfactual"), of_runs, strict=True):
             if rows is not None:
                 rows = rows.double().reshape(-1, rows.shape[-1])
-                ends = row_intervals(rows, bounds=bounds, **self.over).T.tolist()
+                ends = row_intervals(rows, bounds=bounds, **self.statistics_options).T.tolist()
                 columns |= as_cells(name, rows.mean(1).tolist(), ends)
         return pd.DataFrame(columns)
 
@@ -212,7 +212,7 @@ def attention(question: Question, members: ComponentsLike, *, at: str = "last") 
     clean, counterfactual = engines["noising"], engines.get("denoising")
     decode = getattr(getattr(question.model, "tokenizer", None), "decode", None)
     token_text = None if decode is None else lambda token: str(decode([token]))
-    asked, chosen = question.eval_engine, members_of(members, question.registry, or_none=True)
+    asked, chosen = question.eval_engine, members_of(members, question.registry, allow_empty=True)
     registry, before = asked.registry, asked.cost
     is_head = {member: registry.site_of(member).kind.hook in _HOOKS for member in chosen}
     heads: dict[tuple[int, int], int] = {}
@@ -232,7 +232,7 @@ def attention(question: Question, members: ComponentsLike, *, at: str = "last") 
         reads.append(measure_heads(engine, list(heads), queries, frozen_at=frozen_at))
     weights = 1.0 if clean.pairs.weights is None else clean.pairs.weights
     patterns = [
-        weights * _by_place(of_run, places, read.patterns)
+        weights * _sum_attention_by_place(of_run, places, read.patterns)
         for of_run, read in zip(spans, reads, strict=True)
     ]
     direct = [weights * direct_contributions(clean, r.outputs, reads[0].streams) for r in reads]
@@ -286,7 +286,7 @@ def _queries(
     return torch.tensor([of_pair[at][-1] for of_pair in spans])
 
 
-def _by_place(
+def _sum_attention_by_place(
     spans: Sequence[Spans], places: Sequence[str], patterns: Float[Tensor, "head example key"]
 ) -> Float[Tensor, "head place example"]:
     by_place = torch.zeros(len(patterns), len(places), len(spans))

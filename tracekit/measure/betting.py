@@ -45,7 +45,7 @@ class Bets:
         self._sum, self._squares, self._largest = np.zeros((3, len(self.thetas)))
 
     def observe(self, value: float | Float[ndarray, " theta"], unit: float) -> None:
-        """Settles the bets on an example, whose value may be another for each theta."""
+        """Settles the bets on an example; its value is one number, or one for each theta."""
         outcome = value - self.thetas * unit
         if self.n_examples >= _N_OBSERVED_FIRST:
             largest = 2 * self._largest if self.bounds is None else self.bounds

@@ -179,7 +179,7 @@ def controls(
             n_components=len(engine.registry),
             metric=engine.metric.name,
             direction=question.direction,
-            **data.over,
+            **data.statistics_options,
         ),
         random=torch.cat([effects.mean(1)[None], shares])[:, 1:],
         like=like,
@@ -205,7 +205,8 @@ def planned_controls(
     chosen, n = members_of(members, question.registry), len(question.registry)
     if not 0 < len(chosen) < n:
         raise ComponentError(
-            f"{len(chosen)} of {n} components have no random sets beside them. Give some of them."
+            f"A set of {len(chosen)} of {n} components cannot be compared with random sets of its "
+            "size. Give at least one component, and not all."
         )
     engine, generator = question.eval_engine, torch.Generator().manual_seed(seed)
     paths, like = engine.edge_paths, like or _usual_form(question, members)
@@ -229,5 +230,5 @@ def planned_controls(
 
 def _usual_form(question: Question, members: ComponentsLike) -> ControlForm:
     paths, chosen = question.eval_engine.edge_paths, members_of(members, question.registry)
-    is_connected = paths is not None and len(paths.on_paths(chosen)) == len(chosen)
+    is_connected = paths is not None and len(paths.edges_on_paths(chosen)) == len(chosen)
     return "paths" if is_connected else "layers"

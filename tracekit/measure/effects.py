@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry, ComponentSet
-from tracekit.components.members import ComponentsLike, members_of, ordered_in
+from tracekit.components.members import ComponentsLike, flat_indices_in_order, members_of
 from tracekit.engine.engine import Engine
 from tracekit.engine.example_curves import ExampleCurves
 from tracekit.errors import ComponentError
@@ -19,7 +19,7 @@ from tracekit.measure.question import Question, examples_of
 from tracekit.metrics import Bounds
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.intervals import FEWEST, row_intervals
-from tracekit.results.significance import p_values, without_rounding
+from tracekit.results.significance import p_values, zero_below_rounding
 from tracekit.results.single_effects import SingleEffects
 
 _MOST_EFFECTS = 2**29
@@ -43,10 +43,12 @@ def single_effects(question: Question, components: ComponentsLike | None = None)
     """
     engine, registry = question.search_engine, question.registry
     before = engine.cost
-    members = range(len(registry)) if components is None else ordered_in(components, registry)
+    members = (
+        range(len(registry)) if components is None else flat_indices_in_order(components, registry)
+    )
     check_size(len(members), engine.n_examples)
     effects = engine.set_effects([(member,) for member in members], "single effects").double()
-    tested, over = effects, engine.pairs.over
+    tested, over = effects, engine.pairs.statistics_options
     curves = ExampleCurves.for_metric(engine.metric, engine.clean, engine.pairs.weights)
     if curves is not None:
         tested = curves.changes(effects)
@@ -55,7 +57,7 @@ def single_effects(question: Question, components: ComponentsLike | None = None)
         members=tuple(members),
         effects=means.float(),
         intervals=row_intervals(effects, bounds=engine.metric.bounds, **over).float(),
-        tests=p_values(without_rounding(tested, scale), **over),
+        tests=p_values(zero_below_rounding(tested, scale), **over),
         tested="effect" if curves is None else "log-odds",
         same_sign=(effects.sign() == means.sign()[:, None]).float().mean(1),
         full_effect=engine.full_effects.mean().item(),
@@ -79,7 +81,7 @@ def chosen_for_pairs(
     """
     paired = [i for i in range(len(registry)) if i not in set(given)]
     if components is not None:
-        paired = ordered_in(components, registry)
+        paired = flat_indices_in_order(components, registry)
     if len(set(paired)) < len(paired):
         raise ComponentError(
             "A component is named twice among those to be paired. Name each one once."
@@ -132,7 +134,7 @@ def interactions(
             unreadable and its passes countless; or one that is patched besides.
         PairsError: The source is no run of the model that denoising could start from.
     """
-    registry, context = question.registry, members_of(given, question.registry, or_none=True)
+    registry, context = question.registry, members_of(given, question.registry, allow_empty=True)
     selected_on = None if components is None else question.selected_on(components)
     asked = [question, question.opposite] if both_directions else [question]
     if layers is not None:
@@ -178,7 +180,7 @@ def measure_pairs(
     grid = torch.diag(means[:n])
     grid[rank[0], rank[1]] = means[n:]
     grid[rank[1], rank[0]] = means[n:]
-    over, bounds = engine.pairs.over, engine.metric.bounds
+    over, bounds = engine.pairs.statistics_options, engine.metric.bounds
     is_few = engine.pairs.n_distinct < FEWEST
     interactions = effects[n:].double() - effects[rank[0]].double() - effects[rank[1]].double()
     scale = effects[n:].abs() + effects[rank[0]].abs() + effects[rank[1]].abs()
@@ -201,7 +203,7 @@ def measure_pairs(
         interaction_interval=intervals(interactions, bounds.of_sum(2, 2)),
         tests=None
         if selected_on == engine.fingerprint
-        else p_values(without_rounding(interactions, scale.double()), **over),
+        else p_values(zero_below_rounding(interactions, scale.double()), **over),
         examples=examples_of(engine, selected_on) + (" searched" if selected_on is None else ""),
         n_independent=engine.pairs.n_distinct,
     )

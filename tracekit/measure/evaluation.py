@@ -26,7 +26,7 @@ from tracekit.metrics import Direction
 from tracekit.results.curve import TraceCurve
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness, Ranking
 from tracekit.results.intervals import effect_interval
-from tracekit.results.mib import first_of_mib, model_sizes, n_in_mib, read_mib
+from tracekit.results.mib import count_mib_edges, model_sizes, read_mib, top_sets_counted_as_mib
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 
@@ -202,7 +202,7 @@ def faithfulness(
         engine, sets, shares=shares, how=ranking or "sets", method=method
     )
     examples = examples_of(engine, selected_on)
-    counts_like_mib = follows_mib or sum(n_in_mib(question.registry)) == n
+    counts_like_mib = follows_mib or sum(count_mib_edges(question.registry)) == n
     how = question.setup.intervention
     return replace(measured, intervention=how, examples=examples, counts_like_mib=counts_like_mib)
 
@@ -215,13 +215,15 @@ def planned_faithfulness(
 ) -> PlannedSets:
     """What `faithfulness` patches: sets, and after them the complement of each."""
     registry, n = question.registry, len(question.registry)
-    counts = n_in_mib(registry)
+    counts = count_mib_edges(registry)
     most = [int(share * sum(counts)) for share in MIB_SHARES]
     if ranking is not None:
         if ranking not in get_args(Ranking):
             raise ConfigError(f"Unknown ranking {ranking!r}. Use 'signed' or 'absolute'.")
         scores = scores_of(members, registry)
-        sets = first_of_mib(scores if ranking == "signed" else scores.abs(), counts, most)
+        sets = top_sets_counted_as_mib(
+            scores if ranking == "signed" else scores.abs(), counts, most
+        )
     elif isinstance(members, ParetoFront) and members.largest == n:
         of_front = [members_of(members.at(size), registry) for size in members.sizes]
         sizes = [sum(counts[index] for index in each) for each in of_front]
@@ -264,7 +266,7 @@ def measure_faithfulness(
         n_components=engine.n_components,
         metric=engine.metric.name,
         direction=engine.metric.direction,
-        **engine.pairs.over,
+        **engine.pairs.statistics_options,
         shares=shares,
         ranking=how,
         method=method,
@@ -275,7 +277,9 @@ def _warn_of_whole(engine: Engine) -> None:
     """Warns of an effect of all components that no share of it says much about."""
     full = engine.full_effects
     mean, size = full.mean().item(), full.abs().mean().item()
-    low, high = effect_interval(full, bounds=engine.metric.bounds, **engine.pairs.over)
+    low, high = effect_interval(
+        full, bounds=engine.metric.bounds, **engine.pairs.statistics_options
+    )
     if low <= 0 <= high or abs(mean) < 1e-9:
         said = f"does not differ from 0 ({interval_text(low, high)}), and shares of it say little"
     elif mean < 0:

@@ -45,7 +45,7 @@ from tracekit.measure.shapley import (
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.intervals import effect_interval
 from tracekit.results.of_set import OfMembers
-from tracekit.results.significance import RESOLUTION, PValues, p_text, p_values, without_rounding
+from tracekit.results.significance import RESOLUTION, PValues, p_text, p_values, zero_below_rounding
 from tracekit.search.base import PlannedPasses
 from tracekit.search.targets import require_gradient
 
@@ -137,7 +137,7 @@ class Explanation(OfMembers):
 
     def _p_values(self, effects: Float[Tensor, "row example"], scale: Tensor) -> PValues:
         """P values of rows that are differences of effects of subsets of a size."""
-        differences = without_rounding(effects.double(), scale.expand_as(effects).double())
+        differences = zero_below_rounding(effects.double(), scale.expand_as(effects).double())
         return p_values(differences, weights=self.weights, clusters=self.clusters)
 
     @cached_property
@@ -270,7 +270,7 @@ class Explanation(OfMembers):
         self, values: Effects, n_added: int = 1, n_subtracted: int = 1
     ) -> tuple[float, float]:
         bounds = bounds_of(self.metric).of_sum(n_added, n_subtracted)
-        return effect_interval(values, bounds=bounds, **self.over)
+        return effect_interval(values, bounds=bounds, **self.statistics_options)
 
     def waterfall(self) -> go.Figure:
         """Shapley values from the clean run to the effect of the set, one bar after the other.

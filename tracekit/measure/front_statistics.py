@@ -68,7 +68,7 @@ def _cross_fitted(fit: CrossFit, names: Sequence[str], engine: Engine) -> list[d
     rows, pairs = [], engine.pairs
     for rank, search in enumerate(fit.choice()):
         effects = fit.sign * fit.effects[search, rank]
-        ends = effect_interval(effects, bounds=engine.metric.bounds, **pairs.over)
+        ends = effect_interval(effects, bounds=engine.metric.bounds, **pairs.statistics_options)
         ends = [None if isnan(end) else end for end in ends]
         first, second = fit.sets[search]
         by_search = (fit.sign * fit.effects[:, rank].mean(-1)).tolist()

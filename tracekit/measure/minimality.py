@@ -112,7 +112,7 @@ def minimality(
         MaskError, ComponentError: About the set.
     """
     check_max_loss("tolerance", tolerance)
-    own, fresh, (chosen, *without) = _laid_out(question, members)
+    own, fresh, (chosen, *without) = _examples_and_sets(question, members)
     label = question.registry.label
     engines = {id(engine): engine for engine in (*own.engines, *fresh.engines)}.values()
     for engine in engines:
@@ -122,7 +122,7 @@ def minimality(
     differences = alone[0] - alone[1:]
     intervals = [ratio_interval(row, fresh.full, clusters=fresh.clusters) for row in differences]
     missed = {member for member, (low, _) in zip(chosen, intervals, strict=True) if low > 0}
-    staying, dropped = _reduced(own, chosen, without, missed, tolerance)
+    staying, dropped = _drop_idle_members(own, chosen, without, missed, tolerance)
     if own.kind != "all":
         question.sets.selected.add(staying)
     work = [engine.cost - earlier for engine, earlier in zip(engines, before, strict=True)]
@@ -145,14 +145,14 @@ def minimality(
 
 def planned_minimality(question: Question, members: ComponentsLike) -> PlannedSets:
     """What `minimality` patches, at most: all members but one are tried without each other."""
-    own, fresh, sets = _laid_out(question, members)
+    own, fresh, sets = _examples_and_sets(question, members)
     # Sets without several members are unknown yet; those without one stand for them.
     of_own, of_fresh = [*sets, *sets[2:]], [*sets, sets[0]]
     parts = [(each, of_own) for each in own.engines] + [(each, of_fresh) for each in fresh.engines]
-    return [(engine, _patched(engine, each)) for engine, each in parts]
+    return [(engine, _sets_to_patch(engine, each)) for engine, each in parts]
 
 
-def _laid_out(
+def _examples_and_sets(
     question: Question, members: ComponentsLike
 ) -> tuple[_Examples, _Examples, list[ComponentSet]]:
     """Examples that decide and that are measured; the set, and the set without each member."""
@@ -205,7 +205,9 @@ class _Examples:
 
     def alone(self, sets: Sequence[ComponentSet]) -> Float[Tensor, "set example"]:
         """What each set does by itself: the full effect less that of its complement (noising)."""
-        parts = [each.set_effects(_patched(each, sets), "minimality") for each in self.engines]
+        parts = [
+            each.set_effects(_sets_to_patch(each, sets), "minimality") for each in self.engines
+        ]
         effects = self._joined(parts)
         return effects if self.engines[0].metric.direction == "denoising" else self.full - effects
 
@@ -213,7 +215,7 @@ class _Examples:
         return (effects.mean() / self.full.mean()).item()
 
 
-def _reduced(
+def _drop_idle_members(
     examples: _Examples,
     members: ComponentSet,
     without: Sequence[ComponentSet],
@@ -233,7 +235,7 @@ def _reduced(
         rest = tuple(i for i in staying if i != index)
         if paths is not None:
             # Edges go together with the edge that all their paths run through.
-            rest = paths.on_paths(rest)
+            rest = paths.edges_on_paths(rest)
         if not rest or not missed.isdisjoint(set(staying) - set(rest)) or rest == staying:
             continue
         if dropped:
@@ -244,7 +246,7 @@ def _reduced(
     return staying, dropped
 
 
-def _patched(engine: Engine, sets: Sequence[ComponentSet]) -> list[ComponentSet]:
+def _sets_to_patch(engine: Engine, sets: Sequence[ComponentSet]) -> list[ComponentSet]:
     """What is patched to see what each set does alone: all others in noising."""
     if engine.metric.direction == "denoising":
         return [*sets]

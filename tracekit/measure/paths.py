@@ -24,7 +24,7 @@ from tracekit.metrics import bounds_of
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import row_intervals
 from tracekit.results.of_set import OfMembers
-from tracekit.results.significance import RESOLUTION, PValues, p_text, p_values, without_rounding
+from tracekit.results.significance import RESOLUTION, PValues, p_text, p_values, zero_below_rounding
 
 _EMBEDDING, _LOGITS = "embedding", "logits"
 _MOST = 64
@@ -81,7 +81,7 @@ class Paths(OfMembers, Tabular):
             columns = values.columns()
             for number, at in enumerate(rows):
                 tests[at] = {name: column[number] for name, column in columns.items()}
-        ends = row_intervals(effects, bounds=bounds_of(self.metric), **self.over)
+        ends = row_intervals(effects, bounds=bounds_of(self.metric), **self.statistics_options)
         least = RESOLUTION * scale.mean().item()
         paths: dict[Any, dict[str, Any]] = {}
         for row, mean, (low, high), test in zip(
@@ -106,12 +106,12 @@ class Paths(OfMembers, Tabular):
     def _tests(self) -> list[tuple[list[int], PValues]]:
         """Rows that are tested together, whole paths and those by one input, and their p values."""
         effects, tests = self.effects.double(), []
-        tested = without_rounding(effects, effects.abs().max(0).values.expand_as(effects))
+        tested = zero_below_rounding(effects, effects.abs().max(0).values.expand_as(effects))
         is_whole = torch.tensor([row.input == "all" for row in self.rows])
         for rows in (is_whole.nonzero()[:, 0], (~is_whole).nonzero()[:, 0]):
             values = PValues.none(len(rows))
             if self.is_tested and len(rows):
-                values = p_values(tested[rows], **self.over)
+                values = p_values(tested[rows], **self.statistics_options)
             tests.append((rows.tolist(), values))
         return tests
 
@@ -208,7 +208,7 @@ def paths(question: Question, members: ComponentsLike, *, by_input: bool = True)
         MaskError, ConfigError: About the mask or the option.
         NonFiniteMetricError: The metric is not finite on a path; names the examples.
     """
-    chosen, engine = members_of(members, question.registry, or_none=True), question.eval_engine
+    chosen, engine = members_of(members, question.registry, allow_empty=True), question.eval_engine
     if not 0 < len(chosen) <= _MOST:
         raise ComponentError(
             f"Paths among {len(chosen)} components were asked for. Give 1 to {_MOST}."

@@ -261,7 +261,7 @@ class Question:
             "source": self.source,
             "source_seed": self.setup.source_seed,
             "registry": engine.registry,
-            **engine.pairs.over,
+            **engine.pairs.statistics_options,
             "axis_label": engine.metric.axis_label,
             "dataset": engine.pairs.name,
             "dataset_fingerprint": engine.fingerprint,
@@ -281,9 +281,9 @@ class Question:
             if not members.config.get("selected", True):
                 return None
             # A set that was selected on some of the searched examples counts as selected on all.
-            is_among = members.searched.n_among(self.eval_engine.pairs_given) > 0
+            is_among = members.searched.count_shared_pairs(self.eval_engine.pairs_given) > 0
             return self.eval_engine.fingerprint if is_among else members.searched.fingerprint
-        indices = members_of(members, self.registry, or_none=True)
+        indices = members_of(members, self.registry, allow_empty=True)
         if len(indices) == len(self.registry):
             return None  # Nothing was selected: these are all components.
         return self.search_engine.fingerprint if indices in self.sets.selected else None
@@ -409,7 +409,7 @@ def on_examples(
         effects=effects,
         full=engine.full_effects if full is None else full,
         complement=complement,
-        **pairs.over,
+        **pairs.statistics_options,
         dataset=pairs.name,
         fingerprint=engine.fingerprint,
         prompts=tuple(pair.prompts_digest for pair in pairs),

@@ -84,9 +84,10 @@ def sampled_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
 
     At least two such pairs are drawn. An order takes as many subsets as the set has members, less
     one. Where the metric has a linearization, an additive model in its quantity is a control
-    variate: the values are its own, averaged over thousands of orders, and what the drawn orders
-    bring beyond what it expects. It is fitted to other orders than those that correct it, so that
-    the values are right on average however bad it is, and is left out where it does not help.
+    variate: the values are those of the model, averaged over thousands of orders, plus the mean
+    difference between measured and modelled contributions in the drawn orders. A model is fitted to
+    other orders than those that correct it, so the values are unbiased even if it is bad, and it is
+    used only where it lowers the variance.
     """
     n = game.n_members
     n_pairs = _pairs_of_orders(n, max_sets)
@@ -97,14 +98,14 @@ def sampled_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
     prefixes = [tuple(sorted(order[:size])) for order in orders.tolist() for size in sizes]
     effects = game.effects(prefixes, "orders").double()
     effects = rearrange(effects, "(order size) example -> order size example", size=n + 1)
-    mean, means = _by_member(orders, effects.diff(dim=1))
+    mean, means = _gains_by_member(orders, effects.diff(dim=1))
     variance = means.var(0) / n_pairs
     data, curves = game.engine, None
     if n_pairs >= _FEWEST_PAIRS:
         curves = ExampleCurves.for_metric(data.metric, data.clean, data.pairs.weights)
     if curves is not None:
         many = _with_reverses(n, _MODELLED_PAIRS, generator)
-        by_model = _corrected(curves, orders, effects, many)
+        by_model = _values_with_control_variate(curves, orders, effects, many)
         if by_model[1].max() < variance.max():
             mean, variance = by_model
     values, error = mean.float(), variance.sqrt().float()
@@ -116,7 +117,7 @@ def _pairs_of_orders(n: int, max_sets: int) -> int:
     return max(2, (max_sets - 1) // (2 * (n - 1)))
 
 
-def _corrected(
+def _values_with_control_variate(
     curves: ExampleCurves,
     orders: Int[Tensor, "order member"],
     effects: Float[Tensor, "order size example"],
@@ -132,13 +133,15 @@ def _corrected(
     modelled = torch.zeros(len(many) // 2, orders.shape[1], dtype=torch.float64)
     for number in range(_FOLDS):
         rest, own = fold != number, fold == number
-        model = fitted(curves, coalitions[rest].flatten(0, 1), effects[rest].flatten(0, 1))
+        model = fit_additive_model(
+            curves, coalitions[rest].flatten(0, 1), effects[rest].flatten(0, 1)
+        )
         share = own.sum().item() / len(orders)
         for examples, gains in model.gains_in_orders(many):
             total[:, examples] += share * gains.mean(0)
-            modelled += share * _of_pairs(gains.sum(2)) / effects.shape[2]
+            modelled += share * _average_with_reverse(gains.sum(2)) / effects.shape[2]
         expected = model.effects(coalitions[own].flatten(0, 1)).reshape(effects[own].shape)
-        missed, means = _by_member(orders[own], (effects[own] - expected).diff(dim=1))
+        missed, means = _gains_by_member(orders[own], (effects[own] - expected).diff(dim=1))
         total += share * missed
         residuals[own[::2]] = means
     return total, residuals.var(0) / n_pairs + modelled.var(0) / len(modelled)
@@ -150,15 +153,15 @@ def _with_reverses(n: int, n_pairs: int, generator: torch.Generator) -> Int[Tens
     return torch.stack([each for order in drawn for each in (order, order.flip(0))])
 
 
-def _by_member(
+def _gains_by_member(
     orders: Int[Tensor, "order member"], gains: Float[Tensor, "order member example"]
 ) -> tuple[Float[Tensor, "member example"], Float[Tensor, "pair member"]]:
     """Gains by place in an order as the mean of each member, and its mean in each pair."""
     of_members = gains.gather(1, orders.argsort(1)[..., None].expand_as(gains))
-    return of_members.mean(0), _of_pairs(of_members.mean(2))
+    return of_members.mean(0), _average_with_reverse(of_members.mean(2))
 
 
-def _of_pairs(values: Float[Tensor, "order member"]) -> Float[Tensor, "pair member"]:
+def _average_with_reverse(values: Float[Tensor, "order member"]) -> Float[Tensor, "pair member"]:
     """Means over an order and its reverse."""
     return reduce(values, "(pair order) member -> pair member", "mean", order=2)
 
@@ -202,7 +205,7 @@ class AdditiveModel:
             yield some, torch.zeros_like(gains).scatter(1, at.expand_as(gains), gains)
 
 
-def fitted(
+def fit_additive_model(
     curves: ExampleCurves,
     coalitions: Bool[Tensor, "coalition member"],
     effects: Float[Tensor, "coalition example"],

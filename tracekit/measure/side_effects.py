@@ -184,7 +184,9 @@ class SideEffects(PatchedSet, Tabular):
         return frame
 
     def _row(self, each: EffectOn) -> dict[str, Any]:
-        interval = effect_interval(each.effects, bounds=bounds_of(each.metric), **each.over)
+        interval = effect_interval(
+            each.effects, bounds=bounds_of(each.metric), **each.statistics_options
+        )
         sizes, bounds = (each.effects.abs(), each.full_effects.abs()), Bounds(low=0.0)
         of_strength = ratio_interval(*sizes, clusters=each.clusters, bounds=bounds)
         controls, nan = each.control_strengths.tolist(), float("nan")
@@ -401,5 +403,5 @@ def _measure(
         effects=effects[0].clone(),
         full_effects=full,
         controls=effects[1:].clone(),
-        **engine.pairs.over,
+        **engine.pairs.statistics_options,
     )

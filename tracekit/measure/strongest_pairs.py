@@ -32,7 +32,7 @@ from tracekit.measure.effects import added_effects, check_size, chosen_for_pairs
 from tracekit.measure.question import Question
 from tracekit.results.interactions import StrongestPairs
 from tracekit.results.intervals import row_intervals
-from tracekit.results.significance import n_testable, p_values, without_rounding
+from tracekit.results.significance import most_testable_rows, p_values, zero_below_rounding
 from tracekit.search.targets import require_gradient
 
 _STEP = 0.02
@@ -80,7 +80,7 @@ def strongest_pairs(
         NotDifferentiableError: The metric has no gradient.
     """
     require_gradient(question.search_engine.metric, "strongest_pairs")
-    context = members_of(given, question.registry, or_none=True)
+    context = members_of(given, question.registry, allow_empty=True)
     engine = question.search_engine
     paired = chosen_for_pairs(question.registry, components, given=context)
     check_int("count", count)
@@ -104,10 +104,10 @@ def strongest_pairs(
     strongest = own.abs().argsort(descending=True)[:count]
     chosen = [proposals[row] for row in strongest.tolist()]
     together, parts = together[strongest], parts[strongest]
-    measured, over = engine.pairs, engine.pairs.over
+    measured, over = engine.pairs, engine.pairs.statistics_options
     if fresh is not None:
         together, parts = _measured(fresh, chosen, context)
-        measured, over = fresh.pairs, fresh.pairs.over
+        measured, over = fresh.pairs, fresh.pairs.statistics_options
     elif testing is not None:
         together, parts = together[:, testing], parts[..., testing]
         measured, weights = engine.pairs.subset(testing.tolist()), engine.pairs.weights
@@ -117,10 +117,10 @@ def strongest_pairs(
     interactions = together - parts.sum(1)
     intervals = tests = None
     if fresh is not None or testing is not None:
-        bounds, n = engine.metric.bounds.of_sum(2, 2), n_testable(measured.n_distinct)
+        bounds, n = engine.metric.bounds.of_sum(2, 2), most_testable_rows(measured.n_distinct)
         intervals = row_intervals(interactions, bounds=bounds, **over).float()
         scale = together.abs() + parts.abs().sum(1)
-        tests = p_values(without_rounding(interactions[:n], scale[:n]), **over)
+        tests = p_values(zero_below_rounding(interactions[:n], scale[:n]), **over)
     label = engine.registry.label
     return StrongestPairs(
         first=tuple(label(i) for (i, _), _ in chosen),

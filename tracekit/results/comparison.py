@@ -31,7 +31,7 @@ from tracekit.results.intervals import row_intervals
 from tracekit.results.panels import CellColor, scale_of
 from tracekit.results.result import Results, TraceResult
 from tracekit.results.saved import HasCurve, all_results
-from tracekit.results.significance import p_values, without_rounding
+from tracekit.results.significance import p_values, zero_below_rounding
 
 
 @check_arguments
@@ -140,7 +140,7 @@ class Comparison(Results):
         """
         tables.check_comparable(self.results, any_dtype=self.any_dtype)
         best = "held_out" if self._has_held_out else "effect"
-        table, among = self._shown("passes").aligned(), tables.competing(self.results)
+        table, among = self._shown("passes").aligned(), tables.rows_that_may_be_best(self.results)
         table = table.ranked(best, ["n_selected"], second=True, among=among)
         return table.latex(self._caption() if caption is None else caption, label)
 
@@ -175,7 +175,7 @@ class Comparison(Results):
         held_out = [result.held_out for result in self.results if result.held_out is not None]
         effects = [each.effects for each in held_out]
         rows = torch.stack([effects[i].double() - effects[j].double() for i, j in pairs])
-        over, metric = held_out[0].over, held_out[0].metric
+        over, metric = held_out[0].statistics_options, held_out[0].metric
         ends = row_intervals(rows, bounds=bounds_of(metric).of_sum(1, 1), **over)
         scale = torch.stack([effects[i].abs() + effects[j].abs() for i, j in pairs]).double()
         return pd.DataFrame(
@@ -183,7 +183,7 @@ class Comparison(Results):
                 "first": [self.labels[i] for i, _ in pairs],
                 "second": [self.labels[j] for _, j in pairs],
                 **as_cells("difference", rows.mean(1).tolist(), ends.T.tolist()),
-                **p_values(without_rounding(rows, scale), **over).columns("family"),
+                **p_values(zero_below_rounding(rows, scale), **over).columns("family"),
                 "metric": metric,
                 "n_held_out": held_out[0].n_examples,
                 "n_held_out_independent": held_out[0].n_independent,

@@ -166,8 +166,9 @@ class Faithfulness(InWords, Tabular):
     def _check_mib(self) -> None:
         if self.direction == "denoising":
             raise ConfigError(
-                "CPR and CMD compute the set anew among patched components, and in denoising it is "
-                "copied in. Trace with direction='noising', or read area and distance."
+                "CPR and CMD are of noising, where the set is computed while all other components "
+                "are patched. In denoising its clean values are copied in. Trace with "
+                "direction='noising', or read area and distance."
             )
         if not self.counts_like_mib:
             raise ConfigError(

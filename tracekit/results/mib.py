@@ -118,7 +118,7 @@ def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | 
     return torch.tensor(scores)
 
 
-def n_in_mib(registry: ComponentRegistry) -> list[int]:
+def count_mib_edges(registry: ComponentRegistry) -> list[int]:
     """How many nodes or edges of MIB each component is.
 
     That is one, but of an edge into a key or a value that several heads share: one for each head.
@@ -128,11 +128,13 @@ def n_in_mib(registry: ComponentRegistry) -> list[int]:
     return [len(_names(component, registry)) for component in registry]
 
 
-def first_of_mib(scores: Mask, counts: Sequence[int], most: Sequence[int]) -> list[tuple[int, ...]]:
-    """The highest-scored components of each size, as MIB counts them: at most so many of its edges.
+def top_sets_counted_as_mib(
+    scores: Mask, counts: Sequence[int], most: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """For each number in `most`, the first components that are at most so many edges of MIB.
 
-    As in a file, the edges of MIB that are one component here have an equal part of its score. A
-    component is in a set if all of its edges are.
+    A component that stands for several edges of MIB counts once for each, and is ranked by its
+    score divided by their number, as in a file.
     """
     order = ranking(scores / torch.tensor(counts))
     sizes = list(accumulate(counts[index] for index in order))
@@ -144,7 +146,7 @@ def check_registry(registry: ComponentRegistry) -> None:
     for kind in registry.kinds:
         if kind not in (*_NODES, "edges"):
             raise DataFormatError(
-                f"{kind} have no node in a MIB file, which knows what heads and MLPs give out. "
+                f"{kind} have no node in a MIB file, whose nodes are outputs of heads and MLPs. "
                 "Trace head-outputs, mlp-blocks, or both; or edges."
             )
     if registry.spans or (registry.has_windows and registry.edges is None):

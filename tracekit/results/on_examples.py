@@ -77,7 +77,7 @@ class OverExamples:
         return count_text(self.n_examples, self.clusters)
 
     @property
-    def over(self) -> EvidenceOptions:
+    def statistics_options(self) -> EvidenceOptions:
         """Weights and clusters of the examples, as statistics take them."""
         return EvidenceOptions(weights=self.weights, clusters=self.clusters)
 
@@ -114,7 +114,7 @@ class OnExamples(OverExamples):
     choices: Float[Tensor, "run 5"] | None = None
     """First choices of the model alone and with the set (`count_choices`); None: not measured."""
 
-    def n_among(self, pairs: PromptPairs) -> int:
+    def count_shared_pairs(self, pairs: PromptPairs) -> int:
         """How many of some pairs, as they were given, are of the prompts of these examples."""
         own = {*self.prompts}
         # Under zeros, say, all pairs of one prompt are one example.
@@ -144,7 +144,9 @@ class OnExamples(OverExamples):
         95 %, by a studentised bootstrap; NaN with fewer than three independent examples. A
         confidence interval where the set was not selected on these examples, else a spread.
         """
-        return effect_interval(self.effects, bounds=bounds_of(self.metric), **self.over)
+        return effect_interval(
+            self.effects, bounds=bounds_of(self.metric), **self.statistics_options
+        )
 
     @property
     def choices_text(self) -> str:
@@ -188,6 +190,6 @@ class OnExamples(OverExamples):
             self.full,
             metric=self.metric,
             direction=self.direction,
-            **self.over,
+            **self.statistics_options,
             **labels,
         )

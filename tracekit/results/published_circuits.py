@@ -54,7 +54,7 @@ class Against(InWords, Tabular):
         return clean_text("\n".join(lines))
 
 
-def roles_of(circuit: str | Sequence[str], result: Any) -> tuple[str, dict[str, str]]:
+def name_and_roles(circuit: str | Sequence[str], result: Any) -> tuple[str, dict[str, str]]:
     """What a circuit is called, and the role of each of its members, by label without span."""
     if not isinstance(circuit, str):
         chosen = mask_of(circuit, result.registry).nonzero()[:, 0].tolist()
@@ -73,15 +73,15 @@ def roles_of(circuit: str | Sequence[str], result: Any) -> tuple[str, dict[str, 
     return f"{circuit} ({entry['source']})", roles
 
 
-def outlined(circuit: str | Sequence[str], result: Any) -> BinaryMask:
+def mask_of_circuit(circuit: str | Sequence[str], result: Any) -> BinaryMask:
     """Which components of a result are of a circuit."""
-    _, roles = roles_of(circuit, result)
+    _, roles = name_and_roles(circuit, result)
     return result.binary_mask.new_tensor([label in roles for label in _labels(result)])
 
 
 def against(result: Any, circuit: str | Sequence[str], name: str | None) -> Against:
     """A result beside a circuit; a component is in the set if it is at any span."""
-    called, roles = roles_of(circuit, result)
+    called, roles = name_and_roles(circuit, result)
     frame = result.to_frame().assign(component=_labels(result)).astype({"score": float})
     whole = frame.groupby("component", sort=False).agg({"selected": "any", "score": "max"})
     rows = [

@@ -33,7 +33,7 @@ from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.mib import check_registry, write_mib
 from tracekit.results.on_examples import OnExamples, examples_text
 from tracekit.results.panels import CellColor, has_cells, result_panels, scale_of
-from tracekit.results.published_circuits import Against, against, outlined
+from tracekit.results.published_circuits import Against, against, mask_of_circuit
 from tracekit.results.storage import InFolder
 from tracekit.search.base import Record, Stop, target_not_reached
 from tracekit.search.targets import ConstraintEffect
@@ -424,7 +424,7 @@ class TraceResult(InFolder):
         if color is None:
             has_scores = self.component_scores is not None and has_cells(self.registry)
             color = "score" if has_scores and outline is None else "selected"
-        framed = None if outline is None else outlined(outline, self)
+        framed = None if outline is None else mask_of_circuit(outline, self)
         return draw_panels(
             self.panels(color, framed=framed),
             scale=scale_of(color, self.n_components, self.largest_score, self.score_title),
@@ -444,7 +444,8 @@ class TraceResult(InFolder):
     def nodes(self) -> tuple[str, ...]:
         """Labels of the heads and MLPs that selected edges join, layer by layer, for other tracers.
 
-        Of heads that share a key or value, those that also send or have a query; of none, all.
+        Where an edge enters a key or value that several heads share, these are the heads among them
+        that other selected edges name; if there are none, all of them.
         """
         return nodes_of(self.registry, members_of_mask(self.binary_mask))
 
@@ -550,8 +551,8 @@ class Results(Sequence[TraceResult]):
         if results[-1].n_selected < results[-1].n_components:
             advice.append("a larger budget")
         raise TargetNotReachedError(
-            f"No set has a faithfulness within {1 - level:.3g} of 1 and a complement that has not; "
-            f"the nearest is {1 - nearest:.3g} off. "
+            f"No set has a faithfulness within {1 - level:.3g} of 1 while that of its complement "
+            f"is not; the nearest faithfulness differs from 1 by {1 - nearest:.3g}. "
             + (f"Search with {' or '.join(advice)}." if advice else "Ask for a lower level.")
         )
 

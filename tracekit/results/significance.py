@@ -61,7 +61,7 @@ _LEAST_ERROR = 0.1
 """As in `intervals.py`, of p values: lower, which finds less in skewed effects by chance."""
 
 
-def without_rounding(
+def zero_below_rounding(
     interactions: Float[Tensor, "*row example"], scale: Float[Tensor, "*row example"]
 ) -> Float[Tensor, "*row example"]:
     """Interactions, with 0 where they are too small to be told from rounding.
@@ -159,8 +159,8 @@ def _n_draws(n_rows: int) -> int:
     return max(N_RESAMPLES, min(_DRAWS_PER_ROW * n_rows, _MOST_DRAWS))
 
 
-def n_testable(n_examples: int) -> int:
-    """As many rows as one of which can have a q below 0.05 on so many independent examples."""
+def most_testable_rows(n_examples: int) -> int:
+    """The most rows among which one with the least possible p value has a q of at most 0.05."""
     return max(1, int(LEVEL / least_p(n_examples, _MOST_DRAWS)))
 
 
@@ -199,7 +199,7 @@ def sign_flip_p_values(
     """
     values = effects.double().cpu()
     n_rows, n = values.shape
-    scale = _exceeded_by_few(values)[:, None]
+    scale = _sign_flip_quantile(values)[:, None]
     # A row without any effect is as far from 0 as every flip of it.
     values = torch.where(scale > 0, values / scale, 0.0)
     measured, order = values.sum(1).abs().sort(descending=True)
@@ -209,7 +209,7 @@ def sign_flip_p_values(
     for signs in _flips(n, max(1, _AT_ONCE // (n + 2 * n_rows))):
         flipped = (values @ signs.T).abs()
         alone += flipped.ge(least[:, None]).sum(1)
-        hits += _reached(flipped, least)
+        hits += _count_draws_reaching(flipped, least)
         n_flips += len(signs)
     both = torch.stack([alone, hits.cummax(0).values]) / n_flips
     row, family = torch.empty_like(both).scatter(1, order.expand_as(both), both)
@@ -243,7 +243,7 @@ def _resampled_p_values(
         deviations = torch.where(is_shared[:, None], deviations * sides[:, None], 0.0)
         drawn = (deviations.abs(), deviations, -deviations)
         for number, (each, order) in enumerate(zip(drawn, orders, strict=True)):
-            hits[number] += _reached(each[order], measured[number][order] - 1e-9)
+            hits[number] += _count_draws_reaching(each[order], measured[number][order] - 1e-9)
         floored = torch.maximum(errors, LEAST_ERROR * spreads[:, None])
         deviations = torch.where(floored > 0, shifts / floored, 0.0)
         above += deviations.ge(statistics[:, None] - 1e-9).sum(1)
@@ -257,8 +257,8 @@ def _resampled_p_values(
     return tails, torch.maximum(torch.where(has_side, of_tail, both), tails)
 
 
-def _exceeded_by_few(values: Float[Tensor, "row example"]) -> Float[Tensor, " row"]:
-    """The size of a row's sum that `LEVEL` of its sign flips exceed."""
+def _sign_flip_quantile(values: Float[Tensor, "row example"]) -> Float[Tensor, " row"]:
+    """The absolute sum that only a share `LEVEL` of the sign flips of a row exceeds."""
     n = values.shape[1]
     # All flips, of up to 2,000 examples.
     signs = torch.cat([*islice(_flips(n, max(1, _AT_ONCE // n)), 2)])
@@ -267,7 +267,7 @@ def _exceeded_by_few(values: Float[Tensor, "row example"]) -> Float[Tensor, " ro
     return torch.cat([(part @ signs.T).abs().kthvalue(rank, dim=1).values for part in rows])
 
 
-def _reached(
+def _count_draws_reaching(
     drawn: Float[Tensor, "row draw"], measured: Float[Tensor, " row"]
 ) -> Float[Tensor, " row"]:
     """Draws in which the largest among a row and all below it reaches what was measured of it."""

@@ -70,7 +70,7 @@ def legend(results: Sequence[TraceResult]) -> str:
     ) + "".join(f" {name}: {unit}, searched." for name, unit in units)
 
 
-def competing(results: Sequence[TraceResult]) -> list[int]:
+def rows_that_may_be_best(results: Sequence[TraceResult]) -> list[int]:
     """Rows of results that may be best: random sets are a control."""
     return [row for row, result in enumerate(results) if result.method != "random"]
 

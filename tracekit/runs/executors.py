@@ -128,9 +128,9 @@ class _LocalProcesses(FuturesExecutor):
     def error_to_raise(self, error: BaseException) -> Exception | None:
         if isinstance(error, BrokenExecutor) and not self._executor.has_ready_worker:
             return WorkerError(
-                "No worker process could begin. Each first runs the main script again, which must "
-                "not start the sweep once more. Write what it does in a file under "
-                f"{_MAIN_GUARD}, also what comes from stdin. Or leave jobs out."
+                "No worker process could start. Each one first runs your main script again, which "
+                "must not start the sweep a second time. Put the code of the script into a file, "
+                f"below {_MAIN_GUARD}; code from stdin needs a file, too. Or leave jobs out."
             )
         return super().error_to_raise(error)
 

@@ -181,7 +181,7 @@ class RunEnvironment:
     working_dir: Path | None = None
     """Where relative paths of models and data begin. None: where each process works."""
 
-    def located(self, name: str) -> str:
+    def resolve_path(self, name: str) -> str:
         """Name of a model or data set; a relative path is made absolute."""
         if self.working_dir is None or name == DEMO:
             return name

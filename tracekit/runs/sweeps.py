@@ -314,7 +314,7 @@ def _lock_output(folder: Path, part: str | None) -> Iterator[None]:
                         pass
             else:
                 name = f"{_LOCK}-part-{part.replace('/', '-of-')}"
-                # Another part holds the lock of the whole while it takes its own.
+                # Waits: another part may hold the lock of the whole sweep while it takes its own.
                 with hold_lock(whole, wait=_LOCK_SECONDS):
                     locks.enter_context(hold_lock(folder / name, wait=False))
         except BlockingIOError as error:

@@ -125,7 +125,7 @@ class Worker:
             self.forget_model()
             with _hide_loading_bar():
                 model = load_model(
-                    self.environment.located(self.environment.sources[job.model].source),
+                    self.environment.resolve_path(self.environment.sources[job.model].source),
                     device=self.environment.device,
                     dtype=job.dtype,
                     **self.environment.loading,
@@ -140,7 +140,7 @@ class Worker:
         if key not in self._pairs:
             folder = self.environment.folder_of(job.dataset)
             location = {} if folder is None else {"data_dir": folder}
-            name = self.environment.located(job.dataset)
+            name = self.environment.resolve_path(job.dataset)
             pairs = load_dataset(name, model, **{**options, **location})
             self._pairs[key] = pairs if job.limit is None else pairs[: job.limit]
         return self._pairs[key]
@@ -245,8 +245,9 @@ class WorkerReport:
 def run_task(versions: Mapping[str, str], packed: bytes) -> WorkerReport:
     """Runs the jobs of a pickled `Task`; called by executors, in their workers.
 
-    The worker must have the decisive versions of the process that sends the task; any version of
-    tracekit can read the arguments and refuse. Every run is stored as soon as it is finished.
+    The worker must have the same versions of the packages that numbers depend on as the process
+    that sends the task; otherwise the report holds an error, and nothing is run. Any version of
+    tracekit can read the arguments. Every run is stored as soon as it is finished.
     """
     for package, version in decisive_versions().items():
         if versions[package] != version:

@@ -1,4 +1,4 @@
-"""Backward elimination: of all components, those leave that are missed least; in few passes."""
+"""Backward elimination: removes components that a gradient predicts to matter least, from all."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class SearchCheckpoint:
                 "format": _FORMAT,
             }
         )
-        # Before the ranks part: only one of them reads the file.
+        # All ranks compute these here, together: later only one of them reads the file.
         clean = target.engine.clean
         log_probs = [clean.x] if clean.y is None else [clean.x, clean.y]
         # These tell models and metrics apart: the clean run, and effects of all components.

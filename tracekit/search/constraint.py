@@ -140,7 +140,7 @@ class BoundedTarget(Target):
     def set_effects(
         self, sets: Sets, label: str = "effects", *, examples: SomeExamples = None
     ) -> Float[Tensor, "set some"]:
-        """Scores of sets; those outside the bound on all constrained examples come last."""
+        """Scores of sets; those whose mean constrained effect is out of bounds come last."""
         listed = [tuple(members) for members in sets]
         constrained = self._measures.set_effects(listed, f"{label}, constraint")
         scores = self._inner.set_effects(listed, label, examples=examples)

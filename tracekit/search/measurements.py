@@ -123,7 +123,7 @@ class Measurements:
             # A prediction beyond the range of numbers is still the best one.
             return replace(prediction, predicted_effects=prediction.predicted_effects.nan_to_num())
 
-        return self._gradient(self._data.predictions, members, compute)
+        return self._cached_gradient(self._data.predictions, members, compute)
 
     def soft_gradient(self, share: float) -> Mask:
         """Gradient of the mean effect at the soft mask whose entries all equal a share."""
@@ -134,9 +134,9 @@ class Measurements:
             require_finite_gradient(gradient, self.target.metric)
             return gradient / self.target.n_examples
 
-        return self._gradient(self._data.soft_gradients, share, compute)
+        return self._cached_gradient(self._data.soft_gradients, share, compute)
 
-    def _gradient(self, values: dict[_K, _T], key: _K, compute: Callable[[], _T]) -> _T:
+    def _cached_gradient(self, values: dict[_K, _T], key: _K, compute: Callable[[], _T]) -> _T:
         if (GRADIENT, key) not in self._keys:
             self._n_allowed(GRADIENT)
             is_saved = key in values
@@ -279,7 +279,7 @@ class BestSets:
 
     def _on_paths(self, members: ComponentSet) -> ComponentSet:
         paths = self.measurements.target.paths
-        return members if paths is None else paths.on_paths(members)
+        return members if paths is None else paths.edges_on_paths(members)
 
     def _record(self, measured: Iterable[ComponentSet]) -> None:
         for members in measured:

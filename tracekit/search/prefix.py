@@ -29,7 +29,7 @@ def best_prefixes(
 ) -> list[Selection]:
     """Answers a goal with the first components of a ranking, by a gradient or not."""
     order = ranking(scores)
-    # How faithful a component is alone ranks, and is no effect.
+    # How faithful each component is alone gives a ranking, but no effects.
     component_scores = None if target.faithful is not None and not by_gradient else scores
     if goal.target is not None:
         prefix = smallest_prefix(target, order, goal.target)
@@ -51,12 +51,15 @@ def prefix_members(target: Target, order: Sequence[int], size: int) -> Component
     return tuple(order[:size]) if target.paths is None else target.paths.first(order, size)
 
 
-def connected(target: Target, selection: Selection) -> Selection:
-    """A selection without idle edges, measured again; a relaxed mask says which replace them."""
+def drop_idle_edges(target: Target, selection: Selection) -> Selection:
+    """A selection without edges that lie on no path, measured again.
+
+    If it has a soft mask, the first edges by that mask that form paths replace them.
+    """
     members = members_of_mask(selection.mask)
     if target.paths is None:
         return selection
-    kept = target.paths.on_paths(members)
+    kept = target.paths.edges_on_paths(members)
     if selection.soft_mask is not None and len(kept) < len(members):
         kept = target.paths.first(ranking(selection.soft_mask), len(members))
     if not kept:
@@ -92,11 +95,12 @@ def _from_both_ends(order: Sequence[int], size: int, n_last: int) -> list[int]:
 
 
 def _balanced_prefix(target: Target, order: Sequence[int], scores: Mask, size: int) -> Selection:
-    """The first components of a ranking; of faithful ones perhaps some of the last too.
+    """The first components of a ranking; of a faithful set, some of the last where that is better.
 
-    The last push back. Some of them are in the set of the largest scores by size, which is measured
-    too. If only one of both sets overshoots, halving finds how many of the last bring the set near
-    all components; if both do, more of them. The set with the best score is taken.
+    The last components push the metric back. Two sets are measured: the first components, and
+    those with the largest absolute scores, which may include some of the last. If the faithfulness
+    of one of them is above 1, bisection looks for a number of last components in between; if that
+    of both is, for a larger number. The measured set with the best score is returned.
     """
 
     def measured(n_last: int) -> Selection:

@@ -126,7 +126,7 @@ def warn_of_sign(engine: Engine, request: ResolvedRequest, requested_sign: str |
 def warn_of_results(
     results: Sequence[TraceResult], pairs: PromptPairs, noise_floor: float = 0.0
 ) -> None:
-    """Warns of sets that one example carries, or that hold least; of noise and interruptions."""
+    """Warns of sets that one example carries or that fail held out, noise, interruptions."""
     _warn_of_noise(results, noise_floor)
     _warn_of_other_sign(results)
     worst = max(results, key=lambda result: largest_share(result.per_example)[1])
@@ -233,7 +233,11 @@ def _warn_of_noise(results: Sequence[TraceResult], floor: float) -> None:
 
 
 def warn_of_front(front: ParetoFront) -> None:
-    """Warns of the size that holds least, and of the one where an equal set shares least."""
+    """Warns if the effect at some size is less than half as large on other examples.
+
+    Warns also if a set that is as good as one of the front, found by elimination from all
+    components, shares less than half of its components.
+    """
     sets = {each.n_selected: each for each in front}
     rows = [(row.size, sets[row.size].effect, row.cross_fitted) for row in front.statistics]
     _warn_of_held_out(rows, _robust_search_options(front[0], is_front=True))

@@ -107,7 +107,7 @@ def _pace_of(
             few.prepare_full_effects()
             if is_cuda:
                 torch.cuda.reset_peak_memory_stats(device)
-            these = sets or _neighbours(engine.n_components, places)
+            these = sets or _probe_sets(engine.n_components, places)
             forward, gradient = _seconds_of_passes(few, these, with_gradient=with_gradient)
             if few.n_examples == n or len(these) * forward >= _LEAST_SECONDS:
                 break
@@ -131,7 +131,7 @@ def _seconds_of_passes(
     return forward, _now(engine) - start
 
 
-def _neighbours(n: int, places: int) -> list[ComponentSet]:
+def _probe_sets(n: int, places: int) -> list[ComponentSet]:
     """Single components: where sets begin says how much of a pass they take, and share."""
     starts = [(2 * number + 1) * n // (2 * places) for number in range(places)]
     return [(i,) for i in sorted({min(n - 1, s + k) for s in starts for k in range(_NEIGHBOURS)})]
@@ -191,7 +191,7 @@ def estimate_run(question: Question, request: Request) -> Estimate:
     resolved = resolve_request(question, request)
     if getattr(request.search, "lambda1", None) is None:
         resolved.goal.require(request.search.name)
-    return _of_plan(question, request, plan(question, resolved))
+    return _estimate_plan(question, request, plan(question, resolved))
 
 
 def estimate_pareto(
@@ -218,7 +218,7 @@ def estimate_pareto(
 def estimate_front(question: Question, request: Request, *, statistics: bool = True) -> Estimate:
     """As `estimate_pareto`, of a request for a front."""
     resolved = resolve_front(question, request, statistics=statistics)
-    return _of_plan(question, request, plan_front(question, resolved, statistics=statistics))
+    return _estimate_plan(question, request, plan_front(question, resolved, statistics=statistics))
 
 
 def estimate_explain(
@@ -234,7 +234,7 @@ def estimate_explain(
         question.eval_engine, chosen, max_sets=max_sets, look_outside=look_outside
     )
     sets = [(*chosen[:i], *chosen[i + 1 :]) for i in range(min(len(chosen), _PROBED))]
-    return _of_passes("explain", planned, question.eval_engine, sets=sets)
+    return _estimate_passes("explain", planned, question.eval_engine, sets=sets)
 
 
 def estimate_of(
@@ -266,16 +266,16 @@ def estimate_of(
     return estimate
 
 
-def _of_plan(question: Question, request: Request, planned: Plan | None) -> Estimate:
+def _estimate_plan(question: Question, request: Request, planned: Plan | None) -> Estimate:
     if planned is None:
         raise ConfigError(
             f"The search {request.search.name!r} does not say how many passes it takes. Give it a "
             "method planned_passes(n_components, goal) that returns tracekit.search.PlannedPasses."
         )
-    return _of_passes(request.search.name, planned, question.search_engine)
+    return _estimate_passes(request.search.name, planned, question.search_engine)
 
 
-def _of_passes(
+def _estimate_passes(
     name: str,
     planned: PlannedPasses,
     engine: Engine,

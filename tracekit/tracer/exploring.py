@@ -146,7 +146,7 @@ def explore(
     from tracekit.explore.exploration import Exploration, Measurement
 
     registry = question.search_engine.registry
-    to_members = partial(members_of, registry=registry, or_none=True)
+    to_members = partial(members_of, registry=registry, allow_empty=True)
     if isinstance(start, (ParetoFront, TraceCurve)):
         front = start if front is None else front
         start = start[-1]
@@ -163,7 +163,7 @@ def explore(
             Measurement(
                 complement_of(members, len(registry)) if is_other else members,
                 effects,
-                **each.searched.over,
+                **each.searched.statistics_options,
                 bounds=question.search_engine.metric.bounds,
             )
             for members, each in earlier

@@ -304,7 +304,7 @@ def _without_weights(original: Any, settings: Iterable[str]) -> Any:
     config = copy.deepcopy(original.config)
     # TransformerLens asks for the patterns in every pass.
     config.output_attentions = False
-    # Of weights that were widened when they were read, as those of GGUF files.
+    # It is of weights that were widened when they were read, as those of GGUF files are.
     vars(config).pop("quantization_config", None)
     for setting in settings:
         if hasattr(config, setting):

@@ -70,14 +70,14 @@ def run_front(
             sets = _best_of_every_size(question, resolved, target)
             note = _INTERRUPTED if sets.best.stopped == "interrupted" else None
             if statistics and note is None:
-                sets, note = _unless_stopped(partial(_walk_from_all, question, target, sets), sets)
+                sets, note = _keep_if_stopped(partial(_walk_from_all, question, target, sets), sets)
             if isinstance(resolved.search, Auto) and note is None:
                 step = partial(_choose, question, resolved, target, sets)
-                sets, note = _unless_stopped(step, sets)
+                sets, note = _keep_if_stopped(step, sets)
             front = _measured_front(question, resolved, target, sets)
             if statistics and note is None:
                 step = partial(_with_statistics, question, resolved, target, sets, front)
-                front, note = _unless_stopped(step, front)
+                front, note = _keep_if_stopped(step, front)
             if note is not None:
                 warn(note, SearchStoppedWarning)
         observed.results(front.results)
@@ -85,7 +85,7 @@ def run_front(
     return front
 
 
-def _unless_stopped(step: Callable[[], _T], before: _T) -> tuple[_T, str | None]:
+def _keep_if_stopped(step: Callable[[], _T], before: _T) -> tuple[_T, str | None]:
     """What a step makes, or what was there before it and why the step was stopped."""
     try:
         return step(), None
@@ -109,10 +109,10 @@ def _best_of_every_size(question: Question, request: ResolvedRequest, target: Ta
         return best
 
     best, work = measure_work(question, target, search)
-    return _Sets(best=best, by_size=_improving(best), work=work)
+    return _Sets(best=best, by_size=_improving_selections(best), work=work)
 
 
-def _improving(best: BestSets) -> dict[int, Selection]:
+def _improving_selections(best: BestSets) -> dict[int, Selection]:
     return {size: best.selection(size, size) for size in best.improving_sizes}
 
 
@@ -127,7 +127,7 @@ def _walk_from_all(question: Question, target: Target, sets: _Sets) -> _Sets:
         return others
 
     others, work = measure_work(question, target, walk)
-    return replace(sets, by_size=_improving(best), from_all=others, walk_cost=work.cost)
+    return replace(sets, by_size=_improving_selections(best), from_all=others, walk_cost=work.cost)
 
 
 def _choose(question: Question, request: ResolvedRequest, target: Target, sets: _Sets) -> _Sets:

@@ -127,8 +127,8 @@ def generate(
     ):
         raise ConfigError(
             f"There are {len(prompts)} prompts and {len(other_prompts or ())} counterfactuals. "
-            "Give each prompt one of as many tokens with source='counterfactual', and none with "
-            "other sources."
+            "With source='counterfactual', give each prompt a counterfactual of as many tokens; "
+            "with other sources, give no counterfactuals."
         )
     tokenizer, model = require_tokenizer(question.model), question.model
     # A continuation, which pairs have, does not matter.

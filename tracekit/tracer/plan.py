@@ -68,7 +68,7 @@ def plan(question: Question, request: ResolvedRequest) -> Plan | None:
         cost=planned.cost,
         is_exact=planned.is_exact,
         extra_passes=_passes_of_results(question, request, n_results),
-        limited=_limited(request, n, has_halves=isinstance(request.search, Auto)),
+        limited=_costs_of_limited_searches(request, n, has_halves=isinstance(request.search, Auto)),
     )
 
 
@@ -101,7 +101,7 @@ def plan_front(question: Question, request: ResolvedRequest, *, statistics: bool
         downwards = most_backward_passes(n, sizes) / 2 + 2 * len(sizes)
         extra += MOST_CONTROLS * len(sizes)
         extra += target.cost_of(Cost(downwards, downwards)).forward_equivalents
-    limited = _limited(request, n, has_halves=statistics or is_choice)
+    limited = _costs_of_limited_searches(request, n, has_halves=statistics or is_choice)
     return Plan(
         search=joint, cost=cost, is_exact=planned.is_exact, extra_passes=extra, limited=limited
     )
@@ -148,12 +148,14 @@ def _passes_of_results(question: Question, request: ResolvedRequest, n_results: 
     n_held_out = 0 if question.held_out_engine is None else question.held_out_engine.n_examples
     has_extra = len(question.extra_metrics) > 0
     share = n_held_out / question.search_engine.n_examples
-    # The effects of sets that were chosen by scores.
+    # A set that was chosen by scores takes one more pass, which measures its effects.
     again = 0 if request.by_effect else 1
     return n_results * (again + 2 + has_extra + share * (3 + has_extra))
 
 
-def _limited(request: ResolvedRequest, n_components: int, *, has_halves: bool) -> tuple[Cost, ...]:
+def _costs_of_limited_searches(
+    request: ResolvedRequest, n_components: int, *, has_halves: bool
+) -> tuple[Cost, ...]:
     planned = planned_passes_of(request.searches[0], n_components, request.goal_of_search)
     assert planned is not None
     return (planned.cost, *([planned.cost * 0.5] * 2 if has_halves else []))

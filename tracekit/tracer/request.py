@@ -208,8 +208,9 @@ def _sign_of(question: Question, sign: SignName | None, target: float | None) ->
     else:
         sought = -1 if sign == "negative" else 1
     if target and target * sought < 0:
+        side = "below" if sought < 0 else "above"
         raise BudgetError(
-            f"The target_effect is {target:g}, and sign={sign!r} seeks effects "
-            f"{'below' if sought < 0 else 'above'} 0. Leave out sign, or give one of its sign."
+            f"The target_effect is {target:g}, and sign={sign!r} seeks effects {side} 0. Leave out "
+            f"sign, or give a target_effect {side} 0."
         )
     return sought

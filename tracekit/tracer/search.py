@@ -24,7 +24,7 @@ from tracekit.search import Selection
 from tracekit.search.base import best_within, config_of
 from tracekit.search.constraint import SCORE_OUTSIDE, nothing_within_error
 from tracekit.search.objectives import Faithful, describe_objective
-from tracekit.search.prefix import connected
+from tracekit.search.prefix import drop_idle_edges
 from tracekit.search.targets import ConstraintEffect, Record, Target
 from tracekit.tracer import diagnostics
 from tracekit.tracer.plan import Plan, plan, progress_bar
@@ -106,7 +106,7 @@ def search(
             selections = _best_so_far(question, request, recorded)
             work = Work(cost=target.cost - before, seconds=time.perf_counter() - start)
         selections, more = measure_work(
-            question, target, lambda: [connected(target, each) for each in selections]
+            question, target, lambda: [drop_idle_edges(target, each) for each in selections]
         )
         work += more
         if request.constraint is not None and request.goal.budgets:

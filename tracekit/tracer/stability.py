@@ -21,7 +21,7 @@ from tracekit.measure.question import Question
 from tracekit.results.stability import Stability
 from tracekit.search import DEFAULT_METHOD, Search, make
 from tracekit.search.objectives import Objective, ObjectiveName
-from tracekit.search.prefix import connected
+from tracekit.search.prefix import drop_idle_edges
 from tracekit.tracer.request import Request, resolve_request
 
 
@@ -81,7 +81,7 @@ def stability(
                 (selection,) = search.search(part, request.goal_of_search, seed + number)
                 if selection.stopped == "interrupted":
                     raise KeyboardInterrupt
-                masks.append(connected(part, selection).mask)
+                masks.append(drop_idle_edges(part, selection).mask)
                 cost += part.cost
         except KeyboardInterrupt:
             if len(masks) < 2:

@@ -453,7 +453,7 @@ class Tracer:
         Raises:
             NoResultError: Nothing was run yet.
         """
-        drawn = _drawn(result or self._last)
+        drawn = _result_to_draw(result or self._last)
         return (drawn if isinstance(drawn, TraceResult) else drawn[-1]).heatmap(color=color)
 
     def curve(self, results: TraceResult | Sequence[TraceResult] | None = None) -> go.Figure:
@@ -465,10 +465,10 @@ class Tracer:
             NoResultError: Nothing was run yet.
         """
         drawn = [results] if isinstance(results, TraceResult) else results
-        return effect_curve(_drawn(drawn or self.results or self._last))
+        return effect_curve(_result_to_draw(drawn or self.results or self._last))
 
 
-def _drawn(results: Any) -> Any:
+def _result_to_draw(results: Any) -> Any:
     if not results:
         raise NoResultError("There is no result to draw yet. Call run() first.")
     return results

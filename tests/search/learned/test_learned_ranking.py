@@ -177,4 +177,4 @@ def test_edges_of_its_sets_are_on_paths():
     assert result.run.objective == "faithful"
     members = [int(n) for n in result.binary_mask.nonzero()]
     assert 1 <= len(members) <= 30
-    assert len(tracer.engine.edge_paths.on_paths(members)) == len(members)
+    assert len(tracer.engine.edge_paths.edges_on_paths(members)) == len(members)

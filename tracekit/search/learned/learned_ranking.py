@@ -130,7 +130,10 @@ class LearnedRanking(ValidatedFields):
         return rankings, torch.stack(means), stopped
 
     def _first_scores(self, target: Target, examples: Int[Tensor, " some"]) -> list[Mask]:
-        """Normal scores in the order of the line, for faithful sets by size too; or zeros."""
+        """Scores to start from: quantiles in the order of the integrated gradients, or zeros.
+
+        For a faithful target, also in the order of their absolute values.
+        """
         n = target.n_components
         if not self.steps:
             return [torch.zeros(n)]
@@ -146,7 +149,7 @@ class LearnedRanking(ValidatedFields):
         trained: Int[Tensor, " some"],
         generator: torch.Generator,
     ) -> Iterator[Mask]:
-        """Trains the scores in place; their means since the last ones."""
+        """Trains the scores in place, and yields their mean over each section of the training."""
         smallest, largest = _trained_sizes(target.n_components)
         optimizer = torch.optim.Adam([scores], lr=self.learning_rate, betas=(0.9, 0.99))
         for epochs in torch.arange(self.epochs).tensor_split(min(_CHECKS, self.epochs)):

@@ -185,5 +185,5 @@ def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
         best_sets.measure(backward_sets[1:], "backward elimination")
     if has_few and n * n <= measurements.n_affordable():
         best_sets.measure(combinations(range(n), 2), "pairs")
-    sweeps.go_on(with_effort=search.max_passes is not None or has_many or has_few)
-    sweeps.fill()
+    sweeps.run(with_effort=search.max_passes is not None or has_many or has_few)
+    sweeps.measure_sizes_between()

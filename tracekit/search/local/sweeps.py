@@ -41,7 +41,7 @@ class Sweeps:
         """Sizes to visit: those that are asked for, if they are few, and others between them."""
         return sizes_to_visit(self._best_sets.largest, self._goal.budgets, self._n_sizes)
 
-    def go_on(self, *, with_effort: bool) -> None:
+    def run(self, *, with_effort: bool) -> None:
         """Sweeps each way while something is gained; with effort, with more neighbours too."""
         effort, upwards, n_done = 1, True, 0
         measurements = self._best_sets.measurements
@@ -57,7 +57,7 @@ class Sweeps:
                 return
             effort *= 2
 
-    def fill(self) -> None:
+    def measure_sizes_between(self) -> None:
         """Measures a set of further sizes, where the sizes asked for are not visited anyway."""
         best_sets, budgets = self._best_sets, self._goal.budgets
         if 1 < len(budgets) <= SETTINGS.most_sizes:
