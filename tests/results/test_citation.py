@@ -28,6 +28,11 @@ def test_entries_are_of_methods_and_data_sets():
         assert {"title", "author", "year"} <= {*re.findall(r"^  (\w+) = \{", entry, re.MULTILINE)}
 
 
+def test_the_paper_is_cited_as_in_the_documentation():
+    page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text(encoding="utf-8")
+    assert ENTRIES["multi-component"] in page
+
+
 def test_a_result_cites_its_method_and_its_data(demo_model, model):
     pairs = tk.load_dataset("demo-facts", demo_model)[:4]
     result = tk.Tracer(demo_model, pairs, "head-outputs").run("attribution", budget=2)

@@ -28,6 +28,7 @@ from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.metrics import Effects
 from tracekit.results.certificate import Certificate, saved_certificates
 from tracekit.results.circuit import circuit_figure, graph_of, nodes_of
+from tracekit.results.citation import bibtex
 from tracekit.results.display import effects_text, model_text, result_html
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.mib import check_registry, write_mib
@@ -172,6 +173,11 @@ class TraceResult(InFolder):
         result = super().load(folder)
         result.certificates.extend(saved_certificates(Path(folder), result.labels))
         return result
+
+    def cite(self) -> str:
+        """BibTeX of tracekit and its paper, and of the method and the data set if they have one."""
+        origin = self.searched.origin
+        return bibtex(self.method, "" if origin is None else origin.dataset)
 
     @property
     def method(self) -> str:
