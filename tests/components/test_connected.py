@@ -29,7 +29,7 @@ def edges_on_paths(registry, members):
     graph, edges = nx.MultiDiGraph(), registry.edges
     studied = set(map(str, registry))
     present = {str(registry[member]) for member in members}
-    for ends in edges.ends:
+    for ends in edges.edge_ends_by_layer:
         for sender, receiver in ends:
             label = f"{sender}>{receiver}"
             if label in present or label not in studied:
