@@ -89,7 +89,7 @@ def test_the_smallest_faithful_set(fronts):
         if value >= level and each.completeness[0] < level
     )
     assert found.labels == first.labels
-    with pytest.raises(TargetNotReachedError, match=r"has a faithfulness within 0\.001 of 1 and"):
+    with pytest.raises(TargetNotReachedError, match=r"has a faithfulness within 0\.001 of 1 while"):
         front.smallest(faithfulness=0.999)
     for options in ({}, {"effect": 1.0, "faithfulness": 0.5}):
         with pytest.raises(ConfigError, match="Give either effect or faithfulness"):
