@@ -40,6 +40,34 @@ def test_saved_runs_are_one_table_of_a_terminal_s_width(model, monkeypatch, caps
     sizes = [line.split("\u2502")[2].split()[0] for line in lines if " of 12 " in line]
     assert sizes == ["2", "4", "10"] * 2
     # No interval is broken.
-    assert all(" to " in line.split("\u2502")[4] for line in lines if " of 12 " in line)
+    assert all(" to " in line.split("\u2502")[3] for line in lines if " of 12 " in line)
     text = " ".join(out.split())
-    assert all(label in text for result in tracer.results for label in result.labels)
+    for result in tracer.results:
+        assert all(label in text for label in result.labels[:3])
+
+
+def test_the_table_of_a_run_has_five_columns_unless_all_are_asked_for(command, tmp_path, model):
+    tracer = tk.Tracer(model, tiny.pairs(8), held_out=tiny.pairs(6, seed=9))
+    for method in ("top-k", "greedy"):
+        tracer.run(method, budget=3).save(tmp_path / method)
+    _, out, _ = command("show", tmp_path)
+    heading = " ".join(line for line in out.splitlines() if "\u2503" in line)
+    assert heading.count("\u2503") == 6 * len([x for x in out.splitlines() if "\u2503" in x])
+    assert "effect, held out" in " ".join(heading.replace("\u2503", " ").split())
+    below = out[out.rindex("\u2518") + 1 :].strip().splitlines()
+    assert len(below) <= 3
+    assert "tracekit show --full: all columns." in " ".join(below)
+    low, high = tracer.results[0].held_out_interval
+    assert f"({low:.3g} to {high:.3g})" in out
+    _, full, _ = command("show", tmp_path, "--full")
+    for column in ("complete,", "passes", "seconds", "share,"):
+        assert column in full
+        assert column not in out
+
+
+def test_units_of_further_metrics_are_named(model, capsys):
+    tracer = tk.Tracer(model, tiny.pairs(4), extra_metrics=["logit-difference"])
+    print_results([tracer.run("top-k", budget=2)])
+    assert "logit-difference: effect (logit difference, nats), searched." in " ".join(
+        capsys.readouterr().out.split()
+    )

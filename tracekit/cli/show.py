@@ -15,14 +15,17 @@ _MOST_LABELS = 40
 
 
 @app.command()
-@with_options(all_components=OUTPUT.flag("List every selected component, however many.", "--all"))
+@with_options(
+    all_components=OUTPUT.flag("List every selected component, however many.", "--all"),
+    full=OUTPUT.flag("Print all columns of the table, and what they mean."),
+)
 def show(values: OptionValues, run: RunFolder) -> None:
     """Prints a saved run, or all runs below a folder."""
     from tracekit.results.saved import load_saved
     from tracekit.results.tables import facts_of_model, result_examples_text
 
     results = load_saved(run)
-    print_results(results, is_full=False)
+    print_results(results, is_full=values["full"])
     if len(results) > 1:
         return
     (result,) = results

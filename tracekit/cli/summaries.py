@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import tracekit as tk
@@ -14,7 +14,7 @@ from tracekit.cli.tables import print_table, record_table
 if TYPE_CHECKING:
     from tracekit.tracer.estimate import Estimate
 
-_MOST_LABELS = 20
+_MOST_LABELS, _FEW_LABELS = 20, 6
 """Components of a result that a table names."""
 
 
@@ -65,13 +65,13 @@ def print_estimates(estimates: Iterable[Estimate]) -> None:
     console.print(f"In all {bound}about {seconds}{memory_text}. Nothing was run or written.")
 
 
-def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = True) -> None:
+def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = False) -> None:
     """Prints a row per result, by method and budget; the best effect of a budget is bold.
 
-    Results of several settings have a table each. Above it stands what all of its rows share. If
-    not `is_full`, times are left out.
+    Results of several settings have a table each. Above it stands what all of its rows share.
+    Unless `is_full`, there are five columns and those of further metrics.
     """
-    from tracekit.results.tables import legend, result_table
+    from tracekit.results.tables import interventions, legend, metric_units, result_table
 
     by_setting: dict[tuple[str, str], list[tk.TraceResult]] = {}
     for result in results:
@@ -81,14 +81,22 @@ def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = True) ->
         console.print(text)
         order = list(dict.fromkeys(result.series for result in rows))
         rows.sort(key=lambda result: (order.index(result.series), result.budget or 0))
-        table = result_table(rows, most_labels=_MOST_LABELS)
-        print_table("results", table, _terminal_columns(rows, table, is_full), n_names=2)
-    _print_first_choices(results)
-    console.print(
-        f"{legend(results)} Passes: forward and backward, over all data; budgets of a run share "
-        "them.",
-        style="dim",
-    )
+        table = result_table(rows, most_labels=_MOST_LABELS if is_full else _FEW_LABELS)
+        shown = _all_columns(rows, table) if is_full else _main_columns(rows, table)
+        print_table("results", table, shown, n_names=2)
+    if is_full or len(results) == 1:
+        _print_first_choices(results)
+    if is_full:
+        text = f"{legend(results)} Passes: forward and backward, over all data; budgets of a run "
+        text += "share them."
+    else:
+        text = (
+            f"Effects are of {interventions(results)}. Brackets: 95 % interval if held out; if "
+            "searched only a spread, as these examples selected the set. Faithful: 1 less the "
+            "share that all others have. tracekit show --full: all columns."
+            f"{metric_units(results)}"
+        )
+    console.print(text, style="dim")
 
 
 def _setting_text(result: tk.TraceResult) -> str:
@@ -118,21 +126,44 @@ def _print_first_choices(results: Sequence[tk.TraceResult]) -> None:
                 console.print(f"{which}: {examples.choices_text}.")
 
 
-def _terminal_columns(results: Sequence[tk.TraceResult], table: Table, is_full: bool) -> Table:
-    """Selects the columns of results for a terminal; `show` has fewer of them."""
-    from tracekit.results.tables import effect_columns, rows_that_may_be_best
+def _all_columns(results: Sequence[tk.TraceResult], table: Table) -> Table:
+    """The columns of results for a terminal with `--full`."""
+    from tracekit.results.tables import effect_columns
+
+    ranked, _ = _ranked(results, table)
+    columns = ["method", "budget", *effect_columns(results), *_metric_columns(results, table)]
+    if table["budget"].values == table["n_selected"].values:
+        columns.remove("budget")
+    return ranked.only(*columns, "passes", "seconds", "components", brief=True)
+
+
+def _main_columns(results: Sequence[tk.TraceResult], table: Table) -> Table:
+    """Five columns: the effect, with its interval, is held out where that of every row is."""
+    ranked, best = _ranked(results, table)
+    ends = table["95 % spread" if best == "effect" else "95 % interval"].values
+    effects = ranked[best]
+    joined = replace(
+        effects,
+        values=[(each, *end) for each, end in zip(effects.values, ends, strict=True)],
+    )
+    shown = ranked.only("method", "n_selected", brief=True).columns
+    rest = ranked.only(
+        "faithfulness", *_metric_columns(results, table), "components", brief=True
+    ).columns
+    return Table([*shown, joined, *rest])
+
+
+def _ranked(results: Sequence[tk.TraceResult], table: Table) -> tuple[Table, str]:
+    """The table with the best effect of each budget in bold, and the key of this column."""
+    from tracekit.results.tables import rows_that_may_be_best
 
     # Effects on the examples that selected a set do not rank methods.
     best = "effect" if None in table["held_out"].values else "held_out"
-    table = table.ranked(best, ["budget"], among=rows_that_may_be_best(results))
-    columns = ["method", "budget", *effect_columns(results)]
-    if not is_full:
-        left_out = ("share", "held_out_share", "completeness")
-        columns = [name for name in columns if name not in left_out]
+    return table.ranked(best, ["budget"], among=rows_that_may_be_best(results)), best
+
+
+def _metric_columns(results: Sequence[tk.TraceResult], table: Table) -> list[str]:
+    """Titles of the columns of further metrics."""
     metrics = {name for result in results for name in result.extra_effects}
     titles = [column.title for column in table.columns]
-    columns += [title for title in titles if title.removesuffix(" (metric)") in metrics]
-    columns += ["passes", "seconds"] if is_full else []
-    if table["budget"].values == table["n_selected"].values:
-        columns.remove("budget")
-    return table.only(*columns, "components", brief=True)
+    return [title for title in titles if title.removesuffix(" (metric)") in metrics]

@@ -60,14 +60,20 @@ def result_examples_text(result: TraceResult) -> str:
 def legend(results: Sequence[TraceResult]) -> str:
     """What the words of `effect_columns` mean."""
     held_out = "Held out: on examples that no search saw, with a 95 % interval. "
-    units = [(name, METRICS[name].axis_label) for name in _extras(results) if name in METRICS]
     return (
         f"Effects are of {interventions(results)}. Searched: on the examples that the set was "
         "selected on, so the spread is computed like a 95 % interval, and is none. "
         f"{held_out * any(r.held_out for r in results)}"
         "Share: of the effect of all components. Faithful: 1 less the share that all others have; "
         "complete: 1 less the share of the set (0 is complete); brackets: 95 % intervals."
-    ) + "".join(f" {name}: {unit}, searched." for name, unit in units)
+        f"{metric_units(results)}"
+    )
+
+
+def metric_units(results: Sequence[TraceResult]) -> str:
+    """What further metrics of results are in, and on which examples; a sentence for each."""
+    units = [(name, METRICS[name].axis_label) for name in _extras(results) if name in METRICS]
+    return "".join(f" {name}: {unit}, searched." for name, unit in units)
 
 
 def rows_that_may_be_best(results: Sequence[TraceResult]) -> list[int]:
