@@ -774,7 +774,7 @@ def test_windows_are_not_taken_for_single_layers(model):
     result = wide.run("top-k", budget=1)
     with pytest.raises(ComponentError, match="acts in layers .* that it is from, and in layers"):
         narrow.evaluate(result)
-    with pytest.raises(ComponentError, match="Use equal layer_window"):
+    with pytest.raises(ComponentError, match="Give both the same layer_window"):
         narrow.faithfulness(result, ranking="signed")
 
 

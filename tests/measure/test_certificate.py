@@ -235,7 +235,7 @@ class TestGeneratedWordings:
         members, sources = ["L0H0", "L1H1", "L2H0"], {}
         chosen = members_of(members, of_names.registry)
         for wording, sign in (("friends", 1), ("surprise", -1)):
-            pairs = tk.load_dataset("ioi", of_names.model, n=150, seed=1, wording=wording)
+            pairs = tk.load_dataset("ioi", of_names.model, n=400, seed=1, wording=wording)
             effects = sign * of_names.question.engine_of(pairs).set_effects([chosen])[0]
             sources[wording] = pairs.subset((effects > 0).nonzero().flatten().tolist())
         certificate = of_names.certify(members, effect=0.0, pairs=sources)

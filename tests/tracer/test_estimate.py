@@ -630,6 +630,6 @@ class TestWhereItIsShown:
             with _progress.open_bar("pgb-ct", 250, 12, shown=True) as progress:
                 progress.report_values(selected=4)
                 progress.advance(12 * 100)
-                progress._bar.refresh()
+                progress.bar.refresh()
         assert "pgb-ct:  40% |" in terminal.getvalue()
         assert "100 of 250 passes [00:00, 00:00 left, selected=4]" in terminal.getvalue()
