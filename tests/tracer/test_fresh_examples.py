@@ -230,7 +230,7 @@ def test_cpr_and_cmd_are_of_noising(model):
     assert repr(tracer).endswith(f" probability-drop, {how})")
     found = tracer.faithfulness(torch.arange(12.0), ranking="signed")
     for name in ("cpr", "cmd"):
-        text = "CPR and CMD .* in denoising .*direction='noising', or read area and distance"
+        text = "CPR and CMD .* In denoising .*direction='noising', or read area and distance"
         with pytest.raises(ConfigError, match=text):
             getattr(found, name)
     areas = f"; area {found.area:.4g}, distance {found.distance:.4g} (denoising, not MIB's)"

@@ -143,7 +143,7 @@ class TestGenerate:
         for options in ({}, {"counterfactuals": CHANGED}):
             with pytest.raises(ConfigError, match="1 prompts and . counterfactuals. Give each"):
                 tracer.generate(SET, PROMPTS[0], **options)
-        with pytest.raises(ConfigError, match="2 prompts and 2 counterfactuals.* none with other"):
+        with pytest.raises(ConfigError, match="2 prompts and 2 counterfactuals.* with other"):
             traced(demo_model, pairs).generate(SET, PROMPTS, counterfactuals=CHANGED)
         with pytest.raises(ConfigError, match="max_new_tokens is 0 and the temperature 0.0. Give"):
             traced(demo_model, pairs).generate(SET, PROMPTS, max_new_tokens=0)
