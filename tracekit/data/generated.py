@@ -154,13 +154,12 @@ def _token_names(encode: Encode, names: Sequence[str], at_least: int, dataset: s
 
 def _number_sets(year: int, by_digit: bool) -> dict[str, Any]:
     """Right and wrong numbers after a year: of two digits, or by digit the tens."""
+    own, numbers = year, [f"{number:02d}" for number in range(100)]
     if by_digit:
-        digits, tens = list(map(str, range(10))), year // 10
-        right, wrong = digits[tens + 1 :], digits[:tens]
-        return {"x": right[0], "y": wrong[-1], "x_set": right, "y_set": wrong}
-    numbers = [f"{number:02d}" for number in range(100)]
-    right, wrong = numbers[year + 1 :], numbers[: year + 1]
-    return {"x": right[0], "y": wrong[-2], "x_set": right, "y_set": wrong}
+        own, numbers = year // 10, list(map(str, range(10)))
+    # The year itself is wrong; its tens may begin a later year.
+    right, wrong = numbers[own + 1 :], numbers[: own if by_digit else own + 1]
+    return {"x": right[0], "y": numbers[own - 1], "x_set": right, "y_set": wrong}
 
 
 def _are_single(encode: Encode, numbers: Iterable[str]) -> bool:

@@ -64,10 +64,9 @@ class CounterfactualCache:
         self._contiguous = bool((is_used.sort(1, descending=True).values == is_used).all())
         self.constants: Constants | None = constants_of(self.layout.counterfactuals)
         """The values, if they are the same everywhere."""
-        rest = torch.arange(len(self.layout.source_lengths))
-        if self.first is not None:
-            rest = rest[~torch.isin(rest, self.first)]
-        self._lacking = [rest] if self.first is None else [self.first, rest]
+        sources = torch.arange(len(self.layout.source_lengths))
+        first = sources if self.first is None else self.first
+        self._lacking = [first, sources[~torch.isin(sources, first)]]
         self._chunks: list[_Chunk] = []
         self.storage: Storage | None = None
         """Where the activations are; decided when a batch first asks for them."""

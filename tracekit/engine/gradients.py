@@ -191,9 +191,8 @@ def predictions_by_batch(
     # +1 for components that would join, -1 for those that would leave.
     direction = 1 - 2 * mask
     for batch in _unshared_batches(data, examples):
-        expansion = _expand_batch(data, batch, mask.expand(len(batch.examples), -1))
+        quantity, gradients = _expand_batch(data, batch, mask.expand(len(batch.examples), -1))
         linearization = data.metric.linearization
-        quantity, gradients = expansion
         if linearization is None:
             yield BatchPrediction(batch.examples, gradients, gradients, quantity)
             continue

@@ -26,7 +26,13 @@ from tracekit.data.pair import PromptPair
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import LAST, REST
 from tracekit.engine.batch import Batch
-from tracekit.engine.packing import PASS_OVERHEAD_TOKENS, PackedSequences, bucket_sizes, pad_noise
+from tracekit.engine.packing import (
+    PASS_OVERHEAD_TOKENS,
+    PackedSequences,
+    bucket_sizes,
+    pad_ids,
+    pad_noise,
+)
 from tracekit.errors import ConfigError, PairsError
 
 Positions = Literal["prompt", "last", "all"] | Sequence[int]
@@ -101,7 +107,6 @@ class Layout:
         _check_spans(pairs, spans)
         rows: dict[tuple[Ids, tuple[Ids, ...], int, int, int, Hashable], int] = {}
         row_pairs: list[PromptPair] = []
-        row_noise: list[Tensor | None] = []
         sources: dict[tuple[Ids, tuple[Ids, ...], Hashable], int] = {}
         counterfactuals: list[Counterfactual] = []
         rows_of_examples: list[list[int]] = []
@@ -116,13 +121,11 @@ class Layout:
                 if source_key not in sources:
                     counterfactuals.append(other)
                 source = sources.setdefault(source_key, len(sources))
-                noise_key = 0 if noise is None else id(noise)
                 own_number = 0 if shared else number
                 of_pair = (pair.spans, pair.counterfactual_spans) if spans else ()
                 spans_key = tuple(None if each is None else (*each.items(),) for each in of_pair)
-                row_key = (pair.prompt_ids, branches, source, own_number, noise_key, spans_key)
+                row_key = (pair.prompt_ids, branches, source, own_number, id(noise), spans_key)
                 if row_key not in rows:
-                    row_noise.append(noise)
                     row_pairs.append(pair)
                 rows_of_sides.append(rows.setdefault(row_key, len(rows)))
                 before = branches[: branches.index(own_branch)] if own_branch else ()
@@ -151,7 +154,7 @@ class Layout:
             beyond_limit=_count_positions(rows) > limit,
             sources_beyond_limit=_count_positions(sources) > limit,
             counterfactuals=tuple(counterfactuals),
-            row_noise=tuple(row_noise),
+            row_noise=tuple(pair.prompt_noise for pair in row_pairs),
             span_numbers=span_numbers,
             source_index=source_index,
             all_have_y=all(pair.y_ids is not None for pair in pairs),
@@ -369,8 +372,4 @@ def _check_rotary_limit(pairs: PromptPairs, limit: float) -> None:
 
 def _ids_by_side(sides: Sequence[tuple[Ids, Ids]]) -> Int[Tensor, "example side token"]:
     """Token ids of x and y of every example, -1 where there is no further one."""
-    padded = torch.full((len(sides), 2, max(len(ids) for pair in sides for ids in pair)), -1)
-    for number, pair in enumerate(sides):
-        for side, ids in enumerate(pair):
-            padded[number, side, : len(ids)] = torch.tensor(ids, dtype=torch.long)
-    return padded
+    return pad_ids([ids for pair in sides for ids in pair], filler=-1).unflatten(0, (-1, 2))

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tracekit._util.devices import to_device
 from tracekit.data.counterfactuals import Ids
@@ -125,12 +126,10 @@ def bucket_sizes(lengths: Sequence[int], max_batch_size: int, overhead: int) -> 
     return sizes
 
 
-def pad_ids(sequences: Sequence[Sequence[int]]) -> Int[Tensor, "row pos"]:
-    """Sequences under one another, filled up with zeros on the right."""
-    padded = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
-    for row, sequence in enumerate(sequences):
-        padded[row, : len(sequence)] = torch.tensor(sequence)
-    return padded
+def pad_ids(sequences: Sequence[Sequence[int]], filler: int = 0) -> Int[Tensor, "row pos"]:
+    """Sequences under one another, filled up on the right."""
+    rows = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
+    return pad_sequence(rows, batch_first=True, padding_value=filler)
 
 
 def pad_noise(rows: Sequence[Tensor | None], width: int) -> Float[Tensor, "row pos d_model"] | None:
