@@ -26,13 +26,7 @@ from tracekit.data.pair import PromptPair
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import LAST, REST
 from tracekit.engine.batch import Batch
-from tracekit.engine.packing import (
-    PASS_OVERHEAD_TOKENS,
-    PackedSequences,
-    bucket_sizes,
-    pad_ids,
-    pad_noise,
-)
+from tracekit.engine.packing import PackedSequences, length_buckets, pad_ids, pad_noise
 from tracekit.errors import ConfigError, PairsError
 
 Positions = Literal["prompt", "last", "all"] | Sequence[int]
@@ -248,20 +242,6 @@ class Layout:
 def _fill_up(values: Int[Tensor, " value"], size: int, value: int | None = None) -> Tensor:
     filler = values[:1] if value is None else values.new_tensor([value])
     return torch.cat([values, filler.expand(size - len(values))])
-
-
-def length_buckets(
-    lengths: Int[Tensor, " item"],
-    beyond: Bool[Tensor, " item"],
-    max_batch_size: int,
-    device: torch.device,
-) -> Iterator[Int[Tensor, " part"]]:
-    """Groups items to run together: of similar length, and on one side of the limit."""
-    overhead = PASS_OVERHEAD_TOKENS.get(device.type, PASS_OVERHEAD_TOKENS["cpu"])
-    order = lengths.argsort(stable=True)
-    for side in (order[~beyond[order]], order[beyond[order]]):
-        if len(side):
-            yield from side.split(bucket_sizes(lengths[side].tolist(), max_batch_size, overhead))
 
 
 def _branches_of_sides(pair: PromptPair, packed: bool) -> list[tuple[tuple[Ids, ...], Ids]]:

@@ -13,13 +13,13 @@ A token sees the earlier ones of its own branch and of the prompt (branch 0).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -94,6 +94,20 @@ class PackedSequences:
         mask = torch.zeros(is_seen.shape, dtype=dtype, device=device)
         mask = mask.masked_fill(~is_seen, torch.finfo(dtype).min)
         return {"attention_mask": mask[:, None], "position_ids": self.position_ids}
+
+
+def length_buckets(
+    lengths: Int[Tensor, " item"],
+    beyond: Bool[Tensor, " item"],
+    max_batch_size: int,
+    device: torch.device,
+) -> Iterator[Int[Tensor, " part"]]:
+    """Groups items to run together: of similar length, and on one side of the limit."""
+    overhead = PASS_OVERHEAD_TOKENS.get(device.type, PASS_OVERHEAD_TOKENS["cpu"])
+    order = lengths.argsort(stable=True)
+    for side in (order[~beyond[order]], order[beyond[order]]):
+        if len(side):
+            yield from side.split(bucket_sizes(lengths[side].tolist(), max_batch_size, overhead))
 
 
 def bucket_sizes(lengths: Sequence[int], max_batch_size: int, overhead: int) -> list[int]:
