@@ -83,16 +83,12 @@ def load_greater_than(
     check_int("n", n)
     encode = make_encoder(require_tokenizer(model))
     by_digit = _are_single(encode, map(str, range(10))) and not _are_single(encode, ["32"])
-    years = {
-        century: [
-            year
-            for year in _LATER
-            if _splits(encode, century, year, by_digit) and (not by_digit or year // 10 in _TENS)
-        ]
-        for century in _CENTURIES
-        if _splits(encode, century, _EARLY, by_digit)
-    }
-    years = {century: numbers for century, numbers in years.items() if numbers}
+    later = [year for year in _LATER if not by_digit or year // 10 in _TENS]
+    years: dict[int, list[int]] = {}
+    for century in _CENTURIES:
+        numbers = [year for year in later if _splits(encode, century, year, by_digit)]
+        if numbers and _splits(encode, century, _EARLY, by_digit):
+            years[century] = numbers
     if not years or not (by_digit or _are_single(encode, (f"{n:02d}" for n in range(100)))):
         raise ConfigError(
             "The data set greater-than needs a tokenizer that writes a year as two tokens of two "

@@ -54,9 +54,8 @@ class BlockSkipper:
         for number in range(start):
             # The last skipped block hands the remembered stream to the first that runs.
             handed = residual if number == start - 1 else None
-            replaced[number] = partial(
-                _skip_block, residual=handed, in_tuple=self._returns_tuple[number]
-            )
+            in_tuple = self._returns_tuple[number]
+            replaced[number] = partial(_skip_block, residual=handed, in_tuple=in_tuple)
         if stop is not None and stop < len(self._blocks):
             replaced[stop] = _stop_pass
         with patch_modules((self._blocks[n], {"forward": other}) for n, other in replaced.items()):

@@ -339,10 +339,9 @@ def _count_positions(rows: Any) -> Int[Tensor, " row"]:
 
 def _check_rotary_limit(pairs: PromptPairs, limit: float) -> None:
     for number, pair in enumerate(pairs):
-        sides = [
-            len(pair.prompt_ids) + len(ids) - 1 for ids in (pair.x_ids, pair.y_ids or ()) if ids
-        ]
-        if min(sides) <= limit < max(sides):
+        continuations = (pair.x_ids, pair.y_ids or pair.x_ids)
+        ends = [len(pair.prompt_ids) + len(ids) - 1 for ids in continuations]
+        if min(ends) <= limit < max(ends):
             raise PairsError(
                 f"x and y of example {number} lie on both sides of {limit} tokens, beyond which "
                 "this model reads positions by other rotary factors. Shorten its prompt or the "
