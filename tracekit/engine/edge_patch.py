@@ -354,9 +354,8 @@ class _EdgeRun:
         value = torch.where(is_read, value.to(now.dtype), kept)
         if value.shape[1] == activation.shape[1]:
             return value
-        ahead = activation[:, : self.patch.covered_positions.start]
-        behind = activation[:, self.patch.covered_positions.stop :]
-        return torch.cat([ahead, value, behind], 1)
+        covered = self.patch.covered_positions
+        return activation.slice_scatter(value, 1, covered.start, covered.stop)
 
 
 def max_edge_rows(

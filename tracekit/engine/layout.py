@@ -280,15 +280,13 @@ def _position_mask(scope: str | tuple[int, ...], rows: Any) -> Bool[Tensor, "row
     positions = torch.arange(int(lengths.max()))
     if scope in ("prompt", "all"):
         return positions < (lengths if scope == "all" else prompt_lengths)[:, None]
-    mask = torch.zeros(len(lengths), len(positions), dtype=torch.bool)
     scope = (-1,) if scope == "last" else scope
     if isinstance(scope, str):
         raise ConfigError(f"Nothing says which positions {scope!r} are.")
-    for index in scope:
-        # Negative ones count from the end of the prompt, not of the row.
-        position = prompt_lengths + index if index < 0 else torch.full_like(prompt_lengths, index)
-        mask[torch.arange(len(lengths)), position] = True
-    return mask
+    given = torch.tensor(scope)
+    # Negative ones count from the end of the prompt, not of the row.
+    indices = torch.where(given < 0, prompt_lengths[:, None] + given, given)
+    return (positions == indices[:, :, None]).any(1)
 
 
 def _check_spans(pairs: PromptPairs, spans: Sequence[str]) -> None:
