@@ -125,11 +125,9 @@ def load_gendered_pronouns(
         names, others = (men, women) if number % 2 else (women, men)
         x, y = (" he", " she") if number % 2 else (" she", " he")
         template, noun = rng.choice(templates), rng.choice(WORDS["people"])
-        name = rng.choice(names)
-        prompt, other = (
-            template.format(name=each, noun=noun) for each in (name, rng.choice(others))
-        )
-        row = {"prompt": prompt, "counterfactual": other, "x": x, "y": y}
+        name, other = rng.choice(names), rng.choice(others)
+        prompt, changed = (template.format(name=each, noun=noun) for each in (name, other))
+        row = {"prompt": prompt, "counterfactual": changed, "x": x, "y": y}
         rows.append({**row, "spans": {"name": name}})
     return published_pairs(rows, model, "gendered-pronouns", prepend_bos, on_mismatch)
 

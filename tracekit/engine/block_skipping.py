@@ -8,7 +8,7 @@ stays the model's own code. Where state flows past the residual stream a resumed
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -92,12 +92,9 @@ class BlockSkipper:
                 resumed = model.run_with_hooks(tokens, fwd_hooks=[])
             if not is_close(resumed, whole, _TOLERANCE):
                 return f"a pass resumed at block {layer} differs"
-            try:
-                with self.run_blocks(stop=layer):
-                    model.run_with_hooks(tokens, fwd_hooks=[])
+            with suppress(StopPassError), self.run_blocks(stop=layer):
+                model.run_with_hooks(tokens, fwd_hooks=[])
                 return f"a pass does not stop at block {layer}"
-            except StopPassError:
-                pass
         return ""
 
 
