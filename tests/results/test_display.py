@@ -159,8 +159,7 @@ def test_prompts_of_other_lengths_are_compared_as_in_a_diff(demo_model):
     shown = make_shown_pair(pairs[0], pairs.token_texts)
 
     def changed(tokens):
-        flagged = zip(tokens.texts, tokens.changed, strict=True)
-        return [text.strip() for text, is_changed in flagged if is_changed]
+        return [text.strip() for text, is_changed in tokens if is_changed]
 
     assert changed(shown.prompt) == ["mechanic", "waited", "for", "she"]
     assert changed(shown.counterfactual) == ["guard", "met", "he"]

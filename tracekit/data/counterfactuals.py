@@ -78,10 +78,6 @@ class Counterfactual(ABC):
         """Values from an activation of the counterfactual run, which has no batch axis."""
         return activation
 
-    def reason_unsupported(self, d_model: int) -> str | None:
-        """Reason why a model of this width cannot run it (after "its"); None if it can."""
-        return None
-
     @classmethod
     def from_row(cls, value: Any, example: int) -> Counterfactual:
         """The counterfactual that `row[row_key]` describes; for those that have a `row_key`."""
@@ -146,12 +142,6 @@ class NoiseCounterfactual(Counterfactual):
     def added_to_embeddings(self) -> Float[Tensor, "pos d_model"]:
         """The noise."""
         return self.noise
-
-    def reason_unsupported(self, d_model: int) -> str | None:
-        """Noise of another width than the embeddings."""
-        if self.noise.shape[1] == d_model:
-            return None
-        return f"noise is {self.noise.shape[1]} wide, the model's embeddings {d_model}"
 
     @classmethod
     def from_row(cls, value: Any, example: int) -> NoiseCounterfactual:

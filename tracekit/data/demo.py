@@ -42,5 +42,4 @@ def load_binding(
     kinds = {"value": ("binding",), "operation": ("operations",), "both": ("binding", "operations")}
     parts = [rows(name) for name in kinds[desideratum]]
     name = f"demo-binding{'' if desideratum == 'value' else f'-{desideratum}'}"
-    rows_of_all = interleave_parts(parts, weights)
-    return published_pairs(rows_of_all, model, name, None, on_mismatch)
+    return published_pairs(interleave_parts(parts, weights), model, name, None, on_mismatch)

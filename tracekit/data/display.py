@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -10,15 +10,9 @@ from tracekit._util.markup import MAX_ROWS, html_card, html_text
 from tracekit.data import counterfactuals
 from tracekit.data.pair import PromptPair
 
-
-@dataclass(frozen=True)
-class ShownTokens:
-    """Tokens of a prompt."""
-
-    texts: tuple[str, ...]
-    """Text of each, or its id where no tokenizer is known."""
-    changed: tuple[bool, ...]
-    """Which of them differ from those of the other prompt."""
+ShownTokens = tuple[tuple[str, bool], ...]
+"""Tokens of a prompt: the text of each, or its id where no tokenizer is known, and whether it
+differs from that of the other prompt."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +38,11 @@ def make_shown_pair(pair: PromptPair, token_texts: Mapping[int, str]) -> ShownPa
 
     own, other = pair.prompt_ids, pair.counterfactual_ids
     is_prompt = isinstance(pair.counterfactual, counterfactuals.PromptCounterfactual)
-    changed, other_changed = _changed_tokens(own, other)
+    changes, other_changes = _changed_tokens(own, other)
+    other_tokens = tuple(zip(texts_of(other), other_changes, strict=True))
     return ShownPair(
-        prompt=ShownTokens(texts_of(own), changed),
-        counterfactual=ShownTokens(texts_of(other), other_changed) if is_prompt else None,
+        prompt=tuple(zip(texts_of(own), changes, strict=True)),
+        counterfactual=other_tokens if is_prompt else None,
         source=_source_text(pair),
         x=texts_of(pair.x_ids),
         y=texts_of(pair.y_ids or ()),
@@ -88,10 +83,10 @@ def pairs_html(title: str, pairs: Sequence[PromptPair], token_texts: Mapping[int
         other = shown.counterfactual
         cells = [
             str(number),
-            _tokens_html(shown.prompt.texts, shown.prompt.changed if other else ()),
-            html_text(shown.source) if other is None else _tokens_html(other.texts, other.changed),
-            _tokens_html(shown.x),
-            _tokens_html(shown.y),
+            _tokens_html(shown.prompt),
+            html_text(shown.source) if other is None else _tokens_html(other),
+            _tokens_html((text, False) for text in shown.x),
+            _tokens_html((text, False) for text in shown.y),
         ]
         rows.append("".join(f'<td style="text-align:left">{cell}</td>' for cell in cells))
     names = ("", "prompt", "counterfactual", "x", "y")
@@ -102,10 +97,10 @@ def pairs_html(title: str, pairs: Sequence[PromptPair], token_texts: Mapping[int
     return html_card(title, table, more)
 
 
-def _tokens_html(texts: Sequence[str], changed: Sequence[bool] = ()) -> str:
+def _tokens_html(tokens: Iterable[tuple[str, bool]]) -> str:
     """Tokens side by side, each underlined, so that the spaces within them are seen."""
     return "".join(
         f'<span style="white-space:pre-wrap;border-bottom:1px solid;margin-right:3px">'
-        f"{f'<b>{html_text(text)}</b>' if flag else html_text(text)}</span>"
-        for text, flag in zip(texts, changed or (False,) * len(texts), strict=True)
+        f"{f'<b>{html_text(text)}</b>' if is_changed else html_text(text)}</span>"
+        for text, is_changed in tokens
     )

@@ -83,16 +83,12 @@ def load_greater_than(
     check_int("n", n)
     encode = make_encoder(require_tokenizer(model))
     by_digit = _are_single(encode, map(str, range(10))) and not _are_single(encode, ["32"])
-    years = {
-        century: [
-            year
-            for year in _LATER
-            if _splits(encode, century, year, by_digit) and (not by_digit or year // 10 in _TENS)
-        ]
-        for century in _CENTURIES
-        if _splits(encode, century, _EARLY, by_digit)
-    }
-    years = {century: numbers for century, numbers in years.items() if numbers}
+    later = [year for year in _LATER if not by_digit or year // 10 in _TENS]
+    years: dict[int, list[int]] = {}
+    for century in _CENTURIES:
+        numbers = [year for year in later if _splits(encode, century, year, by_digit)]
+        if numbers and _splits(encode, century, _EARLY, by_digit):
+            years[century] = numbers
     if not years or not (by_digit or _are_single(encode, (f"{n:02d}" for n in range(100)))):
         raise ConfigError(
             "The data set greater-than needs a tokenizer that writes a year as two tokens of two "
@@ -129,11 +125,9 @@ def load_gendered_pronouns(
         names, others = (men, women) if number % 2 else (women, men)
         x, y = (" he", " she") if number % 2 else (" she", " he")
         template, noun = rng.choice(templates), rng.choice(WORDS["people"])
-        name = rng.choice(names)
-        prompt, other = (
-            template.format(name=each, noun=noun) for each in (name, rng.choice(others))
-        )
-        row = {"prompt": prompt, "counterfactual": other, "x": x, "y": y}
+        name, other = rng.choice(names), rng.choice(others)
+        prompt, changed = (template.format(name=each, noun=noun) for each in (name, other))
+        row = {"prompt": prompt, "counterfactual": changed, "x": x, "y": y}
         rows.append({**row, "spans": {"name": name}})
     return published_pairs(rows, model, "gendered-pronouns", prepend_bos, on_mismatch)
 
@@ -154,13 +148,12 @@ def _token_names(encode: Encode, names: Sequence[str], at_least: int, dataset: s
 
 def _number_sets(year: int, by_digit: bool) -> dict[str, Any]:
     """Right and wrong numbers after a year: of two digits, or by digit the tens."""
+    own, numbers = year, [f"{number:02d}" for number in range(100)]
     if by_digit:
-        digits, tens = list(map(str, range(10))), year // 10
-        right, wrong = digits[tens + 1 :], digits[:tens]
-        return {"x": right[0], "y": wrong[-1], "x_set": right, "y_set": wrong}
-    numbers = [f"{number:02d}" for number in range(100)]
-    right, wrong = numbers[year + 1 :], numbers[: year + 1]
-    return {"x": right[0], "y": wrong[-2], "x_set": right, "y_set": wrong}
+        own, numbers = year // 10, list(map(str, range(10)))
+    # The year itself is wrong; its tens may begin a later year.
+    right, wrong = numbers[own + 1 :], numbers[: own if by_digit else own + 1]
+    return {"x": right[0], "y": numbers[own - 1], "x_set": right, "y_set": wrong}
 
 
 def _are_single(encode: Encode, numbers: Iterable[str]) -> bool:

@@ -51,10 +51,8 @@ def draw_tokens(values: Mapping[str, Any]) -> tuple[Ids, ...]:
 
 def count_shared(first: Sequence[Any], other: Sequence[Any]) -> int:
     """Length of the common beginning of two sequences."""
-    for number, (a, b) in enumerate(zip(first, other, strict=False)):
-        if a != b:
-            return number
-    return min(len(first), len(other))
+    different = (n for n, (a, b) in enumerate(zip(first, other, strict=False)) if a != b)
+    return next(different, min(len(first), len(other)))
 
 
 def quote_briefly(text: str) -> str:

@@ -191,14 +191,11 @@ def _special_token_tests(tokenizer: Any) -> dict[str, Callable[[PromptPair], boo
     def both_prompts(pair: PromptPair) -> tuple[Ids, Ids]:
         return pair.prompt_ids, pair.counterfactual_ids
 
-    def has_special(pair: PromptPair) -> bool:
-        return bool(special & {*pair.x_ids[:-1], *(pair.y_ids or ())[:-1]})
-
     def has_padding(ids: Ids) -> bool:
         return pad is not None and (ids[-1] == pad or (ids[0] == pad != bos))
 
     return {
-        "special-tokens": has_special,
+        "special-tokens": lambda pair: bool(special & {*pair.x_ids[:-1], *(pair.y_ids or ())[:-1]}),
         "two-bos": lambda pair: any(ids[:2] == (bos, bos) for ids in both_prompts(pair)),
         "no-bos": lambda pair: is_first and any(ids[0] != bos for ids in both_prompts(pair)),
         "padding-token": lambda pair: any(map(has_padding, both_prompts(pair))),

@@ -8,7 +8,7 @@ stays the model's own code. Where state flows past the residual stream a resumed
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -54,9 +54,8 @@ class BlockSkipper:
         for number in range(start):
             # The last skipped block hands the remembered stream to the first that runs.
             handed = residual if number == start - 1 else None
-            replaced[number] = partial(
-                _skip_block, residual=handed, in_tuple=self._returns_tuple[number]
-            )
+            in_tuple = self._returns_tuple[number]
+            replaced[number] = partial(_skip_block, residual=handed, in_tuple=in_tuple)
         if stop is not None and stop < len(self._blocks):
             replaced[stop] = _stop_pass
         with patch_modules((self._blocks[n], {"forward": other}) for n, other in replaced.items()):
@@ -93,12 +92,9 @@ class BlockSkipper:
                 resumed = model.run_with_hooks(tokens, fwd_hooks=[])
             if not is_close(resumed, whole, _TOLERANCE):
                 return f"a pass resumed at block {layer} differs"
-            try:
-                with self.run_blocks(stop=layer):
-                    model.run_with_hooks(tokens, fwd_hooks=[])
+            with suppress(StopPassError), self.run_blocks(stop=layer):
+                model.run_with_hooks(tokens, fwd_hooks=[])
                 return f"a pass does not stop at block {layer}"
-            except StopPassError:
-                pass
         return ""
 
 

@@ -107,10 +107,9 @@ def _reason_not_packed(model: HookedModel, length: int) -> str:
         return f"its attention window of {window} tokens is shorter than rows of {length}"
     tokens = tuple(random_tokens(model, 1, length + 1)[0].tolist())
     prompt, branches = tokens[:-2], ((tokens[-2],), (tokens[-1],))
+    one_row = PackedSequences.build([(prompt, branches)], needs_attention_mask=True)
     try:
-        packed = _log_probs(
-            model, PackedSequences.build([(prompt, branches)], needs_attention_mask=True)
-        )
+        packed = _log_probs(model, one_row)
     except (TypeError, ValueError, IndexError, RuntimeError) as error:
         return f"it takes no attention mask of its own ({type(error).__name__})"
     plain = [_log_probs(model, PackedSequences.build([(prompt, (branch,))])) for branch in branches]

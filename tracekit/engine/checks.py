@@ -76,12 +76,11 @@ def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
     # Whole sites: a single unit may well be inactive on a few random tokens. And at all positions,
     # layer by layer: random tokens have no spans, and hooks are looked at one by one.
     registry = registry.whole_sites()
-    with freeze(model), warnings.catch_warnings():
+    with freeze(model), torch.no_grad(), warnings.catch_warnings():
         # TransformerLens warns when it discards an edit; here that is found out and raised.
         warnings.filterwarnings("ignore", message=".*discarded.*")
         if registry.edges is not None:
-            with torch.no_grad():
-                check_edges(model, registry, tokens)
+            check_edges(model, registry, tokens)
             return _check_padding(model, tokens)
         activations = _observe(model, registry, tokens)
         others = {name: value.flip(0) for name, value in activations.items()}
@@ -173,8 +172,7 @@ def _observe(
             raise _refusal(model, site, "does not exist")
     hooks, recorded = recording_hooks(registry.hook_names)
     try:
-        with torch.no_grad():
-            model.run_with_hooks(tokens, fwd_hooks=hooks)
+        model.run_with_hooks(tokens, fwd_hooks=hooks)
     except (ValueError, AssertionError) as error:
         # TransformerLens has some hook points only on request.
         flag = re.search(r"use_\w+", str(error))
@@ -237,8 +235,8 @@ def explained_variance(
         values = activation[is_token.to(activation.device)][None].float()
         variance = (values - values.mean(1, keepdim=True)).square().sum().item()
         missed = (values - _reconstruction(model, site, values)).square().sum().item()
-        shares[f"{site.kind.name}, layer {site.layer}"] = 1 - missed / max(variance, 1e-12)
-    for name, share in shares.items():
+        name = f"{site.kind.name}, layer {site.layer}"
+        shares[name] = share = 1 - missed / max(variance, 1e-12)
         if share < _FITS:
             warn(
                 f"The features {name}, explain {share:.2g} of the variance of the activations of "
@@ -285,14 +283,13 @@ def _reconstruction(model: HookedModel, site: Site, activation: Tensor) -> Tenso
 
 def _check_mask_acts(model: HookedModel, patch: MaskedPatch, tokens: Tensor) -> None:
     registry = patch.registry
-    with torch.no_grad():
-        plain = model.run_with_hooks(tokens, fwd_hooks=[])
-        empty = torch.zeros(len(registry), device=tokens.device)
-        if not torch.equal(plain, model.run_with_hooks(tokens, fwd_hooks=patch.hooks(empty))):
-            raise IdentityCheckError(
-                f"Hooks that change nothing change the logits of {model_name(model)}. "
-                "The model is not deterministic, or a hook is attached to it; reset its hooks."
-            )
+    plain = model.run_with_hooks(tokens, fwd_hooks=[])
+    empty = torch.zeros(len(registry), device=tokens.device)
+    if not torch.equal(plain, model.run_with_hooks(tokens, fwd_hooks=patch.hooks(empty))):
+        raise IdentityCheckError(
+            f"Hooks that change nothing change the logits of {model_name(model)}. "
+            "The model is not deterministic, or a hook is attached to it; reset its hooks."
+        )
     site = find_site_without_gradient(model, patch, tokens)
     if site is not None:
         raise _refusal(model, site, "ignores what a hook returns")
@@ -311,9 +308,8 @@ def _check_between(model: HookedModel, patch: MaskedPatch, tokens: Tensor) -> No
     seen = []
     for changes in ([], patch.hooks(full)):
         hooks, recorded = recording_hooks([sites[-1].hook_names[0], *names])
-        with torch.no_grad():
-            # Recorded after it was mixed: hooks at one point act in their order.
-            model.run_with_hooks(tokens, fwd_hooks=[*changes, *hooks])
+        # Recorded after it was mixed: hooks at one point act in their order.
+        model.run_with_hooks(tokens, fwd_hooks=[*changes, *hooks])
         seen.append([each[0].float() for each in recorded.values()])
     (between, added, after), (mixed, added_then, after_then) = seen
     # Some models (Granite) multiply what a layer adds.
@@ -334,19 +330,17 @@ def _check_added(model: HookedModel, registry: ComponentRegistry, tokens: Tensor
     # All at once: what one of them wipes out does not come back.
     names = [site.hook_name for site in sites]
     removed = dict.fromkeys(names, lambda activation, hook=None: torch.zeros_like(activation))
-    with torch.no_grad():
-        model.run_with_hooks(tokens, fwd_hooks=[*removed.items(), *hooks])
+    model.run_with_hooks(tokens, fwd_hooks=[*removed.items(), *hooks])
     stream = recorded[after][0].float() if recorded[after] else None
     if stream is not None and not (stream - stream[:, :1]).abs().max() > 1e-6 * stream.abs().max():
         raise _refusal(model, last, "holds the residual stream besides what is added to it")
 
 
 def _check_padding(model: HookedModel, tokens: Tensor) -> None:
-    with torch.no_grad():
-        short = model.run_with_hooks(tokens[:1, :-2], fwd_hooks=[])[0]
-        padded = tokens.clone()
-        padded[0, -2:] = 0
-        long = model.run_with_hooks(padded, fwd_hooks=[])[0, :-2]
+    short = model.run_with_hooks(tokens[:1, :-2], fwd_hooks=[])[0]
+    padded = tokens.clone()
+    padded[0, -2:] = 0
+    long = model.run_with_hooks(padded, fwd_hooks=[])[0, :-2]
     if not is_close(long, short, 1e-4 if is_exact(model) else 0.05):
         raise IdentityCheckError(
             f"Padding on the right changes the logits of {model_name(model)}. "

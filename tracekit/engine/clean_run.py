@@ -92,8 +92,7 @@ def join_batches(
     for name, value in vars(parts[0][1]).items():
         if value is not None:
             values = torch.cat([getattr(log_probs, name) for _, log_probs in parts])
-            whole = values.new_zeros(n_examples, *values.shape[1:])
-            whole[numbers] = values
-            assembled[name] = whole
+            empty = values.new_zeros(n_examples, *values.shape[1:])
+            assembled[name] = empty.index_put((numbers,), values)
     summed = ranks.sum_ranks(*assembled.values())
     return ContinuationLogProbs(**dict(zip(assembled, summed, strict=True)))

@@ -22,8 +22,8 @@ from tracekit.data.counterfactuals import Constants, constants_of
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import StopPassError
 from tracekit.engine.forward import noise_hooks
-from tracekit.engine.layout import Layout, length_buckets
-from tracekit.engine.packing import pad_noise
+from tracekit.engine.layout import Layout
+from tracekit.engine.packing import length_buckets, pad_noise
 from tracekit.models.hooked import HookedModel, device_of, dtype_of, freeze
 
 Storage = Literal["device", "host", "recomputed"]
@@ -64,10 +64,9 @@ class CounterfactualCache:
         self._contiguous = bool((is_used.sort(1, descending=True).values == is_used).all())
         self.constants: Constants | None = constants_of(self.layout.counterfactuals)
         """The values, if they are the same everywhere."""
-        rest = torch.arange(len(self.layout.source_lengths))
-        if self.first is not None:
-            rest = rest[~torch.isin(rest, self.first)]
-        self._lacking = [rest] if self.first is None else [self.first, rest]
+        sources = torch.arange(len(self.layout.source_lengths))
+        first = sources if self.first is None else self.first
+        self._lacking = [first, sources[~torch.isin(sources, first)]]
         self._chunks: list[_Chunk] = []
         self.storage: Storage | None = None
         """Where the activations are; decided when a batch first asks for them."""

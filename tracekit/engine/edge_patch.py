@@ -71,9 +71,8 @@ class EdgePatch:
         def move(stream: Tensor, hook: Any = None) -> Tensor:
             source = self.counterfactual[stream_hook(0)].to(stream)
             moved, is_patched = stream.clone(), self.patch_mask(1).any(-1)[:, :, None]
-            moved[:, self.covered_positions] += (
-                level * is_patched * (source - stream[:, self.covered_positions])
-            )
+            change = source - stream[:, self.covered_positions]
+            moved[:, self.covered_positions] += level * is_patched * change
             return moved
 
         return stream_hook(0), move
@@ -293,23 +292,20 @@ class _EdgeRun:
         mlp, first = self.graph.receivers[layer][-1], self.graph.first_sender(layer)
         change = self.into_mlp
         if mlp.n_senders > first:
-            change = (
-                change + self._changes_read(self._weights(layer, mlp)[:, :, first:], first)[:, :, 0]
-            )
+            weights = self._weights(layer, mlp)[:, :, first:]
+            change = change + self._changes_read(weights, first)[:, :, 0]
         stream = self.stream if parts.mlp_norm is not None else read
         value = self._at_covered_positions(stream) + change
         value = value if parts.mlp_norm is None else parts.mlp_norm(value)
-        return self._replace_where_read(
-            read, value, self._has_changed_input(layer, mlp)[:, :, None]
-        )
+        is_read = self._has_changed_input(layer, mlp)[:, :, None]
+        return self._replace_where_read(read, value, is_read)
 
     def _edit_logits(self, stream: Tensor) -> Tensor:
         (logits,) = self.graph.receivers[self.graph.n_layers]
         change = self._changes_read(self._weights(self.graph.n_layers, logits))[:, :, 0]
         is_read = self._has_changed_input(self.graph.n_layers, logits)[:, :, None]
-        return self._replace_where_read(
-            stream, self._at_covered_positions(stream) + change, is_read
-        )
+        value = self._at_covered_positions(stream) + change
+        return self._replace_where_read(stream, value, is_read)
 
     def _changes_read(
         self, weights: Float[Tensor, "row receiver sender span"], first: int = 0
@@ -358,9 +354,8 @@ class _EdgeRun:
         value = torch.where(is_read, value.to(now.dtype), kept)
         if value.shape[1] == activation.shape[1]:
             return value
-        ahead = activation[:, : self.patch.covered_positions.start]
-        behind = activation[:, self.patch.covered_positions.stop :]
-        return torch.cat([ahead, value, behind], 1)
+        covered = self.patch.covered_positions
+        return activation.slice_scatter(value, 1, covered.start, covered.stop)
 
 
 def max_edge_rows(

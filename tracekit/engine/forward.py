@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -45,8 +45,7 @@ class ForwardPass:
     ) -> ContinuationLogProbs:
         """Log-probabilities of the continuations of a batch; with `residual`, from `start` on."""
         gather = partial(_gather_readouts, batch=batch)
-        with self._limit_to_blocks(batch, start, None, residual) as first:
-            logits = self._run_model(batch, [*first, *hooks, (self.scored_hook, gather)])
+        logits = self._run_model(batch, [*hooks, (self.scored_hook, gather)], start, None, residual)
         return batch.read_log_probs(logits[0].to(self.device), self._mean, reads)
 
     def residual_at(
@@ -60,8 +59,7 @@ class ForwardPass:
     ) -> ResidualStream:
         """Input of block `stop` under hooks; runs blocks `start` to `stop - 1`."""
         try:
-            with self._limit_to_blocks(batch, start, stop, residual) as first:
-                self._run_model(batch, [*first, *hooks])
+            self._run_model(batch, hooks, start, stop, residual)
         except StopPassError as stopped:
             return stopped.residual
         raise AssertionError(f"The pass did not stop at block {stop}.")
@@ -86,8 +84,7 @@ class ForwardPass:
 
         keeping = [(name, partial(keep, name=name)) for name in names]
         try:
-            with self._limit_to_blocks(batch, start, None, residual) as first:
-                self._run_model(batch, [*first, *keeping, *hooks])
+            self._run_model(batch, [*keeping, *hooks], start, None, residual)
         except StopPassError:
             return fired
         raise AssertionError(f"Of the hook points {', '.join(names)} only {list(fired)} fired.")
@@ -118,24 +115,25 @@ class ForwardPass:
             torch.autograd.grad(self.log_probs(batch, [hook]).x.sum(), shift)
         return (torch.cuda.max_memory_allocated(self.device) - before) / len(batch.examples)
 
-    @contextmanager
-    def _limit_to_blocks(
-        self, batch: Batch, start: int, stop: int | None, residual: ResidualStream | None
-    ) -> Iterator[list[Hook]]:
-        """Limits passes to some blocks, if the model allows it; yields the hooks to run first."""
-        noise = [] if start else noise_hooks(batch.noise)
-        if residual is None and stop is None:
-            yield noise
-        elif self._block_skipper is not None and (start or stop is not None):
-            with self._block_skipper.run_blocks(start, stop, residual):
-                yield noise
-        else:
-            assert residual is not None
-            yield [*noise, (stream_hook(start), replace_by(residual))]
-
-    def _run_model(self, batch: Batch, hooks: Sequence[Hook]) -> Tensor:
+    def _run_model(
+        self,
+        batch: Batch,
+        hooks: Sequence[Hook],
+        start: int = 0,
+        stop: int | None = None,
+        residual: ResidualStream | None = None,
+    ) -> Tensor:
+        """Runs a batch, and only blocks `start` to `stop - 1` if the model allows it."""
+        first, blocks = [] if start else noise_hooks(batch.noise), nullcontext()
+        if self._block_skipper is not None and (start or stop is not None):
+            blocks = self._block_skipper.run_blocks(start, stop, residual)
+        elif residual is not None:
+            first.append((stream_hook(start), replace_by(residual)))
         inputs = batch.sequences.model_inputs(self._dtype)
-        return self._model.run_with_hooks(batch.sequences.tokens, fwd_hooks=list(hooks), **inputs)
+        with blocks:
+            return self._model.run_with_hooks(
+                batch.sequences.tokens, fwd_hooks=[*first, *hooks], **inputs
+            )
 
 
 def _gather_readouts(activation: Tensor, hook: Any = None, *, batch: Batch) -> Tensor:

@@ -165,7 +165,7 @@ def expand(
     row_of = torch.zeros(data.n_examples, dtype=torch.long, device=data.device)
     row_of[to_device(examples, data.device)] = torch.arange(len(examples), device=data.device)
     quantity, gradients = torch.zeros(len(examples), device=data.device), torch.zeros_like(masks)
-    for batch in _unshared_batches(data, data.rank_share(examples)):
+    for batch in data.batches_of(examples, shared=False):
         rows = row_of[batch.examples]
         expansion = _expand_batch(data, batch, masks[rows], is_linear)
         quantity[rows] = expansion.quantity.float()
@@ -190,10 +190,9 @@ def predictions_by_batch(
     (mask,) = data.masks_of([members])
     # +1 for components that would join, -1 for those that would leave.
     direction = 1 - 2 * mask
-    for batch in _unshared_batches(data, examples):
-        expansion = _expand_batch(data, batch, mask.expand(len(batch.examples), -1))
+    for batch in data.batches_of(examples, of_all_ranks=True, shared=False):
+        quantity, gradients = _expand_batch(data, batch, mask.expand(len(batch.examples), -1))
         linearization = data.metric.linearization
-        quantity, gradients = expansion
         if linearization is None:
             yield BatchPrediction(batch.examples, gradients, gradients, quantity)
             continue
@@ -211,12 +210,6 @@ def predictions_by_batch(
             gradients=data.weighted(batch, derivative)[:, None] * gradients,
             effects=data.weighted(batch, effects.detach()),
         )
-
-
-def _unshared_batches(data: PreparedData, examples: Int[Tensor, " some"] | None) -> Iterator[Batch]:
-    return data.unshared_layout.make_batches(
-        data.max_rows, device=data.device, examples=examples, filled=data.cuda_graphs.is_on
-    )
 
 
 def _expand_batch(

@@ -26,7 +26,7 @@ from tracekit.data.pair import PromptPair
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import LAST, REST
 from tracekit.engine.batch import Batch
-from tracekit.engine.packing import PASS_OVERHEAD_TOKENS, PackedSequences, bucket_sizes, pad_noise
+from tracekit.engine.packing import PackedSequences, length_buckets, pad_ids, pad_noise
 from tracekit.errors import ConfigError, PairsError
 
 Positions = Literal["prompt", "last", "all"] | Sequence[int]
@@ -101,7 +101,6 @@ class Layout:
         _check_spans(pairs, spans)
         rows: dict[tuple[Ids, tuple[Ids, ...], int, int, int, Hashable], int] = {}
         row_pairs: list[PromptPair] = []
-        row_noise: list[Tensor | None] = []
         sources: dict[tuple[Ids, tuple[Ids, ...], Hashable], int] = {}
         counterfactuals: list[Counterfactual] = []
         rows_of_examples: list[list[int]] = []
@@ -116,13 +115,11 @@ class Layout:
                 if source_key not in sources:
                     counterfactuals.append(other)
                 source = sources.setdefault(source_key, len(sources))
-                noise_key = 0 if noise is None else id(noise)
                 own_number = 0 if shared else number
                 of_pair = (pair.spans, pair.counterfactual_spans) if spans else ()
                 spans_key = tuple(None if each is None else (*each.items(),) for each in of_pair)
-                row_key = (pair.prompt_ids, branches, source, own_number, noise_key, spans_key)
+                row_key = (pair.prompt_ids, branches, source, own_number, id(noise), spans_key)
                 if row_key not in rows:
-                    row_noise.append(noise)
                     row_pairs.append(pair)
                 rows_of_sides.append(rows.setdefault(row_key, len(rows)))
                 before = branches[: branches.index(own_branch)] if own_branch else ()
@@ -151,7 +148,7 @@ class Layout:
             beyond_limit=_count_positions(rows) > limit,
             sources_beyond_limit=_count_positions(sources) > limit,
             counterfactuals=tuple(counterfactuals),
-            row_noise=tuple(row_noise),
+            row_noise=tuple(pair.prompt_noise for pair in row_pairs),
             span_numbers=span_numbers,
             source_index=source_index,
             all_have_y=all(pair.y_ids is not None for pair in pairs),
@@ -247,20 +244,6 @@ def _fill_up(values: Int[Tensor, " value"], size: int, value: int | None = None)
     return torch.cat([values, filler.expand(size - len(values))])
 
 
-def length_buckets(
-    lengths: Int[Tensor, " item"],
-    beyond: Bool[Tensor, " item"],
-    max_batch_size: int,
-    device: torch.device,
-) -> Iterator[Int[Tensor, " part"]]:
-    """Groups items to run together: of similar length, and on one side of the limit."""
-    overhead = PASS_OVERHEAD_TOKENS.get(device.type, PASS_OVERHEAD_TOKENS["cpu"])
-    order = lengths.argsort(stable=True)
-    for side in (order[~beyond[order]], order[beyond[order]]):
-        if len(side):
-            yield from side.split(bucket_sizes(lengths[side].tolist(), max_batch_size, overhead))
-
-
 def _branches_of_sides(pair: PromptPair, packed: bool) -> list[tuple[tuple[Ids, ...], Ids]]:
     """For x and y, the branches of the row that holds it, and its own branch (the tokens read)."""
     continuations = (pair.x_ids, pair.x_ids if pair.y_ids is None else pair.y_ids)
@@ -297,15 +280,13 @@ def _position_mask(scope: str | tuple[int, ...], rows: Any) -> Bool[Tensor, "row
     positions = torch.arange(int(lengths.max()))
     if scope in ("prompt", "all"):
         return positions < (lengths if scope == "all" else prompt_lengths)[:, None]
-    mask = torch.zeros(len(lengths), len(positions), dtype=torch.bool)
     scope = (-1,) if scope == "last" else scope
     if isinstance(scope, str):
         raise ConfigError(f"Nothing says which positions {scope!r} are.")
-    for index in scope:
-        # Negative ones count from the end of the prompt, not of the row.
-        position = prompt_lengths + index if index < 0 else torch.full_like(prompt_lengths, index)
-        mask[torch.arange(len(lengths)), position] = True
-    return mask
+    given = torch.tensor(scope)
+    # Negative ones count from the end of the prompt, not of the row.
+    indices = torch.where(given < 0, prompt_lengths[:, None] + given, given)
+    return (positions == indices[:, :, None]).any(1)
 
 
 def _check_spans(pairs: PromptPairs, spans: Sequence[str]) -> None:
@@ -356,10 +337,9 @@ def _count_positions(rows: Any) -> Int[Tensor, " row"]:
 
 def _check_rotary_limit(pairs: PromptPairs, limit: float) -> None:
     for number, pair in enumerate(pairs):
-        sides = [
-            len(pair.prompt_ids) + len(ids) - 1 for ids in (pair.x_ids, pair.y_ids or ()) if ids
-        ]
-        if min(sides) <= limit < max(sides):
+        continuations = (pair.x_ids, pair.y_ids or pair.x_ids)
+        ends = [len(pair.prompt_ids) + len(ids) - 1 for ids in continuations]
+        if min(ends) <= limit < max(ends):
             raise PairsError(
                 f"x and y of example {number} lie on both sides of {limit} tokens, beyond which "
                 "this model reads positions by other rotary factors. Shorten its prompt or the "
@@ -369,8 +349,4 @@ def _check_rotary_limit(pairs: PromptPairs, limit: float) -> None:
 
 def _ids_by_side(sides: Sequence[tuple[Ids, Ids]]) -> Int[Tensor, "example side token"]:
     """Token ids of x and y of every example, -1 where there is no further one."""
-    padded = torch.full((len(sides), 2, max(len(ids) for pair in sides for ids in pair)), -1)
-    for number, pair in enumerate(sides):
-        for side, ids in enumerate(pair):
-            padded[number, side, : len(ids)] = torch.tensor(ids, dtype=torch.long)
-    return padded
+    return pad_ids([ids for pair in sides for ids in pair], filler=-1).unflatten(0, (-1, 2))

@@ -12,8 +12,8 @@ from torch import Tensor
 from tracekit.components import Kind
 from tracekit.data.counterfactuals import Constants
 from tracekit.data.prompts import PromptPairs
-from tracekit.engine.layout import Positions, length_buckets
-from tracekit.engine.packing import pad_ids
+from tracekit.engine.layout import Positions
+from tracekit.engine.packing import length_buckets, pad_ids
 from tracekit.engine.patching import SeenRows
 from tracekit.errors import SourceError
 from tracekit.models.architectures import long_rope_limit, scores_hook

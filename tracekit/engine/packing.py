@@ -13,14 +13,15 @@ A token sees the earlier ones of its own branch and of the prompt (branch 0).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tracekit._util.devices import to_device
 from tracekit.data.counterfactuals import Ids
@@ -95,6 +96,20 @@ class PackedSequences:
         return {"attention_mask": mask[:, None], "position_ids": self.position_ids}
 
 
+def length_buckets(
+    lengths: Int[Tensor, " item"],
+    beyond: Bool[Tensor, " item"],
+    max_batch_size: int,
+    device: torch.device,
+) -> Iterator[Int[Tensor, " part"]]:
+    """Groups items to run together: of similar length, and on one side of the limit."""
+    overhead = PASS_OVERHEAD_TOKENS.get(device.type, PASS_OVERHEAD_TOKENS["cpu"])
+    order = lengths.argsort(stable=True)
+    for side in (order[~beyond[order]], order[beyond[order]]):
+        if len(side):
+            yield from side.split(bucket_sizes(lengths[side].tolist(), max_batch_size, overhead))
+
+
 def bucket_sizes(lengths: Sequence[int], max_batch_size: int, overhead: int) -> list[int]:
     """How many rows, sorted by length, to run in each pass.
 
@@ -125,12 +140,10 @@ def bucket_sizes(lengths: Sequence[int], max_batch_size: int, overhead: int) -> 
     return sizes
 
 
-def pad_ids(sequences: Sequence[Sequence[int]]) -> Int[Tensor, "row pos"]:
-    """Sequences under one another, filled up with zeros on the right."""
-    padded = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
-    for row, sequence in enumerate(sequences):
-        padded[row, : len(sequence)] = torch.tensor(sequence)
-    return padded
+def pad_ids(sequences: Sequence[Sequence[int]], filler: int = 0) -> Int[Tensor, "row pos"]:
+    """Sequences under one another, filled up on the right."""
+    rows = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
+    return pad_sequence(rows, batch_first=True, padding_value=filler)
 
 
 def pad_noise(rows: Sequence[Tensor | None], width: int) -> Float[Tensor, "row pos d_model"] | None:

@@ -20,7 +20,7 @@ def check_traceable(
     check_continuations(pairs, metric)
     check_padding(pairs, getattr(model, "tokenizer", None))
     by_key = [kind.name for kind in registry.kinds_by_hook.values() if kind.key_dim is not None]
-    vocabulary = int(model.cfg.d_vocab)
+    vocabulary, d_model = int(model.cfg.d_vocab), int(model.cfg.d_model)
     context = int(getattr(model.cfg, "n_ctx", 0) or 0)
     for number, pair in enumerate(pairs):
         if by_key and pair.counterfactual_spans is not None:
@@ -52,11 +52,12 @@ def check_traceable(
                 "(counterfactual, counterfactual_ids or noise), or trace with source='zero', "
                 "'mean', 'resample' or 'noise'."
             )
-        refusal = pair.counterfactual.reason_unsupported(int(model.cfg.d_model))
-        if refusal is not None:
+        noise = pair.counterfactual.added_to_embeddings()
+        if noise is not None and noise.shape[1] != d_model:
             raise PairsError(
-                f"{model_name(model)} cannot run the counterfactual of example {number}: "
-                f"its {refusal}. Make it for this model."
+                f"{model_name(model)} cannot run the counterfactual of example {number}: its noise "
+                f"is {noise.shape[1]} wide, the model's embeddings {d_model}. Make it for this "
+                "model."
             )
 
 

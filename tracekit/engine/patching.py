@@ -308,15 +308,11 @@ def _shares_by_span(
 
 def _insert_values(activation: Tensor, covered: Tensor, kind: Kind, part: slice) -> Tensor:
     """The activation with `covered` in a part of its positions."""
-    dim, length = kind.position_dim, activation.shape[kind.position_dim]
+    dim, key_dim = kind.position_dim, kind.key_dim
     if covered.shape == activation.shape:
         return covered
-    if kind.key_dim is not None:
+    if key_dim is not None:
         # The keys after these queries, which they cannot see, keep what they have.
-        n_keys = covered.shape[kind.key_dim]
         own = activation.narrow(dim, part.start, part.stop - part.start)
-        later = own.narrow(kind.key_dim, n_keys, activation.shape[kind.key_dim] - n_keys)
-        covered = torch.cat([covered, later], dim=kind.key_dim)
-    before = activation.narrow(dim, 0, part.start)
-    after = activation.narrow(dim, part.stop, length - part.stop)
-    return torch.cat([before, covered, after], dim=dim)
+        covered = own.slice_scatter(covered, key_dim, 0, covered.shape[key_dim])
+    return activation.slice_scatter(covered, dim, part.start, part.stop)

@@ -44,30 +44,24 @@ def build_prefix_tree(
         for index in sorted(members):
             in_layers.setdefault(layer_of[index], []).append(index)
         by_layer.append({layer: tuple(indices) for layer, indices in in_layers.items()})
-    return _build_node(list(range(len(sets))), by_layer, 0, n_layers, ())
 
+    def build_node(numbers: Sequence[int], layer: int, prefix: ComponentSet) -> PrefixNode:
+        """The node at a block for sets that agree on every layer below it."""
+        node = PrefixNode(layer, prefix)
+        groups: dict[ComponentSet, list[int]] = {}
+        for number in numbers:
+            groups.setdefault(by_layer[number].get(layer, ()), []).append(number)
+        for group in groups.values():
+            parting = layer
+            while parting < n_layers and len({by_layer[n].get(parting, ()) for n in group}) == 1:
+                parting += 1
+            if parting == n_layers:
+                node.leaves += group
+            else:
+                shared = by_layer[group[0]]
+                patched = tuple(i for at in range(layer, parting) for i in shared.get(at, ()))
+                node.children.append(build_node(group, parting, patched))
+        node.leaves.sort()
+        return node
 
-def _build_node(
-    numbers: Sequence[int],
-    by_layer: Sequence[dict[int, ComponentSet]],
-    layer: int,
-    n_layers: int,
-    prefix: ComponentSet,
-) -> PrefixNode:
-    """The node at a block for sets that agree on every layer below it."""
-    node = PrefixNode(layer, prefix)
-    groups: dict[ComponentSet, list[int]] = {}
-    for number in numbers:
-        groups.setdefault(by_layer[number].get(layer, ()), []).append(number)
-    for group in groups.values():
-        parting = layer
-        while parting < n_layers and len({by_layer[n].get(parting, ()) for n in group}) == 1:
-            parting += 1
-        if parting == n_layers:
-            node.leaves += group
-        else:
-            shared = by_layer[group[0]]
-            patched = tuple(i for at in range(layer, parting) for i in shared.get(at, ()))
-            node.children.append(_build_node(group, by_layer, parting, n_layers, patched))
-    node.leaves.sort()
-    return node
+    return build_node(range(len(sets)), 0, ())

@@ -239,12 +239,16 @@ class PreparedData:
         *,
         of_all_ranks: bool = False,
         n_masks: int = 1,
+        shared: bool = True,
     ) -> Iterable[Batch]:
-        """Batches of this rank's part of some examples, or all, with room for `n_masks` masks."""
+        """Batches of this rank's part of some examples, or all, with room for `n_masks` masks.
+
+        Unless `shared`, each example has rows of its own.
+        """
         numbers = examples if of_all_ranks else self.rank_share(examples)
+        layout, filled = self.layout if shared else self.unshared_layout, self.cuda_graphs.is_on
         size = max(1, self.max_rows // n_masks)
-        filled = self.cuda_graphs.is_on
-        return self.layout.make_batches(size, device=self.device, examples=numbers, filled=filled)
+        return layout.make_batches(size, device=self.device, examples=numbers, filled=filled)
 
     def chunks(self, items: Sequence[_T], batch: Batch) -> Iterator[Sequence[_T]]:
         """Splits items into groups for which a batch can be run at once."""

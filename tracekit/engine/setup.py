@@ -95,9 +95,8 @@ class Setup(SetupFields):
     def has_spans(self) -> bool:
         """Whether components are told apart by where they act in the prompt."""
         given = self.components
-        return self.split_by is not None or (
-            isinstance(given, ComponentRegistry) and bool(given.spans)
-        )
+        of_registry = given.spans if isinstance(given, ComponentRegistry) else ()
+        return self.split_by is not None or bool(of_registry)
 
     @property
     def intervention(self) -> str:
@@ -160,9 +159,7 @@ class Setup(SetupFields):
         return clean_text(f"tk.Setup({options})")
 
 
-SETUP_OPTIONS = tuple(
-    each.name for each in fields(Setup) if each.name not in ("components", "metric")
-)
+SETUP_OPTIONS = tuple(SetupOptions.__annotations__)
 """Names of the fields that a `Tracer` and a sweep take as keyword arguments."""
 
 
@@ -181,15 +178,14 @@ def _kind_names(components: Components) -> str | None:
 
 def _kinds_and_layers(registry: ComponentRegistry) -> tuple[str, tuple[int, ...]] | None:
     """Kinds and layers that make a registry again; None if it takes more."""
-    is_whole = registry.edges is None and all(
-        site.complete and not site.acts_in for site in registry.sites
-    )
+    are_whole = all(site.complete and not site.acts_in for site in registry.sites)
+    is_split = registry.edges is not None or bool(registry.spans)
     by_kind = [
         tuple(site.layer for site in registry.sites if site.kind.name == kind)
         for kind in registry.kinds
     ]
     is_named = all(kind in KINDS for kind in registry.kinds)
-    if is_whole and is_named and not registry.spans and len(set(by_kind)) == 1:
+    if are_whole and is_named and not is_split and len(set(by_kind)) == 1:
         return "+".join(registry.kinds), by_kind[0]
     return None
 

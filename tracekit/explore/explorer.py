@@ -401,7 +401,7 @@ def _grid(grid: ComponentGrid) -> dict[str, Any]:
 
 
 def _tokens(tokens: ShownTokens) -> list[tuple[str, bool]]:
-    return list(zip(map(clean_text, tokens.texts), tokens.changed, strict=True))
+    return [(clean_text(text), is_changed) for text, is_changed in tokens]
 
 
 def measurement_entry(measurement: Measurement) -> dict[str, Any]:

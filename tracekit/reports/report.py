@@ -239,7 +239,7 @@ def _prompts(pairs: PromptPairs) -> list[str]:
     texts = []
     for pair in pairs:
         given = (pair.texts or {}).get("prompt")
-        tokens = make_shown_pair(pair, pairs.token_texts).prompt.texts
+        tokens = [text for text, _ in make_shown_pair(pair, pairs.token_texts).prompt]
         texts.append(given if isinstance(given, str) and given else " ".join(tokens))
     return texts
 
