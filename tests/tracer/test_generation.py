@@ -141,7 +141,7 @@ class TestGenerate:
     def test_errors(self, demo_model, pairs):
         tracer = traced(demo_model, pairs, source="counterfactual", positions="prompt")
         for options in ({}, {"counterfactuals": CHANGED}):
-            with pytest.raises(ConfigError, match="1 prompts and . counterfactuals. Give each"):
+            with pytest.raises(ConfigError, match="1 prompts and . counterfactuals. With source"):
                 tracer.generate(SET, PROMPTS[0], **options)
         with pytest.raises(ConfigError, match="2 prompts and 2 counterfactuals.* with other"):
             traced(demo_model, pairs).generate(SET, PROMPTS, counterfactuals=CHANGED)

@@ -141,16 +141,11 @@ def _main_columns(results: Sequence[tk.TraceResult], table: Table) -> Table:
     """Five columns: the effect, with its interval, is held out where that of every row is."""
     ranked, best = _ranked(results, table)
     ends = table["95 % spread" if best == "effect" else "95 % interval"].values
-    effects = ranked[best]
-    joined = replace(
-        effects,
-        values=[(each, *end) for each, end in zip(effects.values, ends, strict=True)],
-    )
-    shown = ranked.only("method", "n_selected", brief=True).columns
-    rest = ranked.only(
-        "faithfulness", *_metric_columns(results, table), "components", brief=True
-    ).columns
-    return Table([*shown, joined, *rest])
+    values = [(each, *end) for each, end in zip(ranked[best].values, ends, strict=True)]
+    names = ranked.only("method", "n_selected").columns
+    measured = ("faithfulness", *_metric_columns(results, table), "components")
+    others = ranked.only(*measured, brief=True).columns
+    return Table([*names, replace(ranked[best], values=values), *others])
 
 
 def _ranked(results: Sequence[tk.TraceResult], table: Table) -> tuple[Table, str]:

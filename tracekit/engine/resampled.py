@@ -43,11 +43,6 @@ class SharedMeasurements:
         own = self.counted.cost(self.engine.n_examples) - self.engine.cost
         return sum((other.saved for other in self._of_metrics.values()), own)
 
-    @property
-    def keeps_gradients(self) -> bool:
-        """Whether the gradients of all examples are small enough to be kept."""
-        return self.engine.n_examples * self.engine.n_components <= _MOST_GRADIENTS
-
     def with_metric(self, metric: Metric) -> SharedMeasurements:
         """The measurements by another metric, the same ones for all resamples."""
         if metric.name not in self._of_metrics:
@@ -127,7 +122,8 @@ class ResampledEngine(Engine):
         examples: Int[Tensor, " some"] | None = None,
     ) -> tuple[Effects, Mask]:
         """As in `Engine`; at masks whose entries are equal, of all examples at once."""
-        if not (self.shared.keeps_gradients and (mask == mask[0]).all()):
+        is_kept = self.shared.engine.n_examples * self.n_components <= _MOST_GRADIENTS
+        if not is_kept or (mask != mask[0]).any():
             return super().gradient(mask, example_weights, examples)
         at_level = self.shared.gradients_at(float(mask[0]))
         some = torch.arange(self.n_examples) if examples is None else examples.cpu()
