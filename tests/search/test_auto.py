@@ -125,7 +125,7 @@ def test_near_sizes_have_their_say():
     second = [[0.5] * 4, [1.0] * 4, [1.0] * 4]
     fit = fit_of([first, second], sizes)
     assert fit.choice() == [0, 0, 1]
-    assert [fit.choice_near(size) for size in (1, 5, 15, 40, 200)] == [0, 0, 0, 1, 1]
+    assert [fit.search_chosen_near(size) for size in (1, 5, 15, 40, 200)] == [0, 0, 0, 1, 1]
 
 
 def test_effects_that_are_all_negative_or_zero():
@@ -213,7 +213,7 @@ def test_a_front_takes_the_sets_that_hold_better(tracer, monkeypatch):
 @pytest.mark.slow
 def test_single_effects_that_hold_better_have_a_set_of_every_size(tracer, monkeypatch):
     """A larger set may have a smaller mean here; but not with components that do nothing alone."""
-    monkeypatch.setattr(CrossFit, "choice_near", lambda self, size: 1)
+    monkeypatch.setattr(CrossFit, "search_chosen_near", lambda self, size: 1)
     n_positive = 5
 
     class Ranked:
@@ -241,7 +241,7 @@ def test_single_effects_that_hold_better_have_a_set_of_every_size(tracer, monkey
     assert [front.at(size).n_selected for size in (3, 6, 9)] == [1, 1, 1]
     assert front.at(4).effect == 1.0
     # Where they do not hold better there are none between.
-    monkeypatch.setattr(CrossFit, "choice_near", lambda self, size: int(size > 3))
+    monkeypatch.setattr(CrossFit, "search_chosen_near", lambda self, size: int(size > 3))
     front = tracer.pareto(max_budget=9, max_passes=60, statistics=False, objective="auto")
     assert front.sizes == (1, 4, 5, 7)
     assert [result.method for result in front] == ["local-search", *["ranked"] * 3]
@@ -295,7 +295,8 @@ def test_many_components_ranked_alone_have_sets_of_some_sizes(tracer, monkeypatc
     monkeypatch.setattr("tracekit.tracer.front.sizes_of_statistics", lambda sizes: [1, 6])
     monkeypatch.setattr(BestSets, "improving_sizes", [1, 2, 6])
     for choice, expected in ((1, (1, 3, 6, 9)), (0, (1, 2, 6))):
-        monkeypatch.setattr(CrossFit, "choice_near", lambda self, size, choice=choice: choice)
+        chosen = lambda self, size, choice=choice: choice  # noqa: E731
+        monkeypatch.setattr(CrossFit, "search_chosen_near", chosen)
         patched(monkeypatch, Fixed(order=tuple(range(12))))
         monkeypatch.setattr("tracekit.search.auto._replaces_joint", lambda alone, joint: True)
         front = tracer.pareto(max_budget=9, max_passes=60, statistics=False, objective="auto")

@@ -87,8 +87,7 @@ def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = False) -
     if is_full or len(results) == 1:
         _print_first_choices(results)
     if is_full:
-        text = f"{legend(results)} Passes: forward and backward, over all data; budgets of a run "
-        text += "share them."
+        text = f"{legend(results)} Passes: forward and backward; budgets of a run share them."
     else:
         text = (
             f"Effects are of {interventions(results)}. Brackets: 95 % interval if held out; if "

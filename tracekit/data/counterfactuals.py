@@ -80,7 +80,7 @@ class Counterfactual(ABC):
 
     @classmethod
     def from_row(cls, value: Any, example: int) -> Counterfactual:
-        """The counterfactual that `row[row_key]` describes; for those that have a `row_key`."""
+        """Makes one from the entry of a row under `row_key`; classes with a key override it."""
         raise NotImplementedError(f"Rows do not describe a {cls.__name__}.")
 
 
@@ -238,7 +238,7 @@ def constants_of(counterfactuals: Sequence[Counterfactual]) -> Constants | None:
     is_same = all(values is constants[0] for values in constants)
     if len(constants) < len(counterfactuals) or not is_same:
         raise PairsError(
-            "Some examples take constant values and others do not. Use one source for all."
+            "All examples must take the same constant values, or none. Use one source for all."
         )
     return constants[0]
 

@@ -152,7 +152,7 @@ class PromptPair:
         return count_shared(self.x_ids, self.y_ids or ())
 
     @property
-    def first_difference(self) -> int:
+    def answer_position(self) -> int:
         """Place of the first token of x that differs from y's, or of its last one if none does."""
         return min(self.n_shared, len(self.x_ids) - 1)
 

@@ -355,7 +355,8 @@ def _check_token_counts(table: pd.DataFrame) -> _Line:
 
 
 def _check_balance(pairs: Sequence[PromptPair], texts: Any) -> _Line:
-    first, count = Counter(pair.x_ids[pair.first_difference] for pair in pairs).most_common(1)[0]
+    tokens = Counter(pair.x_ids[pair.answer_position] for pair in pairs)
+    first, count = tokens.most_common(1)[0]
     share, begun = count / len(pairs), any(pair.n_shared for pair in pairs)
     where = ", behind what y begins with too," if begun else ""
     shown = f"The commonest x begins{where} with {texts.get(first, first)!r}: "
@@ -370,7 +371,7 @@ def _check_leaks(pairs: Sequence[PromptPair], texts: Any) -> _Line:
     if longer and (all(n > 0 for n in longer) or all(n < 0 for n in longer)):
         word = "more" if longer[0] > 0 else "fewer"
         return "yellow", f"x has {word} tokens than y on every example, which tells them apart."
-    firsts = Counter(pair.x_ids[pair.first_difference] for pair in pairs)
+    firsts = Counter(pair.x_ids[pair.answer_position] for pair in pairs)
     by_token: dict[int, list[int]] = defaultdict(list)
     for pair in pairs:
         other = pair.counterfactual_ids
@@ -378,7 +379,7 @@ def _check_leaks(pairs: Sequence[PromptPair], texts: Any) -> _Line:
         same = {a for a, b in zip(pair.prompt_ids, other, strict=False) if a == b}
         # A name that x repeats is the task, not a leak.
         for token in (same if is_prompt else set()) - {*pair.x_ids, *(pair.y_ids or ())}:
-            by_token[token].append(pair.x_ids[pair.first_difference])
+            by_token[token].append(pair.x_ids[pair.answer_position])
     leaks = [
         (token, values[0], len(values))
         for token, values in by_token.items()

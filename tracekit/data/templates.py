@@ -221,7 +221,8 @@ class Template:
         for span, (first, stop) in prompt.spans.items():
             name = span if span in values else span.rstrip("0123456789")
             if name in self._short and stop - first != 1:
-                raise _Unusable(f"{values[name]!r} of {name} is {stop - first} tokens", [name])
+                reason = f"{values[name]!r} in {name!r} is {stop - first} tokens instead of one"
+                raise _Unusable(reason, [name])
 
 
 def _make_group(names: Any, rows: Sequence[Any]) -> _FieldGroup:

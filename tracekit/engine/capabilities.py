@@ -115,7 +115,7 @@ def _reason_not_packed(model: HookedModel, length: int) -> str:
     plain = [_log_probs(model, PackedSequences.build([(prompt, (branch,))])) for branch in branches]
     expected = torch.cat([plain[0], plain[1][-1:]])
     unheeded = _log_probs(model, PackedSequences.build([(prompt, branches)]))
-    # A mask that is ignored costs this much; rounding costs far less.
+    # A model that ignores the mask is off by ten times this; rounding is off by far less.
     tolerance = 0.1 * (unheeded - expected).abs().max()
     if is_exact(model):
         tolerance = min(tolerance, 1e-4 * expected.abs().max())

@@ -64,7 +64,7 @@ class CleanRun:
         kept = {
             name: value[batch.examples.to(value.device)]
             for name, value in vars(of_all).items()
-            # Large, and of no use to most metrics.
+            # The distribution is large, and most metrics do not read it.
             if value is not None and (name != "distribution" or "distribution" in reads)
         }
         if "distribution" in reads and of_all.distribution is None:

@@ -73,8 +73,8 @@ class Layout:
     source_index: Int[Tensor, "row pos"] | None
     """Position of the source that takes the place of each position; None: the same."""
     all_have_y: bool
-    first_differences: Int[Tensor, " example"]
-    """Which token of x readouts of a single token read; see `PromptPair.first_difference`."""
+    answer_positions: Int[Tensor, " example"]
+    """Which token of x readouts of a single token read, as in `PromptPair`."""
     token_sets: Int[Tensor, "example side choice"]
     """First tokens that count as x and as y; -1 where there is no further one."""
 
@@ -152,7 +152,7 @@ class Layout:
             span_numbers=span_numbers,
             source_index=source_index,
             all_have_y=all(pair.y_ids is not None for pair in pairs),
-            first_differences=torch.tensor([pair.first_difference for pair in pairs]),
+            answer_positions=torch.tensor([pair.answer_position for pair in pairs]),
             token_sets=_ids_by_side([pair.token_sets for pair in pairs]),
         )
 
@@ -183,7 +183,7 @@ class Layout:
         valid = self.valid[examples]
         n_tokens = size(int(valid.sum(-1).max()), valid.shape[-1], valid.shape[-1])
         valid = valid[..., :n_tokens].contiguous()
-        read_at = self.first_differences[examples]
+        read_at = self.answer_positions[examples]
         tokens = torch.where(self.valid, self.targets, -1)[examples, :, read_at]
         example, side, step = valid.nonzero(as_tuple=True)
         row = local[example, side]

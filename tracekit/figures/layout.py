@@ -148,9 +148,9 @@ def _place_panels(
     notes = _panel_notes(figure)
     starts = [int(note.xref.removeprefix("x").removesuffix(" domain") or 1) - 1 for note in notes]
     titled = list(zip(notes, pairwise([*starts, len(counts)]), strict=True))
-    gap, needs = _GAP * texts, [_longest_word(axis.title) for axis in axes]
+    gap, needs = _GAP * texts, [_widest_word_width(axis.title) for axis in axes]
     for note, (start, end) in titled:
-        share = _longest_word(note) / (end - start)
+        share = _widest_word_width(note) / (end - start)
         needs[start:end] = [max(share, need) for need in needs[start:end]]
     free = room - gap * (len(counts) - 1)
     needs = [need * min(1.0, free / sum(needs)) for need in needs]
@@ -203,14 +203,14 @@ def _words(text: Any) -> list[str]:
     return str(text.text or "").replace("<br>", " ").split(" ")
 
 
-def _longest_word(text: Any) -> float:
+def _widest_word_width(text: Any) -> float:
     return max(text_width(word, text.font.size) for word in _words(text))
 
 
 def _break(text: Any, room: float) -> None:
     """Breaks a text into lines no wider than the room; makes it smaller where a word has none."""
     if text.text:
-        text.font.size *= min(1.0, room / _longest_word(text))
+        text.font.size *= min(1.0, room / _widest_word_width(text))
         lines: list[str] = []
         for word in _words(text):
             longer = f"{lines[-1]} {word}" if lines else word
@@ -315,7 +315,7 @@ def _legend(figure: _Figure, plot: float, below: float, texts: float) -> float:
 
 
 def _fit_bars(figure: _Figure, plot: float, bottom: float, texts: float) -> float:
-    """Makes colour bars longer than a low plot; returns the pixels that are missing below."""
+    """Gives colour bars a least length; returns how many pixels the bottom margin needs for it."""
     length = _LOWEST_BAR * texts
     if plot >= length or not _maps(figure):
         return 0.0

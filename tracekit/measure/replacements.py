@@ -98,7 +98,7 @@ def measured_non_members(
     for member in range(len(members)):
         without = tuple(index for index in members if index != members[member])
         gains = proposing.predict_changes(without).predicted_effects.nan_to_num()
-        chosen = [*_first(outside, gains), *_first(outside, at_set - gains)]
+        chosen = [*_highest_scored(outside, gains), *_highest_scored(outside, at_set - gains)]
         proposals += [(member, without, non_member) for non_member in dict.fromkeys(chosen)]
     sets = {members: 0}
     for _, without, non_member in proposals:
@@ -126,7 +126,7 @@ def n_sets_of_non_members(n_members: int, n_components: int) -> int:
     return 1 + n_members + instead + min(instead, outside) if outside else 0
 
 
-def _first(outside: Sequence[int], scores: Mask) -> list[int]:
+def _highest_scored(outside: Sequence[int], scores: Mask) -> list[int]:
     return sorted(outside, key=lambda index: -scores[index].item())[:_PROPOSED]
 
 

@@ -82,8 +82,8 @@ def _numbers_and_sizes(n: int) -> tuple[Int[Tensor, " coalition"], Int[Tensor, "
 def sampled_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
     """Values from drawn orders, each along with its reverse (antithetic; Mitchell et al., 2022).
 
-    At least two such pairs are drawn. An order takes as many subsets as the set has members, less
-    one. Where the metric has a linearization, an additive model in its quantity is a control
+    At least two such pairs are drawn. An order needs n - 1 subsets for n members. Where the metric
+    has a linearization, an additive model of its quantity, such as the log-odds, is a control
     variate: the values are those of the model, averaged over thousands of orders, plus the mean
     difference between measured and modelled contributions in the drawn orders. A model is fitted to
     other orders than those that correct it, so the values are unbiased even if it is bad, and it is

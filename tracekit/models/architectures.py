@@ -216,7 +216,7 @@ def block_parts(model: Any, layer: int) -> BlockParts:
 
     first, second = inner(block, "ln1"), inner(block, "ln2")
     is_parallel = bool(getattr(model.cfg, "parallel_attn_mlp", False))
-    # One norm serves both parts of a parallel block; where norms only stand behind, none does.
+    # A parallel block may have one norm for both parts; one with norms of outputs only has none.
     mlp_norm = second if second is not None else first
     attention = block.attn
     names = {"query": attention.q, "key": attention.k, "value": attention.v, "output": attention.o}

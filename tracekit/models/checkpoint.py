@@ -130,7 +130,7 @@ def _download(name: str, revision: str | None, files: Sequence[str] | None) -> C
     except (OSError, errors.OfflineModeIsEnabled, *_connection_errors()):
         pass
     try:
-        # Without a list of files it asks for all that the repository has.
+        # Without `allow_patterns` every file of the repository would have to be there.
         least = ["config.json", ADAPTER]
         folder = snapshot_download(
             name, revision=revision, allow_patterns=least, local_files_only=True

@@ -193,7 +193,6 @@ def saved_certificates(folder: Path, labels: Sequence[str]) -> list[Certificate]
     certificate = Certificate.load(file)
     if certificate.labels != tuple(labels):
         raise ResultFormatError(
-            f"{file} is of another set than the result beside it. Remove it, or certify the set "
-            "again."
+            f"{file} is of another set than the result beside it. Remove it, or certify again."
         )
     return [certificate]

@@ -85,7 +85,7 @@ class CurveRuns:
     """Digest of each, by the name of its folder."""
 
     def __post_init__(self) -> None:
-        # Names of folders of runs, and no paths to somewhere else.
+        # These are names of folders, so that a damaged file cannot point to another place.
         ends = [name.removeprefix(_RUN) for name in self.runs if name.startswith(_RUN)]
         if not ends or len(ends) < len(self.runs) or not all(map(str.isalnum, ends)):
             raise ValueError(f"the runs are {short_repr(list(self.runs))}, and not folders of runs")

@@ -120,7 +120,7 @@ class Resamples:
         """How far resampled means lie from the mean, and their standard errors, in portions."""
         n, residuals, bases = len(self._bases), self._residuals, self._bases
         for part in resamples(n, self._seed, at_once, n_draws):
-            # How often each resample has each example; sums over it are then products.
+            # How often each example is in each resample: sums over resamples are matrix products.
             counts = torch.zeros(len(part), n, dtype=torch.float64)
             counts = counts.scatter_add(1, part, torch.ones_like(part, dtype=torch.float64)).T
             base_sums, base_squares = bases @ counts, bases.square() @ counts

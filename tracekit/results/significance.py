@@ -277,7 +277,7 @@ def _count_draws_reaching(
 def _flips(n_examples: int, at_once: int) -> Iterator[Float[Tensor, "draw example"]]:
     """Signs of the examples in portions, the same for all rows; the first are those measured."""
     if 2**n_examples <= _DRAWS:
-        # A flip of all signs has the same size, so that the first example needs none.
+        # Flipping all signs leaves the absolute sum as it is: the last example is never flipped.
         for part in torch.arange(2 ** (n_examples - 1)).split(at_once):
             yield 1.0 - 2.0 * (part[:, None] >> torch.arange(n_examples) & 1).double()
         return

@@ -93,8 +93,8 @@ def load_dataclass(
     except (ValueError, TypeError, KeyError, TracekitError) as error:
         problem = _first_problem(error) if isinstance(error, ValidationError) else str(error)
         raise ResultFormatError(
-            f"{path} cannot be read: {problem.rstrip('.')}. Run it again, or restore the file that "
-            "tracekit wrote."
+            f"{path} cannot be read: {problem.rstrip('.')}. Repeat the run that wrote it, or "
+            "restore the file."
         ) from error
     return value
 

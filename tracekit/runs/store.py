@@ -97,7 +97,7 @@ class Run:
 
     @cached_property
     def paths(self) -> Paths:
-        """The paths of a run that measured these."""
+        """The effects of paths, of a run that measured them."""
         return Paths.load(self.folder)
 
 

@@ -105,7 +105,7 @@ class Auto:
         alone = dict(zip(goal.budgets, self.second.search(target, goal, seed), strict=True))
         on_all = _effects_on_all([joint[size] for size in sizes], [alone[size] for size in sizes])
         fit = cross_fit(target, self.searches, sizes, seed, on_all=on_all)
-        holds_better = {size: fit.choice_near(size) == 1 for size in {*joint, *alone}}
+        holds_better = {size: fit.search_chosen_near(size) == 1 for size in {*joint, *alone}}
         sets = {
             size: each for size, each in joint.items() if not holds_better[size] or size in alone
         }
@@ -200,7 +200,7 @@ class CrossFit:
         mean, error = ratio_and_error(sums, sizes.expand_as(sums))
         return mean >= errors * error
 
-    def choice_near(self, size: int) -> int:
+    def search_chosen_near(self, size: int) -> int:
         """The choice at the nearest size."""
         distances = [max(size, own) / min(size, own) for own in self.sizes]
         return self.choice()[distances.index(min(distances))]

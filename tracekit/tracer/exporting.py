@@ -149,7 +149,7 @@ def export(
 
 
 def _exact_constants(engine: Engine, setup: Setup) -> Constants:
-    """What components are replaced by; refuses what weights cannot do exactly."""
+    """The constants that replace components; refuses setups that weights cannot reproduce."""
     constants = engine.counterfactual_cache.constants
     registry, positions = engine.registry, setup.positions
     one_token = all(len(p.x_ids) == 1 == len(p.y_ids or p.x_ids) for p in engine.pairs)
@@ -196,7 +196,9 @@ def _fold_into_weights(engine: Engine, constants: Constants, mask: Mask) -> Any:
     expected = _without_weights(original, ()).state_dict()
     state = _weights_of(modules, expected)
     is_whole = len(state) == len(expected)
-    _check_plain(engine.model, _rebuild(original, modules, state, {}, ()) if is_whole else None)
+    _check_logits_equal(
+        engine.model, _rebuild(original, modules, state, {}, ()) if is_whole else None
+    )
     names = {id(module): name for name, module in modules.items() if f"{name}.weight" in state}
     changed: dict[str, Any] = {}
     weights: ChainMap[str, Any] = ChainMap(changed, state)
@@ -247,7 +249,7 @@ def _weights_of(
     return weights
 
 
-def _check_plain(model: HookedModel, plain: Any) -> None:
+def _check_logits_equal(model: HookedModel, plain: Any) -> None:
     """Refuses a model whose logits differ from those of a plain one; None: there is no such."""
     tokens = random_tokens(model, 1, min(8, int(model.cfg.n_ctx or 8)))
     with torch.no_grad():

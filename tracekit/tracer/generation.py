@@ -131,7 +131,7 @@ def generate(
             "with other sources, give no counterfactuals."
         )
     tokenizer, model = require_tokenizer(question.model), question.model
-    # A continuation, which pairs have, does not matter.
+    # Pairs need a continuation. Any will do, as only the prompts are used.
     rows = [{"prompt": prompt, "x": "a"} for prompt in prompts]
     if other_prompts is not None:
         both = zip(rows, other_prompts, strict=True)

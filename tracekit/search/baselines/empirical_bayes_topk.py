@@ -102,7 +102,7 @@ def shrunken_effects(target: Target, effects: Float[Tensor, "component example"]
     """
     if not target.is_plain:
         return effects.mean(1)
-    curves = _curves(target)
+    curves = _quantity_to_effect_curves(target)
     if curves is None:
         return shrunken_effects_by_gradients(target, effects)
     start = curves.linearization.to_linear(curves.clean).double()
@@ -119,7 +119,8 @@ def shrunken_effects_by_gradients(
     They are of the quantity of the metric's linearization (`gradients.expand`), or without
     one of the effect, times the weight of the example.
     """
-    weights, clusters, curves = target.pairs.weights, target.pairs.clusters, _curves(target)
+    weights, clusters = target.pairs.weights, target.pairs.clusters
+    curves = _quantity_to_effect_curves(target)
     weights = torch.ones(target.n_examples).double() if weights is None else weights.double()
     if curves is None:
         return shrunken_means(gradients / weights, weights, clusters).float()
@@ -132,7 +133,7 @@ def shrunken_effects_by_gradients(
     return torch.cat([part.mean(1) for part in effects]).float()
 
 
-def _curves(target: Target) -> ExampleCurves | None:
+def _quantity_to_effect_curves(target: Target) -> ExampleCurves | None:
     data = target.engine
     return ExampleCurves.for_metric(data.metric, data.clean, data.pairs.weights)
 
