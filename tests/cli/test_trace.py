@@ -34,7 +34,9 @@ def test_trace_writes_figures_and_results(command, tmp_path, pictures):
     result = tk.TraceResult.load(tmp_path / "random-4")
     assert (result.budget, result.config) == (4, {"draws": 5})
     assert f"{result.effect:.4g}" in out
-    assert f"random, 4 selected, searched: {result.searched.choices_text}." in " ".join(out.split())
+    _, shown, _ = command("show", tmp_path / "random-4")
+    choices = f"random, 4 selected, searched: {result.searched.choices_text}."
+    assert choices in " ".join(shown.split())
     assert tk.TraceResult.load(tmp_path / "top-k-2").n_selected == 2
 
 
