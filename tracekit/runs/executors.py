@@ -129,8 +129,8 @@ class _LocalProcesses(FuturesExecutor):
         if isinstance(error, BrokenExecutor) and not self._executor.has_ready_worker:
             return WorkerError(
                 "No worker process could start. Each one first runs your main script again, which "
-                "must not start the sweep a second time. Put the code of the script into a file, "
-                f"below {_MAIN_GUARD}; code from stdin needs a file, too. Or leave jobs out."
+                "must not start the sweep a second time. Put its code, also what comes from stdin, "
+                f"into a file, under {_MAIN_GUARD} Or leave jobs out."
             )
         return super().error_to_raise(error)
 
