@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from typing_extensions import Self
 
 from tracekit._util.devices import to_device
 from tracekit.components import ComponentSet, masks
@@ -42,7 +41,7 @@ class Engine(PreparedData):
         """An engine with the same model, components, metric and settings on other pairs."""
         return Engine.build(self.model, pairs, self.registry, self.metric, self.config)
 
-    def with_metric(self, metric: Metric) -> Self:
+    def with_metric(self, metric: Metric) -> Engine:
         """The same data, and all that was run once, under another metric that they suit."""
         return replace(self, metric=metric, account=Account(), record=None, _full_effects=[])
 

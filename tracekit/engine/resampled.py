@@ -13,7 +13,6 @@ from functools import cached_property
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from typing_extensions import Self
 
 from tracekit.components.masks import Mask, from_indices
 from tracekit.engine.cost import Account, Cost
@@ -88,7 +87,7 @@ class ResampledEngine(Engine):
         values = {each.name: getattr(engine, each.name) for each in fields(engine)}
         return cls(**values, numbers=torch.tensor(numbers), shared=shared)
 
-    def with_metric(self, metric: Metric) -> Self:
+    def with_metric(self, metric: Metric) -> Engine:
         """As in `Engine`; what is measured by this metric is shared as well."""
         return replace(super().with_metric(metric), shared=self.shared.with_metric(metric))
 
