@@ -818,7 +818,7 @@ class TestRefusals:
     def test_pairs_that_mix_constants_and_prompts(self, model, even_pairs):
         zero = tk.Tracer(model, even_pairs, source="zero").engine.pairs
         mixed = tk.PromptPairs(pairs=(*zero[:2], *even_pairs[2:]))
-        with pytest.raises(PairsError, match="Some examples take constant values and others do"):
+        with pytest.raises(PairsError, match="All examples must take the same constant values"):
             tk.Tracer(model, mixed)
 
 
