@@ -84,7 +84,7 @@ class TestTemplates:
     def test_values_of_several_tokens_are_dropped_and_named(self, gpt2_tokenizer):
         pairs = made(gpt2_tokenizer, one_token=True)
         assert {len(pair.x_ids) for pair in pairs} == {1}
-        assert any("'Bartholomew' of A is" in line for line in pairs.skipped)
+        assert any("'Bartholomew' in 'A' is" in line for line in pairs.skipped)
         assert "skipped" in repr(pairs)
 
     def test_a_longer_value_gets_a_counterfactual_of_as_many_tokens(self, gpt2_tokenizer):

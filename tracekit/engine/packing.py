@@ -142,6 +142,8 @@ def bucket_sizes(lengths: Sequence[int], max_batch_size: int, overhead: int) -> 
 
 def pad_ids(sequences: Sequence[Sequence[int]], filler: int = 0) -> Int[Tensor, "row pos"]:
     """Sequences under one another, filled up on the right."""
+    if not sequences:
+        return torch.zeros(0, 0, dtype=torch.long)
     rows = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
     return pad_sequence(rows, batch_first=True, padding_value=filler)
 
