@@ -143,7 +143,7 @@ def bucket_sizes(lengths: Sequence[int], max_batch_size: int, overhead: int) -> 
 def pad_ids(sequences: Sequence[Sequence[int]], filler: int = 0) -> Int[Tensor, "row pos"]:
     """Sequences under one another, filled up on the right."""
     if not sequences:
-        return torch.zeros(0, 0, dtype=torch.long)
+        raise ValueError("There are no sequences to pad.")
     rows = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
     return pad_sequence(rows, batch_first=True, padding_value=filler)
 
