@@ -78,7 +78,11 @@ ROWS = [
 @pytest.mark.parametrize(
     ("options", "advice", "advised"),
     [
-        (["--budget", "2", "--target-effect", "1"], "Give one of --budget, --target-effect and", [["--budget", "2"]]),
+        (
+            ["--budget", "2", "--target-effect", "1"],
+            "Give one of --budget, --target-effect and",
+            [["--budget", "2"]],
+        ),
         (
             ["--budget", "few"],
             "Give a count such as 6 or a share such as 0.2",
