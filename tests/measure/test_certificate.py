@@ -95,6 +95,12 @@ def test_a_share_is_of_the_effect_of_all_components(tracer):
     assert low < share < high
 
 
+def test_sets_on_the_same_pairs_have_bounds_of_their_own(tracer):
+    first, other = (tracer.certify(names, effect=0.0) for names in (NAMES, ["L2H0"]))
+    fresh = traced(some_pairs(40, 3), "kl", held_out=some_pairs(150, 4))
+    assert fresh.certify(["L2H0"], effect=0.0).claims == other.claims != first.claims
+
+
 def test_a_claim_close_to_it_stays_undecided(tracer, faithfulness):
     certificate = tracer.certify(NAMES, faithful=faithfulness, effect=-1.0)
     assert certificate.verdict == "undecided"
