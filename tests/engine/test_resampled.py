@@ -100,8 +100,8 @@ def test_large_gradients_are_not_kept(monkeypatch):
 
 def test_recorders_get_the_sets():
     shared, _ = engines()
-    seen = []
+    recorded = []
     replace(
-        shared, record=lambda sets, effects: seen.append((list(sets), effects.shape))
+        shared, record=lambda sets, effects: recorded.append((list(sets), effects.shape))
     ).set_effects(SETS)
-    assert seen == [(SETS, (4, len(NUMBERS)))]
+    assert recorded == [(SETS, (4, len(NUMBERS)))]

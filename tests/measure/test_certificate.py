@@ -30,6 +30,10 @@ def some_pairs(count, seed, exchange=False):
     return tk.PromptPairs.from_ids(rows)
 
 
+def change_of_x(clean, intervened):
+    return intervened.x - clean.x
+
+
 def traced(pairs, metric="probability-drop", **options):
     return tk.Tracer(tiny.shared_model("gpt2"), pairs, "head-outputs", metric, **options)
 
@@ -330,9 +334,34 @@ class TestResults:
         loaded = tk.TraceResult.load(result.save(tmp_path))
         assert loaded.certificates[0].summary == certificate.summary
         assert repr(loaded) == repr(result)
-        tracer.certify(NAMES, effect=-9.0).save(tmp_path / Certificate.FILE)
-        with pytest.raises(ResultFormatError, match="of another set than the result beside it"):
+        (tmp_path / Certificate.FILE).write_text("{}")
+        with pytest.raises(ResultFormatError, match="is not a certificate. Give one that"):
             tk.TraceResult.load(tmp_path)
+
+    def test_it_is_not_taken_for_one_of_another_set_or_model(self, tracer, result, tmp_path):
+        result.save(tmp_path)
+        tracer.certify(NAMES, effect=-9.0).save(tmp_path / Certificate.FILE)
+        assert tk.TraceResult.load(tmp_path).certificates == []
+        pairs = {"pairs": some_pairs(40, 3), "held_out": some_pairs(150, 4)}
+        another = tk.load_model(tiny.hf_model("gpt2", seed=5))
+        others = {
+            "model": tk.Tracer(another, components="head-outputs", metric="kl", **pairs),
+            "metric": traced(pairs["pairs"], "probability-drop", held_out=pairs["held_out"]),
+            "source": traced(pairs["pairs"], "kl", held_out=pairs["held_out"], source="zero"),
+        }
+        for other in others.values():
+            other.certify(result, effect=-9.0).save(tmp_path / Certificate.FILE)
+            assert tk.TraceResult.load(tmp_path).certificates == result.certificates == []
+
+    @pytest.mark.parametrize(
+        "options", [{"direction": "denoising"}, {"source": "mean"}, {"metric": change_of_x}]
+    )
+    def test_it_is_recognised_under_every_setup(self, options):
+        metric = options.pop("metric", "probability-drop")
+        tracer = traced(some_pairs(12, 3), metric, held_out=some_pairs(12, 4), **options)
+        result = tracer.run("top-k", budget=2)
+        assert tracer.certify(result, effect=0.0).is_of(result)
+        assert len(result.certificates) == 1
 
     def test_wordings_are_named_where_a_claim_fails(self, tracer):
         certificate = tracer.certify(NAMES, effect=-9.0)

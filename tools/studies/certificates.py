@@ -38,10 +38,10 @@ File = Annotated[Path, typer.Argument(help="Lines of JSON.")]
 Model = Annotated[str, typer.Option(help="As in load_model.")]
 
 
-def read_lines(file: Path, **kept: Any) -> list[dict[str, Any]]:
+def read_lines(file: Path, **values: Any) -> list[dict[str, Any]]:
     """The lines of a file that have these values; none if there is no file."""
     lines = map(json.loads, file.read_text().splitlines() if file.exists() else ())
-    return [line for line in lines if kept.items() <= line.items()]
+    return [line for line in lines if values.items() <= line.items()]
 
 
 def add_line(file: Path, line: dict[str, Any]) -> None:
@@ -99,8 +99,8 @@ def measure(
     loaded = tk.load_model(model)
     if task == "gendered-pronouns":
         # The search that selected the heads drew from these pairs, so all of them are left out.
-        seen = tk.load_dataset(task, loaded)
-        tracer = tk.Tracer(loaded, seen, "head-outputs", "logit-difference")
+        searched = tk.load_dataset(task, loaded)
+        tracer = tk.Tracer(loaded, searched, "head-outputs", "logit-difference")
         claims = {"faithful": 0.8, "complete": 0.2}
         certify(tracer, task, "three heads", HEADS, file, max_examples=max_examples, **claims)
     pairs = tk.load_dataset(task, loaded, n=examples)

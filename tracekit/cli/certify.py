@@ -35,7 +35,7 @@ _EXIT_CODES = {"holds": 0, "fails": 1, "undecided": 3}
     **RUN_OPTIONS,
     faithful=HOW.number("Claim that the faithfulness is at least this, e.g. 0.8."),
     complete=HOW.number("Claim that the completeness is at most this, e.g. 0.2."),
-    share=HOW.number("Claim that the effect is at least this share of that of all components."),
+    share=HOW.number("Claim that the effect is at least this share of the full effect."),
     effect=HOW.number("Claim that the mean effect is at least this, in units of the metric."),
     level=HOW.number("Probability that no bound is ever wrong.", default=0.95),
     fresh=DATA.names(

@@ -137,7 +137,7 @@ def _all_columns(results: Sequence[tk.TraceResult], table: Table) -> Table:
 
 
 def _main_columns(results: Sequence[tk.TraceResult], table: Table) -> Table:
-    """Five columns: the effect, with its interval, is held out where that of every row is."""
+    """Five columns; the effects are the held-out ones if all rows have them."""
     ranked, best = _ranked(results, table)
     ends = table["95 % spread" if best == "effect" else "95 % interval"].values
     values = [(each, *end) for each, end in zip(ranked[best].values, ends, strict=True)]

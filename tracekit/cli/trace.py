@@ -33,12 +33,12 @@ def trace(values: OptionValues) -> None:
     check_folder(output)
     methods = values["method"] or [tk.search.DEFAULT_METHOD]
     by_method = parse_options(values["option"] or [], methods)
-    wanted = []
+    arguments = []
     for name in methods:
         goal = goal_arguments(values, by_method[name])
-        wanted.append({"search": tk.search.make(name, by_method[name]), "seed": seed, **goal})
+        arguments.append({"search": tk.search.make(name, by_method[name]), "seed": seed, **goal})
     tracer, request_options = build_search(values)
-    requests = [Request(**each, **request_options) for each in wanted]
+    requests = [Request(**each, **request_options) for each in arguments]
     if values["dry_run"]:
         parts = [tracer.pairs, *filter(None, [tracer.held_out])]
         print_checks(tracer.pairs.check(tracer.model, parts=parts), is_short=True)

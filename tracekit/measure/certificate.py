@@ -148,7 +148,7 @@ def certify(
         weights_digest=question.model_facts.weights_digest,
         versions=versions(),
     )
-    if isinstance(members, TraceResult):
+    if isinstance(members, TraceResult) and certificate.is_of(members):
         members.certificates.append(certificate)
     return certificate
 

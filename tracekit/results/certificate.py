@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import plotly.graph_objects as go
 from pydantic import TypeAdapter
@@ -108,6 +108,12 @@ class Certificate(Tabular):
             f"{self.dataset}): {verdicts}."
         )
 
+    def is_of(self, result: Any) -> bool:
+        """Whether it is about the set of a `TraceResult`, on its model and by its metric."""
+        own = (result.model_facts.weights_digest, result.setup.metric, result.setup.intervention)
+        certified = (self.weights_digest, self.metric, self.intervention)
+        return self.labels == tuple(result.labels) and own == certified
+
     @cached_property
     def table(self) -> pd.DataFrame:
         """A pandas DataFrame with a row per claim: its last bounds and its verdict."""
@@ -181,18 +187,12 @@ class Certificate(Tabular):
             ) from error
 
 
-def saved_certificates(folder: Path, labels: Sequence[str]) -> list[Certificate]:
-    """The certificate beside a result of these members, if there is one.
+def saved_certificates(folder: Path, result: Any) -> list[Certificate]:
+    """The certificate beside a saved result, if there is one and it is of this result.
 
     Raises:
-        ResultFormatError: It is damaged, or of another set.
+        ResultFormatError: It is damaged.
     """
     file = folder / Certificate.FILE
-    if not file.exists():
-        return []
-    certificate = Certificate.load(file)
-    if certificate.labels != tuple(labels):
-        raise ResultFormatError(
-            f"{file} is of another set than the result beside it. Remove it, or certify again."
-        )
-    return [certificate]
+    certificates = [Certificate.load(file)] if file.exists() else []
+    return [each for each in certificates if each.is_of(result)]

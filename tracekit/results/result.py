@@ -151,7 +151,7 @@ class TraceResult(InFolder):
 
     @cached_property
     def certificates(self) -> list[Certificate]:
-        """What `tracer.certify` said of this set, the latest last; that one is saved with it."""
+        """What `tracer.certify` said of it, on this model; the last one is saved with it."""
         return []
 
     def save(self, folder: str | Path) -> Path:
@@ -171,7 +171,7 @@ class TraceResult(InFolder):
                 or holds an entry of another type.
         """
         result = super().load(folder)
-        result.certificates.extend(saved_certificates(Path(folder), result.labels))
+        result.certificates.extend(saved_certificates(Path(folder), result))
         return result
 
     def cite(self) -> str:
