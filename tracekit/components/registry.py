@@ -414,6 +414,12 @@ class ComponentRegistry(Sequence[Component]):
         """Senders and receivers, if the components are edges."""
         return self.sites[0].edges
 
+    @property
+    def has_all_edges(self) -> bool:
+        """Whether the components are all edges of the model."""
+        n_layers = len(self.edges.receivers) if self.edges is not None else 0
+        return 0 < len(self.sites) == n_layers and all(site.complete for site in self.sites)
+
     @cached_property
     def kinds_by_hook(self) -> dict[str, Kind]:
         """Hook points in the order of the sites, and a kind at each."""

@@ -69,7 +69,7 @@ class BlockSkipper:
         outputs: dict[int, Any] = {}
 
         def record(module: Any, args: Any, kwargs: Any, output: Any, *, number: int) -> None:
-            inputs[number], outputs[number] = _block_input(args, kwargs), output
+            inputs[number], outputs[number] = block_input(args, kwargs), output
 
         layers = range(len(self._blocks))
         hooks, recorded = recording_hooks([residual_hook(layer) for layer in layers])
@@ -99,13 +99,14 @@ class BlockSkipper:
 
 
 def _skip_block(*args: Any, residual: ResidualStream | None, in_tuple: bool, **kwargs: Any) -> Any:
-    out = _block_input(args, kwargs) if residual is None else residual
+    out = block_input(args, kwargs) if residual is None else residual
     return (out,) if in_tuple else out
 
 
 def _stop_pass(*args: Any, **kwargs: Any) -> Any:
-    raise StopPassError(_block_input(args, kwargs))
+    raise StopPassError(block_input(args, kwargs))
 
 
-def _block_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def block_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """What a block, or a part of it, reads of the arguments that it is called with."""
     return args[0] if args else kwargs["hidden_states"]

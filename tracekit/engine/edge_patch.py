@@ -9,13 +9,19 @@ In each block, hooks read the stream at its start, compute a separate input for 
 value and the MLP, normalise and project it by the block's own modules, and put in the results. If a
 norm follows the attention, a receiver reads the norm of what all heads together would have written.
 The inputs of all receivers of a layer are one product of the mask and the changes of the senders.
+
+Without gradients, only the receivers and senders of patched edges take part. If fewer edges are
+kept than patched, the pass starts from the counterfactual run instead: its stream is put in, a
+receiver reads x + sum_s (m_s - 1) (c_s - o_s), and `PartSkipper` leaves out what no kept edge
+enters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -24,11 +30,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry
-from tracekit.components.edges import EdgeGraph, Receivers
+from tracekit.components.connected import paths_of
+from tracekit.components.edges import EdgeGraph
+from tracekit.engine.edge_skipping import ActiveEdges, Part, PartSkipper
 from tracekit.engine.patching import Activations, AnyMask, mask_entries
 from tracekit.errors import HookPointError
 from tracekit.models.architectures import (
+    ATTENTION,
     INPUT_HOOKS,
+    MLP,
     BlockParts,
     block_parts,
     residual_multiplier,
@@ -56,14 +66,58 @@ class EdgePatch:
 
     def hooks(self, mask: AnyMask, layers: Container[int] | None = None) -> list[Hook]:
         """Hooks that apply a mask, or several, to the receivers of `layers`; as `MaskedPatch`."""
-        mask = mask.to(device_of(self.model))
-        rows = mask if mask.ndim == 3 else mask.reshape(-1, 1, mask.shape[-1])
-        rows = rows.expand(-1, len(self.positions), -1).flatten(0, 1)
+        rows = self._by_row(mask)
         weights: dict[int, Tensor] = {}
         for site in self.registry.sites:
             if layers is None or site.layer in layers:
                 weights[site.layer] = mask_entries(site, rows)
-        return _EdgeRun(self, weights).hooks() if weights else []
+        if not weights:
+            return []
+        every = {
+            layer: torch.ones(len(ends), dtype=torch.bool)
+            for layer, ends in enumerate(self.graph.edge_ends_by_layer)
+            if layer in weights
+        }
+        return _EdgeRun(self, weights, ActiveEdges.of(self.graph, every)).hooks()
+
+    def sparse_pass(
+        self, masks: Float[Tensor, "set component"], skipper: PartSkipper | None
+    ) -> tuple[list[Hook], AbstractContextManager[None]]:
+        """Hooks that apply masks to all receivers, without gradients, and a context to run them in.
+
+        With a `skipper`, the pass starts from the counterfactual run, for which every token of the
+        rows must be patched, and every edge of the model must be in the registry.
+        """
+        base = 0 if skipper is None else 1
+        is_moved = (masks != base).any(0).cpu()
+        if skipper is not None:
+            # Others change nothing, see `EdgePaths`.
+            on_paths = paths_of(self.registry).edges_on_paths(is_moved.nonzero()[:, 0].tolist())
+            is_moved = torch.zeros_like(is_moved).index_fill(0, torch.tensor(on_paths).long(), True)
+        edges = {site.layer: mask_entries(site, is_moved).any(-1) for site in self.registry.sites}
+        active = ActiveEdges.of(self.graph, edges)
+        rows = self._by_row((masks - base) * is_moved.to(masks.device))
+        weights = {
+            site.layer: mask_entries(site, rows)
+            for site in self.registry.sites
+            if active.senders_into[site.layer].any()
+        }
+        run = _EdgeRun(self, weights, active, starts_from_counterfactual=skipper is not None)
+        skipped = (
+            nullcontext() if skipper is None else skipper.skip(self.model, run.known_outputs())
+        )
+        return run.hooks(), skipped
+
+    def _by_row(self, mask: AnyMask) -> Float[Tensor, "row component"]:
+        mask = mask.to(device_of(self.model))
+        rows = mask if mask.ndim == 3 else mask.reshape(-1, 1, mask.shape[-1])
+        return rows.expand(-1, len(self.positions), -1).flatten(0, 1)
+
+    @property
+    def graph(self) -> EdgeGraph:
+        """Senders and receivers of the model."""
+        assert self.registry.edges is not None
+        return self.registry.edges
 
     def make_input_hook(self, level: float) -> Hook:
         """Makes a hook that moves the first block's input towards its counterfactual values."""
@@ -99,7 +153,7 @@ class _Bank:
     Automatic differentiation would keep a tensor for each receiver; here all add to one gradient.
     """
 
-    values: Float[Tensor, "row pos sender_span d"]
+    values: Float[Tensor, "row sender_span pos d"]
     own: Float[Tensor, "row pos d"] | None = None
     """What all heads of the layer write together in this run, if a norm follows the attention."""
     norm: Callable[[Tensor], Tensor] | None = None
@@ -113,20 +167,20 @@ class _WriteChanges(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, changes: Tensor, patched: Tensor, order: Tensor, bank: _Bank) -> Tensor:
-        sizes = (changes.shape[2], patched.shape[2])
+        sizes = (changes.shape[1], patched.shape[1])
         first = len(bank.numbers) * sizes[1]
         ctx.bank, ctx.part, ctx.sizes = bank, slice(first, first + sizes[0] * sizes[1]), sizes
         ctx.save_for_backward(patched)
-        target = bank.values[:, :, ctx.part].unflatten(2, sizes)
-        torch.mul(changes[:, :, :, None], patched[:, :, None, :, None], out=target)
+        target = bank.values[:, ctx.part].unflatten(1, sizes)
+        torch.mul(changes[:, :, None], patched[:, None, :, :, None], out=target)
         return order.clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (patched,), gradient = ctx.saved_tensors, None
         if ctx.needs_input_grad[0] and ctx.bank.gradient is not None:
-            gradient = ctx.bank.gradient[:, :, ctx.part].unflatten(2, ctx.sizes)
-            gradient = (gradient * patched[:, :, None, :, None]).sum(3)
+            gradient = ctx.bank.gradient[:, ctx.part].unflatten(1, ctx.sizes)
+            gradient = (gradient * patched[:, None, :, :, None]).sum(2)
         return gradient, None, *grad_outputs, None
 
 
@@ -134,20 +188,23 @@ class _ReadChanges(torch.autograd.Function):
     """Changes of some senders, weighted by the mask, for each receiver."""
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, order: Tensor, bank: _Bank, first: int) -> Tensor:
-        ctx.bank, ctx.part = bank, slice(first, first + weights.shape[2])
+    def forward(
+        ctx: Any, weights: Tensor, order: Tensor, bank: _Bank, columns: slice | list[int]
+    ) -> Tensor:
+        ctx.bank, ctx.part = bank, columns
         ctx.save_for_backward(weights)
-        return weights[:, None] @ bank.values[:, :, ctx.part]
+        values = bank.values[:, columns]
+        return (weights @ values.flatten(2)).unflatten(2, values.shape[2:])
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (weights,), (gradient,), bank = ctx.saved_tensors, grad_outputs, ctx.bank
         if bank.gradient is None:
             bank.gradient = torch.zeros_like(bank.values)
+        gradient, values = gradient.flatten(2), bank.values[:, ctx.part].flatten(2)
         # In place, so that each sender gets the sum over all receivers.
-        mixed = weights.mT[:, None].expand(-1, gradient.shape[1], -1, -1).flatten(0, 1)
-        bank.gradient[:, :, ctx.part].flatten(0, 1).baddbmm_(mixed, gradient.flatten(0, 1))
-        of_weights = (gradient @ bank.values[:, :, ctx.part].mT).sum(1)
+        bank.gradient[:, ctx.part].flatten(2).baddbmm_(weights.mT, gradient)
+        of_weights = gradient @ values.mT
         return of_weights, gradient.new_zeros(1), None, None
 
 
@@ -157,26 +214,47 @@ class _EdgeRun:
 
     patch: EdgePatch
     weights: dict[int, Float[Tensor, "row edge span"]]
-    """Mask entries by layer of the receivers; 0 for edges that are not in the registry."""
-    banks: list[_Bank] = field(default_factory=list)
-    """The first one holds all senders; heads followed by a norm have one bank for each layer."""
+    """Factors of the changes of senders, by layer of the receivers; 0 where nothing is read."""
+    active: ActiveEdges
+    """The receivers that are edited, and the senders whose changes they read."""
+    starts_from_counterfactual: bool = False
+    bank: _Bank | None = None
+    """Holds the active senders, but for heads that a norm follows."""
+    banks_of_heads: list[_Bank] = field(default_factory=list)
+    """One for each layer whose active heads a norm follows."""
     stream: Tensor | None = None
     """The stream that the attention of the current block reads; later the one its MLP reads."""
     normalised: Tensor | None = None
-    """What the queries, keys and values of the current block read."""
+    """What the active queries, keys and values of the current block read."""
     into_mlp: Tensor | None = None
     """Changes from earlier layers that the MLP of the current block reads in addition."""
     order: Tensor | None = None
     """A dummy that every step reads and returns, so that the backward pass runs in this order."""
 
-    @cached_property
+    @property
     def graph(self) -> EdgeGraph:
-        assert self.patch.registry.edges is not None
-        return self.patch.registry.edges
+        return self.patch.graph
+
+    @cached_property
+    def parts(self) -> list[BlockParts]:
+        """The parts of the blocks that have hooks: up to the last receiver, or of all."""
+        model, n_blocks = self.patch.model, self.graph.n_layers
+        if not self.starts_from_counterfactual:
+            n_blocks = min(n_blocks, self.active.n_layers)
+        parts: list[BlockParts] = []
+        for layer in range(n_blocks):
+            try:
+                parts.append(block_parts(model, layer))
+            except (AttributeError, TypeError) as error:
+                problem = f"the parts of its block {layer} cannot be found ({error})"
+                raise edges_error(model, problem) from error
+        return parts
 
     def hooks(self) -> list[Hook]:
-        """The hooks of all blocks up to the last receiver."""
-        model, last = self.patch.model, max(self.weights)
+        """The hooks of all blocks."""
+        n_layers, restores = self.graph.n_layers, self.starts_from_counterfactual
+        # A bridge makes this dictionary anew each time.
+        model, hook_dict = self.patch.model, self.patch.model.hook_dict
         hooks: list[Hook] = []
 
         def add(name: str, function: Callable[..., Tensor | None], *given: Any) -> None:
@@ -184,104 +262,156 @@ class _EdgeRun:
                 changed = function(activation, *given)
                 return activation if changed is None else changed
 
-            if name not in model.hook_dict:
+            if name not in hook_dict:
                 raise edges_error(model, f"it has no hook point {name}")
             hooks.append((name, hook))
 
-        for layer in range(min(last + 1, self.graph.n_layers)):
-            block, is_read = f"blocks.{layer}.", layer in self.weights
-            try:
-                parts = block_parts(model, layer)
-            except (AttributeError, TypeError) as error:
-                problem = f"the parts of its block {layer} cannot be found ({error})"
-                raise edges_error(model, problem) from error
-            add(stream_hook(layer), self._store_stream, layer, parts)
-            for number, name in enumerate(INPUT_HOOKS.values() if is_read else ()):
-                add(block + name, self._edit_heads, layer, parts, number)
-            add(block + "attn.hook_z", self._store_heads, layer, parts)
-            if is_read and parts.between is not None:
+        if restores or self.active.senders[0]:
+            add(stream_hook(0), self._store_embedding)
+        for layer, parts in enumerate(self.parts):
+            block, last = f"blocks.{layer}.", self.graph.first_sender(layer + 1) - 1
+            *uses, mlp = [bool(each.any()) for each in self.active.receivers[layer]]
+            if mlp or any(uses):
+                add(stream_hook(layer), self._store_stream, layer, parts)
+            for number, name in enumerate(INPUT_HOOKS.values()):
+                if uses[self._group_of(layer, number)]:
+                    add(block + name, self._edit_heads, layer, parts, number)
+            if restores or self._active_heads(layer):
+                add(block + "attn.hook_z", self._store_heads, layer, parts)
+            if mlp and parts.between is not None:
                 add(block + parts.between, self._store_between)
-            if is_read:
+            if mlp:
                 add(block + "mlp.hook_in", self._edit_mlp, layer, parts)
-            if layer < last:
+            if restores or self.active.senders[last]:
                 add(block + "hook_mlp_out", self._store_mlp, layer)
-        if last == self.graph.n_layers:
-            add(stream_hook(last), self._edit_logits)
+        if self.active.n_layers > n_layers:
+            add(stream_hook(n_layers), self._edit_logits)
         return hooks
+
+    def known_outputs(self) -> dict[Part, Callable[[Tensor], Tensor]]:
+        """What the parts return that no kept edge enters."""
+        outputs: dict[Part, Callable[[Tensor], Tensor]] = {}
+        for layer, parts in enumerate(self.parts):
+            *uses, mlp = self.active.receivers[layer]
+            if not any(each.any() for each in uses):
+                outputs[layer, ATTENTION] = partial(self._known_attention, layer=layer, parts=parts)
+            if not mlp.any():
+                outputs[layer, MLP] = partial(self._counterfactual, f"blocks.{layer}.hook_mlp_out")
+        return outputs
+
+    def _known_attention(self, read: Tensor, *, layer: int, parts: BlockParts) -> Tensor:
+        return parts.out(self._counterfactual(f"blocks.{layer}.attn.hook_z", read).flatten(2))
+
+    def _active_heads(self, layer: int) -> list[int]:
+        first = self.graph.first_sender(layer)
+        heads = self.active.senders[first : first + self.graph.n_in_attention]
+        return heads.nonzero()[:, 0].tolist()
+
+    def _group_of(self, layer: int, number: int) -> int:
+        """Number of the group that receives queries (0), keys (1) or values (2)."""
+        return number if len(self.graph.receivers[layer]) > len(INPUT_HOOKS) else 0
+
+    def _store_embedding(self, stream: Tensor) -> Tensor | None:
+        """Stores the change of the embedding."""
+        if self.active.senders[0]:
+            change = self._source_change(stream_hook(0), stream)
+            self._store_changes(change[:, None], [0])
+        return self._restore(stream_hook(0), stream)
 
     def _store_stream(self, stream: Tensor, layer: int, parts: BlockParts) -> None:
         """At the start of a block: stores the stream and what receivers read in addition to it."""
-        if layer == 0:
-            last = self.graph.receivers[max(self.weights)][-1].n_senders
-            room = last if parts.out_norm is None else 1 + self.graph.n_layers
-            self._store_changes(self._source_change(stream_hook(0), stream)[:, :, None], [0], room)
         self.stream = stream
-        if layer in self.weights:
-            *into, mlp = self.graph.receivers[layer]
-            # The MLP reads the same earlier senders here, and those of its own layer later.
-            n_senders = into[0].n_senders
-            every = [self._weights(layer, each)[:, :, :n_senders] for each in (*into, mlp)]
-            change = self._changes_read(torch.cat(every, 1))
-            self.into_mlp = change[:, :, -1]
-            read = parts.norm(self._at_covered_positions(stream)[:, :, None] + change[:, :, :-1])
-            self.normalised = rearrange(read, "row pos receiver d -> receiver (row pos) d")
+        groups = self.graph.receivers[layer]
+        # The MLP reads the same earlier senders here, and those of its own layer later.
+        n_senders = groups[0].n_senders
+        every = [self._weights(layer, number)[:, :, :n_senders] for number in range(len(groups))]
+        stream = self._at_covered_positions(stream)
+        changes = self._changes_read(layer, torch.cat(every, 1), stream)
+        # This is another receiver's if the MLP is not active, and is not read then.
+        self.into_mlp = changes[:, -1]
+        n_uses = changes.shape[1] - every[-1].shape[1]
+        if n_uses:
+            read = parts.norm(stream[:, None] + changes[:, :n_uses])
+            self.normalised = rearrange(read, "row receiver pos d -> receiver (row pos) d")
 
-    def _store_heads(self, heads: Tensor, layer: int, parts: BlockParts) -> None:
-        change = self._source_change(f"blocks.{layer}.attn.hook_z", heads)
-        scale = residual_multiplier(self.patch.model)
-        weights = parts.out_weights(self.graph.n_heads).to(heads.dtype) * scale
-        by_head = rearrange(change, "row pos head e -> head (row pos) e") @ weights
-        if self.graph.by == "blocks":
-            by_head = by_head.sum(0, keepdim=True)
-        by_head = rearrange(by_head, "head (row pos) d -> row pos head d", row=len(heads))
-        first = self.graph.first_sender(layer)
-        numbers = range(first, first + by_head.shape[2])
-        if parts.out_norm is None:
-            self._store_changes(by_head, numbers)
-        else:
-            own = scale * parts.out(self._at_covered_positions(heads).flatten(2))
-            self._store_changes(by_head, numbers, len(numbers), own, parts.out_norm)
+    def _store_heads(self, heads: Tensor, layer: int, parts: BlockParts) -> Tensor | None:
+        name, active = f"blocks.{layer}.attn.hook_z", self._active_heads(layer)
+        restored = self._restore(name, heads)
+        if active:
+            change, scale = self._source_change(name, heads), residual_multiplier(self.patch.model)
+            weights = parts.out_weights(self.graph.n_heads).to(heads.dtype) * scale
+            if len(active) < self.graph.n_in_attention:
+                change, weights = change[:, :, active], weights[active]
+            by_head = rearrange(change, "row pos head e -> head (row pos) e") @ weights
+            if self.graph.by == "blocks":
+                by_head = by_head.sum(0, keepdim=True)
+            by_head = rearrange(by_head, "head (row pos) d -> row head pos d", row=len(heads))
+            first, norm = self.graph.first_sender(layer), ()
+            if parts.out_norm is not None:
+                whole = heads if restored is None else restored
+                own = scale * parts.out(self._at_covered_positions(whole).flatten(2))
+                norm = (own, parts.out_norm)
+            self._store_changes(by_head, [first + head for head in active], *norm)
+        return restored
 
-    def _store_mlp(self, out: Tensor, layer: int) -> None:
-        change = self._source_change(f"blocks.{layer}.hook_mlp_out", out)
-        self._store_changes(change[:, :, None], [self.graph.first_sender(layer + 1) - 1])
+    def _store_mlp(self, out: Tensor, layer: int) -> Tensor | None:
+        name, number = f"blocks.{layer}.hook_mlp_out", self.graph.first_sender(layer + 1) - 1
+        if self.active.senders[number]:
+            self._store_changes(self._source_change(name, out)[:, None], [number])
+        return self._restore(name, out)
 
     def _store_changes(
-        self,
-        changes: Float[Tensor, "row pos sender d"],
-        numbers: Sequence[int],
-        new_bank_size: int = 0,
-        *norm: Any,
+        self, changes: Float[Tensor, "row sender pos d"], numbers: Sequence[int], *norm: Any
     ) -> None:
-        """Stores changes of senders in the first bank, or in a new one for so many senders.
+        """Stores changes of senders in `bank` or, if a norm follows them, in a new one.
 
-        `norm` are the fields `own` and `norm` of a new bank.
+        `norm` are the fields `own` and `norm` of the new bank.
         """
-        patched = self.patch.patch_mask(len(changes) // len(self.patch.positions)).to(changes)
+        patched = self.patch.patch_mask(len(changes) // len(self.patch.positions)).mT.to(changes)
         if self.order is None:
             self.order = changes.new_zeros(1, requires_grad=torch.is_grad_enabled())
-        if new_bank_size:
-            rows, positions, _, d_model = changes.shape
-            values = changes.new_empty(rows, positions, new_bank_size * patched.shape[2], d_model)
-            self.banks.append(_Bank(values, *norm))
-        bank = self.banks[-1 if new_bank_size else 0]
+        bank = None if norm else self.bank
+        if bank is None:
+            n_columns = (len(numbers) if norm else self._n_in_bank) * patched.shape[1]
+            rows, _, *sizes = changes.shape
+            bank = _Bank(changes.new_empty(rows, n_columns, *sizes), *norm)
+            if norm:
+                self.banks_of_heads.append(bank)
+            else:
+                self.bank = bank
         self.order = _WriteChanges.apply(changes, patched, self.order, bank)
         bank.numbers += numbers
 
+    @cached_property
+    def _n_in_bank(self) -> int:
+        """Number of active senders that no norm follows."""
+        senders = self.active.senders
+        if self.parts[0].out_norm is not None:
+            mlps = [self.graph.first_sender(layer + 1) - 1 for layer in range(self.graph.n_layers)]
+            senders = senders[[0, *mlps]]
+        return int(senders.sum())
+
     def _edit_heads(self, activation: Tensor, layer: int, parts: BlockParts, number: int) -> Tensor:
         assert self.normalised is not None
-        into = self.graph.receivers[layer][:-1]
-        use = into[number if len(into) == len(INPUT_HOOKS) else 0]
-        at = sum(len(each.labels) for each in into[: into.index(use)])
+        group, are_active = self._group_of(layer, number), self.active.receivers[layer]
+        use, is_active = self.graph.receivers[layer][group], are_active[group]
+        at = sum(int(each.sum()) for each in are_active[:group])
         n_heads = self.graph.n_key_value_heads if number else self.graph.n_heads
         weight, bias = parts.projection(number, n_heads)
         copies = n_heads // len(use.labels)
-        read = self.normalised[at : at + len(use.labels)].repeat_interleave(copies, 0)
-        value = read @ weight.to(read.dtype) + (0.0 if bias is None else bias.to(read.dtype))
+        read = self.normalised[at : at + int(is_active.sum())].repeat_interleave(copies, 0)
+        heads = _index_of(is_active.repeat_interleave(copies))
+        value = read @ weight[heads].to(read.dtype)
+        if bias is not None:
+            value = value + bias[heads].to(read.dtype)
         value = rearrange(value, "head (row pos) e -> row pos head e", row=len(activation))
-        is_read = self._has_changed_input(layer, use).repeat_interleave(copies, 1)[:, None, :, None]
-        whole = activation.reshape(*activation.shape[:2], *value.shape[2:])
-        return self._replace_where_read(whole, value, is_read).reshape(activation.shape)
+        is_read = self._has_changed_input(layer, group).repeat_interleave(copies, 1)
+        whole = activation.reshape(*activation.shape[:2], n_heads, value.shape[-1])
+        edited = self._replace_where_read(whole[:, :, heads], value, is_read[:, None, :, None])
+        if edited.shape != whole.shape:
+            picked, edited = edited, whole.clone()
+            edited[:, :, heads] = picked
+        return edited.reshape(activation.shape)
 
     def _store_between(self, stream: Tensor) -> None:
         self.stream = stream
@@ -289,50 +419,83 @@ class _EdgeRun:
     def _edit_mlp(self, read: Tensor, layer: int, parts: BlockParts) -> Tensor:
         assert self.stream is not None
         assert self.into_mlp is not None
-        mlp, first = self.graph.receivers[layer][-1], self.graph.first_sender(layer)
+        first, n_senders = self.graph.first_sender(layer), self.graph.receivers[layer][-1].n_senders
+        stream = self._at_covered_positions(self.stream if parts.mlp_norm is not None else read)
         change = self.into_mlp
-        if mlp.n_senders > first:
-            weights = self._weights(layer, mlp)[:, :, first:]
-            change = change + self._changes_read(weights, first)[:, :, 0]
-        stream = self.stream if parts.mlp_norm is not None else read
-        value = self._at_covered_positions(stream) + change
+        if n_senders > first:
+            weights = self._weights(layer, -1)[:, :, first:]
+            change = change + self._changes_read(layer, weights, stream, first)[:, 0]
+        value = stream + change
         value = value if parts.mlp_norm is None else parts.mlp_norm(value)
-        is_read = self._has_changed_input(layer, mlp)[:, :, None]
+        is_read = self._has_changed_input(layer, -1)[:, :, None]
         return self._replace_where_read(read, value, is_read)
 
     def _edit_logits(self, stream: Tensor) -> Tensor:
-        (logits,) = self.graph.receivers[self.graph.n_layers]
-        change = self._changes_read(self._weights(self.graph.n_layers, logits))[:, :, 0]
-        is_read = self._has_changed_input(self.graph.n_layers, logits)[:, :, None]
-        value = self._at_covered_positions(stream) + change
+        n_layers, now = self.graph.n_layers, self._at_covered_positions(stream)
+        value = now + self._changes_read(n_layers, self._weights(n_layers, 0), now)[:, 0]
+        is_read = self._has_changed_input(n_layers, 0)[:, :, None]
         return self._replace_where_read(stream, value, is_read)
 
     def _changes_read(
-        self, weights: Float[Tensor, "row receiver sender span"], first: int = 0
-    ) -> Float[Tensor, "row pos receiver d"]:
-        """Changes that receivers read, of the senders from number `first` on."""
-        n_senders, n_spans = weights.shape[2:]
-        total: Any = 0
-        for bank in self.banks:
+        self,
+        layer: int,
+        weights: Float[Tensor, "row receiver sender span"],
+        stream: Float[Tensor, "row pos d"],
+        first: int = 0,
+    ) -> Float[Tensor, "row receiver pos d"]:
+        """Changes that receivers of a stream read, of the senders from number `first` on."""
+        n_receivers, n_senders, n_spans = weights.shape[1:]
+        is_read = self.active.senders_into[layer].tolist()
+        total: Any = None
+        for bank in filter(None, (self.bank, *self.banks_of_heads)):
             at = [each for each, n in enumerate(bank.numbers) if first <= n < first + n_senders]
-            if at:
+            at_read = [each for each in at if is_read[bank.numbers[each]]]
+            if at_read:
+                columns: slice | list[int] = slice(at[0] * n_spans, (at[-1] + 1) * n_spans)
+                # A copy of the columns that are read pays where they are few.
+                if 2 * len(at_read) < len(at):
+                    at = at_read
+                    columns = [each * n_spans + span for each in at for span in range(n_spans)]
                 numbers = [bank.numbers[each] - first for each in at]
                 picked = weights if len(at) == n_senders else weights[:, :, numbers]
                 picked = picked.flatten(2).to(bank.values.dtype)
-                part = _ReadChanges.apply(picked, self.order, bank, at[0] * n_spans)
+                part = _ReadChanges.apply(picked, self.order, bank, columns)
                 if bank.norm is not None and bank.own is not None:
-                    own = bank.own[:, :, None]
+                    own = bank.own[:, None]
                     part = bank.norm(own + part) - bank.norm(own)
-                total = part + total
+                total = part if total is None else part + total
+        if total is None:
+            return stream.new_zeros(()).expand(len(stream), n_receivers, *stream.shape[1:])
         return total
 
-    def _weights(self, layer: int, into: Receivers) -> Float[Tensor, "row receiver sender span"]:
+    def _weights(self, layer: int, group: int) -> Float[Tensor, "row receiver sender span"]:
+        """Factors of the changes that the active receivers of a group read."""
+        into = self.graph.receivers[layer][group]
         part = self.weights[layer][:, into.start : into.stop]
-        return part.unflatten(1, (len(into.labels), into.n_senders))
+        part = part.unflatten(1, (len(into.labels), into.n_senders))
+        return part[:, _index_of(self.active.receivers[layer][group])]
 
-    def _has_changed_input(self, layer: int, into: Receivers) -> Bool[Tensor, "row receiver"]:
-        """Which receivers read something in addition to the stream."""
-        return (self._weights(layer, into) != 0).flatten(2).any(-1)
+    def _has_changed_input(self, layer: int, group: int) -> Bool[Tensor, "row receiver"]:
+        """Which active receivers read something in addition to the stream, row by row."""
+        return (self._weights(layer, group) != 0).flatten(2).any(-1)
+
+    def _counterfactual(self, name: str, like: Tensor) -> Tensor:
+        """Counterfactual values at a hook point, for as many rows and positions as another tensor.
+
+        They are 0 behind the last position that is patched.
+        """
+        source = self.patch.counterfactual[name].to(like.device, like.dtype)
+        values = source.new_zeros(len(like), like.shape[1], *source.shape[2:])
+        values[:, self.patch.covered_positions] = source.repeat(
+            len(like) // len(source), *[1] * (source.ndim - 1)
+        )
+        return values
+
+    def _restore(self, name: str, activation: Tensor) -> Tensor | None:
+        """Counterfactual values, if the pass starts from them; else None, for no change."""
+        if not self.starts_from_counterfactual:
+            return None
+        return self._counterfactual(name, activation)
 
     def _at_covered_positions(self, run: Tensor) -> Tensor:
         return run[:, self.patch.covered_positions]
@@ -356,6 +519,11 @@ class _EdgeRun:
             return value
         covered = self.patch.covered_positions
         return activation.slice_scatter(value, 1, covered.start, covered.stop)
+
+
+def _index_of(is_chosen: Bool[Tensor, " entry"]) -> slice | Int[Tensor, " chosen"]:
+    """Picks the chosen entries of an axis: a slice if it is all of them, so that none is copied."""
+    return slice(None) if is_chosen.all() else is_chosen.nonzero()[:, 0]
 
 
 def max_edge_rows(

@@ -30,11 +30,12 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream
 from tracekit.engine.capabilities import Capabilities, capabilities_of
-from tracekit.engine.clean_run import CleanRun, repeat_log_probs
+from tracekit.engine.clean_run import CleanRun, join_batches, repeat_log_probs
 from tracekit.engine.cost import Account
 from tracekit.engine.counterfactual_cache import CounterfactualCache
 from tracekit.engine.cuda_graphs import CudaGraphCache
 from tracekit.engine.edge_patch import EdgePatch, max_edge_rows
+from tracekit.engine.edge_skipping import PartSkipper
 from tracekit.engine.forward import ForwardPass
 from tracekit.engine.layout import Layout, Positions
 from tracekit.engine.pair_checks import check_traceable
@@ -338,6 +339,10 @@ class PreparedData:
         each mask in turn. Only `layers` get hooks; all by default.
         """
         reads = self.metric.reads if reads is None else reads
+        # Captured passes have the hooks of every receiver, so that others can use them.
+        is_captured = self.cuda_graphs.is_on or torch.is_grad_enabled()
+        if self.registry.edges is not None and self.capabilities.sparse_edges and not is_captured:
+            return self._sparse_log_probs(batch, source, masks, reads)
 
         def run(
             masks: Tensor, batch: Batch, source: Activations, residual: ResidualStream | None
@@ -349,6 +354,40 @@ class PreparedData:
 
         name = ("log-probs", tuple(reads), start, None if layers is None else frozenset(layers))
         return self.cuda_graphs.run(run, name, masks, batch, source, residual)
+
+    def _sparse_log_probs(
+        self, batch: Batch, source: Activations, masks: Masks, reads: Sequence[Reading]
+    ) -> ContinuationLogProbs:
+        """As `log_probs`, for masks over edges, of which most patch or keep only a few."""
+        n, patch = len(batch.examples), self.edge_patch(batch, source)
+        keeps_few = ((masks != 1).sum(1) < (masks != 0).sum(1)).cpu()
+        skipper = self._part_skipper
+        if skipper is None:
+            keeps_few[:] = False
+        parts = []
+        for starts_from, is_chosen in ((None, ~keeps_few), (skipper, keeps_few)):
+            numbers = is_chosen.nonzero()[:, 0]
+            if len(numbers):
+                hooks, skipping = patch.sparse_pass(masks[numbers], starts_from)
+                rows = batch.repeat(len(numbers))
+                with skipping:
+                    log_probs = self.forward_pass.log_probs(rows, hooks, reads=reads)
+                at = (numbers[:, None] * n + torch.arange(n)).flatten()
+                parts.append((to_device(at, self.device), log_probs))
+        return join_batches(parts, len(masks) * n, Ranks())
+
+    @cached_property
+    def _part_skipper(self) -> PartSkipper | None:
+        """Leaves out what no kept edge enters; None where that is not what all edges but a few do.
+
+        It needs the whole counterfactual run: every edge, every token, and the same tokens' values.
+        """
+        layout, registry = self.layout, self.registry
+        is_everywhere = bool((layout.positions.sum(1) == layout.lengths).all())
+        is_run = self.counterfactual_cache.constants is None and layout.source_index is None
+        if registry.edges is None or not (is_everywhere and is_run and registry.has_all_edges):
+            return None
+        return self.capabilities.part_skipper(self.model, registry.edges.by)
 
     def hooks(
         self, batch: Batch, source: Activations, mask: AnyMask, layers: Container[int] | None = None

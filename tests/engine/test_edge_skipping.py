@@ -1,0 +1,157 @@
+"""Sparse passes over edges give what the plain ones do, and leave parts of the model out."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, nullcontext
+
+import pytest
+import torch
+
+import tracekit as tk
+from tests import tiny
+from tests.architectures import ARCHITECTURES
+from tracekit.components.edges import EDGE_KINDS
+from tracekit.engine import Capabilities, edge_skipping
+from tracekit.errors import ModelWarning
+
+SHARES = (0.001, 0.02, 0.1, 0.3, 0.5)
+IN_SHORT = ("gpt2", "llama", "gemma2", "gpt_neox")
+WHOLE_PASSES = ("bloom", "mpt", "olmo2", "olmo3", "olmoe")
+"""Their MLPs add the stream to what they return, or their heads have a common norm of queries."""
+
+
+def masks_of(engine, shares=SHARES, seed=0):
+    """Random sets of each share of the edges, of at least one, and their complements."""
+    drawn = torch.rand(
+        len(shares), engine.n_components, generator=torch.Generator().manual_seed(seed)
+    )
+    sizes = [max(1, round(share * engine.n_components)) for share in shares]
+    sets = torch.stack(
+        [row <= row.sort().values[n - 1] for row, n in zip(drawn, sizes, strict=True)]
+    )
+    return torch.cat([sets, ~sets, torch.zeros_like(sets[:1]), torch.ones_like(sets[:1])]).float()
+
+
+def both_ways(model, pairs, kinds, metric="logit-difference", **options):
+    """Two engines: one that leaves parts out, and one that computes all of them."""
+    fast = tiny.engine(model, pairs, kinds, metric, **options)
+    return fast, tiny.engine(
+        model, pairs, kinds, metric, capabilities=Capabilities.none(), **options
+    )
+
+
+def assert_equal(fast, plain):
+    masks = masks_of(plain)
+    expected = torch.stack([plain.effects(mask) for mask in masks])
+    size = expected.abs().max().item()
+    close = {"rtol": 1e-4, "atol": 1e-5 * size}
+    torch.testing.assert_close(
+        torch.stack([fast.effects(mask) for mask in masks]), expected, **close
+    )
+    # Sets that start from either run, side by side in a pass.
+    torch.testing.assert_close(fast.effects(masks), expected, **close)
+    sets = [tuple(mask.nonzero()[:, 0].tolist()) for mask in masks]
+    torch.testing.assert_close(fast.set_effects(sets), expected, **close)
+
+
+@pytest.mark.parametrize("kind", EDGE_KINDS)
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        name if name in IN_SHORT else pytest.param(name, marks=pytest.mark.slow)
+        for name in ARCHITECTURES
+    ],
+)
+def test_sparse_passes_are_the_plain_ones(architecture, kind):
+    fast, plain = both_ways(tiny.shared_model(architecture), tiny.pairs(5, longest=1), kind)
+    is_whole = architecture in WHOLE_PASSES and (kind, architecture[:4]) != (
+        "edges-by-block",
+        "olmo",
+    )
+    with pytest.warns(ModelWarning, match="few edges are kept") if is_whole else nullcontext():
+        assert (fast._part_skipper is None) == is_whole
+    assert_equal(fast, plain)
+
+
+@pytest.mark.parametrize("setting", ["zero", "noise", "denoising", "kl", "longer", "last", "all"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_settings_in_which_fewer_passes_are_sparse(architecture, setting):
+    model = tiny.shared_model(architecture)
+    pairs = tiny.pairs(5, longest=1 if setting not in ("longer", "all") else 4)
+    options = {
+        "kl": {"metric": "kl"},
+        "last": {"positions": "last"},
+        "all": {"positions": "all"},
+        "denoising": {"direction": "denoising"},
+        "longer": {},
+    }.get(setting, {"source": setting})
+    tracer = tk.Tracer(model, pairs, "edges", **{"metric": "logit-difference"} | options)
+    config = {"positions": options.get("positions", "prompt")}
+    data, metric = tracer.engine.pairs, tracer.engine.metric
+    fast, plain = both_ways(model, data, "edges", metric, **config)
+    assert (fast._part_skipper is None) == (setting in ("zero", "longer", "last"))
+    assert_equal(fast, plain)
+
+
+@pytest.mark.parametrize("kind", ["edges", "edges-by-head"])
+def test_edges_of_spans(kind):
+    rows = [
+        row
+        | {
+            "prompt_ids": row["prompt_ids"][:3],
+            "counterfactual_ids": [*row["counterfactual_ids"][:2], row["prompt_ids"][2]],
+        }
+        for row in tiny.rows(4, longest=1)
+    ]
+    pairs = tk.PromptPairs.from_ids(rows).by_position(("0", "1", "2"))
+    spans = ("0", "1", "2")
+    fast, plain = both_ways(tiny.shared_model("llama"), pairs, kind, spans=spans)
+    assert fast._part_skipper is not None
+    assert_equal(fast, plain)
+
+
+def test_some_edges_of_a_model():
+    model, pairs = tiny.shared_model("gpt2"), tiny.pairs(4, longest=1)
+    fast, plain = both_ways(model, pairs, "edges", layers=[0, 1])
+    assert fast._part_skipper is None
+    assert_equal(fast, plain)
+
+
+def test_parts_that_no_kept_edge_enters_are_not_computed():
+    model = tiny.shared_model("llama")
+    fast = tiny.engine(model, tiny.pairs(4, longest=1), "edges", "logit-difference")
+    names = {
+        f"{part}{layer}": module.original_component
+        for layer, block in enumerate(model.blocks)
+        for part, module in (("ATT", block.attn.q), ("MLP", block.mlp))
+    }
+    runs = []
+    index, n = fast.registry.index, fast.n_components
+
+    def computed(kept):
+        mask = torch.ones(n)
+        mask[[index(each) for each in kept]] = 0
+        fast.effects(mask)
+        runs.clear()
+        with ExitStack() as handles:
+            for name, module in names.items():
+                hook = module.register_forward_pre_hook(lambda *_, name=name: runs.append(name))
+                handles.callback(hook.remove)
+            fast.effects(mask)
+        return runs.copy()
+
+    assert computed([]) == []
+    assert computed(["E>logits"]) == []
+    # An edge that leads nowhere, or comes from nowhere, changes nothing.
+    assert computed(["E>MLP1", "MLP0>logits", "L0H1>L2Q0", "E>logits"]) == []
+    assert computed(["E>L1K0", "L1H1>MLP2", "MLP2>logits"]) == ["ATT1", "MLP2"]
+    assert computed(["E>MLP0", "MLP0>L2Q3", "L2H3>logits"]) == ["MLP0", "ATT2"]
+
+
+def test_a_model_in_which_parts_cannot_be_left_out_is_run_as_a_whole(monkeypatch):
+    model = tk.load_model(tiny.hf_model("llama"))
+    monkeypatch.setattr(edge_skipping, "_return_output", lambda *_, **__: torch.zeros(12, 8, 24))
+    fast, plain = both_ways(model, tiny.pairs(5, longest=1), "edges")
+    with pytest.warns(ModelWarning, match="all parts are computed where few edges are kept"):
+        assert fast._part_skipper is None
+    assert_equal(fast, plain)
