@@ -1,9 +1,9 @@
 """Capabilities: probes, on random tokens, which optimisations a model supports.
 
 Packing x and y into one row needs an attention mask of its own and position ids; skipping blocks
-needs blocks that form a chain; leaving out what no kept edge enters needs attentions and MLPs that
-are called one by one. An optimisation that fails, or that gives other numbers than the plain way,
-is switched off with a single `ModelWarning`.
+needs blocks that form a chain; leaving parts out needs attentions and MLPs that only add to the
+stream. An optimisation that fails, or that gives other numbers than the plain way, is switched off
+with a single `ModelWarning`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 from tracekit._util.warn import warn
 from tracekit.components.edges import EdgesBy
 from tracekit.engine.block_skipping import BlockSkipper
-from tracekit.engine.edge_checks import reason_not_sparse
-from tracekit.engine.edge_skipping import PartSkipper
 from tracekit.engine.packing import PackedSequences
+from tracekit.engine.part_checks import reason_not_skipped
+from tracekit.engine.part_skipping import PartSkipper
 from tracekit.errors import ModelWarning
 from tracekit.models.architectures import shortest_window
 from tracekit.models.hooked import (
@@ -43,14 +43,14 @@ class Capabilities:
         block_skipper: BlockSkipper | None,
         *,
         packing: bool | None = None,
-        sparse_edges: bool = True,
+        skips_parts: bool = True,
     ) -> None:
         """Use `Capabilities.probe` or `Capabilities.none`; `packing` None: tested on the model."""
         self.block_skipper = block_skipper
         """Runs some of the model's blocks; None: every pass runs all of them."""
-        self.sparse_edges = sparse_edges
-        """Whether passes without gradients edit only the receivers of patched or kept edges."""
-        self._part_skippers: dict[EdgesBy, PartSkipper | None] = {}
+        self.skips_parts = skips_parts
+        """Whether passes without gradients compute only what a mask leaves open."""
+        self._part_skippers: dict[EdgesBy | None, PartSkipper | None] = {}
         self._packing = packing
         self._packing_refusals: dict[int, str] = {}
         self._has_warned = False
@@ -58,7 +58,7 @@ class Capabilities:
     @classmethod
     def none(cls) -> Capabilities:
         """No optimisation: the plain way, which the fast one must equal."""
-        return cls(None, packing=False, sparse_edges=False)
+        return cls(None, packing=False, skips_parts=False)
 
     @classmethod
     def probe(cls, model: HookedModel) -> Capabilities:
@@ -73,21 +73,23 @@ class Capabilities:
             _warn_of_slow_path(model, refusal, "every candidate set is run through all layers")
         return cls(None if refusal else block_skipper)
 
-    def part_skipper(self, model: HookedModel, by: EdgesBy) -> PartSkipper | None:
-        """Leaves out what no kept edge enters; None if that gives other numbers."""
+    def part_skipper(self, model: HookedModel, by: EdgesBy | None = None) -> PartSkipper | None:
+        """Leaves out parts that a mask replaces or, with `by`, those that no kept edge enters.
+
+        None if other numbers come out.
+        """
         if by not in self._part_skippers:
+            skipper = None
             with freeze(model), torch.no_grad():
                 tokens = random_tokens(model, 3, _SHORTEST).to(device_of(model))
-                skipper = None
                 try:
                     skipper = PartSkipper(model, tokens)
-                    refusal = reason_not_sparse(model, by, skipper, tokens)
+                    refusal = reason_not_skipped(model, by, skipper, tokens)
                 except Exception as error:  # Whatever a model raises, its parts cannot be left out.
                     refusal = f"its parts cannot be left out ({type(error).__name__})"
             if refusal:
-                _warn_of_slow_path(
-                    model, refusal, "all parts are computed where few edges are kept"
-                )
+                which = "that masks replace" if by is None else "that no kept edge enters"
+                _warn_of_slow_path(model, refusal, f"parts {which} are computed all the same")
             self._part_skippers[by] = None if refusal else skipper
         return self._part_skippers[by]
 

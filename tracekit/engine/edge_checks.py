@@ -12,15 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import compress
 
 import torch
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry, Site
-from tracekit.components.edges import EMBEDDING, LOGITS, EdgesBy
+from tracekit.components.edges import EMBEDDING, EdgesBy
 from tracekit.engine.edge_patch import EdgePatch, edges_error
-from tracekit.engine.edge_skipping import PartSkipper
 from tracekit.engine.patching import MaskedPatch
 from tracekit.errors import IdentityCheckError, SourceError
 from tracekit.models.architectures import MLP, out_hook
@@ -108,46 +106,6 @@ def check_other_model(model: HookedModel, other: HookedModel, by: EdgesBy) -> No
             f"(logits are up to {gap:.2g} apart): they differ in what no edge carries, such as the "
             "output projections or biases of attention. Trace attention-blocks+mlp-blocks."
         )
-
-
-def reason_not_sparse(model: HookedModel, by: EdgesBy, skipper: PartSkipper, tokens: Tensor) -> str:
-    """Why parts cannot be left out where few edges are kept; empty if they can be.
-
-    In two passes, edges are kept among the nodes of a random half of the parts, and of the other
-    half. Only some of these nodes read them: what the others write is then known too, unless the
-    heads of a layer depend on each other (as they do in OLMo 2, which norms all queries together).
-    """
-    registry = ComponentRegistry.of_edges(model.cfg, by)
-    hooks, recorded = recording_hooks(registry.hook_names)
-    clean = _logits(model, tokens, hooks)
-    others = {name: fired[0].flip(0) for name, fired in recorded.items()}
-    positions = torch.ones_like(tokens, dtype=torch.bool)
-    patch = EdgePatch(model=model, registry=registry, counterfactual=others, positions=positions)
-    tolerance = (1e-4 if is_exact(model) else 0.1) * (clean - clean.flip(0)).abs().max()
-    starts = {site.layer: site.start for site in registry.sites}
-    assert registry.edges is not None
-    n_layers, n_heads = registry.edges.n_layers, registry.edges.n_in_attention
-    drawn = torch.rand(n_layers, 2, generator=torch.Generator().manual_seed(0)) < 0.5
-    for is_in in (drawn, ~drawn):
-        writes = is_in.repeat_interleave(torch.tensor([n_heads, 1]), 1)
-        reads = writes.clone()
-        reads[:, max(1, n_heads // 2) : n_heads] = False
-        senders, receivers = (
-            list(compress(registry.edges.senders[1:], each.flatten().tolist()))
-            for each in (writes, reads)
-        )
-        kept = ComponentRegistry.of_edges(
-            model.cfg, by, senders=[EMBEDDING, *senders], receivers=[*receivers, LOGITS]
-        )
-        mask = torch.ones(1, len(registry), device=tokens.device)
-        for site in kept.sites:
-            mask[0, [starts[site.layer] + index for index in site.indices]] = 0
-        sparse_hooks, skipping = patch.sparse_pass(mask, skipper)
-        with skipping:
-            sparse = _logits(model, tokens, sparse_hooks)
-        if not (sparse - _logits(model, tokens, patch.hooks(mask))).abs().max() <= tolerance:
-            return "other logits come out if parts that no kept edge enters are left out"
-    return ""
 
 
 def find_site_without_gradient(

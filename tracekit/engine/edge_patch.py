@@ -18,7 +18,7 @@ enters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -32,7 +32,12 @@ from torch import Tensor
 from tracekit.components import ComponentRegistry
 from tracekit.components.connected import paths_of
 from tracekit.components.edges import EdgeGraph
-from tracekit.engine.edge_skipping import ActiveEdges, Part, PartSkipper
+from tracekit.engine.part_skipping import (
+    KnownOutputs,
+    PartSkipper,
+    project_heads,
+    repeat_values,
+)
 from tracekit.engine.patching import Activations, AnyMask, mask_entries
 from tracekit.errors import HookPointError
 from tracekit.models.architectures import (
@@ -78,7 +83,7 @@ class EdgePatch:
             for layer, ends in enumerate(self.graph.edge_ends_by_layer)
             if layer in weights
         }
-        return _EdgeRun(self, weights, ActiveEdges.of(self.graph, every)).hooks()
+        return _EdgeRun(self, weights, _ActiveEdges.of(self.graph, every)).hooks()
 
     def sparse_pass(
         self, masks: Float[Tensor, "set component"], skipper: PartSkipper | None
@@ -95,7 +100,7 @@ class EdgePatch:
             on_paths = paths_of(self.registry).edges_on_paths(is_moved.nonzero()[:, 0].tolist())
             is_moved = torch.zeros_like(is_moved).index_fill(0, torch.tensor(on_paths).long(), True)
         edges = {site.layer: mask_entries(site, is_moved).any(-1) for site in self.registry.sites}
-        active = ActiveEdges.of(self.graph, edges)
+        active = _ActiveEdges.of(self.graph, edges)
         rows = self._by_row((masks - base) * is_moved.to(masks.device))
         weights = {
             site.layer: mask_entries(site, rows)
@@ -144,6 +149,42 @@ class EdgePatch:
             names = torch.arange(len(self.registry.spans), device=self.span_numbers.device)
             patched = patched & (self.span_numbers[:, self.covered_positions, None] == names)
         return patched.repeat(copies, 1, 1)
+
+
+@dataclass(frozen=True)
+class _ActiveEdges:
+    """Receivers that read something in addition to the stream, and the senders of what they read.
+
+    Both are on the CPU.
+    """
+
+    receivers: list[list[Bool[Tensor, " label"]]]
+    """By layer, for each of its groups in `EdgeGraph.receivers`."""
+    senders_into: Bool[Tensor, "layer sender"]
+    """The senders whose changes are read in each layer."""
+
+    @classmethod
+    def of(cls, graph: EdgeGraph, edges: Mapping[int, Bool[Tensor, " edge"]]) -> _ActiveEdges:
+        """The two ends of edges, which are given by the layer that they enter."""
+        receivers: list[list[Tensor]] = []
+        senders_into = torch.zeros(len(graph.receivers), len(graph.senders), dtype=torch.bool)
+        for layer, groups in enumerate(graph.receivers):
+            chosen = edges.get(layer, torch.zeros(groups[-1].stop, dtype=torch.bool))
+            by_group = [chosen[g.start : g.stop].view(len(g.labels), g.n_senders) for g in groups]
+            receivers.append([each.any(1) for each in by_group])
+            for each in by_group:
+                senders_into[layer, : each.shape[1]] |= each.any(0)
+        return cls(receivers, senders_into)
+
+    @cached_property
+    def senders(self) -> Bool[Tensor, " sender"]:
+        """The senders whose changes are read in any layer."""
+        return self.senders_into.any(0)
+
+    @property
+    def n_layers(self) -> int:
+        """One more than the last layer with such receivers."""
+        return max(self.senders_into.any(1).nonzero()[:, 0].tolist(), default=-1) + 1
 
 
 @dataclass(eq=False)
@@ -215,7 +256,7 @@ class _EdgeRun:
     patch: EdgePatch
     weights: dict[int, Float[Tensor, "row edge span"]]
     """Factors of the changes of senders, by layer of the receivers; 0 where nothing is read."""
-    active: ActiveEdges
+    active: _ActiveEdges
     """The receivers that are edited, and the senders whose changes they read."""
     starts_from_counterfactual: bool = False
     bank: _Bank | None = None
@@ -288,19 +329,17 @@ class _EdgeRun:
             add(stream_hook(n_layers), self._edit_logits)
         return hooks
 
-    def known_outputs(self) -> dict[Part, Callable[[Tensor], Tensor]]:
+    def known_outputs(self) -> KnownOutputs:
         """What the parts return that no kept edge enters."""
-        outputs: dict[Part, Callable[[Tensor], Tensor]] = {}
+        outputs: KnownOutputs = {}
         for layer, parts in enumerate(self.parts):
             *uses, mlp = self.active.receivers[layer]
             if not any(each.any() for each in uses):
-                outputs[layer, ATTENTION] = partial(self._known_attention, layer=layer, parts=parts)
+                heads = partial(self._counterfactual, f"blocks.{layer}.attn.hook_z")
+                outputs[layer, ATTENTION] = partial(project_heads, heads=heads, out=parts.out)
             if not mlp.any():
                 outputs[layer, MLP] = partial(self._counterfactual, f"blocks.{layer}.hook_mlp_out")
         return outputs
-
-    def _known_attention(self, read: Tensor, *, layer: int, parts: BlockParts) -> Tensor:
-        return parts.out(self._counterfactual(f"blocks.{layer}.attn.hook_z", read).flatten(2))
 
     def _active_heads(self, layer: int) -> list[int]:
         first = self.graph.first_sender(layer)
@@ -480,16 +519,9 @@ class _EdgeRun:
         return (self._weights(layer, group) != 0).flatten(2).any(-1)
 
     def _counterfactual(self, name: str, like: Tensor) -> Tensor:
-        """Counterfactual values at a hook point, for as many rows and positions as another tensor.
-
-        They are 0 behind the last position that is patched.
-        """
-        source = self.patch.counterfactual[name].to(like.device, like.dtype)
-        values = source.new_zeros(len(like), like.shape[1], *source.shape[2:])
-        values[:, self.patch.covered_positions] = source.repeat(
-            len(like) // len(source), *[1] * (source.ndim - 1)
-        )
-        return values
+        """Counterfactual values at a hook point, for the rows and positions of another tensor."""
+        first = self.patch.covered_positions.start
+        return repeat_values(self.patch.counterfactual[name], like, first)
 
     def _restore(self, name: str, activation: Tensor) -> Tensor | None:
         """Counterfactual values, if the pass starts from them; else None, for no change."""

@@ -48,9 +48,8 @@ class Engine(PreparedData):
     @property
     def edge_paths(self) -> EdgePaths | None:
         """Paths through the studied edges, if they are patched at every token; else None."""
-        layout = self.layout
-        is_everywhere = bool((layout.positions.sum(1) == layout.lengths).all())
-        if self.registry.edges is None or layout.span_numbers is not None or not is_everywhere:
+        has_spans = self.layout.span_numbers is not None
+        if self.registry.edges is None or has_spans or not self.patches_all_tokens:
             return None
         return paths_of(self.registry)
 

@@ -10,7 +10,7 @@ accelerator nothing in a pass waits for the device: results are read when a call
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TypeVar
@@ -35,10 +35,10 @@ from tracekit.engine.cost import Account
 from tracekit.engine.counterfactual_cache import CounterfactualCache
 from tracekit.engine.cuda_graphs import CudaGraphCache
 from tracekit.engine.edge_patch import EdgePatch, max_edge_rows
-from tracekit.engine.edge_skipping import PartSkipper
 from tracekit.engine.forward import ForwardPass
 from tracekit.engine.layout import Layout, Positions
 from tracekit.engine.pair_checks import check_traceable
+from tracekit.engine.part_skipping import PartSkipper, replaced_parts
 from tracekit.engine.patching import Activations, AnyMask, MaskedPatch
 from tracekit.errors import ConfigError, NonFiniteMetricError, WorkerError
 from tracekit.metrics import (
@@ -339,18 +339,17 @@ class PreparedData:
         each mask in turn. Only `layers` get hooks; all by default.
         """
         reads = self.metric.reads if reads is None else reads
-        # Captured passes have the hooks of every receiver, so that others can use them.
-        is_captured = self.cuda_graphs.is_on or torch.is_grad_enabled()
-        if self.registry.edges is not None and self.capabilities.sparse_edges and not is_captured:
+        if self.registry.edges is not None and self._skips_parts:
             return self._sparse_log_probs(batch, source, masks, reads)
 
         def run(
             masks: Tensor, batch: Batch, source: Activations, residual: ResidualStream | None
         ) -> ContinuationLogProbs:
             rows, hooks = batch.repeat(len(masks)), self.hooks(batch, source, masks, layers)
-            return self.forward_pass.log_probs(
-                rows, hooks, reads=reads, start=start, residual=residual
-            )
+            with self.skipping(source, masks):
+                return self.forward_pass.log_probs(
+                    rows, hooks, reads=reads, start=start, residual=residual
+                )
 
         name = ("log-probs", tuple(reads), start, None if layers is None else frozenset(layers))
         return self.cuda_graphs.run(run, name, masks, batch, source, residual)
@@ -361,7 +360,7 @@ class PreparedData:
         """As `log_probs`, for masks over edges, of which most patch or keep only a few."""
         n, patch = len(batch.examples), self.edge_patch(batch, source)
         keeps_few = ((masks != 1).sum(1) < (masks != 0).sum(1)).cpu()
-        skipper = self._part_skipper
+        skipper = self._edge_skipper
         if skipper is None:
             keeps_few[:] = False
         parts = []
@@ -376,18 +375,39 @@ class PreparedData:
                 parts.append((to_device(at, self.device), log_probs))
         return join_batches(parts, len(masks) * n, Ranks())
 
-    @cached_property
-    def _part_skipper(self) -> PartSkipper | None:
-        """Leaves out what no kept edge enters; None where that is not what all edges but a few do.
+    @property
+    def _skips_parts(self) -> bool:
+        """Whether passes leave parts out; a captured one is for other masks too, and has them."""
+        is_captured = self.cuda_graphs.is_on or torch.is_grad_enabled()
+        return self.capabilities.skips_parts and not is_captured
 
-        It needs the whole counterfactual run: every edge, every token, and the same tokens' values.
+    def skipping(self, source: Activations, masks: Masks) -> AbstractContextManager[None]:
+        """Leaves out, within the block, attentions and MLPs of which masks replace all."""
+        if self.registry.edges is not None or not (self._skips_parts and self.patches_all_tokens):
+            return nullcontext()
+        is_replaced = (masks == 1).all(0).cpu()
+        outputs = replaced_parts(self.model, self.registry, source, is_replaced)
+        skipper = self.capabilities.part_skipper(self.model) if outputs else None
+        return nullcontext() if skipper is None else skipper.skip(self.model, outputs)
+
+    @cached_property
+    def patches_all_tokens(self) -> bool:
+        """Whether components act at every token of every row."""
+        return bool((self.layout.positions.sum(1) == self.layout.lengths).all())
+
+    @cached_property
+    def _edge_skipper(self) -> PartSkipper | None:
+        """Leaves out what no kept edge enters; None where passes cannot start from another run.
+
+        That takes every edge, every token, and values of a run at the same tokens.
         """
-        layout, registry = self.layout, self.registry
-        is_everywhere = bool((layout.positions.sum(1) == layout.lengths).all())
-        is_run = self.counterfactual_cache.constants is None and layout.source_index is None
-        if registry.edges is None or not (is_everywhere and is_run and registry.has_all_edges):
+        edges, constants = self.registry.edges, self.counterfactual_cache.constants
+        is_run = constants is None and self.layout.source_index is None
+        if edges is None or not (
+            self.registry.has_all_edges and self.patches_all_tokens and is_run
+        ):
             return None
-        return self.capabilities.part_skipper(self.model, registry.edges.by)
+        return self.capabilities.part_skipper(self.model, edges.by)
 
     def hooks(
         self, batch: Batch, source: Activations, mask: AnyMask, layers: Container[int] | None = None

@@ -123,9 +123,11 @@ class _TreeRun:
                 masks, layers = self.data.masks_of(prefixes), self._layers_of(prefixes)
                 hooks = self.data.hooks(self.batch, self.source, masks, layers)
                 picked = self._pick_rows(residual, [parent for parent, _ in chunk], len(nodes))
-                carried = self.data.forward_pass.residual_at(
-                    self.batch.repeat(len(chunk)), hooks, layer, start=start, residual=picked
-                )
+                rows = self.batch.repeat(len(chunk))
+                with self.data.skipping(self.source, masks):
+                    carried = self.data.forward_pass.residual_at(
+                        rows, hooks, layer, start=start, residual=picked
+                    )
                 self.run(children, carried)
 
     def _run_leaves(self, nodes: Sequence[PrefixNode], residual: ResidualStream | None) -> None:

@@ -1,8 +1,9 @@
-"""Sparse passes over edges give what the plain ones do, and leave parts of the model out."""
+"""Passes that leave parts of the model out give what whole passes do."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+import functools
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -11,13 +12,16 @@ import tracekit as tk
 from tests import tiny
 from tests.architectures import ARCHITECTURES
 from tracekit.components.edges import EDGE_KINDS
-from tracekit.engine import Capabilities, edge_skipping
+from tracekit.engine import Capabilities, part_skipping
 from tracekit.errors import ModelWarning
 
 SHARES = (0.001, 0.02, 0.1, 0.3, 0.5)
 IN_SHORT = ("gpt2", "llama", "gemma2", "gpt_neox")
-WHOLE_PASSES = ("bloom", "mpt", "olmo2", "olmo3", "olmoe")
-"""Their MLPs add the stream to what they return, or their heads have a common norm of queries."""
+ADDS_STREAM = ("bloom", "mpt")
+"""Their MLPs add the stream to what they return."""
+WHOLE_PASSES = (*ADDS_STREAM, "olmo2", "olmo3", "olmoe")
+"""These, and those whose heads have a common norm of queries."""
+NODES = ("head-outputs+mlp-blocks", "attention-blocks+mlp-blocks", "head-outputs", "mlp-blocks")
 
 
 def masks_of(engine, shares=SHARES, seed=0):
@@ -64,12 +68,8 @@ def assert_equal(fast, plain):
 )
 def test_sparse_passes_are_the_plain_ones(architecture, kind):
     fast, plain = both_ways(tiny.shared_model(architecture), tiny.pairs(5, longest=1), kind)
-    is_whole = architecture in WHOLE_PASSES and (kind, architecture[:4]) != (
-        "edges-by-block",
-        "olmo",
-    )
-    with pytest.warns(ModelWarning, match="few edges are kept") if is_whole else nullcontext():
-        assert (fast._part_skipper is None) == is_whole
+    whole = ADDS_STREAM if kind == "edges-by-block" else WHOLE_PASSES
+    assert (fast._edge_skipper is None) == (architecture in whole)
     assert_equal(fast, plain)
 
 
@@ -89,7 +89,7 @@ def test_settings_in_which_fewer_passes_are_sparse(architecture, setting):
     config = {"positions": options.get("positions", "prompt")}
     data, metric = tracer.engine.pairs, tracer.engine.metric
     fast, plain = both_ways(model, data, "edges", metric, **config)
-    assert (fast._part_skipper is None) == (setting in ("zero", "longer", "last"))
+    assert (fast._edge_skipper is None) == (setting in ("zero", "longer", "last"))
     assert_equal(fast, plain)
 
 
@@ -106,52 +106,83 @@ def test_edges_of_spans(kind):
     pairs = tk.PromptPairs.from_ids(rows).by_position(("0", "1", "2"))
     spans = ("0", "1", "2")
     fast, plain = both_ways(tiny.shared_model("llama"), pairs, kind, spans=spans)
-    assert fast._part_skipper is not None
+    assert fast._edge_skipper is not None
     assert_equal(fast, plain)
 
 
 def test_some_edges_of_a_model():
     model, pairs = tiny.shared_model("gpt2"), tiny.pairs(4, longest=1)
     fast, plain = both_ways(model, pairs, "edges", layers=[0, 1])
-    assert fast._part_skipper is None
+    assert fast._edge_skipper is None
     assert_equal(fast, plain)
+
+
+def computed_parts(engine, mask):
+    """Which attentions and MLPs an evaluation of a mask computes."""
+    engine.effects(mask)
+    runs = []
+    with ExitStack() as handles:
+        for layer, block in enumerate(engine.model.blocks):
+            for part, module in (("ATT", block.attn.q), ("MLP", block.mlp)):
+                run = functools.partial(lambda *_, name: runs.append(name), name=f"{part}{layer}")
+                hook = module.original_component.register_forward_pre_hook(run)
+                handles.callback(hook.remove)
+        engine.effects(mask)
+    return runs
 
 
 def test_parts_that_no_kept_edge_enters_are_not_computed():
     model = tiny.shared_model("llama")
-    fast = tiny.engine(model, tiny.pairs(4, longest=1), "edges", "logit-difference")
-    names = {
-        f"{part}{layer}": module.original_component
-        for layer, block in enumerate(model.blocks)
-        for part, module in (("ATT", block.attn.q), ("MLP", block.mlp))
-    }
-    runs = []
-    index, n = fast.registry.index, fast.n_components
+    engine = tiny.engine(model, tiny.pairs(4, longest=1), "edges", "logit-difference")
 
-    def computed(kept):
-        mask = torch.ones(n)
-        mask[[index(each) for each in kept]] = 0
-        fast.effects(mask)
-        runs.clear()
-        with ExitStack() as handles:
-            for name, module in names.items():
-                hook = module.register_forward_pre_hook(lambda *_, name=name: runs.append(name))
-                handles.callback(hook.remove)
-            fast.effects(mask)
-        return runs.copy()
+    def computed(*kept):
+        mask = torch.ones(engine.n_components)
+        mask[[engine.registry.index(each) for each in kept]] = 0
+        return computed_parts(engine, mask)
 
-    assert computed([]) == []
-    assert computed(["E>logits"]) == []
+    assert computed() == []
+    assert computed("E>logits") == []
     # An edge that leads nowhere, or comes from nowhere, changes nothing.
-    assert computed(["E>MLP1", "MLP0>logits", "L0H1>L2Q0", "E>logits"]) == []
-    assert computed(["E>L1K0", "L1H1>MLP2", "MLP2>logits"]) == ["ATT1", "MLP2"]
-    assert computed(["E>MLP0", "MLP0>L2Q3", "L2H3>logits"]) == ["MLP0", "ATT2"]
+    assert computed("E>MLP1", "MLP0>logits", "L0H1>L2Q0", "E>logits") == []
+    assert computed("E>L1K0", "L1H1>MLP2", "MLP2>logits") == ["ATT1", "MLP2"]
+    assert computed("E>MLP0", "MLP0>L2Q3", "L2H3>logits") == ["MLP0", "ATT2"]
+
+
+@pytest.mark.parametrize("source", ["counterfactual", "zero", "noise"])
+@pytest.mark.parametrize("kinds", NODES)
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        name if name in IN_SHORT else pytest.param(name, marks=pytest.mark.slow)
+        for name in ARCHITECTURES
+    ],
+)
+def test_sets_of_nodes_are_the_same_in_whole_passes(architecture, kinds, source):
+    model, pairs = tiny.shared_model(architecture), tiny.pairs(5, longest=1)
+    data = tk.Tracer(model, pairs, kinds, "logit-difference", source=source).engine.pairs
+    fast, plain = both_ways(model, data, kinds)
+    assert_equal(fast, plain)
+
+
+def test_parts_that_a_mask_replaces_are_not_computed():
+    model, pairs = tiny.shared_model("llama"), tiny.pairs(4, longest=1)
+    engine = tiny.engine(model, pairs, "head-outputs+mlp-blocks", "logit-difference")
+
+    def computed(*kept):
+        mask = torch.ones(engine.n_components)
+        mask[[engine.registry.index(each) for each in kept]] = 0
+        return computed_parts(engine, mask)
+
+    assert computed() == []
+    assert computed("L1H2", "MLP0") == ["MLP0", "ATT1"]
+    at_last = tiny.engine(model, pairs, "mlp-blocks", "logit-difference", positions="last")
+    assert len(computed_parts(at_last, torch.ones(3))) == 6
 
 
 def test_a_model_in_which_parts_cannot_be_left_out_is_run_as_a_whole(monkeypatch):
     model = tk.load_model(tiny.hf_model("llama"))
-    monkeypatch.setattr(edge_skipping, "_return_output", lambda *_, **__: torch.zeros(12, 8, 24))
+    monkeypatch.setattr(part_skipping, "_return_output", lambda *_, **__: torch.zeros(12, 8, 24))
     fast, plain = both_ways(model, tiny.pairs(5, longest=1), "edges")
-    with pytest.warns(ModelWarning, match="all parts are computed where few edges are kept"):
-        assert fast._part_skipper is None
+    with pytest.warns(ModelWarning, match="that no kept edge enters are computed all the same"):
+        assert fast._edge_skipper is None
     assert_equal(fast, plain)
