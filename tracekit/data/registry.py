@@ -17,11 +17,9 @@ from tracekit.data import (
     demo,
     factual_recall,
     from_file,
+    gender_bias,
     generated,
-    professions,
     variable_binding,
-    winobias,
-    winogender,
 )
 from tracekit.data.prompts import DataOrigin, PromptPairs
 from tracekit.errors import ConfigError, DataFormatError, UnknownNameError
@@ -61,9 +59,9 @@ _LOADERS: Mapping[str, Callable[..., PromptPairs]] = {
     "demo-professions": partial(demo.load, "professions"),
     "demo-facts": demo.load_facts,
     "demo-binding": demo.load_binding,
-    "winobias": winobias.load,
-    "winogender": winogender.load,
-    "professions": professions.load,
+    "winobias": gender_bias.load_winobias,
+    "winogender": gender_bias.load_winogender,
+    "professions": gender_bias.load_professions,
     "counterfact": factual_recall.load_counterfact,
     "known-facts": factual_recall.load_known,
     "ioi": generated.load_ioi,
