@@ -1,4 +1,4 @@
-"""The command line, one file per command. The only package that prints.
+"""The command line, one file per command or a few. The only package that prints.
 
 Commands import heavy libraries when they run; `tracekit --help` needs none of them.
 """
@@ -7,17 +7,12 @@ Commands import heavy libraries when they run; `tracekit --help` needs none of t
 from tracekit.cli import (  # noqa: F401, I001
     demo,
     trace,
-    pareto,
     evaluate,
     explain,
-    side_effects,
     show,
     certify,
-    verify,
     report,
-    datasets,
-    pairs,
-    look,
+    data,
     models,
     sweep,
 )

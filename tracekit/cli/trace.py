@@ -1,15 +1,27 @@
-"""`tracekit trace`."""
+"""`tracekit trace` and `tracekit pareto`: searches for one set, and for the best of every size."""
 
 from __future__ import annotations
+
+import warnings
 
 import tracekit as tk
 from tracekit._util.names import MethodName, choices_text
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder, save_results, write_figures
-from tracekit.cli.options import HOW, SEARCH_KEYS, SEVERAL, TRACE_KEYS, build_search, with_options
-from tracekit.cli.parsing import goal_arguments, parse_options
+from tracekit.cli.options import (
+    HOW,
+    LIMITS,
+    SEARCH_KEYS,
+    SEVERAL,
+    TRACE_KEYS,
+    build_search,
+    with_options,
+)
+from tracekit.cli.parsing import goal_arguments, parse_budget, parse_options
 from tracekit.cli.summaries import print_checks, print_estimates, print_results
+from tracekit.cli.tables import print_table
+from tracekit.errors import SearchStoppedWarning
 
 
 @app.command()
@@ -60,3 +72,67 @@ def trace(values: OptionValues) -> None:
     # Random controls are drawn only if nothing else was run.
     shown = [each for each in tracer.results if each.method != "random"] or tracer.results
     write_figures({"heatmap": tracer.heatmap(shown), "curve": tracer.curve()}, output)
+
+
+@app.command()
+@with_options(
+    *(*TRACE_KEYS, *SEARCH_KEYS, "output", "seed", "dry_run", "quiet"),
+    max_budget=HOW.option(str, "SIZE", "Largest size: a count (6) or a share (0.2). Default: all."),
+    max_passes=LIMITS.count(
+        "Passes at most of each of its searches: on all examples, and on either half for "
+        "statistics; --dry-run says how many there are in all.",
+        min=1,
+    ),
+    max_seconds=LIMITS.number("Wall time at most of each search; the best so far is kept."),
+    checkpoint=LIMITS.path("File to keep measurements in, and to go on from."),
+    option=HOW.settings("Option of the local search as name=value; may be given several times."),
+)
+def pareto(values: OptionValues) -> None:
+    """Finds the best set of every size, with held-out effects, random controls and stability."""
+    from tracekit.search import LocalSearch, make
+    from tracekit.tracer.estimate import estimate_front
+    from tracekit.tracer.front import run_front
+    from tracekit.tracer.request import Request
+
+    output = values["output"]
+    check_folder(output)
+    limits = {name: values[name] for name in ("max_passes", "max_seconds", "checkpoint")}
+    options = parse_options(values["option"] or [], [LocalSearch.name])[LocalSearch.name]
+    options |= {name: value for name, value in limits.items() if value is not None}
+    search = make(LocalSearch, options)  # Refuses a bad option before the model is loaded.
+    largest = None if values["max_budget"] is None else parse_budget(values["max_budget"])
+    tracer, request_options = build_search(values)
+    request = Request(search=search, budget=largest, seed=values["seed"], **request_options)
+    if values["dry_run"]:
+        print_estimates([estimate_front(tracer.question, request)])
+        return
+    with warnings.catch_warnings():
+        # `_print_front` says what stopped it, with the name of the option.
+        warnings.filterwarnings("ignore", "Stopped|The limit", SearchStoppedWarning)
+        front = run_front(tracer.question, request)
+    if console.quiet:
+        return
+    front.save(output / "pareto")
+    _print_front(front)
+    write_figures({"pareto": front.curve(), "heatmap": tracer.heatmap(front[-1])}, output)
+
+
+def _print_front(front: tk.ParetoFront) -> None:
+    """Prints the sizes with statistics, or all sizes if there are none, and the cost."""
+    from tracekit.results.tables import result_examples_text
+
+    with_statistics = {row.size for row in front.statistics} or {*front.sizes}
+    rows = [n for n, size in enumerate(front.sizes) if size in with_statistics]
+    console.print(f"{result_examples_text(front[0])}; {front[0].axis_label}")
+    print_table("front", front.table(), front.shown().rows(rows))
+    console.print(
+        f"{front.legend} Method: whose set it is; empirical-Bayes top-k where components ranked "
+        "alone do better cross-fitted.",
+        style="dim",
+    )
+    passes = front[0].cost.forward_equivalents
+    extra = front.statistics_cost.forward_equivalents
+    console.print(f"{passes:.0f} passes, and {extra:.0f} for the statistics.")
+    if front.stopped:
+        by = "Ctrl-C" if front.stopped == "interrupted" else f"--{front.stopped}".replace("_", "-")
+        console.print(f"Stopped by {by}: these are the best sets found so far.")
