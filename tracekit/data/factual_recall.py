@@ -21,6 +21,7 @@ from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.download import check_size, read_file
 from tracekit.data.formats import FORMATS, subject_span
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
+from tracekit.demo import rows as demo_rows
 from tracekit.errors import ConfigError, DataFormatError
 from tracekit.models.hooked import HookedModel, embedding_std
 
@@ -112,3 +113,15 @@ load_counterfact: partial[PromptPairs] = partial(
 
 load_known: partial[PromptPairs] = partial(load, "known-facts", "known_1000.json", _known_fact_row)
 """Loads the 1209 facts that GPT-2 xl knows; arguments as in `load`."""
+
+
+def load_demo(
+    model: Any, *, noise_factor: float = 3.0, seed: int = 0, on_mismatch: OnMismatch = "error"
+) -> PromptPairs:
+    """Facts that the embedded model knows; the counterfactual is noise on their embeddings.
+
+    `noise_factor` is the standard deviation of the noise over that of the first block's input.
+    """
+    # Drawn in order, as for the published numbers.
+    noise = GaussianNoise(std=noise_factor * embedding_std(model), seed=seed, in_order=True)
+    return published_pairs(demo_rows("facts"), model, "demo-facts", None, on_mismatch, noise)

@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 from tracekit.data.download import check_size, read_lines
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
+from tracekit.demo import rows as demo_rows
 from tracekit.errors import DataFormatError
 
 _N_WINOBIAS = {"dev": 160, "test": 130}
@@ -180,3 +181,8 @@ def load_professions(
     reason = "169 occupations, of which the published files have 159"
     check_size("professions", len(rows), _N_PROFESSIONS, reason)
     return published_pairs(rows, model, "professions", prepend_bos, on_mismatch)
+
+
+def load_demo(name: str, model: Any, *, on_mismatch: OnMismatch = "error") -> PromptPairs:
+    """Loads `bias` or `professions`, which are like WinoBias and Professions."""
+    return published_pairs(demo_rows(name), model, f"demo-{name}", None, on_mismatch)

@@ -410,19 +410,6 @@ def split_by_span(pairs: Iterable[PromptPair], only: str | None) -> tuple[Prompt
     return tuple(split)
 
 
-def split_by_position(pairs: Sequence[PromptPair], names: Sequence[str]) -> tuple[PromptPair, ...]:
-    """The pairs with a span of each name for every position; refuses prompts of other lengths."""
-    for number, pair in enumerate(pairs):
-        if {len(pair.prompt_ids), len(pair.counterfactual_ids)} != {len(names)}:
-            raise PairsError(
-                f"Example {number} ({pair.describe()}) has {len(pair.prompt_ids)} tokens, and "
-                f"there are {len(names)} positions to tell apart. Give prompts of one length, "
-                "or name spans, and use split_by='span'."
-            )
-    spans = {name: (position,) for position, name in enumerate(names)}
-    return tuple(replace(pair, spans=spans, counterfactual_spans=None) for pair in pairs)
-
-
 def parse_group(group: object, number: int) -> str | None:
     """The group of an example as text; converts numbers."""
     if group is None or isinstance(group, str) or is_int(group):
@@ -437,21 +424,6 @@ def parse_group(group: object, number: int) -> str | None:
             "keep_default_na=False."
         )
     raise PairsError(text)
-
-
-def set_groups(
-    pairs: Sequence[PromptPair], groups: Sequence[str | int | None]
-) -> tuple[PromptPair, ...]:
-    """The pairs with other groups; errors as in `PromptPairs.grouped`."""
-    if len(groups) != len(pairs):
-        raise PairsError(
-            f"{len(groups)} groups were given for {len(pairs)} pairs. Give the group of each "
-            "pair, in their order."
-        )
-    labels = [parse_group(group, number) for number, group in enumerate(groups)]
-    regrouped = tuple(replace(pair, group=label) for pair, label in zip(pairs, labels, strict=True))
-    check_groups(regrouped)
-    return regrouped
 
 
 def check_groups(pairs: Sequence[PromptPair]) -> None:

@@ -14,7 +14,6 @@ from typing import Any, get_args
 from tracekit._util.arguments import check_arguments
 from tracekit._util.options import check_names, convert
 from tracekit.data import (
-    demo,
     factual_recall,
     from_file,
     gender_bias,
@@ -55,10 +54,10 @@ class Dataset:
 
 
 _LOADERS: Mapping[str, Callable[..., PromptPairs]] = {
-    "demo-bias": partial(demo.load, "bias"),
-    "demo-professions": partial(demo.load, "professions"),
-    "demo-facts": demo.load_facts,
-    "demo-binding": demo.load_binding,
+    "demo-bias": partial(gender_bias.load_demo, "bias"),
+    "demo-professions": partial(gender_bias.load_demo, "professions"),
+    "demo-facts": factual_recall.load_demo,
+    "demo-binding": variable_binding.load_demo,
     "winobias": gender_bias.load_winobias,
     "winogender": gender_bias.load_winogender,
     "professions": gender_bias.load_professions,

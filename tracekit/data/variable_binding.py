@@ -25,6 +25,7 @@ from tracekit._util.options import check_int
 from tracekit.data.generated import WORDS
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 from tracekit.data.tokenization import make_encoder, require_tokenizer
+from tracekit.demo import rows as demo_rows
 from tracekit.errors import PairsError
 
 Desideratum = Literal["value", "operation", "both"]
@@ -60,18 +61,31 @@ def load(
         # Both splits come from one draw without repetitions, which keeps them disjoint.
         drawn = _balanced_rows(random.Random(f"{part} {seed}"), part, wording, 2 * n, model)
         parts.append(drawn[("train", "test").index(split) :: 2])
-    rows = interleave_parts(parts, weights)
+    rows = _interleave_parts(parts, weights)
     name = f"variable-binding{'' if desideratum == 'both' else f'-{desideratum}'}-{split}"
     pairs = published_pairs(rows, model, name, prepend_bos, on_mismatch)
     # Continuations are cut to their first token.
-    cut = [
-        replace(pair, x_ids=pair.x_ids[:1], y_ids=None if pair.y_ids is None else pair.y_ids[:1])
-        for pair in pairs
-    ]
+    cut = (
+        replace(pair, x_ids=pair.x_ids[:1], y_ids=pair.y_ids and pair.y_ids[:1]) for pair in pairs
+    )
     return replace(pairs, pairs=tuple(cut))
 
 
-def interleave_parts(
+def load_demo(
+    model: Any,
+    *,
+    desideratum: Desideratum = "value",
+    weights: tuple[float, float] = (5.0, 1.0),
+    on_mismatch: OnMismatch = "error",
+) -> PromptPairs:
+    """Questions that the embedded model answers; arguments are as in `load`."""
+    kinds = {"value": ("binding",), "operation": ("operations",), "both": ("binding", "operations")}
+    parts = [demo_rows(name) for name in kinds[desideratum]]
+    name = f"demo-binding{'' if desideratum == 'value' else f'-{desideratum}'}"
+    return published_pairs(_interleave_parts(parts, weights), model, name, None, on_mismatch)
+
+
+def _interleave_parts(
     parts: Sequence[Sequence[Mapping[str, Any]]], weights: Sequence[float]
 ) -> list[dict[str, Any]]:
     """Interleaves the rows of equally long parts, each with the weight of its part."""
