@@ -7,7 +7,6 @@ Commands import heavy libraries when they run; `tracekit --help` needs none of t
 from tracekit.cli import (  # noqa: F401, I001
     demo,
     trace,
-    evaluate,
     explain,
     show,
     certify,

@@ -1,25 +1,34 @@
-"""`tracekit trace` and `tracekit pareto`: searches for one set, and for the best of every size."""
+"""`tracekit trace`, `tracekit pareto` and `tracekit evaluate`: sets, found or given."""
 
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
+from typing import Any
 
 import tracekit as tk
+from tracekit._util.deferred import pd
+from tracekit._util.markup import as_cells
 from tracekit._util.names import MethodName, choices_text
+from tracekit._util.table import Table
 from tracekit.cli.app import OptionValues, app
-from tracekit.cli.console import console
-from tracekit.cli.files import check_folder, save_results, write_figures
+from tracekit.cli.console import console, print_problem
+from tracekit.cli.files import check_file, check_folder, save_results, write_figures
 from tracekit.cli.options import (
     HOW,
     LIMITS,
+    OPTIONAL_OUTPUT,
+    REQUIRED,
     SEARCH_KEYS,
     SEVERAL,
     TRACE_KEYS,
+    WHAT,
     build_search,
+    build_tracer,
     with_options,
 )
-from tracekit.cli.parsing import goal_arguments, parse_budget, parse_options
-from tracekit.cli.summaries import print_checks, print_estimates, print_results
+from tracekit.cli.parsing import goal_arguments, parse_budget, parse_options, read_masks
+from tracekit.cli.summaries import print_checks, print_estimates, print_results, print_tracer
 from tracekit.cli.tables import print_table
 from tracekit.errors import SearchStoppedWarning
 
@@ -136,3 +145,72 @@ def _print_front(front: tk.ParetoFront) -> None:
     if front.stopped:
         by = "Ctrl-C" if front.stopped == "interrupted" else f"--{front.stopped}".replace("_", "-")
         console.print(f"Stopped by {by}: these are the best sets found so far.")
+
+
+@app.command()
+@with_options(
+    *(name for name in TRACE_KEYS if name not in ("split", "skip_mismatched")),
+    mask=WHAT.option(
+        list[Path],
+        "PATH",
+        "Labels such as L1H4,L1H7; a JSON file with one entry in [0, 1] per component, or with a "
+        f"list of such masks; or the folder of a run{SEVERAL}",
+        default=REQUIRED,
+    ),
+    output=OPTIONAL_OUTPUT.with_help("CSV file for the effect on every example."),
+)
+def evaluate(values: OptionValues) -> None:
+    """Measures the effects of given masks: soft or binary, 1 takes the counterfactual value."""
+    from tracekit._util.clusters import count_text
+    from tracekit._util.files import write_csv
+    from tracekit.components.members import mask_of
+    from tracekit.results import effect_interval
+
+    output = values["output"]
+    check_file(output)
+    tracer = build_tracer(values)
+    print_tracer(tracer)
+    names = [further.name for further in tracer.extra_metrics]
+    mask_rows, example_rows = [], []
+    engine = tracer.question.eval_engine
+    pairs = engine.pairs
+    named_masks = [named_mask for path in values["mask"] for named_mask in read_masks(path)]
+    for name, entries in named_masks:
+        effects: Any = tracer.evaluate(entries, per_example=True)
+        further = pd.DataFrame(index=range(len(effects)))
+        if names:
+            further = tracer.evaluate(entries, metrics=names, per_example=True)  # type: ignore[arg-type]
+        total = mask_of(entries, tracer.registry).sum().item()
+        ends = effect_interval(
+            effects, bounds=tracer.engine.metric.bounds, **pairs.statistics_options
+        )
+        n_searched = 0
+        if isinstance(entries, tk.TraceResult):
+            n_searched = entries.searched.count_shared_pairs(engine.pairs_given)
+        if n_searched:
+            text = (
+                f"{name} was selected on {n_searched} of these {len(pairs)} examples, so its effect "
+                "is larger here than on others, and the brackets are a spread, not a 95 % "
+                "interval. Give other examples, or --held-out as for the run."
+            )
+            print_problem("Warning", text, "yellow")
+        effects_of_mask = as_cells("effect", effects.mean().item(), ends)
+        effects_of_mask |= {column: further[column].mean() for column in names}
+        n = {"n_examples": len(pairs), "n_independent": pairs.n_distinct, "n_searched": n_searched}
+        mask_rows.append({"mask": name, "sum": total, **effects_of_mask, **n})
+        example_rows += [
+            {"mask": name, "example": number, "effect": effect, **further.loc[number].to_dict()}
+            for number, effect in enumerate(effects.tolist())
+        ]
+    forms = dict.fromkeys(("effect", *names), ".6g")
+    kinds_of_ends = {"spread" if row["n_searched"] else "interval" for row in mask_rows}
+    brackets = " or ".join(sorted(kinds_of_ends))
+    titles = {name: name for name in names} | {"effect": f"effect (95 % {brackets})"}
+    table = Table.of_rows(mask_rows, titles, forms, joined=True)
+    held_out = "" if tracer.held_out is None else " held-out"
+    n, metric = count_text(len(pairs), pairs.clusters), tracer.engine.metric.axis_label
+    further = "".join(f"; {each.name}: {each.axis_label}" for each in tracer.extra_metrics)
+    heading = f"On {n}{held_out} examples: {metric}{further}; ends: 95 % {brackets}"
+    print_table("masks", table, table.without("n examples", "n independent"), heading=heading)
+    if output is not None:
+        write_csv(pd.DataFrame(example_rows), output)
