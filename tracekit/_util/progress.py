@@ -134,7 +134,18 @@ def open_bar(
     if outer is not None:
         yield outer
         return
-    bar = _make_bar(label, passes, shown)
+    bar: Any = None
+    if shown or (shown is None and is_interactive()):
+        bar = _import_tqdm()(
+            desc=label,
+            total=passes,
+            bar_format=_FORMAT_WITHOUT_END if passes is None else _FORMAT,
+            leave=False,
+            mininterval=0.2,
+            dynamic_ncols=not _in_notebook(),
+        )
+    elif shown is None:
+        bar = _ProgressLines(label, passes, "passes")
     progress = RunProgress(bar, passes, n_examples, on_note)
     token = _CURRENT.set(progress)
     try:
@@ -189,14 +200,3 @@ def _import_tqdm() -> Any:
         warnings.simplefilter("ignore")
         from tqdm.auto import tqdm
     return tqdm
-
-
-def _make_bar(label: str, passes: float | None, shown: bool | None) -> Any:
-    if shown is False:
-        return None
-    if not (shown or is_interactive()):
-        return _ProgressLines(label, passes, "passes")
-    bar_format = _FORMAT_WITHOUT_END if passes is None else _FORMAT
-    options: dict[str, Any] = {"bar_format": bar_format, "leave": False, "mininterval": 0.2}
-    options["dynamic_ncols"] = not _in_notebook()
-    return _import_tqdm()(desc=label, total=passes, **options)

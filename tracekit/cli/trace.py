@@ -189,8 +189,8 @@ def evaluate(values: OptionValues) -> None:
             n_searched = entries.searched.count_shared_pairs(engine.pairs_given)
         if n_searched:
             text = (
-                f"{name} was selected on {n_searched} of these {len(pairs)} examples, so its effect "
-                "is larger here than on others, and the brackets are a spread, not a 95 % "
+                f"{name} was selected on {n_searched} of these {len(pairs)} examples, so its "
+                "effect is larger here than on others, and the brackets are a spread, not a 95 % "
                 "interval. Give other examples, or --held-out as for the run."
             )
             print_problem("Warning", text, "yellow")
