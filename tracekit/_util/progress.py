@@ -177,21 +177,19 @@ def report_waiting(label: str) -> Iterator[None]:
         done.set()
 
 
-def track(items: Iterable[_T], label: str, *, shown: bool | None) -> Iterable[_T]:
+def track(items: Iterable[_T], label: str, *, shown: bool | None) -> Iterator[_T]:
     """Shows a bar or lines for a loop, unless it is short or within a run that has a bar."""
     total = len(items) if hasattr(items, "__len__") else None  # type: ignore[arg-type]
     is_short = total is not None and total < _FEWEST_STEPS
     if shown is False or _CURRENT.get() is not None or is_short:
-        return items
-    if shown or is_interactive():
-        return _import_tqdm()(items, desc=label, leave=False)
-    return _iterate_with_lines(items, _ProgressLines(label, total, "steps"))
-
-
-def _iterate_with_lines(items: Iterable[_T], lines: _ProgressLines) -> Iterator[_T]:
-    for item in items:
-        yield item
-        lines.update(1)
+        yield from items
+    elif shown or is_interactive():
+        yield from _import_tqdm()(items, desc=label, leave=False)
+    else:
+        lines = _ProgressLines(label, total, "steps")
+        for item in items:
+            yield item
+            lines.update(1)
 
 
 def _import_tqdm() -> Any:

@@ -67,37 +67,29 @@ def rebuild_tracer(
     if values["split_by"] is not None:
         setup = replace(setup, split_by=values["split_by"])
     values = {**values, **model_and_data, "seed": result.seed, "origin": origin}
-    held_out = result.held_out
-    values["held_out_origin"] = None if has_other_data or held_out is None else held_out.origin
+    saved = result.held_out
+    values["held_out_origin"] = None if has_other_data or saved is None else saved.origin
     values["run_chat"] = result.searched.chat if has_other_data else None
     tracer = build_tracer(values, setup)
-    _check_same_pairs(tracer, result)
-    if is_same_model:
-        _check_same_effect(tracer, result)
-    return result, tracer
-
-
-def _check_same_pairs(tracer: tk.Tracer, result: tk.TraceResult) -> None:
     if tracer.pairs.fingerprint != result.dataset_fingerprint:
         raise ComparisonError(
             f"The run used {result.searched.n_examples} examples of {result.dataset!r}, and these "
             f"{len(tracer.pairs)} are different ones. Give --dataset, --split, --limit, --held-out "
             "and --data-option as for the run."
         )
-    saved, examples = result.held_out, tracer.held_out
+    examples = tracer.held_out
     if saved is not None and examples is not None and examples.fingerprint != saved.fingerprint:
         raise ComparisonError(
             f"The {len(examples)} held-out examples are not those of the run. Give "
             "--dataset, --split, --limit, --held-out and --data-option as for the run."
         )
-
-
-def _check_same_effect(tracer: tk.Tracer, result: tk.TraceResult) -> None:
-    effect = tracer.evaluate(result, held_out=False)
-    allowed = _TOLERANCE * result.per_example.abs().mean().item() + 1e-6
-    if not abs(effect - result.effect) <= allowed:
-        raise ComparisonError(
-            f"The set of the run has an effect of {effect:.6g} here and had {result.effect:.6g} in "
-            "the run, so this is not the same model. Give --model, --dtype and --model-option as "
-            "for the run."
-        )
+    if is_same_model:
+        effect = tracer.evaluate(result, held_out=False)
+        allowed = _TOLERANCE * result.per_example.abs().mean().item() + 1e-6
+        if not abs(effect - result.effect) <= allowed:
+            raise ComparisonError(
+                f"The set of the run has an effect of {effect:.6g} here and had "
+                f"{result.effect:.6g} in the run, so this is not the same model. Give --model, "
+                "--dtype and --model-option as for the run."
+            )
+    return result, tracer

@@ -17,7 +17,7 @@ from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder
 from tracekit.cli.options import OPTIONAL_OUTPUT, WORKER_KEYS, read_options, with_options
-from tracekit.cli.parsing import parse_executor_options
+from tracekit.cli.parsing import parse_named_values
 from tracekit.cli.tables import print_table
 
 _MOST_ROWS = 40
@@ -51,7 +51,7 @@ def sweep(
     executor_option = values.pop("executor_option")
     options |= {name: value for name, value in values.items() if value is not None}
     if executor_option:
-        new_options = parse_executor_options(executor_option)
+        new_options = parse_named_values(executor_option, bool, int, float)
         options["executor_options"] = {**options.get("executor_options", {}), **new_options}
     folder = Path(options["output"])
     check_folder(folder)
