@@ -13,13 +13,7 @@ from typing import Any, get_args
 
 from tracekit._util.arguments import check_arguments
 from tracekit._util.options import check_names, convert
-from tracekit.data import (
-    factual_recall,
-    from_file,
-    gender_bias,
-    generated,
-    variable_binding,
-)
+from tracekit.data import factual_recall, from_file, gender_bias, generated
 from tracekit.data.prompts import DataOrigin, PromptPairs
 from tracekit.errors import ConfigError, DataFormatError, UnknownNameError
 from tracekit.models import HookedModel, load_model
@@ -57,7 +51,7 @@ _LOADERS: Mapping[str, Callable[..., PromptPairs]] = {
     "demo-bias": partial(gender_bias.load_demo, "bias"),
     "demo-professions": partial(gender_bias.load_demo, "professions"),
     "demo-facts": factual_recall.load_demo,
-    "demo-binding": variable_binding.load_demo,
+    "demo-binding": generated.load_demo_binding,
     "winobias": gender_bias.load_winobias,
     "winogender": gender_bias.load_winogender,
     "professions": gender_bias.load_professions,
@@ -66,7 +60,7 @@ _LOADERS: Mapping[str, Callable[..., PromptPairs]] = {
     "ioi": generated.load_ioi,
     "greater-than": generated.load_greater_than,
     "gendered-pronouns": generated.load_gendered_pronouns,
-    "variable-binding": variable_binding.load,
+    "variable-binding": generated.load_variable_binding,
 }
 _FACTS = json.loads(Path(__file__).with_name("datasets.json").read_text(encoding="utf-8"))
 DATASETS: Mapping[str, Dataset] = {
