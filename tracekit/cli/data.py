@@ -13,8 +13,7 @@ from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_file, check_folder
 from tracekit.cli.options import EXAMPLE_KEYS, LIMITS, OPTIONAL_OUTPUT, OPTIONS, TRACE_KEYS
-from tracekit.cli.summaries import print_checks
-from tracekit.cli.tables import print_table, record_table
+from tracekit.cli.tables import print_checks, print_table, record_table
 
 if TYPE_CHECKING:
     from tracekit.measure.look import LookPart

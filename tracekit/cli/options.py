@@ -32,7 +32,7 @@ from tracekit.cli import parsing
 from tracekit.cli.app import PANELS
 from tracekit.cli.console import console, print_step
 from tracekit.cli.files import check_file
-from tracekit.cli.summaries import print_tracer
+from tracekit.cli.tables import print_tracer
 from tracekit.engine.setup_fields import SetupFields
 from tracekit.errors import ConfigError, DataNotFoundError, UnknownNameError
 

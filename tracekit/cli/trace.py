@@ -28,8 +28,13 @@ from tracekit.cli.options import (
     with_options,
 )
 from tracekit.cli.parsing import goal_arguments, parse_budget, parse_options, read_masks
-from tracekit.cli.summaries import print_checks, print_estimates, print_results, print_tracer
-from tracekit.cli.tables import print_table
+from tracekit.cli.tables import (
+    print_checks,
+    print_estimates,
+    print_results,
+    print_table,
+    print_tracer,
+)
 from tracekit.errors import SearchStoppedWarning
 
 
