@@ -262,7 +262,7 @@ EXAMPLE_KEYS = (*_DATA_KEYS, "limit", "held_out")
 """Options that choose the examples of a data set."""
 TRACE_KEYS = ("model", "dataset", *SETUP_OPTIONS, "extra_metric", *EXAMPLE_KEYS, *_MODEL_KEYS)
 """Options of every command that traces: data, model and setup."""
-_CONSTRAINT = ("constraint_at_most", "constraint_metric", "constraint_dataset")
+_CONSTRAINT = ("constraint_at_most", "constraint_dataset", "constraint_metric")
 SEARCH_KEYS = ("max_memory", "objective", "sign", *_CONSTRAINT)
 """Further options of a command that searches."""
 SAVED_RUN_KEYS = (*EXAMPLE_KEYS, "split_by", *_MODEL_KEYS)
@@ -293,20 +293,15 @@ def build_search(values: Mapping[str, Any]) -> tuple[tk.Tracer, dict[str, Any]]:
         write_options(saved, {n: v for n, v in values.items() if n not in _CONFIG_KEYS})
     tracer = build_tracer(values)
     request = {name: values[name] for name in ("objective", "sign")}
-    request["constraint"] = _build_constraint(tracer, values)
+    most, dataset, metric = (values[name] for name in _CONSTRAINT)
+    for flag, value in (("--constraint-dataset", dataset), ("--constraint-metric", metric)):
+        if value is not None and most is None:
+            raise ConfigError(f"{flag} needs a bound. Give --constraint-at-most, e.g. 0.05.")
+    if most is not None:
+        pairs = None if dataset is None else tk.load_dataset(dataset, tracer.model)
+        request["constraint"] = tk.Constraint(pairs=pairs, metric=metric or "kl", at_most=most)
     print_tracer(tracer)
     return tracer, request
-
-
-def _build_constraint(tracer: tk.Tracer, values: Mapping[str, Any]) -> tk.Constraint | None:
-    dataset, metric = values["constraint_dataset"], values["constraint_metric"]
-    if values["constraint_at_most"] is None:
-        for flag, value in (("--constraint-dataset", dataset), ("--constraint-metric", metric)):
-            if value is not None:
-                raise ConfigError(f"{flag} needs a bound. Give --constraint-at-most, e.g. 0.05.")
-        return None
-    pairs = None if dataset is None else tk.load_dataset(dataset, tracer.model)
-    return tk.Constraint(pairs=pairs, metric=metric or "kl", at_most=values["constraint_at_most"])
 
 
 def load_quietly(source: str, **options: Any) -> Any:

@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from tracekit import runs
-from tracekit._util.markup import clean_text
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder
@@ -60,7 +59,7 @@ def sweep(
 
     def print_outcome(outcome: runs.Run | runs.Failure) -> None:
         if not has_bar:
-            console.print(f"{_state(outcome)}: {clean_text(outcome.job.description)}", style="dim")
+            console.print(f"{_state(outcome)}: {outcome.job.description}", style="dim")
 
     sweep_runs = runs.sweep(**options, progress=False if quiet else None, on_done=print_outcome)
     _print_runs(sweep_runs, folder, has_table=part is None)

@@ -41,10 +41,6 @@ _WORDS = (
     "pandas reads the words NA, None, null and nan as empty cells: where one was meant, read the "
     "file with dtype=str, keep_default_na=False, or give tracekit its path."
 )
-_TABLE_FORMS = (
-    "Give a file, a DataFrame, a datasets.Dataset, a list of rows, each of which is a dict, or a "
-    "dict of columns, each of which is a list."
-)
 _FIELDS = ("prompt", "counterfactual", "x", "y", "weight", "group")
 _MEANINGS = {
     **{name: name for name in _FIELDS},
@@ -392,7 +388,10 @@ def table_rows(data: Any) -> list[dict[str, Any]]:
     try:
         return [{k: _name_label(v, labels.get(k)) for k, v in each.items()} for each in data]
     except (TypeError, AttributeError) as error:
-        raise DataFormatError(f"Pairs cannot be read from a {kind}. {_TABLE_FORMS}") from error
+        raise DataFormatError(
+            f"Pairs cannot be read from a {kind}. Give a file, a DataFrame, a datasets.Dataset, a "
+            "list of rows, each of which is a dict, or a dict of columns, each of which is a list."
+        ) from error
 
 
 def _rows_from_columns(table: Mapping[Any, Any], kind: str) -> list[dict[str, Any]]:

@@ -24,9 +24,7 @@ TEXT_KEYS = frozenset(_TEXTS)
 """Keys of a row of text, beside `weight`, `group` and the token sets."""
 SET_KEYS = frozenset({"x_set", "y_set"})
 """Keys of a row of text that hold lists of texts."""
-SPAN_KEYS = frozenset({"spans", "counterfactual_spans"})
-"""Keys of a row that hold mappings."""
-OWN_KEYS = frozenset({"weight", "group"}) | SPAN_KEYS
+OWN_KEYS = frozenset({"weight", "group", "spans", "counterfactual_spans"})
 """Keys of rows of both kinds."""
 _OWN_IDS = ("prompt_ids", "x_ids", "y_ids", "x_set_ids", "y_set_ids")
 """Keys of a row of token ids that hold tokens of the example itself."""
