@@ -192,8 +192,7 @@ def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = False) -
         order = list(dict.fromkeys(result.series for result in rows))
         rows.sort(key=lambda result: (order.index(result.series), result.budget or 0))
         table = result_table(rows, most_labels=_MOST_LABELS if is_full else _FEW_LABELS)
-        shown = _all_columns(rows, table) if is_full else _main_columns(rows, table)
-        print_table("results", table, shown, n_names=2)
+        print_table("results", table, _shown_columns(rows, table, is_full=is_full), n_names=2)
     if is_full or len(results) == 1:
         _print_first_choices(results)
     if is_full:
@@ -235,39 +234,27 @@ def _print_first_choices(results: Sequence[tk.TraceResult]) -> None:
                 console.print(f"{which}: {examples.choices_text}.")
 
 
-def _all_columns(results: Sequence[tk.TraceResult], table: Table) -> Table:
-    """The columns of results for a terminal with `--full`."""
-    from tracekit.results.tables import effect_columns
+def _shown_columns(results: Sequence[tk.TraceResult], table: Table, *, is_full: bool) -> Table:
+    """The columns of results for a terminal, with the best effect of each budget in bold.
 
-    ranked, _ = _ranked(results, table)
-    columns = ["method", "budget", *effect_columns(results), *_metric_columns(results, table)]
-    if table["budget"].values == table["n_selected"].values:
-        columns.remove("budget")
-    return ranked.only(*columns, "passes", "seconds", "components", brief=True)
+    Unless `is_full`, there are five, whose effects are the held-out ones if all rows have them, and
+    those of further metrics.
+    """
+    from tracekit.results.tables import effect_columns, rows_that_may_be_best
 
-
-def _main_columns(results: Sequence[tk.TraceResult], table: Table) -> Table:
-    """Five columns; the effects are the held-out ones if all rows have them."""
-    ranked, best = _ranked(results, table)
+    metrics = {name for result in results for name in result.extra_effects}
+    titles = [column.title for column in table.columns]
+    further = [title for title in titles if title.removesuffix(" (metric)") in metrics]
+    # Effects on the examples that selected a set do not rank methods.
+    best = "effect" if None in table["held_out"].values else "held_out"
+    ranked = table.ranked(best, ["budget"], among=rows_that_may_be_best(results))
+    if is_full:
+        columns = ["method", "budget", *effect_columns(results), *further]
+        if table["budget"].values == table["n_selected"].values:
+            columns.remove("budget")
+        return ranked.only(*columns, "passes", "seconds", "components", brief=True)
     ends = table["95 % spread" if best == "effect" else "95 % interval"].values
     values = [(each, *end) for each, end in zip(ranked[best].values, ends, strict=True)]
     names = ranked.only("method", "n_selected").columns
-    measured = ("faithfulness", *_metric_columns(results, table), "components")
-    others = ranked.only(*measured, brief=True).columns
+    others = ranked.only("faithfulness", *further, "components", brief=True).columns
     return Table([*names, replace(ranked[best], values=values), *others])
-
-
-def _ranked(results: Sequence[tk.TraceResult], table: Table) -> tuple[Table, str]:
-    """The table with the best effect of each budget in bold, and the key of this column."""
-    from tracekit.results.tables import rows_that_may_be_best
-
-    # Effects on the examples that selected a set do not rank methods.
-    best = "effect" if None in table["held_out"].values else "held_out"
-    return table.ranked(best, ["budget"], among=rows_that_may_be_best(results)), best
-
-
-def _metric_columns(results: Sequence[tk.TraceResult], table: Table) -> list[str]:
-    """Titles of the columns of further metrics."""
-    metrics = {name for result in results for name in result.extra_effects}
-    titles = [column.title for column in table.columns]
-    return [title for title in titles if title.removesuffix(" (metric)") in metrics]

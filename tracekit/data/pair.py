@@ -309,38 +309,36 @@ def pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
             f"The weight of example {number} is {short_repr(row['weight'])}. "
             "Weights must be positive numbers; leave out what is to count for nothing."
         )
-    pair = PromptPair(
-        **ids,
-        counterfactual=counterfactual,
-        texts=texts or None,
-        weight=weight,
-        group=parse_group(row.get("group"), number),
-    )
-    if row.get("counterfactual_spans") is not None and (
-        row.get("spans") is None or not isinstance(counterfactual, PromptCounterfactual)
+    group = parse_group(row.get("group"), number)
+    spans, others = row.get("spans"), row.get("counterfactual_spans")
+    if others is not None and (
+        spans is None or not isinstance(counterfactual, PromptCounterfactual)
     ):
         raise PairsError(
             f"Example {number} has counterfactual_spans, and no spans or no counterfactual prompt "
             "that they could be of. Give both."
         )
-    return pair if row.get("spans") is None else _add_spans(pair, row, number)
-
-
-def _add_spans(pair: PromptPair, row: Mapping[str, Any], number: int) -> PromptPair:
-    spans = parse_spans(row["spans"], len(pair.prompt_ids), number)
-    if row.get("counterfactual_spans") is None:
-        return replace(pair, spans=spans)
-    others = row["counterfactual_spans"]
-    others = parse_spans(others, len(pair.counterfactual_ids), number, "counterfactual")
-    lengths, other_lengths = (
-        {name: len(positions) for name, positions in each.items()} for each in (spans, others)
-    )
-    if lengths != other_lengths:
-        raise PairsError(
-            f"The spans of example {number} have {lengths} tokens, and {other_lengths} in the "
-            "counterfactual. Give both the same ones: spans of equal length are exchanged."
+    if spans is not None:
+        spans = parse_spans(spans, len(ids["prompt_ids"]), number)
+    if spans is not None and others is not None:
+        others = parse_spans(others, len(read["counterfactual_ids"]), number, "counterfactual")
+        lengths, other_lengths = (
+            {name: len(positions) for name, positions in each.items()} for each in (spans, others)
         )
-    return replace(pair, spans=spans, counterfactual_spans=others)
+        if lengths != other_lengths:
+            raise PairsError(
+                f"The spans of example {number} have {lengths} tokens, and {other_lengths} in the "
+                "counterfactual. Give both the same ones: spans of equal length are exchanged."
+            )
+    return PromptPair(
+        **ids,
+        counterfactual=counterfactual,
+        spans=spans,
+        counterfactual_spans=others,
+        texts=texts or None,
+        weight=weight,
+        group=group,
+    )
 
 
 def check_mappings(rows: object) -> list[Mapping[str, Any]]:
