@@ -102,8 +102,14 @@ def _draw_table(
 ) -> RichTable:
     drawn = RichTable(title=heading, title_justify="left")
     room = console.width - sum(each.minimum + _FRAME for each in ranges) - 1
-    # rich would narrow the widest columns first, and break their words.
-    widths = _widen(ranges, room)
+    widths = [each.minimum for each in ranges]
+    # rich would narrow the widest columns first, and break their words. Here columns are widened
+    # within their ranges: first the first one, then whichever lacks most.
+    for _ in range(room):
+        missing = [each.maximum - width for each, width in zip(ranges, widths, strict=True)]
+        if max(missing) <= 0:
+            break
+        widths[0 if missing[0] > 0 else missing.index(max(missing))] += 1
     for number, column in enumerate(columns):
         drawn.add_column(
             column.title,
@@ -115,17 +121,6 @@ def _draw_table(
         styles = [column.styles.get(row, "") for column in columns]
         drawn.add_row(*map(Text, texts, styles))
     return drawn
-
-
-def _widen(ranges: Sequence[Measurement], room: int) -> list[int]:
-    """Widens columns within their ranges: first the first one, then whichever lacks most."""
-    widths = [each.minimum for each in ranges]
-    for _ in range(room):
-        missing = [each.maximum - width for each, width in zip(ranges, widths, strict=True)]
-        if max(missing) <= 0:
-            break
-        widths[0 if missing[0] > 0 else missing.index(max(missing))] += 1
-    return widths
 
 
 def print_tracer(tracer: tk.Tracer) -> None:

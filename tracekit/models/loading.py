@@ -279,8 +279,10 @@ def _load_from_memory(given: Any, tokenizer: Any, options: Mapping[str, Any]) ->
     modules = loader.model.modules()
     are_computed = any(isinstance(v, Tensor) for each in modules for v in vars(each).values())
     if loader.reference is not None and (loader.changes or are_computed):
-        # Models with equal parameters may still compute different outputs.
-        wrapped.cfg.tracekit_logits = loader.reference.rounded
+        # Models with equal parameters may still compute different outputs. A few logits after the
+        # last token tell them apart, with so few digits that no rounding is left.
+        logits = loader.reference.logits[-1, :8].tolist()
+        wrapped.cfg.tracekit_logits = tuple(f"{logit:.3g}" for logit in logits)
     return wrapped
 
 
