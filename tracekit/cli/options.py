@@ -6,6 +6,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import partialmethod, wraps
@@ -391,7 +392,8 @@ def _build_setup(values: Mapping[str, Any], seed: int) -> tk.Setup:
     entries = {name: values[name] for name in SETUP_OPTIONS if values.get(name) is not None}
     entries["layers"] = parsing.parse_layers(entries.get("layers"))
     if "positions" in entries:
-        entries["positions"] = parsing.parse_positions(entries["positions"])
+        with suppress(ValueError):  # `Setup` checks other texts.
+            entries["positions"] = [int(part) for part in entries["positions"].split(",")]
     elif "split_by" not in entries:
         entries["positions"] = usual.positions
     usual_names = {"components": usual.components, "metric": usual.metric}

@@ -56,14 +56,6 @@ def parse_layers(text: str | None) -> list[int] | None:
     return [layer for layers in ranges for layer in layers]
 
 
-def parse_positions(text: str) -> Any:
-    """Prompt positions from text such as `0,3,-1`; other text is returned for `Tracer` to check."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        return text
-
-
 def parse_options(texts: list[str], methods: list[str]) -> dict[str, dict[str, Any]]:
     """Options by method: `name=value` for all methods, `method:name=value` for one."""
     by_method: dict[str, dict[str, Any]] = {method: {} for method in methods}
