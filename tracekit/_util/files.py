@@ -70,9 +70,14 @@ def draft_folder(path: Path) -> Iterator[Path]:
 def marker_file(folder: Path) -> Iterator[Path]:
     """Keeps a hidden empty file in a folder for the length of the block."""
     prefix = _draft_prefix(folder / "marker")
-    with tempfile.NamedTemporaryFile(suffix=f"-{os.getpid()}", prefix=prefix, dir=folder) as file:
-        os.chmod(file.name, 0o666 & ~_umask())
-        yield Path(file.name)
+    handle, path = tempfile.mkstemp(f"-{os.getpid()}", prefix, folder)
+    os.close(handle)
+    try:
+        os.chmod(path, 0o666 & ~_umask())
+        yield Path(path)
+    finally:
+        with suppress(OSError):
+            os.unlink(path)
 
 
 def remove_abandoned(folder: Path) -> None:
