@@ -260,7 +260,7 @@ def _check_forms(
     probabilities = iter(_mean_probabilities(sequences, model, False) ** lengths)
     by_part: dict[str, dict[str, list[Any]]] = {}
     for part, form, *both in forms:
-        sums = [sum(next(probabilities) for _ in each) for each in both]
+        sums = tuple(sum(next(probabilities) for _ in each) for each in both)
         by_part.setdefault(part, defaultdict(list))[form].append(sums)
     lines = {part: _compare_forms(part, each, tokenizer) for part, each in by_part.items()}
     return {
