@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracekit as tk
 from tests import tiny
 from tracekit.cli.console import console
-from tracekit.cli.summaries import print_results
+from tracekit.cli.tables import print_results
 
 
 def test_show_prints_what_was_saved(command, tmp_path, model):

@@ -11,7 +11,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.data import professions, winobias, winogender
+from tracekit.data import gender_bias
 from tracekit.data.factual_recall import _counterfact_row, _known_fact_row
 from tracekit.data.pair import check_disjoint
 from tracekit.errors import DataWarning, PairsError
@@ -230,23 +230,23 @@ def test_the_interval_of_grouped_examples_is_that_of_their_sums():
 def test_groups_of_the_built_in_data_sets(monkeypatch):
     first = "1 [The developer] argued with the designer because [he] did not like the design."
     second = "2 The developer argued with [the designer] because [her] idea cannot be implemented."
-    row = winobias._make_row(
+    row = gender_bias._winobias_row(
         first, second.replace("[her] idea", "[she] had an idea"), keep_case=False
     )
     assert row["group"] == "The developer argued with the designer because"
     sentence = "The $OCCUPATION told the $PARTICIPANT that $NOM_PRONOUN could pay with cash."
     rows = [["technician", "customer", answer, sentence] for answer in "01"]
-    row = winogender._make_row(*rows, {"technician": 20.0}, keep_case=False)
+    row = gender_bias._winogender_row(*rows, {"technician": 20.0}, keep_case=False)
     assert row["group"] == "The $OCCUPATION told the $PARTICIPANT that"
     record = {"prompt": "Paris is in", "attribute": "France", "relation_id": "P17"}
     assert _known_fact_row(record)["group"] == "P17"
     rewrite = {"prompt": "{} is in", "subject": "Paris", "relation_id": "P17"}
     rewrite |= {"target_true": {"str": "France"}, "target_new": {"str": "Peru"}}
     assert _counterfact_row({"requested_rewrite": rewrite})["group"] == "P17"
-    monkeypatch.setattr(professions, "check_size", lambda *_: None)
+    monkeypatch.setattr(gender_bias, "check_size", lambda *_: None)
     lines = {"templates.txt": ["The {} said", "The {} ran"]}
     monkeypatch.setattr(
-        professions,
+        gender_bias,
         "read_lines",
         lambda dataset, folder, name: lines.get(name, ["nurse"]),
     )
@@ -254,7 +254,7 @@ def test_groups_of_the_built_in_data_sets(monkeypatch):
     monkeypatch.setattr(
         tk.PromptPairs, "from_text", lambda rows, model, **options: taken.update(rows=rows)
     )
-    professions.load(None)
+    gender_bias.load_professions(None)
     assert [row["group"] for row in taken["rows"]] == ["The {} said", "The {} ran"] * 2
 
 

@@ -128,7 +128,7 @@ def test_labels_in_lists_and_missing_labels():
         [{"prompt": "a", "x_set": [1, 0], "y": 1}, {"prompt": "b", "x_set": [], "y": -1}],
         features=features,
     )
-    assert tk.data.tables.table_rows(table) == [
+    assert tk.data.from_file.table_rows(table) == [
         {"prompt": "a", "x_set": [" sat", " ran"], "y": " sat"},
         {"prompt": "b", "x_set": [], "y": None},
     ]

@@ -207,7 +207,7 @@ class TestLocks:
         subprocess.run([sys.executable, "-c", script, str(tmp_path / "path")], check=False)
         assert [path.name for path in tmp_path.iterdir()] == [".path.lock"]
         with files.hold_lock(tmp_path / "other"):
-            files.remove_abandoned_locks(tmp_path)
+            files.remove_leftovers(tmp_path)
             assert [path.name for path in tmp_path.iterdir()] == [".other.lock"]
         assert not list(tmp_path.iterdir())
 

@@ -14,7 +14,7 @@ from inspect import Parameter, formatannotation, isclass, isfunction, signature,
 from numbers import Real
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from typing_extensions import get_protocol_members, is_protocol
 
@@ -96,8 +96,6 @@ def fits_annotation(value: object, hint: Any) -> bool:
         return True
     if origin in (Union, UnionType):
         return any(fits_annotation(value, part) for part in parts)
-    if origin is Annotated:
-        return fits_annotation(value, parts[0])
     if origin is Literal:
         # The function itself checks the value, and lists the names that it knows.
         return any(isinstance(value, type(part)) for part in parts)

@@ -131,8 +131,9 @@ def hold_lock(path: Path, *, wait: bool | float = True) -> Iterator[None]:
             lock.release()
 
 
-def remove_abandoned_locks(folder: Path) -> None:
-    """Removes the lock files in a folder that no process holds."""
+def remove_leftovers(folder: Path) -> None:
+    """Removes the drafts in a folder that killed processes left, and locks that nobody holds."""
+    remove_abandoned(folder)
     for path in folder.glob(f".*{_LOCK}"):
         locked_path = path.with_name(path.name[1 : -len(_LOCK)])
         with suppress(BlockingIOError), hold_lock(locked_path, wait=False):

@@ -134,7 +134,18 @@ def open_bar(
     if outer is not None:
         yield outer
         return
-    bar = _make_bar(label, passes, shown)
+    bar: Any = None
+    if shown or (shown is None and is_interactive()):
+        bar = _import_tqdm()(
+            desc=label,
+            total=passes,
+            bar_format=_FORMAT_WITHOUT_END if passes is None else _FORMAT,
+            leave=False,
+            mininterval=0.2,
+            dynamic_ncols=not _in_notebook(),
+        )
+    elif shown is None:
+        bar = _ProgressLines(label, passes, "passes")
     progress = RunProgress(bar, passes, n_examples, on_note)
     token = _CURRENT.set(progress)
     try:
@@ -166,21 +177,19 @@ def report_waiting(label: str) -> Iterator[None]:
         done.set()
 
 
-def track(items: Iterable[_T], label: str, *, shown: bool | None) -> Iterable[_T]:
+def track(items: Iterable[_T], label: str, *, shown: bool | None) -> Iterator[_T]:
     """Shows a bar or lines for a loop, unless it is short or within a run that has a bar."""
     total = len(items) if hasattr(items, "__len__") else None  # type: ignore[arg-type]
     is_short = total is not None and total < _FEWEST_STEPS
     if shown is False or _CURRENT.get() is not None or is_short:
-        return items
-    if shown or is_interactive():
-        return _import_tqdm()(items, desc=label, leave=False)
-    return _iterate_with_lines(items, _ProgressLines(label, total, "steps"))
-
-
-def _iterate_with_lines(items: Iterable[_T], lines: _ProgressLines) -> Iterator[_T]:
-    for item in items:
-        yield item
-        lines.update(1)
+        yield from items
+    elif shown or is_interactive():
+        yield from _import_tqdm()(items, desc=label, leave=False)
+    else:
+        lines = _ProgressLines(label, total, "steps")
+        for item in items:
+            yield item
+            lines.update(1)
 
 
 def _import_tqdm() -> Any:
@@ -189,14 +198,3 @@ def _import_tqdm() -> Any:
         warnings.simplefilter("ignore")
         from tqdm.auto import tqdm
     return tqdm
-
-
-def _make_bar(label: str, passes: float | None, shown: bool | None) -> Any:
-    if shown is False:
-        return None
-    if not (shown or is_interactive()):
-        return _ProgressLines(label, passes, "passes")
-    bar_format = _FORMAT_WITHOUT_END if passes is None else _FORMAT
-    options: dict[str, Any] = {"bar_format": bar_format, "leave": False, "mininterval": 0.2}
-    options["dynamic_ncols"] = not _in_notebook()
-    return _import_tqdm()(desc=label, total=passes, **options)

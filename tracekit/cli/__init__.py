@@ -1,26 +1,10 @@
-"""The command line, one file per command. The only package that prints.
+"""The command line, a file for the commands on one thing. The only package that prints.
 
 Commands import heavy libraries when they run; `tracekit --help` needs none of them.
 """
 
 # The order of the imports is that of `tracekit --help`.
-from tracekit.cli import (  # noqa: F401, I001
-    demo,
-    trace,
-    pareto,
-    evaluate,
-    explain,
-    side_effects,
-    show,
-    certify,
-    verify,
-    report,
-    datasets,
-    pairs,
-    look,
-    models,
-    sweep,
-)
+from tracekit.cli import demo, trace, saved_runs, data, models, sweep  # noqa: F401, I001
 from tracekit.cli.app import app, main
 
 __all__ = ["app", "main"]

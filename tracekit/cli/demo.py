@@ -13,8 +13,7 @@ from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder, save_results
 from tracekit.cli.options import OPTIONS, WHAT, load_quietly, with_options
-from tracekit.cli.summaries import print_results, print_tracer
-from tracekit.cli.tables import print_table
+from tracekit.cli.tables import print_results, print_table, print_tracer
 
 _EXAMPLES = 32
 _BUDGETS = (2, 3, 4, 6, 9)

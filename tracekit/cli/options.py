@@ -6,6 +6,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import partialmethod, wraps
@@ -32,7 +33,7 @@ from tracekit.cli import parsing
 from tracekit.cli.app import PANELS
 from tracekit.cli.console import console, print_step
 from tracekit.cli.files import check_file
-from tracekit.cli.summaries import print_tracer
+from tracekit.cli.tables import print_tracer
 from tracekit.engine.setup_fields import SetupFields
 from tracekit.errors import ConfigError, DataNotFoundError, UnknownNameError
 
@@ -262,7 +263,7 @@ EXAMPLE_KEYS = (*_DATA_KEYS, "limit", "held_out")
 """Options that choose the examples of a data set."""
 TRACE_KEYS = ("model", "dataset", *SETUP_OPTIONS, "extra_metric", *EXAMPLE_KEYS, *_MODEL_KEYS)
 """Options of every command that traces: data, model and setup."""
-_CONSTRAINT = ("constraint_at_most", "constraint_metric", "constraint_dataset")
+_CONSTRAINT = ("constraint_at_most", "constraint_dataset", "constraint_metric")
 SEARCH_KEYS = ("max_memory", "objective", "sign", *_CONSTRAINT)
 """Further options of a command that searches."""
 SAVED_RUN_KEYS = (*EXAMPLE_KEYS, "split_by", *_MODEL_KEYS)
@@ -293,20 +294,15 @@ def build_search(values: Mapping[str, Any]) -> tuple[tk.Tracer, dict[str, Any]]:
         write_options(saved, {n: v for n, v in values.items() if n not in _CONFIG_KEYS})
     tracer = build_tracer(values)
     request = {name: values[name] for name in ("objective", "sign")}
-    request["constraint"] = _build_constraint(tracer, values)
+    most, dataset, metric = (values[name] for name in _CONSTRAINT)
+    for flag, value in (("--constraint-dataset", dataset), ("--constraint-metric", metric)):
+        if value is not None and most is None:
+            raise ConfigError(f"{flag} needs a bound. Give --constraint-at-most, e.g. 0.05.")
+    if most is not None:
+        pairs = None if dataset is None else tk.load_dataset(dataset, tracer.model)
+        request["constraint"] = tk.Constraint(pairs=pairs, metric=metric or "kl", at_most=most)
     print_tracer(tracer)
     return tracer, request
-
-
-def _build_constraint(tracer: tk.Tracer, values: Mapping[str, Any]) -> tk.Constraint | None:
-    dataset, metric = values["constraint_dataset"], values["constraint_metric"]
-    if values["constraint_at_most"] is None:
-        for flag, value in (("--constraint-dataset", dataset), ("--constraint-metric", metric)):
-            if value is not None:
-                raise ConfigError(f"{flag} needs a bound. Give --constraint-at-most, e.g. 0.05.")
-        return None
-    pairs = None if dataset is None else tk.load_dataset(dataset, tracer.model)
-    return tk.Constraint(pairs=pairs, metric=metric or "kl", at_most=values["constraint_at_most"])
 
 
 def load_quietly(source: str, **options: Any) -> Any:
@@ -396,7 +392,8 @@ def _build_setup(values: Mapping[str, Any], seed: int) -> tk.Setup:
     entries = {name: values[name] for name in SETUP_OPTIONS if values.get(name) is not None}
     entries["layers"] = parsing.parse_layers(entries.get("layers"))
     if "positions" in entries:
-        entries["positions"] = parsing.parse_positions(entries["positions"])
+        with suppress(ValueError):  # `Setup` checks other texts.
+            entries["positions"] = [int(part) for part in entries["positions"].split(",")]
     elif "split_by" not in entries:
         entries["positions"] = usual.positions
     usual_names = {"components": usual.components, "metric": usual.metric}

@@ -56,14 +56,6 @@ def parse_layers(text: str | None) -> list[int] | None:
     return [layer for layers in ranges for layer in layers]
 
 
-def parse_positions(text: str) -> Any:
-    """Prompt positions from text such as `0,3,-1`; other text is returned for `Tracer` to check."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        return text
-
-
 def parse_options(texts: list[str], methods: list[str]) -> dict[str, dict[str, Any]]:
     """Options by method: `name=value` for all methods, `method:name=value` for one."""
     by_method: dict[str, dict[str, Any]] = {method: {} for method in methods}
@@ -80,15 +72,19 @@ def parse_options(texts: list[str], methods: list[str]) -> dict[str, dict[str, A
     return by_method
 
 
-def parse_named_values(texts: list[str] | None) -> dict[str, Any]:
-    """Values by their names, from `name=value`."""
-    return parse_options(texts or [], [""])[""]
+def parse_named_values(texts: list[str] | None, *kinds: type) -> dict[str, Any]:
+    """Values by their names, from `name=value`: texts, or where JSON has it one of the `kinds`."""
+    values = parse_options(texts or [], [""])[""]
+    for name, text in values.items() if kinds else ():
+        with suppress(ValueError):
+            value = json.loads(text)
+            values[name] = value if type(value) in kinds else text
+    return values
 
 
 def parse_loading_options(texts: list[str] | None) -> dict[str, Any]:
     """Options of `load_model`; whole numbers become int."""
-    options = parse_named_values(texts).items()
-    return {name: int(value) if value.isdigit() else value for name, value in options}
+    return parse_named_values(texts, int)
 
 
 def cli_values(value: Any, *, is_list: bool) -> Any:
@@ -115,16 +111,6 @@ def _argument_text(value: Any) -> Any:
         return ",".join(map(str, value))
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return str(value) if is_number else value
-
-
-def parse_executor_options(texts: list[str] | None) -> dict[str, Any]:
-    """Parses options of an executor; converts numbers, `true` and `false`."""
-    options = parse_named_values(texts)
-    for name, text in options.items():
-        with suppress(ValueError):
-            value = json.loads(text)
-            options[name] = value if isinstance(value, (bool, int, float)) else text
-    return options
 
 
 def parse_chat(texts: list[str] | None) -> dict[str, Any]:

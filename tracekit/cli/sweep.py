@@ -12,12 +12,11 @@ from typing import Annotated
 import typer
 
 from tracekit import runs
-from tracekit._util.markup import clean_text
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import console
 from tracekit.cli.files import check_folder
 from tracekit.cli.options import OPTIONAL_OUTPUT, WORKER_KEYS, read_options, with_options
-from tracekit.cli.parsing import parse_executor_options
+from tracekit.cli.parsing import parse_named_values
 from tracekit.cli.tables import print_table
 
 _MOST_ROWS = 40
@@ -51,7 +50,7 @@ def sweep(
     executor_option = values.pop("executor_option")
     options |= {name: value for name, value in values.items() if value is not None}
     if executor_option:
-        new_options = parse_executor_options(executor_option)
+        new_options = parse_named_values(executor_option, bool, int, float)
         options["executor_options"] = {**options.get("executor_options", {}), **new_options}
     folder = Path(options["output"])
     check_folder(folder)
@@ -60,7 +59,7 @@ def sweep(
 
     def print_outcome(outcome: runs.Run | runs.Failure) -> None:
         if not has_bar:
-            console.print(f"{_state(outcome)}: {clean_text(outcome.job.description)}", style="dim")
+            console.print(f"{_state(outcome)}: {outcome.job.description}", style="dim")
 
     sweep_runs = runs.sweep(**options, progress=False if quiet else None, on_done=print_outcome)
     _print_runs(sweep_runs, folder, has_table=part is None)

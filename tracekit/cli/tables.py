@@ -1,16 +1,27 @@
-"""Prints tables without breaking words; with `--json`, adds them to the document."""
+"""What commands print: tables of any rows, and what tracers, results and checks of pairs say.
+
+Tables are printed without breaking words; with `--json`, they are added to the document.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 from rich.measure import Measurement, measure_renderables
 from rich.table import Table as RichTable
 from rich.text import Text
 
+import tracekit as tk
 from tracekit._util.table import Column, Table
 from tracekit.cli.console import console
 
+if TYPE_CHECKING:
+    from tracekit.tracer.estimate import Estimate
+
+_MOST_LABELS, _FEW_LABELS = 20, 6
+"""Components of a result that a table names."""
 _LIST_WIDTH = 12
 """Width below which a column of components is not narrowed."""
 _FRAME = 3
@@ -91,8 +102,14 @@ def _draw_table(
 ) -> RichTable:
     drawn = RichTable(title=heading, title_justify="left")
     room = console.width - sum(each.minimum + _FRAME for each in ranges) - 1
-    # rich would narrow the widest columns first, and break their words.
-    widths = _widen(ranges, room)
+    widths = [each.minimum for each in ranges]
+    # rich would narrow the widest columns first, and break their words. Here columns are widened
+    # within their ranges: first the first one, then whichever lacks most.
+    for _ in range(room):
+        missing = [each.maximum - width for each, width in zip(ranges, widths, strict=True)]
+        if max(missing) <= 0:
+            break
+        widths[0 if missing[0] > 0 else missing.index(max(missing))] += 1
     for number, column in enumerate(columns):
         drawn.add_column(
             column.title,
@@ -106,12 +123,133 @@ def _draw_table(
     return drawn
 
 
-def _widen(ranges: Sequence[Measurement], room: int) -> list[int]:
-    """Widens columns within their ranges: first the first one, then whichever lacks most."""
-    widths = [each.minimum for each in ranges]
-    for _ in range(room):
-        missing = [each.maximum - width for each, width in zip(ranges, widths, strict=True)]
-        if max(missing) <= 0:
-            break
-        widths[0 if missing[0] > 0 else missing.index(max(missing))] += 1
-    return widths
+def print_tracer(tracer: tk.Tracer) -> None:
+    """Prints what is traced, and the effect of all components together."""
+    from tracekit._util.clusters import count_text
+
+    console.print(f"{tracer}")
+    searched = "" if tracer.held_out is None else " searched"
+    n = f"{count_text(tracer.engine.n_examples, tracer.engine.pairs.clusters)}{searched} examples"
+    console.print(
+        f"Effect of all components together ({tracer.engine.metric.name}, {n}): "
+        f"{tracer.full_effect:.4g}"
+    )
+    if tracer.n_prefers_x is not None:
+        run = "clean" if tracer.direction == "noising" else "counterfactual"
+        console.print(f"The {run} model prefers x to y on {tracer.n_prefers_x} of the {n}.")
+
+
+def print_checks(check: tk.data.PairsCheck, *, is_short: bool = False) -> None:
+    """Prints the lines of a check as a table; if `is_short`, it counts those that are green."""
+    lines = [line for line in check.lines if not (is_short and line.color == "green")]
+    colors = [line.color for line in lines]
+    columns = [
+        Column("color", "color", colors, styles=dict(enumerate(colors))),
+        Column("check", "check", [line.topic for line in lines]),
+        Column("finding", "finding", [line.text for line in lines]),
+    ]
+    if lines:
+        print_table("checks", Table(columns), n_names=2)
+    n = len(check.lines)
+    if is_short:
+        console.print(f"{n - len(lines)} of {n} checks of the pairs are green.")
+
+
+def print_estimates(estimates: Iterable[Estimate]) -> None:
+    """Prints what runs will take, a line each, and all of them together."""
+    from tracekit._util.progress import duration_text
+
+    all_estimates = list(estimates)
+    record_table("estimates", Table.of_rows([asdict(each) for each in all_estimates]))
+    for each in all_estimates:
+        console.print(f"{each.method}: {each.total}")
+    memory = max((each.memory for each in all_estimates if each.memory is not None), default=None)
+    memory_text = "" if memory is None else f"; {memory / 2**20:.0f} MiB of memory"
+    bound = "" if all(each.is_exact for each in all_estimates) else "at most "
+    seconds = duration_text(sum(each.seconds for each in all_estimates))
+    console.print(f"In all {bound}about {seconds}{memory_text}. Nothing was run or written.")
+
+
+def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = False) -> None:
+    """Prints a row per result, by method and budget; the best effect of a budget is bold.
+
+    Results of several settings have a table each. Above it stands what all of its rows share.
+    Unless `is_full`, there are five columns and those of further metrics.
+    """
+    from tracekit.results.tables import interventions, legend, metric_units, result_table
+
+    by_setting: dict[tuple[str, str], list[tk.TraceResult]] = {}
+    for result in results:
+        setting = (_setting_text(result), result.dataset_fingerprint)
+        by_setting.setdefault(setting, []).append(result)
+    for (text, _), rows in by_setting.items():
+        console.print(text)
+        order = list(dict.fromkeys(result.series for result in rows))
+        rows.sort(key=lambda result: (order.index(result.series), result.budget or 0))
+        table = result_table(rows, most_labels=_MOST_LABELS if is_full else _FEW_LABELS)
+        print_table("results", table, _shown_columns(rows, table, is_full=is_full), n_names=2)
+    if is_full or len(results) == 1:
+        _print_first_choices(results)
+    if is_full:
+        text = f"{legend(results)} Passes: forward and backward; budgets of a run share them."
+    else:
+        text = (
+            f"Effects are of {interventions(results)}. Brackets: 95 % interval if held out; if "
+            "searched only a spread, as these examples selected the set. Faithful: 1 less the "
+            "share that all others have. tracekit show --full: all columns."
+            f"{metric_units(results)}"
+        )
+    console.print(text, style="dim")
+
+
+def _setting_text(result: tk.TraceResult) -> str:
+    """Model, data, components and metric of a result, and the setup's changes from the defaults."""
+    from tracekit.results.tables import result_examples_text
+
+    setup = result.setup
+    parts = [result.model, result_examples_text(result), result.registry.describe()]
+    parts += [setup.intervention, f"{setup.metric}: {result.axis_label}"]
+    parts += [setup.continuation_mean] if setup.continuation_mean != "geometric" else []
+    parts += [f"seed of the source {setup.source_seed}"] if setup.source_seed else []
+    return "; ".join(parts)
+
+
+def _print_first_choices(results: Sequence[tk.TraceResult]) -> None:
+    """Prints the first choices of the model before and after, where a metric counts them."""
+    from tracekit.results.on_examples import choice_rows
+
+    for result in results:
+        for examples, name in ((result.searched, "searched"), (result.held_out, "held out")):
+            if examples is None:
+                continue
+            row = {"method": result.series, "n_selected": result.n_selected, "examples": name}
+            rows = [row | each for each in choice_rows(examples.choices, examples.n_examples)]
+            if rows and not record_table("choices", Table.of_rows(rows)):
+                which = f"{result.series}, {result.n_selected} selected, {name}"
+                console.print(f"{which}: {examples.choices_text}.")
+
+
+def _shown_columns(results: Sequence[tk.TraceResult], table: Table, *, is_full: bool) -> Table:
+    """The columns of results for a terminal, with the best effect of each budget in bold.
+
+    Unless `is_full`, there are five, whose effects are the held-out ones if all rows have them, and
+    those of further metrics.
+    """
+    from tracekit.results.tables import effect_columns, rows_that_may_be_best
+
+    metrics = {name for result in results for name in result.extra_effects}
+    titles = [column.title for column in table.columns]
+    further = [title for title in titles if title.removesuffix(" (metric)") in metrics]
+    # Effects on the examples that selected a set do not rank methods.
+    best = "effect" if None in table["held_out"].values else "held_out"
+    ranked = table.ranked(best, ["budget"], among=rows_that_may_be_best(results))
+    if is_full:
+        columns = ["method", "budget", *effect_columns(results), *further]
+        if table["budget"].values == table["n_selected"].values:
+            columns.remove("budget")
+        return ranked.only(*columns, "passes", "seconds", "components", brief=True)
+    ends = table["95 % spread" if best == "effect" else "95 % interval"].values
+    values = [(each, *end) for each, end in zip(ranked[best].values, ends, strict=True)]
+    names = ranked.only("method", "n_selected").columns
+    others = ranked.only("faithfulness", *further, "components", brief=True).columns
+    return Table([*names, replace(ranked[best], values=values), *others])

@@ -198,11 +198,6 @@ def make_chat_template(tokenizer: Any, chat: Any) -> ChatTemplate | None:
     return ChatTemplate(tokenizer, chat)
 
 
-def last_message_text(given: Any) -> str:
-    """The text of a prompt for tables and messages; of a chat, the last message."""
-    return given if isinstance(given, str) else str(given[-1]["content"])
-
-
 def _check_template_arguments(arguments: Mapping[str, Any], template: str) -> None:
     words = sorted({*re.findall(r"[A-Za-z_]\w+", template)} - {*_RESERVED_ARGUMENTS})
     for name, value in arguments.items():

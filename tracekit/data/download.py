@@ -72,6 +72,5 @@ def _missing_file_error(dataset: str, name: str, problem: str) -> DataNotFoundEr
 def check_size(dataset: str, n_examples: int, n_published: int, reason: str = "") -> None:
     """Warns (`DataWarning`) of a data set whose number of examples is not the published one."""
     if n_examples != n_published:
-        explanation = f" ({reason})" if reason else ""
         counts = f"{dataset} has {n_examples} examples here; the paper has {n_published}"
-        warn(f"{counts}{explanation}.", DataWarning)
+        warn(f"{counts} ({reason})." if reason else f"{counts}.", DataWarning)

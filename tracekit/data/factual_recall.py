@@ -4,7 +4,7 @@ Data sets are CounterFact, of which the paper uses 200 records, and the 1209 fac
 2022 (ROME) that GPT-2 xl knows. The target x is the true attribute; CounterFact has a foil y, a
 false one. The paper's text writes the attribute as a word of its own, with its leading space. The
 published code encodes it without (`leading_space=False`), takes the first 200 (`seed=None`), and
-has noise of `NOISE_STD` for every model.
+has noise of 3 x 0.2015, three times the deviation of GPT-2's embeddings, for every model.
 """
 
 from __future__ import annotations
@@ -21,12 +21,9 @@ from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.download import check_size, read_file
 from tracekit.data.formats import FORMATS, subject_span
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
+from tracekit.demo import rows as demo_rows
 from tracekit.errors import ConfigError, DataFormatError
 from tracekit.models.hooked import HookedModel, embedding_std
-
-NOISE_STD = 3 * 0.2015
-"""Value of the published code: three times the standard deviation of GPT-2's embeddings."""
-_FACTOR = 3
 
 _N_PUBLISHED = {"counterfact": 200, "known-facts": 1209}
 
@@ -78,7 +75,7 @@ def load(
     if noise_std is None:
         use = f"The noise of {dataset} is three times the size of the model's embeddings"
         _check_is_model(model, use, "noise_std")
-        noise_std = _FACTOR * embedding_std(model)
+        noise_std = 3 * embedding_std(model)
     noise = GaussianNoise(std=noise_std, seed=noise_seed, in_order=True)
     pairs = published_pairs(rows, model, dataset, prepend_bos, on_mismatch, noise)
     if min_probability is None:
@@ -112,3 +109,15 @@ load_counterfact: partial[PromptPairs] = partial(
 
 load_known: partial[PromptPairs] = partial(load, "known-facts", "known_1000.json", _known_fact_row)
 """Loads the 1209 facts that GPT-2 xl knows; arguments as in `load`."""
+
+
+def load_demo(
+    model: Any, *, noise_factor: float = 3.0, seed: int = 0, on_mismatch: OnMismatch = "error"
+) -> PromptPairs:
+    """Facts that the embedded model knows; the counterfactual is noise on their embeddings.
+
+    `noise_factor` is the standard deviation of the noise over that of the first block's input.
+    """
+    # Drawn in order, as for the published numbers.
+    noise = GaussianNoise(std=noise_factor * embedding_std(model), seed=seed, in_order=True)
+    return published_pairs(demo_rows("facts"), model, "demo-facts", None, on_mismatch, noise)

@@ -10,6 +10,15 @@
   Where a tokenizer writes digits one by one, the tens are asked for.
 - *Gendered pronouns* (Mathwin et al. 2023): after "Laura is a wonderful teacher, isn't" x is "she"
   and y "he". The counterfactual has a name of the other gender.
+- *Variable binding*: arithmetic on two variables, in the wording of the paper, that of the
+  published code, on three lines, or another one. Each desideratum of components that carry the
+  values has its examples. *Value dependence*: the counterfactual changes the value of the first
+  variable, and the model with replaced components should give its answer; x is the clean answer, y
+  the counterfactual one. *Operation invariance*: the counterfactual changes the operation, and the
+  model should keep its answer; x is the answer under the other operation, y the clean one. With
+  `desideratum="both"` they are one objective (`docs/paper.md`). Answers are not negative, and the
+  first digits of y are balanced. Only the first token of an answer is scored; no example has two
+  answers that begin with the same token.
 """
 
 from __future__ import annotations
@@ -17,7 +26,9 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from operator import add, sub
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,14 +36,21 @@ from tracekit._util.options import check_int
 from tracekit.data.prompts import OnMismatch, PromptPairs, published_pairs
 from tracekit.data.templates import make_filler
 from tracekit.data.tokenization import Encode, make_encoder, require_tokenizer
-from tracekit.errors import ConfigError
+from tracekit.demo import rows as demo_rows
+from tracekit.errors import ConfigError, PairsError
 
 WORDS: dict[str, Any] = json.loads(Path(__file__).with_name("words.json").read_text("utf-8"))
 FEMALE, MALE = WORDS["female"], WORDS["male"]
 IOIWording = Literal["default", "friends", "argument", "discovery", "surprise", "colleagues"]
 YearWording = Literal["default", "beginning", "historians", "museum", "diary", "witnesses"]
 PronounWording = Literal["default", "reason", "letter", "question", "news", "moment"]
+Desideratum = Literal["value", "operation", "both"]
+BindingWording = Literal["paper", "code", "sentence", "let", "question", "reverse", "letters"]
 _CENTURIES, _EARLY, _LATER, _TENS = range(11, 19), 1, range(2, 99), range(1, 9)
+_OPERATIONS = {"+": add, "-": sub}
+_VALUES = range(10, 100)
+_MOST_QUESTIONS = 4000
+"""Questions drawn for an example before giving up."""
 
 
 def load_ioi(
@@ -165,3 +183,110 @@ def _splits(encode: Encode, century: int, year: int, by_digit: bool) -> bool:
     if by_digit:
         return whole[: len(begins)] == begins and len(whole) == len(begins) + 2
     return whole == begins + encode(str(century), f"{year:02d}")
+
+
+def load_variable_binding(
+    model: Any,
+    *,
+    desideratum: Desideratum = "both",
+    weights: tuple[float, float] = (5.0, 1.0),
+    wording: BindingWording = "paper",
+    split: Literal["train", "test"] = "train",
+    n: int = 50,
+    seed: int = 0,
+    prepend_bos: bool | None = None,
+    on_mismatch: OnMismatch = "error",
+) -> PromptPairs:
+    """Makes examples: the same ones for the same seed, others for the test split.
+
+    There are `n` examples of each desideratum; `weights` are those of the two in their sum. The
+    published Llama scripts prepend BOS.
+    """
+    check_int("n", n)
+    parts = []
+    for part in ("value", "operation") if desideratum == "both" else (desideratum,):
+        # Both splits come from one draw without repetitions, which keeps them disjoint.
+        drawn = _balanced_rows(random.Random(f"{part} {seed}"), part, wording, 2 * n, model)
+        parts.append(drawn[("train", "test").index(split) :: 2])
+    rows = _interleave_parts(parts, weights)
+    name = f"variable-binding{'' if desideratum == 'both' else f'-{desideratum}'}-{split}"
+    pairs = published_pairs(rows, model, name, prepend_bos, on_mismatch)
+    # Continuations are cut to their first token.
+    cut = (
+        replace(pair, x_ids=pair.x_ids[:1], y_ids=pair.y_ids and pair.y_ids[:1]) for pair in pairs
+    )
+    return replace(pairs, pairs=tuple(cut))
+
+
+def load_demo_binding(
+    model: Any,
+    *,
+    desideratum: Desideratum = "value",
+    weights: tuple[float, float] = (5.0, 1.0),
+    on_mismatch: OnMismatch = "error",
+) -> PromptPairs:
+    """Questions to the embedded model; arguments are as in `load_variable_binding`."""
+    kinds = {"value": ("binding",), "operation": ("operations",), "both": ("binding", "operations")}
+    parts = [demo_rows(name) for name in kinds[desideratum]]
+    name = f"demo-binding{'' if desideratum == 'value' else f'-{desideratum}'}"
+    return published_pairs(_interleave_parts(parts, weights), model, name, None, on_mismatch)
+
+
+def _interleave_parts(
+    parts: Sequence[Sequence[Mapping[str, Any]]], weights: Sequence[float]
+) -> list[dict[str, Any]]:
+    """Interleaves the rows of equally long parts, each with the weight of its part."""
+    if len(parts) == 1:
+        return [dict(row) for row in parts[0]]
+    return [
+        {**row, "weight": weight}
+        for rows in zip(*parts, strict=True)
+        for row, weight in zip(rows, weights, strict=True)
+    ]
+
+
+def _balanced_rows(
+    rng: random.Random, part: str, wording: str, count: int, model: Any
+) -> list[dict[str, str]]:
+    """`count` different rows of a desideratum; the first digits of y are equally frequent."""
+    encode = make_encoder(require_tokenizer(model))
+    rows: list[dict[str, str]] = []
+    for index in range(count):
+        # Two neighbours, one for each split, have the same first digit.
+        digit = str(1 + index // 2 % 9)
+        for _ in range(_MOST_QUESTIONS):
+            row = _question_row(rng, part, wording)
+            if row is None or row in rows or not row["y"].lstrip().startswith(digit):
+                continue
+            x, y = (encode(row["prompt"], row[side]) for side in ("x", "y"))
+            if x[:1] != y[:1]:
+                rows.append(row)
+                break
+        else:
+            raise PairsError(
+                "The tokenizer begins all answers to variable-binding questions with the same "
+                "token, so their first tokens cannot tell them apart. Use wording='code', whose "
+                "prompts end with a space, or another model."
+            )
+    return rows
+
+
+def _question_row(rng: random.Random, part: str, wording: str) -> dict[str, str] | None:
+    if part == "value":
+        op = new_op = rng.choice(list(_OPERATIONS))
+        a, new_a, b = (rng.choice(_VALUES) for _ in range(3))
+    else:
+        op, new_op = rng.sample(list(_OPERATIONS), 2)
+        a, b = (rng.choice(_VALUES) for _ in range(2))
+        new_a = a
+    clean, changed = _OPERATIONS[op](a, b), _OPERATIONS[new_op](new_a, b)
+    if min(clean, changed) < 0 or clean == changed:
+        return None
+    prompt, answer = WORDS["variable-binding"][wording]
+    x, y = (clean, changed) if part == "value" else (changed, clean)
+    return {
+        "prompt": prompt.format(a=a, b=b, op=op),
+        "counterfactual": prompt.format(a=new_a, b=b, op=new_op),
+        "x": answer.format(x),
+        "y": answer.format(y),
+    }

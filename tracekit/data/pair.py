@@ -24,9 +24,7 @@ TEXT_KEYS = frozenset(_TEXTS)
 """Keys of a row of text, beside `weight`, `group` and the token sets."""
 SET_KEYS = frozenset({"x_set", "y_set"})
 """Keys of a row of text that hold lists of texts."""
-SPAN_KEYS = frozenset({"spans", "counterfactual_spans"})
-"""Keys of a row that hold mappings."""
-OWN_KEYS = frozenset({"weight", "group"}) | SPAN_KEYS
+OWN_KEYS = frozenset({"weight", "group", "spans", "counterfactual_spans"})
 """Keys of rows of both kinds."""
 _OWN_IDS = ("prompt_ids", "x_ids", "y_ids", "x_set_ids", "y_set_ids")
 """Keys of a row of token ids that hold tokens of the example itself."""
@@ -311,38 +309,36 @@ def pair_from_ids(number: int, row: Mapping[str, Any]) -> PromptPair:
             f"The weight of example {number} is {short_repr(row['weight'])}. "
             "Weights must be positive numbers; leave out what is to count for nothing."
         )
-    pair = PromptPair(
-        **ids,
-        counterfactual=counterfactual,
-        texts=texts or None,
-        weight=weight,
-        group=parse_group(row.get("group"), number),
-    )
-    if row.get("counterfactual_spans") is not None and (
-        row.get("spans") is None or not isinstance(counterfactual, PromptCounterfactual)
+    group = parse_group(row.get("group"), number)
+    spans, others = row.get("spans"), row.get("counterfactual_spans")
+    if others is not None and (
+        spans is None or not isinstance(counterfactual, PromptCounterfactual)
     ):
         raise PairsError(
             f"Example {number} has counterfactual_spans, and no spans or no counterfactual prompt "
             "that they could be of. Give both."
         )
-    return pair if row.get("spans") is None else _add_spans(pair, row, number)
-
-
-def _add_spans(pair: PromptPair, row: Mapping[str, Any], number: int) -> PromptPair:
-    spans = parse_spans(row["spans"], len(pair.prompt_ids), number)
-    if row.get("counterfactual_spans") is None:
-        return replace(pair, spans=spans)
-    others = row["counterfactual_spans"]
-    others = parse_spans(others, len(pair.counterfactual_ids), number, "counterfactual")
-    lengths, other_lengths = (
-        {name: len(positions) for name, positions in each.items()} for each in (spans, others)
-    )
-    if lengths != other_lengths:
-        raise PairsError(
-            f"The spans of example {number} have {lengths} tokens, and {other_lengths} in the "
-            "counterfactual. Give both the same ones: spans of equal length are exchanged."
+    if spans is not None:
+        spans = parse_spans(spans, len(ids["prompt_ids"]), number)
+    if spans is not None and others is not None:
+        others = parse_spans(others, len(read["counterfactual_ids"]), number, "counterfactual")
+        lengths, other_lengths = (
+            {name: len(positions) for name, positions in each.items()} for each in (spans, others)
         )
-    return replace(pair, spans=spans, counterfactual_spans=others)
+        if lengths != other_lengths:
+            raise PairsError(
+                f"The spans of example {number} have {lengths} tokens, and {other_lengths} in the "
+                "counterfactual. Give both the same ones: spans of equal length are exchanged."
+            )
+    return PromptPair(
+        **ids,
+        counterfactual=counterfactual,
+        spans=spans,
+        counterfactual_spans=others,
+        texts=texts or None,
+        weight=weight,
+        group=group,
+    )
 
 
 def check_mappings(rows: object) -> list[Mapping[str, Any]]:
@@ -410,19 +406,6 @@ def split_by_span(pairs: Iterable[PromptPair], only: str | None) -> tuple[Prompt
     return tuple(split)
 
 
-def split_by_position(pairs: Sequence[PromptPair], names: Sequence[str]) -> tuple[PromptPair, ...]:
-    """The pairs with a span of each name for every position; refuses prompts of other lengths."""
-    for number, pair in enumerate(pairs):
-        if {len(pair.prompt_ids), len(pair.counterfactual_ids)} != {len(names)}:
-            raise PairsError(
-                f"Example {number} ({pair.describe()}) has {len(pair.prompt_ids)} tokens, and "
-                f"there are {len(names)} positions to tell apart. Give prompts of one length, "
-                "or name spans, and use split_by='span'."
-            )
-    spans = {name: (position,) for position, name in enumerate(names)}
-    return tuple(replace(pair, spans=spans, counterfactual_spans=None) for pair in pairs)
-
-
 def parse_group(group: object, number: int) -> str | None:
     """The group of an example as text; converts numbers."""
     if group is None or isinstance(group, str) or is_int(group):
@@ -437,21 +420,6 @@ def parse_group(group: object, number: int) -> str | None:
             "keep_default_na=False."
         )
     raise PairsError(text)
-
-
-def set_groups(
-    pairs: Sequence[PromptPair], groups: Sequence[str | int | None]
-) -> tuple[PromptPair, ...]:
-    """The pairs with other groups; errors as in `PromptPairs.grouped`."""
-    if len(groups) != len(pairs):
-        raise PairsError(
-            f"{len(groups)} groups were given for {len(pairs)} pairs. Give the group of each "
-            "pair, in their order."
-        )
-    labels = [parse_group(group, number) for number, group in enumerate(groups)]
-    regrouped = tuple(replace(pair, group=label) for pair, label in zip(pairs, labels, strict=True))
-    check_groups(regrouped)
-    return regrouped
 
 
 def check_groups(pairs: Sequence[PromptPair]) -> None:

@@ -222,21 +222,15 @@ def answer_texts(pair: PromptPair) -> tuple[str, str]:
     return texts.get("x", str([*pair.x_ids])), texts.get("y", str([*(pair.y_ids or ())]))
 
 
-def _color_of(*, is_good: bool, is_fair: bool) -> Color:
-    if is_good:
-        return "green"
-    return "yellow" if is_fair else "red"
-
-
 def _check_task(pairs: Sequence[PromptPair], table: pd.DataFrame) -> _Line:
     n, compared = len(table), table["p_y"].notna()
     shown = f"Median probability of x {table['p_x'].median():.3g}"
     if not compared.any():
         median = table["p_x"].median()
-        color = _color_of(is_good=median >= 0.1, is_fair=median >= 0.01)
+        color = "green" if median >= 0.1 else "yellow" if median >= 0.01 else "red"
         return color, f"{shown}; there is no y to compare with."
     count, of = int(table["prefers_x"][compared].sum()), int(compared.sum())
-    color = _color_of(is_good=count >= 0.75 * of, is_fair=count > 0.5 * of)
+    color: Color = "green" if count >= 0.75 * of else "yellow" if count > 0.5 * of else "red"
     bias, advice = describe_bias(pairs, table["prefers_x"]), ""
     if color == "green" and table["p_x"].median() < _LOW_PROBABILITY:
         color, advice = "yellow", " That is low: the model hardly says x at all."
@@ -262,22 +256,18 @@ def _check_forms(
     sequences = [sequence for *_, given, other in forms for sequence in (*given, *other)]
     if not sequences:
         return {}
-    means = _mean_probabilities(sequences, model, False)
-    lengths = [len(ids) for _, ids in sequences]
-    probabilities = iter(means ** np.array(lengths))
-    by_part: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for part, form, given, other in forms:
-        p_given = sum(next(probabilities) for _ in given)
-        p_other = sum(next(probabilities) for _ in other)
-        by_part.setdefault(part, defaultdict(list))[form].append((p_given, p_other))
-    lines: dict[str, _Line] = {}
-    for part, by_form in by_part.items():
-        line = _compare_forms(part, by_form, tokenizer)
-        if part == "x":
-            lines["form"] = line
-        elif line[0] != "green":
-            lines[f"form-of-{part}"] = line
-    return lines
+    lengths = np.array([len(ids) for _, ids in sequences])
+    probabilities = iter(_mean_probabilities(sequences, model, False) ** lengths)
+    by_part: dict[str, dict[str, list[Any]]] = {}
+    for part, form, *both in forms:
+        sums = tuple(sum(next(probabilities) for _ in each) for each in both)
+        by_part.setdefault(part, defaultdict(list))[form].append(sums)
+    lines = {part: _compare_forms(part, each, tokenizer) for part, each in by_part.items()}
+    return {
+        "form" if part == "x" else f"form-of-{part}": line
+        for part, line in lines.items()
+        if part == "x" or line[0] != "green"
+    }
 
 
 def _compare_forms(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -29,8 +29,7 @@ from tracekit.data.pair import (
     draw_tokens,
     identify_by_prompt,
     pairs_from_ids,
-    set_groups,
-    split_by_position,
+    parse_group,
     split_by_span,
     split_disjoint,
     warn_of_groups,
@@ -128,9 +127,6 @@ class PromptPairs(Sequence[PromptPair]):
             raise PairsError(f"{text} Give a number, a slice or a list of numbers.")
         return self.subset(numbers)
 
-    def __iter__(self) -> Iterator[PromptPair]:
-        return iter(self.pairs)
-
     def subset(self, indices: Sequence[int]) -> PromptPairs:
         """The pairs at `indices`, in that order."""
         origin = self.origin
@@ -147,7 +143,15 @@ class PromptPairs(Sequence[PromptPair]):
         Raises:
             PairsError: Not as many labels as pairs, or one label for all of them.
         """
-        return replace(self, pairs=set_groups(self.pairs, groups))
+        if len(groups) != len(self):
+            raise PairsError(
+                f"{len(groups)} groups were given for {len(self)} pairs. Give the group of each "
+                "pair, in their order."
+            )
+        labels = [parse_group(group, number) for number, group in enumerate(groups)]
+        pairs = tuple(replace(p, group=label) for p, label in zip(self, labels, strict=True))
+        check_groups(pairs)
+        return replace(self, pairs=pairs)
 
     def reversed(self) -> PromptPairs:
         """The pairs with prompts and counterfactuals exchanged: what denoising starts from.
@@ -186,8 +190,8 @@ class PromptPairs(Sequence[PromptPair]):
                 "same prompts, and groups, stay in one part."
             )
         parts = self.subset(first), self.subset(rest)
-        for part, name in zip(parts, ("first", "second"), strict=True):
-            warn_of_groups(part, f" of the {name} part")
+        warn_of_groups(parts[0], " of the first part")
+        warn_of_groups(parts[1], " of the second part")
         return parts
 
     def by_span(self, only: str | None = None) -> PromptPairs:
@@ -201,7 +205,16 @@ class PromptPairs(Sequence[PromptPair]):
             PairsError: The prompts have several lengths, or another one than there are names.
         """
         names = position_names([pair.prompt_ids for pair in self]) if names is None else names
-        return replace(self, pairs=split_by_position(self.pairs, names), is_split=True)
+        for number, pair in enumerate(self):
+            if {len(pair.prompt_ids), len(pair.counterfactual_ids)} != {len(names)}:
+                raise PairsError(
+                    f"Example {number} ({pair.describe()}) has {len(pair.prompt_ids)} tokens, and "
+                    f"there are {len(names)} positions to tell apart. Give prompts of one length, "
+                    "or name spans, and use split_by='span'."
+                )
+        spans = {name: (position,) for position, name in enumerate(names)}
+        pairs = tuple(replace(pair, spans=spans, counterfactual_spans=None) for pair in self)
+        return replace(self, pairs=pairs, is_split=True)
 
     @property
     def span_names(self) -> tuple[str, ...]:

@@ -13,16 +13,7 @@ from typing import Any, get_args
 
 from tracekit._util.arguments import check_arguments
 from tracekit._util.options import check_names, convert
-from tracekit.data import (
-    demo,
-    factual_recall,
-    from_file,
-    generated,
-    professions,
-    variable_binding,
-    winobias,
-    winogender,
-)
+from tracekit.data import factual_recall, from_file, gender_bias, generated
 from tracekit.data.prompts import DataOrigin, PromptPairs
 from tracekit.errors import ConfigError, DataFormatError, UnknownNameError
 from tracekit.models import HookedModel, load_model
@@ -57,19 +48,19 @@ class Dataset:
 
 
 _LOADERS: Mapping[str, Callable[..., PromptPairs]] = {
-    "demo-bias": partial(demo.load, "bias"),
-    "demo-professions": partial(demo.load, "professions"),
-    "demo-facts": demo.load_facts,
-    "demo-binding": demo.load_binding,
-    "winobias": winobias.load,
-    "winogender": winogender.load,
-    "professions": professions.load,
+    "demo-bias": partial(gender_bias.load_demo, "bias"),
+    "demo-professions": partial(gender_bias.load_demo, "professions"),
+    "demo-facts": factual_recall.load_demo,
+    "demo-binding": generated.load_demo_binding,
+    "winobias": gender_bias.load_winobias,
+    "winogender": gender_bias.load_winogender,
+    "professions": gender_bias.load_professions,
     "counterfact": factual_recall.load_counterfact,
     "known-facts": factual_recall.load_known,
     "ioi": generated.load_ioi,
     "greater-than": generated.load_greater_than,
     "gendered-pronouns": generated.load_gendered_pronouns,
-    "variable-binding": variable_binding.load,
+    "variable-binding": generated.load_variable_binding,
 }
 _FACTS = json.loads(Path(__file__).with_name("datasets.json").read_text(encoding="utf-8"))
 DATASETS: Mapping[str, Dataset] = {

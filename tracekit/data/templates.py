@@ -187,7 +187,11 @@ class Template:
                 used.append((group, group.draw(rng, values.values(), 0)))
                 values |= zip(group.names, used[-1][1], strict=True)
         prompt = fill(self.prompts[turn], values)
-        self._check_one_token(prompt, values)
+        for span, (first, stop) in prompt.spans.items():
+            name = span if span in values else span.rstrip("0123456789")
+            if name in self._short and stop - first != 1:
+                reason = f"{values[name]!r} in {name!r} is {stop - first} tokens instead of one"
+                raise _Unusable(reason, [name])
         row: dict[str, Any] = {"prompt": prompt.raw, "spans": prompt.spans}
         n_own, other = len(used), None
         n_choices = prod(len(group.rows) for group in rest) if self._others else 0
@@ -215,14 +219,6 @@ class Template:
             if answers:
                 row[part] = answers if part.endswith("_set") else answers[0]
         return row
-
-    def _check_one_token(self, prompt: _FilledPrompt, values: Mapping[str, str]) -> None:
-        """Drops an example if a field of one token has a value of several."""
-        for span, (first, stop) in prompt.spans.items():
-            name = span if span in values else span.rstrip("0123456789")
-            if name in self._short and stop - first != 1:
-                reason = f"{values[name]!r} in {name!r} is {stop - first} tokens instead of one"
-                raise _Unusable(reason, [name])
 
 
 def _make_group(names: Any, rows: Sequence[Any]) -> _FieldGroup:

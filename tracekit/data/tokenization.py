@@ -7,7 +7,7 @@ from typing import Any
 
 from tracekit._util.options import join_first, short_repr
 from tracekit._util.warn import warn
-from tracekit.data.chat import ChatTemplate, last_message_text
+from tracekit.data.chat import ChatTemplate
 from tracekit.data.pair import SET_KEYS, TEXT_KEYS, check_keys, check_mappings, count_shared
 from tracekit.data.spans import Region, spans_from_text
 from tracekit.errors import DataWarning, PairsError, UnsupportedModelError
@@ -153,7 +153,8 @@ def encode_rows(
                 spans = row.get(key)
                 if isinstance(spans, Mapping) and any(isinstance(s, str) for s in spans.values()):
                     regions[part] = writer.locate_messages(given, text, number)
-                texts[-1][part] = last_message_text(given)
+                # Tables and messages show the last message of a chat.
+                texts[-1][part] = given if isinstance(given, str) else str(given[-1]["content"])
                 row = {**row, part: text}
         encoded.append(_encode_row(row, number, tokenizer, encode, bos, regions))
     if warn:

@@ -7,12 +7,11 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from threading import RLock, get_ident
+from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -22,8 +21,8 @@ from torch import Tensor
 from tracekit._util.files import json_digest
 from tracekit._util.threads import limit_threads
 from tracekit.errors import ConfigError, UnsupportedModelError
-from tracekit.models import passes
 from tracekit.models.architectures import SCORED_HOOKS, make_patterns_editable, residual_hook
+from tracekit.models.passes import ModelUse
 
 _LIBRARIES = ("tracekit", "transformer_lens", "transformers", "accelerate", "peft", "torch")
 """Packages whose hooks are part of a model."""
@@ -34,11 +33,7 @@ _HOOKS = [
 ]
 """Attributes that hold hooks, of modules and of parameters."""
 _SAMPLED = 8
-_registering = threading.Lock()
-_RUNS_ELSEWHERE = (
-    "The model runs in another thread while it is traced, where hooks would act in its passes too. "
-    "Let one end before the other begins, or give the other thread a copy of the model."
-)
+_registering = Lock()
 
 Hook = tuple[str, Callable[..., Tensor]]
 """Name of a hook point, and a function from its activation to what replaces it."""
@@ -314,45 +309,6 @@ def _freeze_modules(model: HookedModel) -> Iterator[None]:
             parameter.requires_grad_(True)
         for module in in_training:
             module.training = True
-
-
-class ModelUse:
-    """Records which threads run a model, so that one thread at a time can have it alone."""
-
-    def __init__(self) -> None:
-        """Starts without a thread."""
-        self._lock, self._owner = RLock(), 0
-        self._running: set[int] = set()
-
-    def __reduce__(self) -> tuple[type[ModelUse], tuple[()]]:
-        # A copy of a model is used apart from it.
-        return ModelUse, ()
-
-    @contextmanager
-    def run_alone(self) -> Iterator[None]:
-        """Within the block, passes of other threads are refused; other blocks wait for its end."""
-        with self._lock:
-            before, self._owner = self._owner, get_ident()
-            try:
-                alive = {thread.ident for thread in threading.enumerate()}
-                if self._running & alive - {self._owner}:
-                    raise ConfigError(_RUNS_ELSEWHERE)
-                yield
-            finally:
-                self._owner = before
-
-    def begin_pass(self, _module: Any, _args: Any, arguments: Mapping[str, Any]) -> None:
-        """Called before a pass with these arguments."""
-        # Recorded first, so that a thread that takes the model alone sees it.
-        self._running.add(get_ident())
-        if self._owner not in (0, get_ident()):
-            raise ConfigError(_RUNS_ELSEWHERE)
-        passes.begin_pass(arguments)
-
-    def end_pass(self, *_: Any) -> None:
-        """Called after a pass, even if it failed."""
-        self._running.discard(get_ident())
-        passes.end_pass()
 
 
 def get_model_use(model: HookedModel) -> ModelUse:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from copy import deepcopy
+from functools import partial
 from importlib import import_module
 from inspect import signature
 from itertools import chain, repeat
+from operator import methodcaller
 from pathlib import Path
 from threading import RLock
+from types import FunctionType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import transformers
@@ -32,22 +37,20 @@ from tracekit.errors import (
 from tracekit.models import hooked, verification
 from tracekit.models.checkpoint import ADAPTER, Checkpoint, checkpoint_dtype, locate
 from tracekit.models.gguf import GGUFModel
-from tracekit.models.given import (
-    computes_weights,
-    copy_around_weights,
-    find_hugging_face_model,
-    unwrap,
-    unwrap_first,
-)
 from tracekit.models.hooked import HookedModel
 from tracekit.models.tokenizers import give_tokenizer
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
 _SMALL_MODEL = 8 * 2**30
 """Bytes assumed to be free where the system does not report them."""
-AUTO = "auto"
-"""float32 where it fits into memory, else the dtype that a checkpoint names."""
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_MERGED = 3e-5
+"""Share of the largest logit by which merging weights in float32 may change one."""
+_DTYPES = {
+    "auto": None,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 _loading = RLock()
 """Held while files are read: transformers changes torch for all threads meanwhile."""
 
@@ -146,7 +149,7 @@ def _load_from_files(
             given, base = _load_adapter(files, dtype, device)
             loader.reference = verification.record_reference(given, name)
             again = (_load_adapter(files, dtype, device)[0] for _ in repeat(None))
-            loader.model = unwrap_first(chain([given], again), loader.reference, name)
+            loader.model = _unwrap_first(chain([given], again), loader.reference, name)
             tokenizer = tokenizer or _load_tokenizer(folder, options)
             tokenizer = tokenizer or _load_tokenizer(base, options)
             model = _wrap_model(name, loader.model, tokenizer, options, loader)
@@ -207,12 +210,10 @@ def _as_device(device: str | torch.device | None, options: Mapping[str, Any]) ->
 
 
 def _as_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    if dtype is None or dtype == AUTO:
-        return None
-    if isinstance(dtype, torch.dtype):
+    if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
     if dtype not in _DTYPES:
-        raise ConfigError(f"Unknown dtype {dtype!r}. Use one of {', '.join((AUTO, *_DTYPES))}.")
+        raise ConfigError(f"Unknown dtype {dtype!r}. Use one of {', '.join(_DTYPES)}.")
     return _DTYPES[dtype]
 
 
@@ -256,7 +257,7 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _load_from_memory(given: Any, tokenizer: Any, options: Mapping[str, Any]) -> HookedModel:
-    given, bare = find_hugging_face_model(given)
+    given, bare = _find_hugging_face_model(given)
     if isinstance(bare, HookedModel):
         return bare
     if bare.base_model is bare and bare.get_output_embeddings() is None:
@@ -268,16 +269,124 @@ def _load_from_memory(given: Any, tokenizer: Any, options: Mapping[str, Any]) ->
     with _loading_errors(name):
         loader = verification.Loader(name)
         loader.reference = verification.record_reference(given, name)
-        loader.model = unwrap(given, loader.reference, name)
+        loader.model = _unwrap(given, loader.reference, name)
         loader.changes = verification.find_changes(loader.model)
         if loader.changes:
             # A small change is less than what 16 bits round.
             loader.float32_reference = verification.record_float32_reference(loader.model, name)
-        wrapped = _wrap_model(name, copy_around_weights(loader.model), tokenizer, options, loader)
-    if loader.reference is not None and (loader.changes or computes_weights(loader.model)):
-        # Models with equal parameters may still compute different outputs.
-        wrapped.cfg.tracekit_logits = loader.reference.rounded
+        wrapped = _wrap_model(name, _copy_around_weights(loader.model), tokenizer, options, loader)
+    # The weights of a pruned model, say, are computed from other tensors before each pass.
+    modules = loader.model.modules()
+    are_computed = any(isinstance(v, Tensor) for each in modules for v in vars(each).values())
+    if loader.reference is not None and (loader.changes or are_computed):
+        # Models with equal parameters may still compute different outputs. A few logits after the
+        # last token tell them apart, with so few digits that no rounding is left.
+        logits = loader.reference.logits[-1, :8].tolist()
+        wrapped.cfg.tracekit_logits = tuple(f"{logit:.3g}" for logit in logits)
     return wrapped
+
+
+def _find_hugging_face_model(given: Any) -> tuple[Any, Any]:
+    """Finds the Hugging Face or hooked model inside of a model; returns both."""
+    if not isinstance(given, torch.nn.Module):
+        # What is compiled twice is a function around the forward of a compiled module.
+        given = getattr(getattr(given, "_torchdynamo_orig_callable", None), "__self__", given)
+    inside = given
+    while not isinstance(inside, HookedModel | transformers.PreTrainedModel):
+        within = _inner_model(inside) if isinstance(inside, torch.nn.Module) else None
+        if within is None:
+            raise UnknownModelError(
+                f"Cannot trace a {type(inside).__name__}. Give a name, a directory, a Hugging Face "
+                "model, a TransformerBridge or a HookedTransformer."
+            )
+        inside = within
+    return given, inside
+
+
+def _inner_model(model: Any) -> Any:
+    """The model that torch.compile or PEFT wrapped in a module; None for other modules."""
+    inside = verification.get_uncompiled(model)
+    if inside is None and hasattr(model, "get_base_model"):
+        return model.get_base_model()
+    return model.model if inside is None and hasattr(model, "merge_and_unload") else inside
+
+
+def _unwrap(given: Any, reference: verification.Reference | None, name: object) -> Any:
+    """A plain Hugging Face model that computes what a compiled or adapted model computes."""
+    model = given
+    while not isinstance(model, transformers.PreTrainedModel):
+        is_compiled = verification.get_uncompiled(model) is not None
+        copies = repeat(model) if is_compiled else map(deepcopy, repeat(model))
+        model = _unwrap_first(copies, reference, name)
+    return model
+
+
+def _unwrap_first(
+    copies: Iterator[Any], reference: verification.Reference | None, name: object
+) -> Any:
+    """The model inside of the first copy whose logits equal those of the wrapped model.
+
+    Adapters are merged, or taken out if they are off, unless that changes the logits, as it does
+    where weights have 16 bits or fewer: then they stay.
+    """
+    copy = next(copies)
+    kind = type(copy).__name__
+    if reference is None:
+        return _inner_model(copy)
+    has_adapters = hasattr(copy, "merge_and_unload") and verification.get_uncompiled(copy) is None
+    ways: list[Callable[[Any], Any]] = [_inner_model]
+    if has_adapters and hooked.is_exact(copy):
+        ways = [methodcaller("merge_and_unload"), methodcaller("unload"), _inner_model]
+    for take in ways:
+        with suppress(AttributeError, NotImplementedError, TypeError, ValueError):
+            model = take(copy)
+            difference, largest = verification.logit_gap(
+                reference, verification.get_logits(model, reference.tokens)
+            )
+            if difference <= _MERGED * largest:
+                return model
+        if take is not ways[-1]:
+            copy = next(copies)
+    raise UnsupportedModelError(
+        f"{name} computes other logits without the {kind} around it, which adds something of its "
+        "own, such as virtual tokens or a hook. TransformerLens would leave that out. Give the "
+        "model inside, or put the change into its layers."
+    )
+
+
+def _copy_around_weights(model: Any) -> Any:
+    """A copy of a model's modules around the same weights, not compiled.
+
+    The model itself where a function replaces the forward of a module, as accelerate's hooks do.
+    """
+    own = [
+        vars(each).get("forward")
+        for each in model.modules()
+        if verification.get_uncompiled(each) is None
+    ]
+    if any(isinstance(forward, FunctionType | partial) for forward in own):
+        return model
+    tensors = [
+        value
+        for module in model.modules()
+        for part in (module._parameters, module._buffers, vars(module))
+        for value in part.values()
+        if isinstance(value, Tensor)
+    ]
+    copy = deepcopy(model, {id(tensor): _share_memory(tensor) for tensor in tensors})
+    for module in copy.modules():
+        module._compiled_call_impl = None
+        for name, part in module._modules.items():
+            if part is not None:
+                module._modules[name] = part._modules.get("_orig_mod", part)
+    return copy
+
+
+def _share_memory(tensor: Tensor) -> Tensor:
+    """Another tensor with the same memory; returns quantised weights, which have more state."""
+    if type(tensor) is torch.nn.Parameter:
+        return torch.nn.Parameter(tensor.detach(), requires_grad=False)
+    return tensor.detach() if type(tensor) is Tensor else tensor
 
 
 def _load_adapter(files: Checkpoint, dtype: torch.dtype | None, device: Any) -> tuple[Any, Path]:

@@ -1,22 +1,29 @@
-"""Which tokens a pass of a model reads, for hooks, which see activations only.
+"""Passes of a model: the thread that runs it, and which tokens a pass reads.
 
-A pass of a generation goes on from a cache of keys and values: it may read the prompt, a part of
-it, or one new token. The model's own call says which, shapes do not.
+Hooks see activations only. A pass of a generation goes on from a cache of keys and values: it may
+read the prompt, a part of it, or one new token. The model's own call says which, shapes do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from threading import RLock, get_ident
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tracekit.errors import UnsupportedModelError
+from tracekit.errors import ConfigError, UnsupportedModelError
 
+_RUNS_ELSEWHERE = (
+    "The model runs in another thread while it is traced, where hooks would act in its passes too. "
+    "Let one end before the other begins, or give the other thread a copy of the model."
+)
 _CACHES = ("past_key_values", "past_kv_cache_entry", "cache_params")
 """Arguments that bring a cache to a pass; a block of a HookedTransformer gets its own part."""
 
@@ -48,20 +55,50 @@ class Pass:
 _RUNNING: ContextVar[Pass | None] = ContextVar("tracekit_pass", default=None)
 
 
-def begin_pass(arguments: Mapping[str, Any]) -> None:
-    """Records that a pass of a model, or of a block, begins with these arguments."""
-    given = [arguments[name] for name in _CACHES if arguments.get(name) is not None]
-    ids = arguments.get("position_ids")
-    if ids is not None:
-        # If each token has several numbers (time, height, width), the first is its place in a text.
-        ids = ids[0] if ids.ndim == 3 else ids.reshape(-1, ids.shape[-1])
-    n_before = _count_cached(given[0], arguments) if given else 0
-    _RUNNING.set(None if n_before is None else Pass(n_before, ids))
+class ModelUse:
+    """Records which threads run a model, so that one thread at a time can have it alone."""
 
+    def __init__(self) -> None:
+        """Starts without a thread."""
+        self._lock, self._owner = RLock(), 0
+        self._running: set[int] = set()
 
-def end_pass() -> None:
-    """Records that the pass is over."""
-    _RUNNING.set(None)
+    def __reduce__(self) -> tuple[type[ModelUse], tuple[()]]:
+        # A copy of a model is used apart from it.
+        return ModelUse, ()
+
+    @contextmanager
+    def run_alone(self) -> Iterator[None]:
+        """Within the block, passes of other threads are refused; other blocks wait for its end."""
+        with self._lock:
+            before, self._owner = self._owner, get_ident()
+            try:
+                alive = {thread.ident for thread in threading.enumerate()}
+                if self._running & alive - {self._owner}:
+                    raise ConfigError(_RUNS_ELSEWHERE)
+                yield
+            finally:
+                self._owner = before
+
+    def begin_pass(self, _module: Any, _args: Any, arguments: Mapping[str, Any]) -> None:
+        """Called before a pass of the model, or of a block, with these arguments."""
+        # Recorded first, so that a thread that takes the model alone sees it.
+        self._running.add(get_ident())
+        if self._owner not in (0, get_ident()):
+            raise ConfigError(_RUNS_ELSEWHERE)
+        caches = [arguments[name] for name in _CACHES if arguments.get(name) is not None]
+        ids = arguments.get("position_ids")
+        if ids is not None:
+            # If each token has several numbers (time, height, width), the first is its place in a
+            # text.
+            ids = ids[0] if ids.ndim == 3 else ids.reshape(-1, ids.shape[-1])
+        n_before = _count_cached(caches[0], arguments) if caches else 0
+        _RUNNING.set(None if n_before is None else Pass(n_before, ids))
+
+    def end_pass(self, *_: Any) -> None:
+        """Called after a pass, even if it failed."""
+        self._running.discard(get_ident())
+        _RUNNING.set(None)
 
 
 def _count_cached(cache: Any, arguments: Mapping[str, Any]) -> int | None:

@@ -49,11 +49,6 @@ class Reference:
     tokens: Int[Tensor, "row pos"]
     logits: Float[Tensor, "pos d_vocab"]
 
-    @property
-    def rounded(self) -> tuple[str, ...]:
-        """The first logits after the last token, with so few digits that no rounding is left."""
-        return tuple(f"{logit:.3g}" for logit in self.logits[-1, :_TOKENS].tolist())
-
 
 @dataclass(eq=False)
 class Loader:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tracekit._util.files import marker_file, remove_abandoned, remove_abandoned_locks
+from tracekit._util.files import marker_file, remove_leftovers
 from tracekit.errors import NoResultError, WorkerError
 from tracekit.runs.executors import Workers, make_workers
 from tracekit.runs.grid import part_of
@@ -72,7 +72,8 @@ def run_jobs(
     unique.sort(key=lambda job: names.index(job.model))
     root = output / RUN_FOLDERS
     root.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(root)
+    # Unfinished runs of killed processes never count.
+    remove_leftovers(root)
     outcomes: list[Run | Failure] = []
     if executor is not None or (processes or 1) > 1 or executor_options:
         root = Path(os.path.abspath(root))
@@ -81,7 +82,7 @@ def run_jobs(
         workers = make_workers(executor, processes, executor_options or {}, folder)
         with ExitStack() as last:
             # Workers may have been ended while they wrote.
-            last.callback(_remove_leftovers, root)
+            last.callback(remove_leftovers, root)
             last.callback(workers.close)
             mark = last.enter_context(marker_file(root))
             last.callback(workers.release_models, mark.name)
@@ -95,12 +96,6 @@ def run_jobs(
     if failures and len(failures) == len(outcomes):
         raise NoResultError(f"No run could be done. {failures[0].reason}")
     return outcomes
-
-
-def _remove_leftovers(root: Path) -> None:
-    """Removes what killed processes left in a store; their unfinished runs never count."""
-    remove_abandoned(root)
-    remove_abandoned_locks(root)
 
 
 @dataclass(eq=False)

@@ -23,10 +23,6 @@ from tracekit.runs.worker import WorkerReport, forget_models
 
 _DASK, _SUBMITIT = "dask://", "submitit://"
 _CLUSTERS = ("slurm", "local", "debug")
-_EXECUTOR_FORMS = (
-    f"{_DASK}HOST:PORT, {_SUBMITIT}slurm, {_SUBMITIT}local, or in Python a "
-    "concurrent.futures.Executor, a Dask client or a submitit executor"
-)
 _CONNECT_SECONDS = 10
 """How long a scheduler may take to answer."""
 _WORKER_SECONDS = 60
@@ -116,10 +112,8 @@ class FuturesExecutor(Workers):
             ) from error
 
 
-class _LocalProcesses(FuturesExecutor):
+class _LocalProcesses(Workers):
     """Processes of this machine, which end with this one."""
-
-    _advice = ""
 
     def __init__(self, processes: int) -> None:
         threads = max(1, allowed_threads() // processes)
@@ -334,4 +328,8 @@ def make_workers(
         return _SubmititWorkers(executor, jobs)
     if isinstance(executor, Executor):
         return FuturesExecutor(executor, jobs)
-    raise ConfigError(f"Unknown executor {short_repr(executor)}. Give {_EXECUTOR_FORMS}.")
+    raise ConfigError(
+        f"Unknown executor {short_repr(executor)}. Give {_DASK}HOST:PORT, {_SUBMITIT}slurm, "
+        f"{_SUBMITIT}local, or in Python a concurrent.futures.Executor, a Dask client or a "
+        "submitit executor."
+    )

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from socket import gethostname
 from threading import get_ident
@@ -83,9 +82,18 @@ class Worker:
                 return Run(job, folder)
             tracer = self._tracer_for_job(job, model, pairs)
             results = self._measure_job(job, tracer)
-            measured: dict[str, Any] = {}
-            if isinstance(results, TraceCurve):
-                measured = job.measure(results, partial(self._make_other_tracer, job, tracer))
+
+            def tracer_on(options: Mapping[str, Any], metric: MetricName) -> Tracer:
+                return Tracer(
+                    model,
+                    self._load_pairs(job, model, options),
+                    tracer.registry,
+                    metric,
+                    positions=tracer.setup.positions,
+                    max_batch_size=self.environment.max_batch_size,
+                )
+
+            is_search = isinstance(results, TraceCurve)
             info = RunInfo(
                 job=job,
                 weights=weights,
@@ -97,7 +105,7 @@ class Worker:
                 processes=self.processes,
                 threads=torch.get_num_threads(),
                 further=job.further,
-                measured=measured,
+                measured=job.measure(results, tracer_on) if is_search else {},
             )
             store.save_run(folder, info, results)
             return Run(job, folder, fresh=True)
@@ -165,19 +173,6 @@ class Worker:
             )
             self._tracer = (key, tracer)
         return self._tracer[1]
-
-    def _make_other_tracer(
-        self, job: Job, tracer: Tracer, options: Mapping[str, Any], metric: MetricName
-    ) -> Tracer:
-        """A tracer of the same components on other examples of the data set of a job."""
-        return Tracer(
-            tracer.model,
-            self._load_pairs(job, tracer.model, options),
-            tracer.registry,
-            metric,
-            positions=tracer.setup.positions,
-            max_batch_size=self.environment.max_batch_size,
-        )
 
 
 @contextmanager
