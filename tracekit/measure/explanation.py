@@ -45,7 +45,14 @@ from tracekit.measure.shapley import (
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.intervals import effect_interval
 from tracekit.results.of_set import OfMembers
-from tracekit.results.significance import RESOLUTION, PValues, p_text, p_values, zero_below_rounding
+from tracekit.results.significance import (
+    RESOLUTION,
+    PValues,
+    is_unsure,
+    p_text,
+    p_values,
+    zero_below_rounding,
+)
 from tracekit.search.base import PlannedPasses
 from tracekit.search.targets import require_gradient
 
@@ -305,7 +312,7 @@ class Explanation(OfMembers):
             below = f"{number_text(row, tested, '+.4g')}<br>{p_text(row)}"
             hover[j][i] = f"{pair}{context}: {below}"
             signed += [(j, i)] if row["significant"] else []
-            ringed += [(j, i)] if _is_unsure(row, tested) else []
+            ringed += [(j, i)] if is_unsure(row, tested) else []
         sizes = [abs(value) for row in cells for value in row if value is not None]
         drawn = PairMap(
             labels=labels,
@@ -332,7 +339,7 @@ class Explanation(OfMembers):
         """
         labels, tested = self.labels, self.tested_context
         rows = self.interactions.to_dict("records")
-        joined = [row for row in rows if row["significant"] or _is_unsure(row, tested)]
+        joined = [row for row in rows if row["significant"] or is_unsure(row, tested)]
         edges = [
             Edge(
                 first=labels.index(row["first"]),
@@ -375,11 +382,6 @@ def _drawn_members(table: pd.DataFrame) -> Members:
             for row in table.to_dict("records")
         ],
     )
-
-
-def _is_unsure(row: dict[Any, Any], name: str) -> bool:
-    """Whether the interval of a pair leaves out 0, but it is not significant."""
-    return not row["significant"] and (row[f"{name}_low"] > 0 or row[f"{name}_high"] < 0)
 
 
 def _sorted(frame: pd.DataFrame, column: str) -> pd.DataFrame:

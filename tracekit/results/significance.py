@@ -140,6 +140,12 @@ def p_text(row: Mapping[Any, Any]) -> str:
     return f"p = {row['p']:.2g}, q = {row['q']:.2g}, family-wise p = {row['p_family']:.2g}"
 
 
+def is_unsure(row: Mapping[Any, Any], name: str) -> bool:
+    """Whether the interval of a row of a table leaves out 0, but it is not significant."""
+    low, high = row.get(f"{name}_low", 0.0), row.get(f"{name}_high", 0.0)
+    return not row["significant"] and (low > 0 or high < 0)
+
+
 def q_values(p: Float[Tensor, " row"]) -> Float[Tensor, " row"]:
     """False discovery rates of p values (Benjamini and Hochberg); NaN where p is."""
     from scipy.stats import false_discovery_control
