@@ -22,6 +22,7 @@ from tracekit._util.options import check_max_loss
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
+from tracekit.data.pair import cluster_ids
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
@@ -195,13 +196,7 @@ class _Examples:
     @property
     def clusters(self) -> Int[Tensor, " example"]:
         """Number of the independent example that each is part of."""
-        numbered, first = [], 0
-        for engine in self.engines:
-            clusters = engine.pairs.clusters
-            clusters = torch.arange(engine.n_examples) if clusters is None else clusters
-            numbered.append(clusters + first)
-            first += engine.n_examples
-        return torch.cat(numbered).unique(return_inverse=True)[1]
+        return torch.tensor(cluster_ids([pair for each in self.engines for pair in each.pairs]))
 
     def alone(self, sets: Sequence[ComponentSet]) -> Float[Tensor, "set example"]:
         """What each set does by itself: the full effect less that of its complement (noising)."""

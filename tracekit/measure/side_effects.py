@@ -45,7 +45,7 @@ from tracekit.figures.charts import Strength, strengths
 from tracekit.figures.style import plain
 from tracekit.measure.evaluation import PlannedSets
 from tracekit.measure.question import Question, positions_of
-from tracekit.measure.random_sets import control_overlap, control_sets, n_controls
+from tracekit.measure.random_sets import control_overlap, control_sets, n_controls, share_reaching
 from tracekit.metrics import Bounds, Effects, Metric, MetricFunction, bounds_of
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval, resamples
@@ -95,9 +95,7 @@ class EffectOn(OverExamples):
         """
         if not len(self.controls):
             return float("nan")
-        # Sets that do the same differ by rounding.
-        hits = (self.control_strengths >= (1 - 1e-6) * self.strength).sum().item()
-        return (1 + hits) / (1 + len(self.controls))
+        return share_reaching(self.strength, self.control_strengths)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -96,9 +96,7 @@ class Faithfulness(InWords, Tabular):
         **labels: Any,
     ) -> Faithfulness:
         """Of measured effects: of sets, of all others, and of all components."""
-        faithful, complete = full - of_others, full - effects
-        if direction == "denoising":
-            faithful, complete = effects, of_others
+        faithful, complete = own_and_missing_effects(effects, of_others, full, direction)
         intervals = partial(ratio_interval, denominators=full, clusters=clusters)
         ends = row_intervals(effects, weights=weights, clusters=clusters, bounds=bounds_of(metric))
         return cls(
@@ -259,3 +257,8 @@ class Faithfulness(InWords, Tabular):
             both = [f"{n} {number_text(row, n)}" for n in ("faithfulness", "completeness")]
             lines.append(f"  {row['size']} components: {', '.join(both)}")
         return clean_text("\n".join(lines))
+
+
+def own_and_missing_effects(own: Any, others: Any, full: Any, direction: str) -> tuple[Any, Any]:
+    """What is left with a set alone and without it, of effects of the set and of all others."""
+    return (own, others) if direction == "denoising" else (full - others, full - own)
