@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -33,7 +34,6 @@ from tracekit.results.saved import all_results, is_several
 from tracekit.search import METHODS, LocalSearch
 from tracekit.search.base import config_of
 from tracekit.search.objectives import ObjectiveName
-from tracekit.search.targets import ConstraintEffect
 
 Anatomy = OfRun | Look
 Reported = Comparable | InteractionGrid | Anatomy | PromptPairs
@@ -120,22 +120,17 @@ def _grouped(given: Sequence[Reported]) -> list[_Group]:
         results = all_results(each)
         if not results:
             raise NoResultError(f"There is no result in {short_repr(each)}. Leave it out.")
-        group = next((g for g in groups if _is_comparable(g.results[0], results[0])), None)
-        if group is None:
+        for group in groups:
+            with suppress(ComparisonError):
+                tables.check_comparable([group.results[0], results[0]])
+                break
+        else:
             group = _Group([], [])
             groups.append(group)
         group.results.extend(results)
         if isinstance(each, ParetoFront):
             group.fronts.append(each)
     return groups
-
-
-def _is_comparable(first: TraceResult, second: TraceResult) -> bool:
-    try:
-        tables.check_comparable([first, second])
-    except ComparisonError:
-        return False
-    return True
 
 
 def _sections(
@@ -183,7 +178,7 @@ def _sections(
 
 def _setting(result: TraceResult) -> Table:
     setup = result.setup
-    rows = [
+    facts = [
         ("model", tables.facts_of_model(result)),
         ("data", tables.result_examples_text(result)),
         ("fingerprint of the data", result.dataset_fingerprint),
@@ -195,7 +190,7 @@ def _setting(result: TraceResult) -> Table:
         ("effect of all components", f"{result.full_effect:.4g} on the searched examples"),
         *((f"version of {package}", number) for package, number in result.run.versions.items()),
     ]
-    return facts_table(rows, of="value")
+    return facts_table(facts, of="value")
 
 
 def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:
@@ -203,7 +198,7 @@ def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:
     for result in sorted(group.results, key=lambda result: result.n_selected):
         largest[result.series] = result
     drawn = list(largest.values())[-_MOST_PANELS:]
-    figures = [compare(group.results).curve(), compare(drawn).heatmap()]
+    figures = [comparison.curve(), compare(drawn).heatmap()]
     figures += [each.circuit() for each in drawn if each.registry.edges is not None]
     for front in group.fronts:
         figures += [front.curve(), front.heatmap()]
@@ -396,18 +391,16 @@ def _search_options(result: TraceResult) -> list[str]:
     if result.run.sign != "positive" and result.target_effect is None:
         arguments.append(f"sign={result.run.sign!r}")
     if result.constraint is not None:
-        arguments.append(f"constraint={_constraint(result, result.constraint)}")
+        held = result.constraint
+        bound = f"metric={held.metric!r}, at_most={held.at_most!r}"
+        if held.dataset_fingerprint != result.dataset_fingerprint:
+            is_known = held.dataset in DATASETS
+            pairs = f"tk.load_dataset({held.dataset!r}, model)" if is_known else "..."
+            bound = f"pairs={pairs}, {bound}"
+        arguments.append(f"constraint=tk.Constraint({bound})")
     usual = config_of(METHODS[result.method]()) if result.method in METHODS else {}
     options = {n: value for n, value in result.config.items() if value != usual.get(n)}
     return [*arguments, *(f"{name}={value!r}" for name, value in options.items())]
-
-
-def _constraint(result: TraceResult, held: ConstraintEffect) -> str:
-    arguments = [f"metric={held.metric!r}", f"at_most={held.at_most!r}"]
-    if held.dataset_fingerprint != result.dataset_fingerprint:
-        pairs = f"tk.load_dataset({held.dataset!r}, model)" if held.dataset in DATASETS else "..."
-        arguments.insert(0, f"pairs={pairs}")
-    return f"tk.Constraint({', '.join(arguments)})"
 
 
 def _note_on_run(result: TraceResult) -> str:

@@ -26,7 +26,7 @@ from tracekit.errors import ConfigError, TargetNotReachedError
 from tracekit.figures.cells import SelectionPanel, draw_panels
 from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.metrics import Effects
-from tracekit.results.certificate import Certificate, saved_certificates
+from tracekit.results.certificate import Certificate
 from tracekit.results.circuit import circuit_figure, graph_of, nodes_of
 from tracekit.results.citation import bibtex
 from tracekit.results.display import effects_text, model_text, result_html
@@ -171,7 +171,9 @@ class TraceResult(InFolder):
                 or holds an entry of another type.
         """
         result = super().load(folder)
-        result.certificates.extend(saved_certificates(Path(folder), result))
+        file = Path(folder) / Certificate.FILE
+        certificates = [Certificate.load(file)] if file.exists() else []
+        result.certificates.extend(each for each in certificates if each.is_of(result))
         return result
 
     def cite(self) -> str:
@@ -288,13 +290,11 @@ class TraceResult(InFolder):
             ConfigError: There is neither, but only the selection.
         """
         if self.component_scores is None and torch.equal(self.soft_mask, self.binary_mask.float()):
-            search = self.method
-            if self.constraint is not None:
-                search += ", searched within bounds,"
-            elif self.run.objective != "mean":
-                search += f", searched by {self.run.objective},"
+            how = f" by {self.run.objective}" if self.run.objective != "mean" else ""
+            how = " within bounds" if self.constraint is not None else how
+            searched = f", searched{how}," if how else ""
             raise ConfigError(
-                f"This result of {search} has no scores of components, only a "
+                f"This result of {self.method}{searched} has no scores of components, only a "
                 "selection, which ranks nothing. Use a result of top-k, attribution, mask-ig or "
                 "pgb-ct, without constraint and objective."
             )

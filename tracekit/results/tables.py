@@ -159,17 +159,21 @@ def facts_of_model(result: TraceResult) -> str:
     return "; ".join(parts)
 
 
+def distinct(results: Sequence[TraceResult], fact: str, joint: str = " / ") -> str:
+    """The different values of a fact of several results in one text."""
+    return joint.join(dict.fromkeys(map(attrgetter(fact), results)))
+
+
 def data_and_models(results: Sequence[TraceResult]) -> tuple[str, str]:
     """Names of the data sets and of the models of results, for a title."""
-    data = dict.fromkeys(result.dataset for result in results)
     models = list(dict.fromkeys(result.model for result in results))
     shown = models if len(models) < 4 else [models[0], "\u2026", models[-1]]
-    return " / ".join(data), " / ".join(shown)
+    return distinct(results, "dataset"), " / ".join(shown)
 
 
 def interventions(results: Sequence[TraceResult]) -> str:
     """What was patched in each of several results, in words."""
-    return " / ".join(dict.fromkeys(result.setup.intervention for result in results))
+    return distinct(results, "setup.intervention")
 
 
 def check_comparable(
