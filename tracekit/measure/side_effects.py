@@ -44,7 +44,7 @@ from tracekit.errors import PairsError
 from tracekit.figures.charts import Strength, strengths
 from tracekit.figures.style import plain
 from tracekit.measure.evaluation import PlannedSets
-from tracekit.measure.question import Question, positions_of
+from tracekit.measure.question import Question
 from tracekit.measure.random_sets import control_overlap, control_sets, n_controls, share_reaching
 from tracekit.metrics import Bounds, Effects, Metric, MetricFunction, bounds_of
 from tracekit.results.display import Tabular
@@ -332,18 +332,13 @@ def side_effects(
     with progress.open_bar("side effects", None, n, shown=shown):
         measured = [_measure(name, engine, chosen, controls) for name, engine in engines.items()]
     return SideEffects(
-        registry=target.registry,
         members=chosen,
         target=measured[0],
         others=tuple(measured[1:]),
-        direction=question.direction,
-        positions=positions_of(target),
         seed=seed,
         selected_on=question.selected_on(members),
         cost=sum((engine.cost - before[name] for name, engine in engines.items()), Cost()),
-        model=question.model_name,
-        source=question.source,
-        source_seed=question.setup.source_seed,
+        **question.facts_of_patch(target),
     )
 
 
