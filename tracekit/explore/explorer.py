@@ -197,7 +197,11 @@ class Explorer(anywidget.AnyWidget):
             if complement_of(members, self.exploration.n_components) in measured:
                 list(self.exploration.circuit_steps(members))
         self.exploration.predict()
-        write_atomically(path, page(self.exploration, self.setup))
+        parts, table = self.page, table_of(self.exploration)
+        table |= {name: base64.b64encode(table[name]).decode() for name in ("effects", "gains")}
+        state = self.exploration.state()
+        data = script_json({"parts": parts, "setup": self.setup, "state": state, "table": table})
+        write_atomically(path, f"{parts[0]}{data}{parts[1]}{SCRIPT}{parts[2]}")
         self._send_table()
         return path
 
@@ -450,13 +454,3 @@ def page_parts(title: str) -> list[str]:
     """Texts of a page before the data, between data and module, and after the module."""
     before, *others = _PAGE.split("{part}")
     return [before.replace("{title}", html_text(title)), *others]
-
-
-def page(exploration: Exploration, setup: dict[str, Any]) -> str:
-    """A page that shows everything measured so far, and needs no kernel and no network."""
-    parts = page_parts(setup["title"])
-    table = table_of(exploration)
-    for name in ("effects", "gains"):
-        table[name] = base64.b64encode(table[name]).decode()
-    data = {"parts": parts, "setup": setup, "state": exploration.state(), "table": table}
-    return f"{parts[0]}{script_json(data)}{parts[1]}{SCRIPT}{parts[2]}"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
-from math import isfinite, nan
+from math import inf, nan
 from typing import Any, Literal
 
 import plotly.graph_objects as go
@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import as_cells, clean_text, interval_text, number_text
+from tracekit._util.markup import as_cells, clean_text, number_text
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.figures.size_axis import Line, size_lines
 from tracekit.figures.style import STYLES, plain
@@ -219,18 +219,16 @@ class Faithfulness(InWords, Tabular):
         frame, n = self.to_frame().sort_values("size"), self.n_components
         lines = []
         for name, style in (("faithfulness", "local-search"), ("completeness", "greedy")):
-            columns = [list(frame[column]) for column in (name, f"{name}_low", f"{name}_high")]
+            # Plotly draws no end that is not finite.
+            ends = frame[[f"{name}_low", f"{name}_high"]].replace([inf, -inf], nan)
             line = Line(
                 name=name,
                 sizes=list(frame["size"]),
-                values=columns[0],
+                values=list(frame[name]),
                 style=STYLES[style],
-                # Plotly draws no end that is not finite.
-                low=[end if isfinite(end) else nan for end in columns[1]],
-                high=[end if isfinite(end) else nan for end in columns[2]],
-                hover=[
-                    f"{v:.4g} ({interval_text(*ends)})" for v, *ends in zip(*columns, strict=True)
-                ],
+                low=list(ends[f"{name}_low"]),
+                high=list(ends[f"{name}_high"]),
+                hover=[number_text(row, name, ".4g") for row in frame.to_dict("records")],
             )
             lines.append(line)
         made = "given sets" if self.ranking == "sets" else f"{self.ranking} ranking"

@@ -394,7 +394,7 @@ class TraceResult(InFolder):
         """
         check_registry(self.registry)
         path, scores = as_path("path", path), self.ranked_by
-        write_mib(path, self.registry, scores, self.binary_mask, self.model_facts.sizes)
+        write_mib(path, self, scores)
         return path
 
     def against(self, circuit: str | Sequence[str], *, name: str | None = None) -> Against:

@@ -100,9 +100,12 @@ class PValues:
 
     def columns(self, by: Mark = "q") -> dict[str, list[Any]]:
         """Columns `p`, `q`, `p_family` and `significant`, whether what decides is below 0.05."""
-        columns = {"p": self.row, "q": self.q, "p_family": self.family}
-        rows: dict[str, list[Any]] = {name: each.tolist() for name, each in columns.items()}
-        return {**rows, "significant": self.significant(by)}
+        return {
+            "p": self.row.tolist(),
+            "q": self.q.tolist(),
+            "p_family": self.family.tolist(),
+            "significant": self.significant(by),
+        }
 
     def significant(self, by: Mark = "q") -> list[bool]:
         """Whether what decides is below 0.05."""
