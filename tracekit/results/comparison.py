@@ -212,7 +212,7 @@ class Comparison(Results):
         return len({(s.intervention, s.metric, s.continuation_mean) for s in setups}) == 1
 
     def _caption(self) -> str:
-        first, masks = self.results[0], [result.binary_mask for result in self.results]
+        masks = [result.binary_mask for result in self.results]
         where = "held-out" if self._has_held_out else "searched"
         tested = f" Bold and underlined: best and second of a size on the {where} examples."
         # Larger sets do more, and a set is no other than itself.
@@ -227,11 +227,7 @@ class Comparison(Results):
                 f" Of {len(pairs)} differences between sets of one size there, {significant.sum()} "
                 "are significant (p < .05, corrected)."
             )
-        quantity = first.axis_label[:1].upper() + first.axis_label[1:]
-        return latex_text(
-            f"{quantity} on {tables.result_examples_text(first)}, {first.model}: "
-            f"{first.registry.describe()}. {tables.legend(self.results)}{tested}"
-        )
+        return latex_text(tables.latex_caption(self.results) + tested)
 
     def _repr_html_(self) -> str:
         data, models = tables.data_and_models(self.results)

@@ -8,6 +8,7 @@ what a set adds to them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,8 @@ from torch import Tensor
 
 from tracekit._util.deferred import pd
 from tracekit._util.markup import clean_text, number_text
-from tracekit._util.options import short_repr
+from tracekit._util.options import check_int, short_repr
+from tracekit._util.table import Table, join_labels, latex_text
 from tracekit.components import Component, kind_of
 from tracekit.errors import ConfigError
 from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
@@ -38,6 +40,41 @@ _LEAST_MARKED = 0.02
 _MARKS: Mapping[Mark, str] = {"q": "q", "family": "family-wise p"}
 _MOST_DOTTED = 24
 """Components up to which significant pairs have a dot."""
+
+
+def _pairs_latex(
+    self: Any, *, caption: str | None = None, label: str = "tab:tracekit", rows: int | None = 10
+) -> str:
+    """The strongest pairs in LaTeX (booktabs), a column with its 95 % interval in one.
+
+    By default these are the first 10 `rows` (None: all), and the caption says what was measured, on
+    what, how many of the pairs are shown, and how many are significant.
+
+    Raises:
+        ConfigError: `rows` is no number from 1 on.
+    """
+    if rows is not None:
+        check_int("rows", rows)
+    shown = self.table.head(rows or len(self.table)).drop(columns="significant", errors="ignore")
+    unit = re.sub("^(restored )?effect ?", "", self.axis_label)
+    titles = {name: f"{name} {unit}".strip() for name in ("interaction", "proposed", "predicted")}
+    titles |= {"effect": f"effect of both {unit}".strip(), "p_family": "family-wise p"}
+    other = "noising" if self.intervention.endswith("denoising") else "denoising"
+    names = (name.removeprefix("opposite_") for name in shown if name.startswith("opposite_"))
+    titles |= {f"opposite_{name}": f"{titles.get(name, name)}, {other}" for name in names}
+    forms = {name: ".2g" for name in shown if name.endswith(("p", "q", "p_family"))}
+    if caption is None:
+        besides = f"patched besides: {join_labels(self.given)}" if self.given else ""
+        setting = "; ".join(filter(None, [self.axis_label, self.title, self.setting, besides]))
+        which = f"The {len(shown)} strongest of {self.n_pairs}"
+        which = f"All {self.n_pairs}" if len(shown) == self.n_pairs else which
+        notes = "".join(f" {note.rstrip('.')}." for note in self._notes if note)
+        brackets = " Brackets: 95 % intervals." if "interaction_low" in shown else ""
+        caption = latex_text(
+            "Interactions of pairs, what both components do together less what each does alone: "
+            f"{setting}. {which} pairs.{notes}{brackets}"
+        )
+    return Table.of_rows(shown, titles, forms, joined=True).latex(caption, label)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -74,6 +111,8 @@ class InteractionGrid(InWords, SavedTable):
     opposite: InteractionGrid | None = None
     """The same pairs in the other direction, if they were measured so."""
 
+    to_latex = _pairs_latex
+
     @property
     def significant(self) -> list[bool] | None:
         """Whether q of each pair is below 0.05; None if it was not tested."""
@@ -91,16 +130,23 @@ class InteractionGrid(InWords, SavedTable):
         for row in self.to_frame().head(1).itertuples():
             text += f"; strongest {row.first}, {row.second}: {row.interaction:+.4g}"
         text += f"; l: {self.axis_label}, {self.direction}"
-        share = few = ""
-        if self.tests is not None:
-            passed = self.tests.significant()
-            share = f"{sum(passed)} of {len(passed)} pairs have q < .05"
-            if any(passed):
-                few = self.tests.caution
-            elif self.n_independent:
-                few = few_examples_note(self.n_independent, len(passed))
+        share, few = self._notes or ("", "")
         notes = (f"; {note}" for note in (share, self.setting, few) if note)
         return clean_text(f"InteractionGrid({text}{''.join(notes)})")
+
+    @property
+    def n_pairs(self) -> int:
+        """How many pairs there are."""
+        return len(self.index_pairs)
+
+    @property
+    def _notes(self) -> list[str]:
+        if self.tests is None:
+            return []
+        passed = self.tests.significant()
+        few = few_examples_note(self.n_independent, len(passed)) if self.n_independent else ""
+        share = f"{sum(passed)} of {len(passed)} pairs have q < .05"
+        return [share, self.tests.caution if any(passed) else few]
 
     @cached_property
     def table(self) -> Any:
@@ -330,6 +376,8 @@ class StrongestPairs(InWords, SavedTable):
     axis_label: str = "effect"
     title: str = ""
 
+    to_latex = _pairs_latex
+
     @cached_property
     def table(self) -> pd.DataFrame:
         """A pandas DataFrame with a row per pair, the strongest first.
@@ -356,12 +404,21 @@ class StrongestPairs(InWords, SavedTable):
         tests = pd.DataFrame(self.tests.columns()).reindex(frame.index)
         return frame.join(tests.assign(significant=tests["significant"].eq(True)))
 
+    @property
+    def n_pairs(self) -> int:
+        """How many pairs were in question."""
+        return self.n_components * (self.n_components - 1) // 2
+
+    @property
+    def _notes(self) -> list[str]:
+        if self.tests is None:
+            return []
+        passed = self.tests.significant()
+        share = f"{len(passed)} tested, {sum(passed)} with q < .05"
+        return [share, self.tests.caution if any(passed) else ""]
+
     def __repr__(self) -> str:
-        n_pairs = self.n_components * (self.n_components - 1) // 2
-        text = f"{self.title + ': ' if self.title else ''}{len(self.first)} of {n_pairs} pairs"
+        text = f"{self.title + ': ' if self.title else ''}{len(self.first)} of {self.n_pairs} pairs"
         text += f"; strongest {self.first[0]}, {self.second[0]}: {self.interactions[0]:+.4g}"
-        if self.tests is not None:
-            passed, n = self.tests.significant(), len(self.tests.q)
-            text += f"; {n} tested, {sum(passed)} with q < .05"
-            text += f"; {self.tests.caution}" if any(passed) and self.tests.caution else ""
+        text += "".join(f"; {note}" for note in self._notes if note)
         return clean_text(f"StrongestPairs({text}; l: {self.axis_label}; {self.setting})")

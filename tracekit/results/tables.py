@@ -70,6 +70,16 @@ def legend(results: Sequence[TraceResult]) -> str:
     )
 
 
+def latex_caption(results: Sequence[TraceResult]) -> str:
+    """What a table of results is of: their effects, examples, models, components, and its words."""
+    quantity, components = distinct(results, "axis_label"), [r.registry.describe() for r in results]
+    return (
+        f"{quantity[:1].upper()}{quantity[1:]} on "
+        f"{' / '.join(dict.fromkeys(map(result_examples_text, results)))}, "
+        f"{data_and_models(results)[1]}: {' / '.join(dict.fromkeys(components))}. {legend(results)}"
+    )
+
+
 def metric_units(results: Sequence[TraceResult]) -> str:
     """What further metrics of results are in, and on which examples; a sentence for each."""
     units = [(name, METRICS[name].axis_label) for name in _extras(results) if name in METRICS]
