@@ -79,7 +79,7 @@ class Paths(OfMembers, Tabular):
         tests = pd.concat([pd.DataFrame(p.columns(), index=rows) for rows, p in self._tests])
         ends = row_intervals(effects, bounds=bounds_of(self.metric), **self.statistics_options)
         least = RESOLUTION * scale.mean().item()
-        paths: dict[Any, dict[str, Any]] = {}
+        label, paths = self.registry.label, dict[Any, dict[str, Any]]()
         for row, mean, (low, high), test in zip(
             self.rows,
             effects.mean(1).tolist(),
@@ -89,8 +89,8 @@ class Paths(OfMembers, Tabular):
         ):
             path = paths.setdefault((row.sender, row.receiver), {})
             if row.input == "all":
-                path["sender"] = self._name(row.sender, _EMBEDDING)
-                path["receiver"] = self._name(row.receiver, _LOGITS)
+                path["sender"] = _EMBEDDING if row.sender is None else label(row.sender)
+                path["receiver"] = _LOGITS if row.receiver is None else label(row.receiver)
                 path |= as_cells("effect", mean, (low, high)) | test
                 path |= {"is_apart": low > least or high < -least, "strongest": ""}
             else:
@@ -115,9 +115,6 @@ class Paths(OfMembers, Tabular):
                     values = p_values(tested[rows], **self.statistics_options)
                 tests.append((rows.tolist(), values))
         return tests
-
-    def _name(self, member: int | None, end: str) -> str:
-        return end if member is None else self.registry.label(member)
 
     def network(self) -> go.Figure:
         """Members by layer, the embedding below and the logits above, joined by the paths.

@@ -177,7 +177,7 @@ class SideEffects(PatchedSet, Tabular):
         `_low` and `_high`; those of effects and strengths are 95 % studentised bootstrap intervals
         over examples (`tracekit.results.intervals`). The target has no selectivity (NaN).
         """
-        frame = pd.DataFrame([self._row(each) for each in (self.target, *self.others)])
+        frame = pd.DataFrame(map(self._row, (self.target, *self.others)))
         frame.insert(list(frame).index("p") + 1, "q", q_values(torch.tensor(frame["p"])))
         return frame
 

@@ -46,6 +46,7 @@ _MOST_PANELS = 4
 _MOST_COLUMNS = 6
 """Results with a column in the table of examples."""
 _MOST_EXAMPLES, _MOST_LABELS = 200, 8
+_LARGEST = "largest example's share of the effect"
 _CHECKED = (
     "A Tracer refuses to run unless, on the model that it was given, every hook point fires once "
     "and in the right shape, an empty mask changes no bit, an edit at every site moves the logits, "
@@ -82,7 +83,11 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     groups = _grouped(given)
     grids = [each for each in given if isinstance(each, InteractionGrid)]
     prompts = {each.fingerprint: _prompts(each) for each in given if isinstance(each, PromptPairs)}
-    sections = [_look_section(each) for each in given if isinstance(each, Look)]
+    sections = []
+    for look in (each for each in given if isinstance(each, Look)):
+        figures = [] if look.where is None else [look.where.heatmap(normalised=True)]
+        figures += [largest.heatmap() for largest in look.sets[-1:]]
+        sections.append(Section(heading="A first look", figures=figures, code=str(look)))
     sections += [s for group in groups for s in _sections(group, prompts, len(groups) > 1)]
     sections += [_explanation_section(each) for each in given if isinstance(each, Explanation)]
     attention = [each for each in given if isinstance(each, Attention)]
@@ -156,13 +161,22 @@ def _sections(
             lead += f" {result.title}, {result.n_selected} components: {certificate.summary}"
     name = f"{first.dataset} data, {first.model} model, {first.setup.metric}"
     name += f", {first.setup.intervention}"
+    shares = [largest_share(result.per_example)[1] for result in results]
+    whole = comparison.table(most_labels=first.n_components)
+    sets = Table([*whole.columns, Column("largest_share", _LARGEST, shares, ".0%")])
+    effects = (*tables.effect_columns(results), _LARGEST)
+    notes = [f"A row for each example, and its effect by each set: {first.axis_label}."]
+    if first.searched.weights is not None:
+        notes.append("Each is multiplied by the weight of its example.")
+    if (n := len(first.per_example)) > _MOST_EXAMPLES:
+        notes.append(f"The {_MOST_EXAMPLES} of {n} with the largest effects by the last result.")
     return [
         Section(heading=name if is_one_of_several else "", lead=lead),
         Section(heading="Setting", table=_setting(first), note=_CHECKED),
         Section(heading="Figures", figures=_figures(group, comparison)),
         Section(
             heading="Sets",
-            table=_sets(comparison),
+            table=sets.only("result", "budget", *effects, "passes", "seconds", "components"),
             note=f"{tables.legend(results)} Passes: forward and backward, over all data; the "
             "budgets of one run share them. Largest share: of the summed absolute effects on the "
             "searched examples, by one example.",
@@ -170,7 +184,7 @@ def _sections(
         Section(
             heading="Effects on the searched examples",
             table=_examples(comparison, prompts.get(first.searched.fingerprint, [])),
-            note=_note_on_examples(first),
+            note=" ".join(notes),
         ),
         Section(heading="To repeat", code=_code(group)),
     ]
@@ -205,17 +219,6 @@ def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:
     return figures
 
 
-_LARGEST = "largest example's share of the effect"
-
-
-def _sets(comparison: Comparison) -> Table:
-    shares = [largest_share(result.per_example)[1] for result in comparison.results]
-    table = comparison.table(most_labels=comparison[0].n_components)
-    table = Table([*table.columns, Column("largest_share", _LARGEST, shares, ".0%")])
-    effects = (*tables.effect_columns(comparison.results), _LARGEST)
-    return table.only("result", "budget", *effects, "passes", "seconds", "components")
-
-
 def _examples(comparison: Comparison, texts: list[str]) -> Table:
     """Effects on single examples, those with the largest first where not all have room."""
     results = comparison.results[-_MOST_COLUMNS:]
@@ -237,16 +240,6 @@ def _prompts(pairs: PromptPairs) -> list[str]:
         tokens = [text for text, _ in make_shown_pair(pair, pairs.token_texts).prompt]
         texts.append(given if isinstance(given, str) and given else " ".join(tokens))
     return texts
-
-
-def _note_on_examples(result: TraceResult) -> str:
-    n = len(result.per_example)
-    notes = [f"A row for each example, and its effect by each set: {result.axis_label}."]
-    if result.searched.weights is not None:
-        notes.append("Each is multiplied by the weight of its example.")
-    if n > _MOST_EXAMPLES:
-        notes.append(f"The {_MOST_EXAMPLES} of {n} with the largest effects by the last result.")
-    return " ".join(notes)
 
 
 def _explanation_section(why: Explanation) -> Section:
@@ -292,12 +285,6 @@ def _side_effects_section(side: SideEffects) -> Section:
         "of strengths; 1 if only the target moves, 0 if both move by the same share. The set was "
         "chosen on the examples of the target. Brackets: 95 % intervals over examples.",
     )
-
-
-def _look_section(look: Look) -> Section:
-    where = [] if look.where is None else [look.where.heatmap(normalised=True)]
-    drawn = [*where, *(largest.heatmap() for largest in look.sets[-1:])]
-    return Section(heading="A first look", figures=drawn, code=str(look))
 
 
 def _generations_section(written: Generations) -> Section:
