@@ -162,10 +162,10 @@ def _examples_and_sets(
     if not chosen:
         raise ComponentError("An empty set has no idle members. Give at least one component.")
     sets = [chosen, *(tuple(i for i in chosen if i != member) for member in chosen)]
-    if question.held_out_engine is not None and is_selected:
-        own = _Examples([question.search_engine], "searched")
-        return own, _Examples([question.held_out_engine], "held-out"), sets
-    both = [question.search_engine, *filter(None, [question.held_out_engine])]
+    searched, held_out = question.search_engine, question.held_out_engine
+    if held_out is not None and is_selected:
+        return _Examples([searched], "searched"), _Examples([held_out], "held-out"), sets
+    both = [searched] if held_out is None else [searched, held_out]
     examples = _Examples(both, "searched" if is_selected else "all")
     return examples, examples, sets
 

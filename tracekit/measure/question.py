@@ -242,14 +242,10 @@ class Question:
 
     def choices(self, sets: Sequence[ComponentSet] = (), *, is_held_out: bool = False) -> Tensor:
         """First choices without and with each of some sets; see `count_choices`."""
-
-        def engine_of(question: Question) -> Engine:
-            return question.eval_engine if is_held_out else question.search_engine
-
-        other = None
+        own, other = self.eval_engine if is_held_out else self.search_engine, None
         with suppress(PairsError):  # The source is not a run that denoising could start from.
-            other = engine_of(self.opposite)
-        return count_choices(engine_of(self), other, sets)
+            other = self.opposite.eval_engine if is_held_out else self.opposite.search_engine
+        return count_choices(own, other, sets)
 
     def facts_of_patch(self, engine: Engine) -> dict[str, Any]:
         """Returns fields of a `PatchedSet` that `engine` measures."""

@@ -323,16 +323,15 @@ class TraceResult(InFolder):
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per component: name, place (and span), masks, score."""
+        places = ["kind", "layer", "index", *(["span"] if self.registry.spans else [])]
+        scores = self.component_scores
         return pd.DataFrame(
             {
                 "component": [self.registry.label(i) for i in range(self.n_components)],
-                "kind": [component.kind for component in self.registry],
-                "layer": [component.layer for component in self.registry],
-                "index": [component.index for component in self.registry],
-                **({"span": [c.span for c in self.registry]} if self.registry.spans else {}),
+                **{name: [getattr(each, name) for each in self.registry] for name in places},
                 "selected": self.binary_mask.numpy(),
                 "soft_mask": self.soft_mask.numpy(),
-                "score": None if self.component_scores is None else self.component_scores.numpy(),
+                "score": None if scores is None else scores.numpy(),
             }
         )
 
