@@ -26,7 +26,7 @@ from tracekit.errors import (
 )
 from tracekit.explore import Exploration, Measurement, Prediction
 from tracekit.explore.exploration import Circuit, Progress, Unpredicted, members_of_key, set_key
-from tracekit.explore.explorer import circuit_entry
+from tracekit.explore.explorer import entry_of
 from tracekit.measure.evaluation import measure_faithfulness
 
 
@@ -340,7 +340,7 @@ def test_sets_that_overshoot_or_are_not_complete_are_said_to_be():
             metric="logit-difference",
             direction="noising",
         )
-        return circuit_entry(Circuit((4,), scores))
+        return entry_of(Circuit((4,), scores))
 
     assert said(1.2, 0.0)["warning"] == "overshoots: it leaves out components that push back"
     assert said(1.05, 0.0)["warning"] == ""
@@ -412,7 +412,7 @@ def test_prompts_are_answered_for_the_set_and_measuring_goes_on(demo_model):
     assert row["clean"] != row["intervened"]
     # What was measured meanwhile is what is measured without.
     effect = tracer.evaluate(tracer.registry[1:])
-    (found,) = [m["entry"]["effect"] for m in sent if m["kind"] == "measured" and m["key"] == "1-7"]
+    (found,) = [m["effect"] for m in sent if m["kind"] == "measured" and m["key"] == "1-7"]
     assert found == pytest.approx(effect, abs=1e-7)
     assert sent[-1]["problem"].startswith("ConfigError: There are 1 prompts and 1 counterfactuals.")
 

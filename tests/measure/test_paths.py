@@ -38,9 +38,12 @@ def paths(tracer, result):
 def test_the_table_has_intervals_and_corrected_p_values(paths):
     assert paths.to_frame().equals(paths.table)
     assert paths.to_frame() is not paths.table
+    senders, receivers = (
+        {None: end, **dict(zip(paths.members, paths.labels, strict=True))}
+        for end in ("embedding", "logits")
+    )
     number = {
-        (paths._name(r.sender, "embedding"), paths._name(r.receiver, "logits"), r.input): n
-        for n, r in enumerate(paths.rows)
+        (senders[r.sender], receivers[r.receiver], r.input): n for n, r in enumerate(paths.rows)
     }
     p, q = {}, {}
     for family in (["all"], ["query", "key", "value"]):

@@ -8,6 +8,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tests.latex import caption_of, check_latex
 from tools.planted import planted_model
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError, NotDifferentiableError, ResultFormatError
@@ -243,3 +244,13 @@ def test_bad_input(tracer):
     flat = tk.Tracer(tracer.model, tracer.pairs, "attention-patterns", "accuracy")
     with pytest.raises(NotDifferentiableError, match="strongest_pairs"):
         flat.strongest_pairs()
+
+
+def test_the_strongest_pairs_in_latex(tracer):
+    found = tracer.strongest_pairs(4)
+    text = found.to_latex(rows=3)
+    check_latex(text)
+    n = len(tracer.registry)
+    assert f"The 3 strongest of {n * (n - 1) // 2} pairs. " in caption_of(text)
+    assert text.count("\\\n") == 1 + 3
+    assert found.first[0] in text

@@ -12,8 +12,9 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tests.files import rewrite
+from tests.latex import caption_of, check_latex, titles_of
 from tests.measure.test_explanation import Planted
-from tracekit.errors import ComponentError, PairsError, ResultFormatError
+from tracekit.errors import ComponentError, ConfigError, PairsError, ResultFormatError
 from tracekit.measure import effects as measured_effects
 from tracekit.measure.effects import measure_pairs
 from tracekit.results import effect_interval
@@ -407,3 +408,59 @@ def test_a_set_is_paired_on_held_out_examples_and_all_components_on_searched_one
     alone = tracer.evaluate(["L0H0"], held_out=False)
     assert searched.singles[0].item() == pytest.approx(alone, rel=1e-5)
     assert tk.Tracer(*question).interactions(heads).examples == "n = 12 searched"
+
+
+def test_a_grid_in_latex_says_what_it_is_of(tracer):
+    how = {"metric": "probability-ratio", "positions": "last", "direction": "denoising"}
+    tracer = tk.Tracer(tracer.model, tracer.pairs, tracer.registry, **how)
+    grid = tracer.interactions(components(tracer, range(1, 8)), given=components(tracer, (0,)))
+    text = grid.to_latex()
+    check_latex(text)
+    assert text.count("\\\n") == 1 + 10
+    passed = sum(grid.significant)
+    assert caption_of(text).startswith(
+        "Interactions of pairs, what both components do together less what each does alone: "
+        f"restored effect (probability ratio $-$ 1); {grid.title}; counterfactual patching at the "
+        "last token, denoising, n = 12 searched; patched besides: "
+        f"{tracer.registry.label(0)}. The 10 strongest of 21 pairs. {passed} of 21 pairs have q < "
+        ".05."
+    )
+    assert caption_of(text).endswith(" Brackets: 95 \\% intervals.")
+    unit = "(probability ratio $-$ 1)"
+    of_pair = [f"effect of both {unit}", f"interaction {unit}", "p", "q", "family-wise p"]
+    assert titles_of(text) == ["first", "second", *of_pair]
+    whole = grid.to_latex(rows=None, label="tab:pairs")
+    check_latex(whole)
+    assert whole.count("\\\n") == 1 + 21
+    assert "All 21 pairs. " in caption_of(whole)
+    assert "\\label{tab:pairs}" in whole
+    assert caption_of(grid.to_latex(caption="Mine.")) == "Mine."
+    for rows in (0, -1, 2.5):
+        with pytest.raises(ConfigError, match="rows is .* Give a whole number, at least 1"):
+            grid.to_latex(rows=rows)
+
+
+def test_a_grid_of_both_directions_in_latex_names_them(tracer):
+    grid = tracer.interactions(components(tracer, PAIRED), both_directions=True)
+    text = grid.to_latex()
+    check_latex(text)
+    unit = "(probability ratio $-$ 1)"
+    assert f"interaction {unit}, denoising" in titles_of(text)
+    assert {"q, denoising", "kind"} < {*titles_of(text)}
+    swapped = grid.opposite.to_latex()
+    assert ", denoising, n = " in caption_of(swapped)
+
+
+def test_names_of_a_grid_are_no_latex():
+    grid = InteractionGrid(
+        labels=("a_b", "50 % & more"),
+        singles=torch.zeros(2),
+        pairs=torch.zeros(2, 2),
+        title="my_data.csv \\input{x} data",
+    )
+    text = grid.to_latex()
+    check_latex(text)
+    assert r"my\_data.csv \textbackslash{}input\{x\} data" in caption_of(text)
+    assert "Brackets" not in caption_of(text)
+    assert r"a\_b & 50 \% \& more" in text
+    assert titles_of(text) == ["first", "second", "effect of both", "interaction"]

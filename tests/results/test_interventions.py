@@ -9,6 +9,7 @@ import pytest
 
 import tracekit as tk
 from tests.cli.conftest import command  # noqa: F401
+from tests.latex import check_latex
 from tracekit.engine import sources
 from tracekit.engine.setup import intervention_text
 from tracekit.engine.sources import SOURCES
@@ -82,11 +83,10 @@ def outputs_of(tracer_of, tmp_path, command):  # noqa: F811
         texts = {f"repr of {name}": repr(each) for name, each in shown.items()}
         texts |= {f"{name}, printed": str(each) for name, each in shown.items()}
         texts |= {f"{name} in a notebook": each._repr_html_() for name, each in shown.items()}
-        texts |= {
-            f"{name} in LaTeX": each.to_latex()
-            for name, each in shown.items()
-            if hasattr(each, "to_latex")
-        }
+        latex = {n: each.to_latex() for n, each in shown.items() if hasattr(each, "to_latex")}
+        for text in latex.values():
+            check_latex(text)
+        texts |= {f"{name} in LaTeX": text for name, text in latex.items()}
         drawn = {
             "heatmap": result.heatmap(),
             "heatmap of a saved result": saved.heatmap(),

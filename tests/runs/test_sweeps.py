@@ -17,6 +17,7 @@ import torch
 import tracekit as tk
 from tests.cli.conftest import command  # noqa: F401
 from tests.hub import commit_of, on_hub, serve
+from tests.latex import caption_of, check_latex, titles_of
 from tracekit.errors import (
     ComparisonError,
     ConfigError,
@@ -333,6 +334,30 @@ class TestCheckpoints:
 
     def test_the_table_names_them_in_their_order(self, runs):
         assert runs.to_frame()["model"].tolist() == ["step20"] * 2 + ["step100"] * 2
+
+    def test_they_are_a_table_of_a_paper(self, runs):
+        text = runs.to_latex()
+        check_latex(text)
+        assert text.count("\\\n") == 1 + 4
+        assert caption_of(text).startswith(
+            "All 4 results of a sweep. Effect (odds ratio $-$ 1) on 6 searched examples of "
+        )
+        assert "Effects are of counterfactual patching. " in caption_of(text)
+        assert "step20 / step100: " in caption_of(text)
+        assert "effect, searched (odds ratio $-$ 1)" in titles_of(text)
+        strongest = runs.to_latex(rows=3)
+        check_latex(strongest)
+        assert strongest.count("\\\n") == 1 + 3
+        assert "The 3 of 4 results of a sweep with the largest share. " in caption_of(strongest)
+        frame = runs.to_frame()
+        left_out = frame["share"].abs().idxmin()
+        rows = [line for line in text.splitlines() if line.endswith("\\")][1:]
+        assert [row for row in rows if row not in strongest] == [rows[left_out]]
+        assert caption_of(runs.to_latex(caption="Mine.")) == "Mine."
+        with pytest.raises(ConfigError, match="rows is 0. Give a whole number, at least 1"):
+            runs.to_latex(rows=0)
+        with pytest.raises(NoResultError, match="There is no result for a table. Load runs"):
+            tk.runs.Runs(()).to_latex()
 
     def test_their_sets_are_compared(self, runs):
         both = tk.compare(run.curve.at(2) for run in runs)

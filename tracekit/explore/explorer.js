@@ -53,7 +53,7 @@ function takeIn(view, message, buffers) {
   if (kind === "progress") {
     if (key === view.session.key) view.progress = message;
   } else if (kind === "measured") {
-    known.addMeasured(message.entry, floats(buffers[0]));
+    known.addMeasured(message, floats(buffers[0]));
   } else if (kind === "predicted") {
     known.predicted.set(key, { key, rough: message.rough, gains: floats(buffers[0]) });
     if (buffers.length > 1) {

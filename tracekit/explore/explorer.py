@@ -31,6 +31,7 @@ from tracekit.explore.exploration import (
     Measurement,
     Pin,
     Prediction,
+    Progress,
     Unpredicted,
     set_key,
 )
@@ -196,7 +197,11 @@ class Explorer(anywidget.AnyWidget):
             if complement_of(members, self.exploration.n_components) in measured:
                 list(self.exploration.circuit_steps(members))
         self.exploration.predict()
-        write_atomically(path, page(self.exploration, self.setup))
+        parts, table = self.page, table_of(self.exploration)
+        table |= {name: base64.b64encode(table[name]).decode() for name in ("effects", "gains")}
+        state = self.exploration.state()
+        data = script_json({"parts": parts, "setup": self.setup, "state": state, "table": table})
+        write_atomically(path, f"{parts[0]}{data}{parts[1]}{SCRIPT}{parts[2]}")
         self._send_table()
         return path
 
@@ -298,28 +303,18 @@ class Explorer(anywidget.AnyWidget):
         self.send(answer)
 
     def _send_event(self, event: Event) -> None:
-        key = set_key(event.members)
-        if isinstance(event, Measurement):
-            message = {"kind": "measured", "key": key, "entry": measurement_entry(event)}
-            self.send(message, [as_bytes([event.effects, event.x, event.y])])
-        elif isinstance(event, Circuit):
-            self.send({"kind": "circuit", **circuit_entry(event)})
-        elif isinstance(event, Prediction):
+        if isinstance(event, Prediction):
             self._send_prediction(event)
-        elif isinstance(event, Unpredicted):
-            self.send({"kind": "unpredicted", "key": key, "reason": clean_text(event.reason)})
-        elif event.n_batches:
-            counts = {"done": event.n_done, "total": event.n_batches, "effect": event.effect}
-            self.send({"kind": "progress", "key": key, **counts})
+        elif not isinstance(event, Progress) or event.n_batches:
+            buffers = [_effects_of([event])] if isinstance(event, Measurement) else []
+            self.send(entry_of(event), buffers)
 
     def _send_prediction(self, prediction: Prediction) -> None:
         example, per_example = self.exploration.example, prediction.per_example
         buffers = [as_bytes([prediction.gains])]
         if example is not None and per_example is not None:
             buffers.append(as_bytes([per_example[example]]))
-        key = set_key(prediction.members)
-        message = {"kind": "predicted", "key": key, "rough": prediction.is_rough}
-        self.send({**message, "example": example}, buffers)
+        self.send({**entry_of(prediction), "example": example}, buffers)
 
     def _send_problem(self, members: ComponentSet, error: BaseException) -> None:
         text = clean_text(f"{type(error).__name__}: {error}")
@@ -343,8 +338,11 @@ def setup_of(
         )
     clean = engine.clean
     how = intervention_text(source, engine.config.positions, engine.metric.direction)
-    front, keys = exploration.front, list(map(set_key, exploration.front))
-    named_front = {"name": front_name, "sizes": list(map(len, front)), "keys": keys}
+    front = {
+        "name": front_name,
+        "sizes": list(map(len, exploration.front)),
+        "keys": list(map(set_key, exploration.front)),
+    }
     return {
         "title": clean_text(f"{pairs.name} data, {model_name(engine.model)} model"),
         "subtitle": clean_text(f"{registry.describe()}; {engine.metric.name}; {how}"),
@@ -384,7 +382,7 @@ def setup_of(
             "x": clean.x.exp().tolist(),
             "y": None if clean.y is None else clean.y.exp().tolist(),
         },
-        "front": named_front if front else None,
+        "front": front if exploration.front else None,
     }
 
 
@@ -404,29 +402,33 @@ def _tokens(tokens: ShownTokens) -> list[tuple[str, bool]]:
     return [(clean_text(text), is_changed) for text, is_changed in tokens]
 
 
-def measurement_entry(measurement: Measurement) -> dict[str, Any]:
-    """A measurement but for its numbers by example."""
-    low, high = measurement.spread
-    return {
-        "key": set_key(measurement.members),
-        "effect": measurement.effect,
-        "low": json_value(low),
-        "high": json_value(high),
-        "seconds": measurement.seconds,
-        "x": measurement.x is not None,
-        "y": measurement.y is not None,
-    }
+def entry_of(event: Event) -> dict[str, Any]:
+    """What the view shows of an event, but for numbers by example and component."""
+    entry: dict[str, Any] = {"kind": "progress", "key": set_key(event.members)}
+    if isinstance(event, Measurement):
+        low, high = map(json_value, event.spread)
+        entry |= {"kind": "measured", "effect": event.effect, "low": low, "high": high}
+        entry |= {"seconds": event.seconds, "x": event.x is not None, "y": event.y is not None}
+    elif isinstance(event, Circuit):
+        # Numbers are named as in `Faithfulness.to_frame`.
+        scores = event.scores
+        entry |= {"kind": "circuit", "warning": ""}
+        if scores.overshoots[0]:
+            entry["warning"] = "overshoots: it leaves out components that push back"
+        elif scores.incomplete[0]:
+            entry["warning"] = "not complete: all others without it still do the task"
+        entry |= {name: json_value(value) for name, value in scores.to_frame().iloc[0].items()}
+    elif isinstance(event, Prediction):
+        entry |= {"kind": "predicted", "rough": event.is_rough}
+    elif isinstance(event, Unpredicted):
+        entry |= {"kind": "unpredicted", "reason": clean_text(event.reason)}
+    else:
+        entry |= {"done": event.n_done, "total": event.n_batches, "effect": event.effect}
+    return entry
 
 
-def circuit_entry(circuit: Circuit) -> dict[str, Any]:
-    """Its numbers, named as in `Faithfulness.to_frame`, and a warning, if there is one."""
-    scores, warning = circuit.scores, ""
-    if scores.overshoots[0]:
-        warning = "overshoots: it leaves out components that push back"
-    elif scores.incomplete[0]:
-        warning = "not complete: all others without it still do the task"
-    numbers = {name: json_value(value) for name, value in scores.to_frame().iloc[0].items()}
-    return {"key": set_key(circuit.members), "warning": warning, **numbers}
+def _effects_of(measured: Iterable[Measurement]) -> bytes:
+    return as_bytes(part for each in measured for part in (each.effects, each.x, each.y))
 
 
 def as_bytes(values: Iterable[Tensor | None]) -> bytes:
@@ -437,18 +439,14 @@ def as_bytes(values: Iterable[Tensor | None]) -> bytes:
 
 def table_of(exploration: Exploration) -> dict[str, Any]:
     """All that was measured and predicted, with the numbers as bytes."""
-    measured = list(exploration.measurements.values())
-    predicted = list(exploration.predictions.values())
+    measured, predicted = exploration.measurements.values(), exploration.predictions.values()
     return {
-        "measured": [measurement_entry(each) for each in measured],
-        "effects": as_bytes(part for each in measured for part in (each.effects, each.x, each.y)),
-        "predicted": [{"key": set_key(p.members), "rough": p.is_rough} for p in predicted],
-        "gains": as_bytes([each.gains for each in predicted]),
-        "circuits": [circuit_entry(each) for each in exploration.circuits.values()],
-        "unpredicted": [
-            {"key": set_key(each.members), "reason": clean_text(each.reason)}
-            for each in exploration.unpredicted.values()
-        ],
+        "measured": list(map(entry_of, measured)),
+        "effects": _effects_of(measured),
+        "predicted": list(map(entry_of, predicted)),
+        "gains": as_bytes(each.gains for each in predicted),
+        "circuits": list(map(entry_of, exploration.circuits.values())),
+        "unpredicted": list(map(entry_of, exploration.unpredicted.values())),
     }
 
 
@@ -456,13 +454,3 @@ def page_parts(title: str) -> list[str]:
     """Texts of a page before the data, between data and module, and after the module."""
     before, *others = _PAGE.split("{part}")
     return [before.replace("{title}", html_text(title)), *others]
-
-
-def page(exploration: Exploration, setup: dict[str, Any]) -> str:
-    """A page that shows everything measured so far, and needs no kernel and no network."""
-    parts = page_parts(setup["title"])
-    table = table_of(exploration)
-    for name in ("effects", "gains"):
-        table[name] = base64.b64encode(table[name]).decode()
-    data = {"parts": parts, "setup": setup, "state": exploration.state(), "table": table}
-    return f"{parts[0]}{script_json(data)}{parts[1]}{SCRIPT}{parts[2]}"

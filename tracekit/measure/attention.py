@@ -24,7 +24,7 @@ from tracekit.engine.head_reads import HeadActivity, direct_contributions, measu
 from tracekit.errors import ComponentError, PairsError
 from tracekit.figures.charts import HeadRow, attention_map
 from tracekit.figures.style import data_and_model, plain
-from tracekit.measure.question import Question
+from tracekit.measure.question import Question, token_text_of
 from tracekit.metrics import Bounds
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import UNBOUNDED, row_intervals
@@ -210,8 +210,6 @@ def attention(question: Question, members: ComponentsLike, *, at: str = "last") 
     with suppress(PairsError):
         engines[question.opposite.direction] = question.opposite.eval_engine
     clean, counterfactual = engines["noising"], engines.get("denoising")
-    decode = getattr(getattr(question.model, "tokenizer", None), "decode", None)
-    token_text = None if decode is None else lambda token: str(decode([token]))
     asked, chosen = question.eval_engine, members_of(members, question.registry, allow_empty=True)
     registry, before = asked.registry, asked.cost
     is_head = {member: registry.site_of(member).kind.hook in _HOOKS for member in chosen}
@@ -224,7 +222,7 @@ def attention(question: Question, members: ComponentsLike, *, at: str = "last") 
             f"No member ({names}) is a head. Give head-outputs or attention-patterns."
         )
     engines = [clean] if counterfactual is None else [clean, counterfactual]
-    spans = [_spans(engine.pairs, clean.pairs, token_text) for engine in engines]
+    spans = [_spans(engine.pairs, clean.pairs, token_text_of(question.model)) for engine in engines]
     places = tuple(dict.fromkeys(name for of_pair in spans[0] for name in of_pair))
     reads: list[HeadActivity] = []
     for engine, of_run in zip(engines, spans, strict=True):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from math import ceil
 from statistics import fmean
 
@@ -22,7 +21,7 @@ from tracekit._util.options import check_int, short_repr
 from tracekit._util.versions import versions
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
-from tracekit.data.pair import Ids, PromptPair, cluster_ids
+from tracekit.data.pair import Ids, PromptPair
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset, load_origin
 from tracekit.engine.engine import Engine
@@ -32,6 +31,7 @@ from tracekit.measure.question import Question
 from tracekit.metrics import Metric
 from tracekit.models import HookedModel
 from tracekit.results.certificate import Bounds, Certificate, Claim, PairsBatch
+from tracekit.results.faithfulness import own_and_missing_effects
 from tracekit.results.result import TraceResult
 from tracekit.search.targets import require_full_effect
 
@@ -289,26 +289,19 @@ class _FreshPairs:
 
 def _split(pairs: PromptPairs) -> Iterator[PromptPairs]:
     """Batches of pairs, each with whole examples."""
-    by_example: dict[int, list[int]] = {}
-    for number, example in enumerate(cluster_ids(pairs)):
-        by_example.setdefault(example, []).append(number)
-    examples = [*by_example.values()]
-    for first in range(0, len(examples), _BATCH):
-        yield pairs.subset(sorted(chain(*examples[first : first + _BATCH])))
+    for examples in torch.arange(pairs.n_distinct).split(_BATCH):
+        yield pairs.subset(torch.isin(pairs.examples, examples).nonzero()[:, 0].tolist())
 
 
 def _by_example(engine: Engine, effects: Float[Tensor, "2 example"]) -> list[dict[str, float]]:
     """The quantities of each independent example, from effects of a set and of its complement."""
     own, others, full = *effects, engine.full_effects
-    alone, remaining = full - others, full - own
-    if engine.metric.direction == "denoising":
-        alone, remaining = own, others
+    alone, remaining = own_and_missing_effects(own, others, full, engine.metric.direction)
     # An engine scales the weights of its own pairs to a mean of 1; batches share one scale.
     scale = fmean(pair.weight for pair in engine.pairs)
     table = scale * torch.stack([own, own, alone, remaining, full])
     names = ("effect", "share", "faithfulness", "completeness", "full")
-    examples = torch.tensor(cluster_ids(engine.pairs))
     return [
-        dict(zip(names, table[:, examples == example].mean(1).tolist(), strict=True))
-        for example in dict.fromkeys(examples.tolist())
+        dict(zip(names, table[:, engine.pairs.examples == example].mean(1).tolist(), strict=True))
+        for example in range(engine.pairs.n_distinct)
     ]

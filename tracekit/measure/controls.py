@@ -24,10 +24,10 @@ from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.errors import ComponentError, ConfigError
 from tracekit.measure.evaluation import PlannedSets, both_ways
-from tracekit.measure.question import Question
-from tracekit.measure.random_sets import connected_control_sets, control_sets
+from tracekit.measure.question import Question, on_examples
+from tracekit.measure.random_sets import connected_control_sets, control_sets, share_reaching
 from tracekit.results.display import InWords, Tabular
-from tracekit.results.faithfulness import Faithfulness
+from tracekit.results.faithfulness import Faithfulness, own_and_missing_effects
 from tracekit.results.significance import NO_P
 from tracekit.search.targets import require_full_effect
 
@@ -80,7 +80,7 @@ class Controls(InWords, Tabular):
                 **as_cells("value", own[name], (own[f"{name}_low"], own[f"{name}_high"])),
                 **as_cells("control", values.mean().item(), map(float, values.aminmax())),
                 "draws": len(values),
-                "p": _p(name, own[name], values) if self.is_tested else float("nan"),
+                "p": _p_value(name, own[name], values) if self.is_tested else float("nan"),
             }
             for name, values in zip(names, self.random, strict=True)
         ]
@@ -112,14 +112,11 @@ class Controls(InWords, Tabular):
     __repr__ = __str__
 
 
-def _p(quantity: str, own: float, drawn: Float[Tensor, " draw"]) -> float:
+def _p_value(quantity: str, own: float, drawn: Float[Tensor, " draw"]) -> float:
     """P value of a set among random ones; on which side is known before it is measured."""
-    # Sets that do the same differ by rounding.
-    rounding = 1e-6 * max(abs(own), drawn.abs().max().item())
-    above = 1 + int((drawn >= own - rounding).sum())
-    below = 1 + int((drawn <= own + rounding).sum())
-    hits = {"faithfulness": above, "completeness": below, "effect": 2 * min(above, below)}
-    return min(1.0, hits[quantity] / (1 + len(drawn)))
+    above, below = share_reaching(own, drawn), share_reaching(-own, -drawn)
+    two_sided = min(1.0, 2 * above, 2 * below)
+    return {"faithfulness": above, "completeness": below, "effect": two_sided}[quantity]
 
 
 def controls(
@@ -162,24 +159,15 @@ def controls(
         effects = engine.set_effects(sets, "controls")
         others = engine.set_effects(complements, "complements")
     full, data = engine.full_effects, engine.pairs
-    faithful, complete = full - others, full - effects
-    if question.direction == "denoising":
-        faithful, complete = effects, others
+    faithful, complete = own_and_missing_effects(effects, others, full, question.direction)
     shares = torch.stack([faithful.mean(1), complete.mean(1)]) / full.mean()
     which = "all" if question.selection_fingerprint(members) is None else "searched"
     if question.held_out_engine is not None:
         which = "held-out"
     return Controls(
         labels=tuple(engine.registry.label(member) for member in sets[0]),
-        searched=Faithfulness.of(
-            effects[:1],
-            others[:1],
-            full,
-            sizes=[len(sets[0])],
-            n_components=len(engine.registry),
-            metric=engine.metric.name,
-            direction=question.direction,
-            **data.statistics_options,
+        searched=on_examples(engine, effects[0], others[0]).faithfulness(
+            sizes=[len(sets[0])], n_components=len(engine.registry)
         ),
         random=torch.cat([effects.mean(1)[None], shares])[:, 1:],
         like=like,

@@ -171,32 +171,30 @@ def measure_pairs(
     `given` is patched besides, in every set. `selected_on` is the fingerprint of the examples that
     the components were selected on, if a search found them: on these there are no p values.
     """
-    order = list(components)
-    n = len(order)
-    sets: list[tuple[int, ...]] = [*((i,) for i in order), *combinations(order, 2)]
+    n = len(components)
+    sets = [*((member,) for member in components), *combinations(components, 2)]
     check_size(len(sets), engine.n_examples)
     effects, context = added_effects(engine, sets, given, "pairs")
-    means, rank = effects.mean(1), torch.triu_indices(n, n, offset=1)
+    means, (i, j) = effects.mean(1), torch.triu_indices(n, n, offset=1)
     grid = torch.diag(means[:n])
-    grid[rank[0], rank[1]] = means[n:]
-    grid[rank[1], rank[0]] = means[n:]
+    grid[i, j] = grid[j, i] = means[n:]
     over, bounds = engine.pairs.statistics_options, engine.metric.bounds
     is_few = engine.pairs.n_distinct < FEWEST
-    interactions = effects[n:].double() - effects[rank[0]].double() - effects[rank[1]].double()
-    scale = effects[n:].abs() + effects[rank[0]].abs() + effects[rank[1]].abs()
+    interactions = effects[n:].double() - effects[i].double() - effects[j].double()
+    scale = effects[n:].abs() + effects[i].abs() + effects[j].abs()
 
     def intervals(rows: Tensor, bounds: Bounds) -> Tensor | None:
         return None if is_few else row_intervals(rows, bounds=bounds, **over).float()
 
     return InteractionGrid(
-        labels=tuple(engine.registry.label(i) for i in order),
-        components=tuple(engine.registry[i] for i in order),
+        labels=tuple(map(engine.registry.label, components)),
+        components=tuple(engine.registry[member] for member in components),
         singles=means[:n],
         pairs=grid,
         axis_label=engine.metric.axis_label,
         title=title,
         intervention=intervention,
-        given=tuple(engine.registry.label(i) for i in given),
+        given=tuple(map(engine.registry.label, given)),
         given_effect=context,
         direction=engine.metric.direction,
         singles_interval=intervals(effects[:n], bounds.of_sum(1, 1) if given else bounds),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args, overload
+from typing import Any, Literal, get_args, overload
 
 import torch
 from jaxtyping import Float
@@ -25,7 +25,6 @@ from tracekit.measure.question import AnyMetric, Question, examples_of, further_
 from tracekit.metrics import Direction
 from tracekit.results.curve import TraceCurve
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness, Ranking
-from tracekit.results.intervals import effect_interval
 from tracekit.results.mib import count_mib_edges, model_sizes, read_mib, top_sets_counted_as_mib
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
@@ -198,13 +197,16 @@ def faithfulness(
     follows_mib = ranking is not None or getattr(members, "largest", None) == n
     shares = MIB_SHARES if follows_mib or is_mib else ()
     method = getattr(first if ranking is None else members, "method", "")
-    measured = measure_faithfulness(
-        engine, sets, shares=shares, how=ranking or "sets", method=method
+    return measure_faithfulness(
+        engine,
+        sets,
+        shares=shares,
+        ranking=ranking or "sets",
+        method=method,
+        intervention=question.setup.intervention,
+        examples=examples_of(engine, selected_on),
+        counts_like_mib=follows_mib or sum(count_mib_edges(question.registry)) == n,
     )
-    examples = examples_of(engine, selected_on)
-    counts_like_mib = follows_mib or sum(count_mib_edges(question.registry)) == n
-    how = question.setup.intervention
-    return replace(measured, intervention=how, examples=examples, counts_like_mib=counts_like_mib)
 
 
 def planned_faithfulness(
@@ -226,11 +228,9 @@ def planned_faithfulness(
         )
     elif isinstance(members, ParetoFront) and members.largest == n:
         of_front = [members_of(members.at(size), registry) for size in members.sizes]
-        sizes = [sum(counts[index] for index in each) for each in of_front]
-        sets = []
-        for limit in most:
-            fitting = [each for each, size in zip(of_front, sizes, strict=True) if size <= limit]
-            sets.append(max(fitting, key=len, default=()))
+        sizes = {each: sum(counts[index] for index in each) for each in of_front}
+        fitting = ([each for each in of_front if sizes[each] <= limit] for limit in most)
+        sets = [max(each, key=len, default=()) for each in fitting]
         # All components, of which no set of fewer may do better.
         sets[-1] = tuple(range(n))
     else:
@@ -245,17 +245,9 @@ def both_ways(sets: Sequence[ComponentSet], n_components: int) -> list[Component
 
 
 def measure_faithfulness(
-    engine: Engine,
-    sets: Sequence[ComponentSet],
-    *,
-    shares: tuple[float, ...] = (),
-    how: str = "sets",
-    method: str = "",
+    engine: Engine, sets: Sequence[ComponentSet], **labels: Any
 ) -> Faithfulness:
-    """Measures sets of flat indices and their complements.
-
-    `shares` says what each was made for, `how` they were made, `method` what found them.
-    """
+    """Measures sets of flat indices and their complements; `labels` are other fields of these."""
     _warn_of_whole(engine)
     effects = engine.set_effects(both_ways(sets, engine.n_components), "faithfulness")
     return Faithfulness.of(
@@ -267,9 +259,7 @@ def measure_faithfulness(
         metric=engine.metric.name,
         direction=engine.metric.direction,
         **engine.pairs.statistics_options,
-        shares=shares,
-        ranking=how,
-        method=method,
+        **labels,
     )
 
 
@@ -277,9 +267,7 @@ def _warn_of_whole(engine: Engine) -> None:
     """Warns of an effect of all components that no share of it says much about."""
     full = engine.full_effects
     mean, size = full.mean().item(), full.abs().mean().item()
-    low, high = effect_interval(
-        full, bounds=engine.metric.bounds, **engine.pairs.statistics_options
-    )
+    low, high = on_examples(engine, full).interval
     if low <= 0 <= high or abs(mean) < 1e-9:
         said = f"does not differ from 0 ({interval_text(low, high)}), and shares of it say little"
     elif mean < 0:

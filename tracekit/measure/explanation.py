@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
@@ -24,7 +25,6 @@ from tracekit.errors import ComponentError
 from tracekit.figures.members import Edge, Members, network, waterfall
 from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
 from tracekit.figures.style import data_and_model, plain
-from tracekit.measure.explanation_text import CONTEXTS, explanation_text
 from tracekit.measure.question import Question
 from tracekit.measure.replacements import (
     MeasuredNonMember,
@@ -38,19 +38,43 @@ from tracekit.measure.shapley import (
     MOST_EXACT,
     PairInteractions,
     ShapleyValues,
-    n_subsets_of_values,
+    exact_values,
+    n_subsets_of_orders,
     pair_interactions,
-    shapley_values,
+    sampled_values,
 )
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.intervals import effect_interval
 from tracekit.results.of_set import OfMembers
-from tracekit.results.significance import RESOLUTION, PValues, p_text, p_values, zero_below_rounding
+from tracekit.results.significance import (
+    RESOLUTION,
+    PValues,
+    is_unsure,
+    p_text,
+    p_values,
+    zero_below_rounding,
+)
 from tracekit.search.base import PlannedPasses
 from tracekit.search.targets import require_gradient
 
 EXPLANATION = "explanation.json"
 """Name of its document in a folder."""
+_CONTEXTS = {
+    "averaged": "averaged over subsets of the other members",
+    "within": "all other members patched",
+}
+"""Contexts of interactions in words."""
+_LEFT_OUT = "can be left out"
+_VERDICTS = {
+    "with others": "Bring more with all other members patched than alone",
+    "overlaps": "Bring less with all other members patched than alone, as these do the same",
+    "with some": "Bring more with some of the other members patched than alone or with all",
+    "by itself": "Show no difference between alone and with the other members patched",
+    _LEFT_OUT: "Can be left out together, as the set without them does as much",
+    "works against": "Work against the others",
+}
+_MOST_NAMED = 3
+"""Pairs and backups that the text names, at most."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -176,7 +200,7 @@ class Explanation(OfMembers):
     @property
     def context_text(self) -> str:
         """The tested context in words."""
-        return CONTEXTS[self.tested_context]
+        return _CONTEXTS[self.tested_context]
 
     @cached_property
     def additivity(self) -> pd.Series:
@@ -204,17 +228,16 @@ class Explanation(OfMembers):
         """
         if self.non_members is None:
             return None
-        best: dict[int, MeasuredNonMember] = {}
-        for each in sorted(self.non_members, key=lambda each: each.recovered.mean().item()):
-            best[each.member] = each
+        order = sorted(self.non_members, key=lambda each: each.recovered.mean().item())
         rows = []
-        for member, each in best.items():
-            lost = self.last[member].mean().item()
-            recovered = self._fields("recovered", each.recovered, 1, 1)
-            share = recovered["recovered"] / lost if lost else float("nan")
-            rows.append({**self._named(each, "replacement"), "lost": lost, **recovered})
-            rows[-1]["share"] = share
-        return _sorted(pd.DataFrame(rows), "recovered")
+        for member, each in {each.member: each for each in order}.items():
+            row = {**self._named(each, "replacement"), "lost": self.last[member].mean().item()}
+            row |= self._fields("recovered", each.recovered, 1, 1)
+            rows.append({**row, "share": row["recovered"] / (row["lost"] or nan)})
+        columns = ["component", "replacement", "lost", "recovered"]
+        columns += ["recovered_low", "recovered_high", "share"]
+        frame = pd.DataFrame(rows, columns=columns)
+        return frame.sort_values("recovered", ascending=False, ignore_index=True)
 
     @cached_property
     def backups(self) -> pd.DataFrame | None:
@@ -230,8 +253,6 @@ class Explanation(OfMembers):
             return None
         columns = ["component", "backup", "rise", "rise_low", "rise_high", "before"]
         columns += PValues.none(0).columns()
-        if not self.non_members:
-            return pd.DataFrame(columns=columns)
         tests = self.tests_of_backups.columns()
         rows = [
             {
@@ -243,7 +264,8 @@ class Explanation(OfMembers):
             for rank, each in enumerate(self.non_members)
         ]
         rising = [row for row in rows if row["rise_low"] > self.rounding]
-        return _sorted(pd.DataFrame(rising, columns=columns), "rise")
+        frame = pd.DataFrame(rising, columns=columns)
+        return frame.sort_values("rise", ascending=False, ignore_index=True)
 
     @cached_property
     def tests_of_backups(self) -> PValues:
@@ -305,7 +327,7 @@ class Explanation(OfMembers):
             below = f"{number_text(row, tested, '+.4g')}<br>{p_text(row)}"
             hover[j][i] = f"{pair}{context}: {below}"
             signed += [(j, i)] if row["significant"] else []
-            ringed += [(j, i)] if _is_unsure(row, tested) else []
+            ringed += [(j, i)] if is_unsure(row, tested) else []
         sizes = [abs(value) for row in cells for value in row if value is not None]
         drawn = PairMap(
             labels=labels,
@@ -332,7 +354,7 @@ class Explanation(OfMembers):
         """
         labels, tested = self.labels, self.tested_context
         rows = self.interactions.to_dict("records")
-        joined = [row for row in rows if row["significant"] or _is_unsure(row, tested)]
+        joined = [row for row in rows if row["significant"] or is_unsure(row, tested)]
         edges = [
             Edge(
                 first=labels.index(row["first"]),
@@ -355,7 +377,24 @@ class Explanation(OfMembers):
 
     def __str__(self) -> str:
         """The findings in a few lines, ready for a paper."""
-        return explanation_text(self)
+        sums, n_orders = self.additivity, self.shapley.n_orders
+        method = "all subsets" if n_orders is None else f"{n_orders} orders"
+        values = zip(self.table["component"], self.table["value"], strict=True)
+        shares = ", ".join(f"{label} {value:.3g}" for label, value in values)
+        lines = [
+            f"{len(self.members)} components of {self.model} on {self.dataset}: "
+            f"{number_text(sums, 'effect')}, {self.axis_label}, {self.setting}. Brackets: 95 % "
+            "intervals.",
+            f"Alone they sum to {number_text(sums, 'sum_of_singles')}; interaction brings "
+            f"{number_text(sums, 'interaction')}.",
+            f"Shapley values ({method}): {shares}.",
+            *_verdict_texts(self),
+            _pairs_text(self),
+            *self.notes_on_p,
+        ]
+        if self.backups is not None:
+            lines += _backup_texts(self, self.backups)
+        return clean_text("\n".join(lines))
 
     def __repr__(self) -> str:
         return clean_text(
@@ -377,14 +416,65 @@ def _drawn_members(table: pd.DataFrame) -> Members:
     )
 
 
-def _is_unsure(row: dict[Any, Any], name: str) -> bool:
-    """Whether the interval of a pair leaves out 0, but it is not significant."""
-    return not row["significant"] and (row[f"{name}_low"] > 0 or row[f"{name}_high"] < 0)
+def _verdict_texts(why: Explanation) -> Iterator[str]:
+    for verdict, text in _VERDICTS.items():
+        labels = list(why.table["component"][why.table["verdict"] == verdict])
+        if verdict == _LEFT_OUT:
+            labels = [_left_out_text(why, label) for label in labels]
+        if labels:
+            yield f"{text}: {', '.join(labels)}."
 
 
-def _sorted(frame: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The largest values first; a frame without rows has no columns."""
-    return frame if frame.empty else frame.sort_values(column, ascending=False, ignore_index=True)
+def _left_out_text(why: Explanation, label: str) -> str:
+    """A member that can be left out: its effect alone, and which member makes up for it."""
+    alone = why.table.set_index("component")["alone"][label]
+    staying = {*why.labels} - {str(member) for member in why.redundant}
+    for row in why.interactions.to_dict("records"):
+        pair = [row["first"], row["second"]]
+        if label not in pair:
+            continue
+        other = pair[1] if pair[0] == label else pair[0]
+        if other in staying and row[f"{why.tested_context}_high"] < -why.rounding:
+            return f"{label} ({alone:.3g} alone; {other} makes up for it)"
+    return f"{label} ({alone:.3g} alone)"
+
+
+def _pairs_text(why: Explanation) -> str:
+    """How many pairs interact, and the strongest of them."""
+    frame: Any = why.interactions
+    context = why.tested_context
+    if why.is_tested:
+        criterion, counts = "p < .05", frame["significant"]
+    else:
+        criterion = "interval apart from 0"
+        low, high = frame[f"{context}_low"], frame[f"{context}_high"]
+        counts = (low > why.rounding) | (high < -why.rounding)
+    pairs = [
+        f"{row['first']} and {row['second']} {row[context]:+.3g}"
+        for row in frame[counts].to_dict("records")
+    ]
+    text = (
+        f"{len(pairs)} of {len(frame)} pairs do more (+) or less (-) together than each by itself, "
+        f"{why.context_text} ({criterion})"
+    )
+    return f"{text}: {', '.join(pairs[:_MOST_NAMED])}." if pairs else f"{text}."
+
+
+def _backup_texts(why: Explanation, backups: Any) -> Iterator[str]:
+    """The strongest backups, and a caution where their q is not reliable."""
+    criterion = "interval above 0, on the examples that proposed them"
+    if why.proposed_on != why.dataset_fingerprint:
+        backups, criterion = backups[backups["significant"].astype(bool)], "q < .05"
+    named = [
+        f"{row['backup']} {row['rise']:+.3g} once {row['component']} is"
+        for row in backups.head(_MOST_NAMED).to_dict("records")
+    ]
+    yield (
+        "Backups, which are outside the set and do more once a member is patched "
+        f"({criterion}): {', '.join(named) if named else 'none'}."
+    )
+    if named and why.tests_of_backups.caution:
+        yield why.tests_of_backups.caution
 
 
 def explain(
@@ -422,34 +512,33 @@ def explain(
     check_max_loss("tolerance", tolerance)
     engine, chosen = question.eval_engine, members_of(members, question.registry)
     planned = plan_explanation(engine, chosen, max_sets=max_sets, look_outside=look_outside)
+    proposing = question.search_engine if _looks_outside(engine, look_outside) else None
     passes, n, before = planned.cost.forward_equivalents, engine.n_examples, engine.cost
     with progress.open_bar("explain", passes, n, shown=engine.config.progress):
         game = SetGame(engine, chosen)
-        all_members = game.all_members
-        without = [tuple(p for p in all_members if p != member) for member in all_members]
-        values = shapley_values(game, max_sets=max_sets, seed=seed)
-        whole = game.effects([all_members])[0]
-        singles = game.effects([(member,) for member in all_members])
-        last = whole - game.effects(without)
-        pairs = pair_interactions(game)
-        redundancy = redundant_members(game, tolerance=tolerance)
-        non_members = None
-        if _looks_outside(engine, look_outside):
-            non_members = tuple(measured_non_members(engine, chosen, question.search_engine))
-    return Explanation(
-        members=chosen,
-        effect=whole,
-        alone=singles,
-        last=last,
-        shapley=values,
-        pairs=pairs,
-        redundancy=redundancy,
-        tolerance=tolerance,
-        non_members=non_members,
-        selected_on=question.selected_on(members),
-        proposed_on=None if non_members is None else question.search_engine.fingerprint,
-        **question.facts_of(engine, before),
-    )
+        everyone = game.all_members
+        if len(chosen) <= MOST_EXACT:
+            shapley = exact_values(game)
+        else:
+            shapley = sampled_values(game, max_sets=max_sets, seed=seed)
+        without = [tuple(other for other in everyone if other != member) for member in everyone]
+        effect = game.effects([everyone])[0]
+        return Explanation(
+            members=chosen,
+            effect=effect,
+            alone=game.effects([(member,) for member in everyone]),
+            last=effect - game.effects(without),
+            shapley=shapley,
+            pairs=pair_interactions(game),
+            redundancy=redundant_members(game, tolerance=tolerance),
+            tolerance=tolerance,
+            non_members=tuple(measured_non_members(engine, chosen, proposing))
+            if proposing
+            else None,
+            proposed_on=proposing and proposing.fingerprint,
+            selected_on=question.selected_on(members),
+            **question.facts_of(engine, before),
+        )
 
 
 def _looks_outside(engine: Engine, asked: bool | None) -> bool:
@@ -471,10 +560,10 @@ def plan_explanation(
         )
     check_int("max_sets", max_sets)
     is_exact, is_outside = n <= MOST_EXACT, _looks_outside(engine, look_outside)
-    subsets = n_subsets_of_values(n, max_sets)
+    subsets = 2**n - 1
     if not is_exact:
         # Pairs in two contexts; then, without redundant members, what is smaller than without two.
-        subsets += n * (n + 1) + (n - 1) * (n - 2) // 2 - 1
+        subsets = n_subsets_of_orders(n, max_sets) + n * (n + 1) + (n - 1) * (n - 2) // 2 - 1
     cost = Cost(subsets)
     if is_outside and len(registry) > n:
         cost += Cost(n_sets_of_non_members(n, len(registry)) + n + 1, n + 1)

@@ -53,7 +53,7 @@ def measure_statistics(
     from_all = _from_all(engine, maximised, sets, others)
     statistics = []
     for (size, members), *parts in zip(sets.items(), cross_fitted, from_all, strict=True):
-        fields = {**parts[0], **parts[1]}
+        fields = parts[0] | parts[1]
         drawn = control_sets(engine.registry, members, MOST_CONTROLS, generator)
         if drawn:
             controls = engine.set_effects(drawn, f"controls of {size}").mean(1)

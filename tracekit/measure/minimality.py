@@ -22,6 +22,7 @@ from tracekit._util.options import check_max_loss
 from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
+from tracekit.data.pair import cluster_ids
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
@@ -161,10 +162,10 @@ def _examples_and_sets(
     if not chosen:
         raise ComponentError("An empty set has no idle members. Give at least one component.")
     sets = [chosen, *(tuple(i for i in chosen if i != member) for member in chosen)]
-    if question.held_out_engine is not None and is_selected:
-        own = _Examples([question.search_engine], "searched")
-        return own, _Examples([question.held_out_engine], "held-out"), sets
-    both = [question.search_engine, *filter(None, [question.held_out_engine])]
+    searched, held_out = question.search_engine, question.held_out_engine
+    if held_out is not None and is_selected:
+        return _Examples([searched], "searched"), _Examples([held_out], "held-out"), sets
+    both = [searched] if held_out is None else [searched, held_out]
     examples = _Examples(both, "searched" if is_selected else "all")
     return examples, examples, sets
 
@@ -195,13 +196,7 @@ class _Examples:
     @property
     def clusters(self) -> Int[Tensor, " example"]:
         """Number of the independent example that each is part of."""
-        numbered, first = [], 0
-        for engine in self.engines:
-            clusters = engine.pairs.clusters
-            clusters = torch.arange(engine.n_examples) if clusters is None else clusters
-            numbered.append(clusters + first)
-            first += engine.n_examples
-        return torch.cat(numbered).unique(return_inverse=True)[1]
+        return torch.tensor(cluster_ids([pair for each in self.engines for pair in each.pairs]))
 
     def alone(self, sets: Sequence[ComponentSet]) -> Float[Tensor, "set example"]:
         """What each set does by itself: the full effect less that of its complement (noising)."""

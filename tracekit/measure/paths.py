@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import clean_text, number_text
+from tracekit._util.markup import as_cells, clean_text, number_text
 from tracekit._util.options import short_repr
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.path_effects import PathRow, PathRuns, path_place
@@ -76,28 +76,28 @@ class Paths(OfMembers, Tabular):
         """
         effects = self.effects.double()
         scale = effects.abs().max(0).values
-        tests: list[dict[str, Any]] = [{}] * len(effects)
-        for rows, values in self._tests:
-            columns = values.columns()
-            for number, at in enumerate(rows):
-                tests[at] = {name: column[number] for name, column in columns.items()}
+        tests = pd.concat([pd.DataFrame(p.columns(), index=rows) for rows, p in self._tests])
         ends = row_intervals(effects, bounds=bounds_of(self.metric), **self.statistics_options)
         least = RESOLUTION * scale.mean().item()
-        paths: dict[Any, dict[str, Any]] = {}
+        label, paths = self.registry.label, dict[Any, dict[str, Any]]()
         for row, mean, (low, high), test in zip(
-            self.rows, effects.mean(1).tolist(), ends.tolist(), tests, strict=True
+            self.rows,
+            effects.mean(1).tolist(),
+            ends.tolist(),
+            tests.sort_index().to_dict("records"),
+            strict=True,
         ):
             path = paths.setdefault((row.sender, row.receiver), {})
             if row.input == "all":
-                path["sender"] = self._name(row.sender, _EMBEDDING)
-                path["receiver"] = self._name(row.receiver, _LOGITS)
-                path |= {"effect": mean, "effect_low": low, "effect_high": high, **test}
+                path["sender"] = _EMBEDDING if row.sender is None else label(row.sender)
+                path["receiver"] = _LOGITS if row.receiver is None else label(row.receiver)
+                path |= as_cells("effect", mean, (low, high)) | test
                 path |= {"is_apart": low > least or high < -least, "strongest": ""}
             else:
                 sizes = [abs(path[via]) for via in ("query", "key", "value") if via in path]
                 if abs(mean) >= max(sizes, default=0.0):
                     path["strongest"] = row.input
-                path |= {row.input: mean, f"{row.input}_low": low, f"{row.input}_high": high}
+                path |= as_cells(row.input, mean, (low, high))
                 path[f"{row.input}_q"] = test["q"]
         frame = pd.DataFrame(list(paths.values()))
         return frame.sort_values("effect", key=abs, ascending=False, ignore_index=True)
@@ -109,14 +109,12 @@ class Paths(OfMembers, Tabular):
         tested = zero_below_rounding(effects, effects.abs().max(0).values.expand_as(effects))
         is_whole = torch.tensor([row.input == "all" for row in self.rows])
         for rows in (is_whole.nonzero()[:, 0], (~is_whole).nonzero()[:, 0]):
-            values = PValues.none(len(rows))
-            if self.is_tested and len(rows):
-                values = p_values(tested[rows], **self.statistics_options)
-            tests.append((rows.tolist(), values))
+            if len(rows):
+                values = PValues.none(len(rows))
+                if self.is_tested:
+                    values = p_values(tested[rows], **self.statistics_options)
+                tests.append((rows.tolist(), values))
         return tests
-
-    def _name(self, member: int | None, end: str) -> str:
-        return end if member is None else self.registry.label(member)
 
     def network(self) -> go.Figure:
         """Members by layer, the embedding below and the logits above, joined by the paths.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -242,14 +242,22 @@ class Question:
 
     def choices(self, sets: Sequence[ComponentSet] = (), *, is_held_out: bool = False) -> Tensor:
         """First choices without and with each of some sets; see `count_choices`."""
-
-        def engine_of(question: Question) -> Engine:
-            return question.eval_engine if is_held_out else question.search_engine
-
-        other = None
+        own, other = self.eval_engine if is_held_out else self.search_engine, None
         with suppress(PairsError):  # The source is not a run that denoising could start from.
-            other = engine_of(self.opposite)
-        return count_choices(engine_of(self), other, sets)
+            other = self.opposite.eval_engine if is_held_out else self.opposite.search_engine
+        return count_choices(own, other, sets)
+
+    def facts_of_patch(self, engine: Engine) -> dict[str, Any]:
+        """Returns fields of a `PatchedSet` that `engine` measures."""
+        positions = engine.config.positions
+        return {
+            "model": self.model_name,
+            "source": self.source,
+            "source_seed": self.setup.source_seed,
+            "registry": engine.registry,
+            "direction": engine.metric.direction,
+            "positions": positions if isinstance(positions, str) else tuple(positions),
+        }
 
     def facts_of(self, engine: Engine, before: Cost) -> dict[str, Any]:
         """Returns fields of an `OfMembers` that `engine` measures.
@@ -257,17 +265,12 @@ class Question:
         `before` is what the engine had cost before the work.
         """
         return {
-            "model": self.model_name,
-            "source": self.source,
-            "source_seed": self.setup.source_seed,
-            "registry": engine.registry,
+            **self.facts_of_patch(engine),
             **engine.pairs.statistics_options,
             "axis_label": engine.metric.axis_label,
             "dataset": engine.pairs.name,
             "dataset_fingerprint": engine.fingerprint,
             "metric": engine.metric.name,
-            "direction": engine.metric.direction,
-            "positions": positions_of(engine),
             "cost": engine.cost - before,
         }
 
@@ -372,12 +375,16 @@ def _splitter(
     if setup.split_by != "position":
         only = None if setup.split_by == "span" else setup.split_by
         return lambda pairs: pairs.by_span(only)
-    decode = getattr(getattr(model, "tokenizer", None), "decode", None)
-    token_text = None if decode is None else lambda token: str(decode([token]))
     every = [pair for pairs in data_sets for pair in pairs]
     prompts, spans = [pair.prompt_ids for pair in every], [pair.spans for pair in every]
-    names = registry.spans if registry else position_names(prompts, token_text, spans)
+    names = registry.spans if registry else position_names(prompts, token_text_of(model), spans)
     return lambda pairs: pairs.by_position(names)
+
+
+def token_text_of(model: HookedModel) -> Callable[[int], str] | None:
+    """Gives the text of a token; None where the model has no tokenizer."""
+    decode = getattr(getattr(model, "tokenizer", None), "decode", None)
+    return None if decode is None else lambda token: str(decode([token]))
 
 
 def further_metrics(given: Sequence[AnyMetric], direction: Direction) -> tuple[Metric, ...]:
@@ -425,9 +432,3 @@ def examples_of(engine: Engine, selected_on: str | None) -> str:
     """On which examples an engine measures a set, in words, and on how many."""
     n = count_text(engine.n_examples, engine.pairs.clusters)
     return examples_text(selected_on, engine.fingerprint, n)
-
-
-def positions_of(engine: Engine) -> str | tuple[int, ...]:
-    """Where an engine patches, as it is saved."""
-    positions = engine.config.positions
-    return positions if isinstance(positions, str) else tuple(positions)

@@ -6,6 +6,8 @@ from math import comb, prod
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.connected import EdgePaths
@@ -69,6 +71,13 @@ def control_overlap(registry: ComponentRegistry, members: ComponentSet) -> float
     shared = sum(count * count / n for n, count in _counts(registry, members)) / len(members)
     # Of all such sets one is the set itself.
     return shared - (1 - shared) / others
+
+
+def share_reaching(own: float, drawn: Float[Tensor, " draw"]) -> float:
+    """Share of sets, the own one among them, of which a value is at least that of the own one."""
+    # Sets that do the same differ by rounding.
+    least = own - 1e-6 * max(abs(own), drawn.abs().max().item())
+    return (1 + int((drawn >= least).sum())) / (1 + len(drawn))
 
 
 def _groups(registry: ComponentRegistry, like: Like) -> list[list[int]]:

@@ -94,27 +94,26 @@ def measured_non_members(
     if not outside:
         return []
     at_set = proposing.predict_changes(members).predicted_effects.nan_to_num()
-    proposals = []
-    for member in range(len(members)):
-        without = tuple(index for index in members if index != members[member])
+    proposals: list[tuple[int, int, tuple[ComponentSet, ComponentSet, ComponentSet]]] = []
+    for member, index in enumerate(members):
+        without = tuple(other for other in members if other != index)
         gains = proposing.predict_changes(without).predicted_effects.nan_to_num()
         chosen = [*_highest_scored(outside, gains), *_highest_scored(outside, at_set - gains)]
-        proposals += [(member, without, non_member) for non_member in dict.fromkeys(chosen)]
-    sets = {members: 0}
-    for _, without, non_member in proposals:
-        for each in (without, _with(without, non_member), _with(members, non_member)):
-            sets.setdefault(each, len(sets))
-    effects = engine.set_effects(list(sets), "non-members")
+        for non_member in dict.fromkeys(chosen):
+            instead, joined = (tuple(sorted((*each, non_member))) for each in (without, members))
+            proposals.append((member, non_member, (without, instead, joined)))
+    sets = list(dict.fromkeys([members, *(each for *_, three in proposals for each in three)]))
+    effects = dict(zip(sets, engine.set_effects(sets, "non-members"), strict=True))
     return [
         MeasuredNonMember(
             member=member,
             non_member=non_member,
-            without=effects[sets[without]],
-            instead=effects[sets[_with(without, non_member)]],
-            whole=effects[0],
-            joined=effects[sets[_with(members, non_member)]],
+            without=effects[without],
+            instead=effects[instead],
+            whole=effects[members],
+            joined=effects[joined],
         )
-        for member, without, non_member in proposals
+        for member, non_member, (without, instead, joined) in proposals
     ]
 
 
@@ -128,7 +127,3 @@ def n_sets_of_non_members(n_members: int, n_components: int) -> int:
 
 def _highest_scored(outside: Sequence[int], scores: Mask) -> list[int]:
     return sorted(outside, key=lambda index: -scores[index].item())[:_PROPOSED]
-
-
-def _with(members: ComponentSet, non_member: int) -> ComponentSet:
-    return tuple(sorted((*members, non_member)))

@@ -85,31 +85,30 @@ class SetGame:
         asked = [tuple(sorted(coalition)) for coalition in coalitions]
         new = [each for each in dict.fromkeys(asked) if each not in self._effects]
         if new:
-            sets = [(*self.given, *(self.members[number] for number in each)) for each in new]
+            members = [[*self.given, *(self.members[number] for number in each)] for each in new]
+            sets = [tuple(sorted(each)) for each in members]
             self._effects.update(zip(new, self._measured(sets, label), strict=True))
         return torch.stack([self._effects[each] for each in asked])
 
     def _measured(self, sets: Sequence[ComponentSet], label: str) -> Float[Tensor, "set example"]:
         try:
-            return self.engine.set_effects(map(tuple, map(sorted, sets)), label)
+            return self.engine.set_effects(sets, label)
         except NonFiniteMetricError:
             # Measured one by one, the first that is not finite is named.
             for members in sets:
                 try:
-                    self.engine.set_effects([tuple(sorted(members))], label)
+                    self.engine.set_effects([members], label)
                 except NonFiniteMetricError as error:
-                    names = ", ".join(map(self.engine.registry.label, sorted(members)))
+                    names = ", ".join(map(self.engine.registry.label, members))
                     raise NonFiniteMetricError(f"Of the subset {names}: {error}") from error
             raise
 
     def every_effect(self) -> Float[Tensor, "coalition example"]:
         """Effects of all coalitions; the number of a coalition has a bit for each member."""
-        numbers = range(self.n_members)
-        coalitions = [
-            tuple(number for number in numbers if code >> number & 1)
+        return self.effects(
+            tuple(number for number in self.all_members if code >> number & 1)
             for code in range(2**self.n_members)
-        ]
-        return self.effects(coalitions)
+        )
 
     def __call__(self, coalitions: Any) -> Any:
         """Mean effects of coalitions, as a NumPy array.

@@ -10,7 +10,7 @@ a pair is measured alone, within the set, and averaged over subsets (Shapley int
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
@@ -44,39 +44,34 @@ class ShapleyValues:
     """Orders drawn; None if all subsets were measured."""
 
 
-def shapley_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
-    """Values of all members: exact for up to 12, else from at most `max_sets` drawn subsets."""
-    if game.n_members <= MOST_EXACT:
-        return exact_values(game)
-    return sampled_values(game, max_sets=max_sets, seed=seed)
-
-
-def n_subsets_of_values(n_members: int, max_sets: int) -> int:
-    """Subsets that `shapley_values` takes at most; exactly, of up to 12 members."""
-    if n_members <= MOST_EXACT:
-        return 2**n_members - 1
-    return 2 * _pairs_of_orders(n_members, max_sets) * (n_members - 1) + 1
-
-
 def exact_values(game: SetGame) -> ShapleyValues:
     """Values from all subsets."""
-    n, effects = game.n_members, game.every_effect().double()
-    numbers, sizes = _numbers_and_sizes(n)
-    # How often a member joins a coalition of each size, among all orders.
-    weights = torch.tensor([1 / (n * comb(n - 1, size)) for size in range(n)], dtype=effects.dtype)
-    rows = []
-    for member in range(n):
-        without = numbers[(numbers >> member & 1) == 0]
-        gains = effects[without | 1 << member] - effects[without]
-        rows.append(weights[sizes[without]] @ gains)
-    values = torch.stack(rows).float()
+    n = game.n_members
+    values = _interaction_indices(game, [(member,) for member in range(n)])
     return ShapleyValues(per_example=values, sampling_error=torch.zeros(n), n_orders=None)
 
 
-def _numbers_and_sizes(n: int) -> tuple[Int[Tensor, " coalition"], Int[Tensor, " coalition"]]:
-    """The number of each coalition, with a bit for each of `n` members, and how many it has."""
+def _interaction_indices(
+    game: SetGame, groups: Sequence[tuple[int, ...]]
+) -> Float[Tensor, "group example"]:
+    """Shapley interaction index of each group of members; that of one member is its value."""
+    n, effects = game.n_members, game.every_effect().double()
+    # The number of a coalition has a bit for each member.
     numbers = torch.arange(2**n)
-    return numbers, torch.stack([numbers >> member & 1 for member in range(n)]).sum(0)
+    sizes = torch.stack([numbers >> member & 1 for member in range(n)]).sum(0)
+    rows = []
+    for group in groups:
+        rest = numbers[(numbers & sum(1 << member for member in group)) == 0]
+        # How often the group joins a coalition of each size, as one, among all orders.
+        n_others = n - len(group)
+        weights = [1 / ((n_others + 1) * comb(n_others, size)) for size in range(n_others + 1)]
+        changes = torch.zeros(len(rest), effects.shape[1], dtype=effects.dtype)
+        for size in range(len(group) + 1):
+            for joined in combinations(group, size):
+                sign = (-1) ** (len(group) - size)
+                changes += sign * effects[rest | sum(1 << member for member in joined)]
+        rows.append(torch.tensor(weights, dtype=effects.dtype)[sizes[rest]] @ changes)
+    return torch.stack(rows).float()
 
 
 def sampled_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
@@ -110,6 +105,11 @@ def sampled_values(game: SetGame, *, max_sets: int, seed: int) -> ShapleyValues:
             mean, variance = by_model
     values, error = mean.float(), variance.sqrt().float()
     return ShapleyValues(per_example=values, sampling_error=error, n_orders=len(orders))
+
+
+def n_subsets_of_orders(n_members: int, max_sets: int) -> int:
+    """Subsets that `sampled_values` takes at most."""
+    return 2 * _pairs_of_orders(n_members, max_sets) * (n_members - 1) + 1
 
 
 def _pairs_of_orders(n: int, max_sets: int) -> int:
@@ -255,20 +255,5 @@ def pair_interactions(game: SetGame) -> PairInteractions:
         corners, "(where pair corner) example -> corner where pair example", where=2, corner=4
     )
     values = both - first - second + neither
-    averaged = _averaged(game, pairs) if game.n_members <= MOST_EXACT else None
+    averaged = _interaction_indices(game, pairs) if game.n_members <= MOST_EXACT else None
     return PairInteractions(pairs=pairs, alone=values[0], within=values[1], averaged=averaged)
-
-
-def _averaged(game: SetGame, pairs: tuple[tuple[int, int], ...]) -> Float[Tensor, "pair example"]:
-    """Shapley interaction indices, from all subsets."""
-    n, effects = game.n_members, game.every_effect().double()
-    numbers, sizes = _numbers_and_sizes(n)
-    weights = [1 / ((n - 1) * comb(n - 2, size)) for size in range(n - 1)]
-    by_size = torch.tensor(weights, dtype=effects.dtype)
-    rows = []
-    for i, j in pairs:
-        both = 1 << i | 1 << j
-        rest = numbers[(numbers & both) == 0]
-        changes = effects[rest | both] - effects[rest | 1 << i] - effects[rest | 1 << j]
-        rows.append(by_size[sizes[rest]] @ (changes + effects[rest]))
-    return torch.stack(rows).to(torch.float32)

@@ -18,7 +18,7 @@ if only the target moves, 0 if both move by the same share, -1 if only the other
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -44,8 +44,8 @@ from tracekit.errors import PairsError
 from tracekit.figures.charts import Strength, strengths
 from tracekit.figures.style import plain
 from tracekit.measure.evaluation import PlannedSets
-from tracekit.measure.question import Question, positions_of
-from tracekit.measure.random_sets import control_overlap, control_sets, n_controls
+from tracekit.measure.question import Question
+from tracekit.measure.random_sets import control_overlap, control_sets, n_controls, share_reaching
 from tracekit.metrics import Bounds, Effects, Metric, MetricFunction, bounds_of
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval, resamples
@@ -95,9 +95,7 @@ class EffectOn(OverExamples):
         """
         if not len(self.controls):
             return float("nan")
-        # Sets that do the same differ by rounding.
-        hits = (self.control_strengths >= (1 - 1e-6) * self.strength).sum().item()
-        return (1 + hits) / (1 + len(self.controls))
+        return share_reaching(self.strength, self.control_strengths)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -179,7 +177,7 @@ class SideEffects(PatchedSet, Tabular):
         `_low` and `_high`; those of effects and strengths are 95 % studentised bootstrap intervals
         over examples (`tracekit.results.intervals`). The target has no selectivity (NaN).
         """
-        frame = pd.DataFrame([self._row(each) for each in (self.target, *self.others)])
+        frame = pd.DataFrame(map(self._row, (self.target, *self.others)))
         frame.insert(list(frame).index("p") + 1, "q", q_values(torch.tensor(frame["p"])))
         return frame
 
@@ -189,13 +187,14 @@ class SideEffects(PatchedSet, Tabular):
         )
         sizes, bounds = (each.effects.abs(), each.full_effects.abs()), Bounds(low=0.0)
         of_strength = ratio_interval(*sizes, clusters=each.clusters, bounds=bounds)
-        controls, nan = each.control_strengths.tolist(), float("nan")
-        ends = (min(controls, default=nan), max(controls, default=nan))
-        selectivity, ends_of_it, control = nan, (nan, nan), nan
+        controls, nan = each.control_strengths, float("nan")
+        of_controls = (nan, nan) if not len(controls) else map(float, controls.aminmax())
+        of_pair = as_cells("selectivity", nan, (nan, nan)) | {"control_selectivity": nan}
         if each is not self.target:
-            selectivity = self.selectivity(each.name)
-            ends_of_it = self.selectivity_interval(each.name)
-            control = self.control_selectivity(each.name).nanmedian().item()
+            ends = self.selectivity_interval(each.name)
+            of_pair = as_cells("selectivity", self.selectivity(each.name), ends)
+            control = self.control_selectivity(each.name).nanmedian()
+            of_pair["control_selectivity"] = control.item()
         return {
             "name": each.name,
             "dataset": each.dataset,
@@ -203,20 +202,21 @@ class SideEffects(PatchedSet, Tabular):
             "examples": each.n_examples,
             **as_cells("effect", each.effects.mean().item(), interval),
             **as_cells("strength", each.strength, of_strength),
-            **as_cells("control", each.control_strengths.mean().item(), ends),
+            **as_cells("control", controls.mean().item(), of_controls),
             "p": nan if each.dataset_fingerprint == self.selected_on else each.p,
-            **as_cells("selectivity", selectivity, ends_of_it),
-            "control_selectivity": control,
+            **of_pair,
         }
+
+    def _rows(self) -> Iterator[tuple[dict[Any, Any], EffectOn]]:
+        return zip(self.table.to_dict("records"), (self.target, *self.others), strict=True)
 
     def figure(self) -> go.Figure:
         """The strength of the set on all data, with 95 % intervals; crosses are random sets.
 
         The column on the right is the selectivity. The numbers are those of `table`.
         """
-        measured = (self.target, *self.others)
         rows = []
-        for row, each in zip(self.table.to_dict("records"), measured, strict=True):
+        for row, each in self._rows():
             ends = f"({row['selectivity_low']:.2f} to {row['selectivity_high']:.2f})"
             selectivity = f"{row['selectivity']:.2f}<br>{ends}".replace("-", "\u2212")
             p = f"<br>p = {row['p']:.2g}" if row["p"] == row["p"] else ""
@@ -247,8 +247,7 @@ class SideEffects(PatchedSet, Tabular):
         n = len(self.members)
         names = ", ".join(self.labels[:8]) + (", ..." if n > 8 else "")
         lines = [f"{n} component{'s' * (n != 1)} of {self.model}, {self.intervention}: {names}."]
-        data = (self.target, *self.others)
-        for row, each in zip(self.table.to_dict("records"), data, strict=True):
+        for row, each in self._rows():
             where = f"{row['name']} ({row['metric']} on {row['dataset']})"
             line = f"{where}: strength {number_text(row, 'strength')}"
             if row["control"] == row["control"]:
@@ -334,18 +333,13 @@ def side_effects(
     with progress.open_bar("side effects", None, n, shown=shown):
         measured = [_measure(name, engine, chosen, controls) for name, engine in engines.items()]
     return SideEffects(
-        registry=target.registry,
         members=chosen,
         target=measured[0],
         others=tuple(measured[1:]),
-        direction=question.direction,
-        positions=positions_of(target),
         seed=seed,
         selected_on=question.selected_on(members),
         cost=sum((engine.cost - before[name] for name, engine in engines.items()), Cost()),
-        model=question.model_name,
-        source=question.source,
-        source_seed=question.setup.source_seed,
+        **question.facts_of_patch(target),
     )
 
 
@@ -355,23 +349,15 @@ def planned_side_effects(
     """What `side_effects` patches: a set and random sets; of other data all components, too."""
     check_seed(seed)
     chosen, registry = members_of(members, question.registry), question.registry
-    engines = _engines_of(question, others)
     check_int("draws", draws, 0)
     if not chosen:
         raise PairsError("An empty set has no side effects. Give at least one component.")
-    sets = [chosen, *control_sets(registry, chosen, draws, torch.Generator().manual_seed(seed))]
-    of_others = [*sets, tuple(range(len(registry)))]
-    return [(question.eval_engine, sets), *((engine, of_others) for engine in engines.values())]
-
-
-def _engines_of(question: Question, others: Any) -> dict[str, Engine]:
-    """Engines of other data, or by other metrics, by name: pairs, or pairs and a metric."""
     if not isinstance(others, Mapping) or not others:
         raise PairsError(
             f"The others are {short_repr(others)}. Give a mapping from names to pairs, e.g. "
             "{'neutral': pairs} or {'neutral': (pairs, 'kl')}."
         )
-    engines = {}
+    engines = []
     for name, given in others.items():
         pairs, metric = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
         if name == TARGET or not isinstance(name, str) or not isinstance(pairs, PromptPairs):
@@ -379,8 +365,10 @@ def _engines_of(question: Question, others: Any) -> dict[str, Engine]:
                 f"Under {name!r} stands {short_repr(given)}. Give pairs, or pairs with a "
                 f"metric, under a name other than {TARGET!r}."
             )
-        engines[name] = question.engine_of(pairs, metric=metric)
-    return engines
+        engines.append(question.engine_of(pairs, metric=metric))
+    sets = [chosen, *control_sets(registry, chosen, draws, torch.Generator().manual_seed(seed))]
+    of_others = [*sets, tuple(range(len(registry)))]
+    return [(question.eval_engine, sets), *((engine, of_others) for engine in engines)]
 
 
 def _measure(

@@ -88,12 +88,11 @@ def strongest_pairs(
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(engine.n_examples, generator=generator).tolist()
     # Whoever chooses pairs by some examples cannot test them by the same ones.
-    proposing, testing, fresh, examples = None, None, question.held_out_engine, "held-out examples"
+    proposing, testing, fresh = None, None, question.held_out_engine
+    examples = "the examples that proposed them" if fresh is None else "held-out examples"
     if fresh is None and engine.pairs.n_distinct >= _LEAST_SPLIT:
         proposing, testing = map(torch.tensor, split_disjoint(engine.pairs, order, len(order) // 2))
         examples = "the half of the examples that proposed nothing"
-    elif fresh is None:
-        examples = "the examples that proposed them"
     most, shown = max(_LEAST_MEASURED, _MEASURED_PER_PAIR * count), engine.config.progress
     with progress.open_bar("proposals of pairs", None, engine.n_examples, shown=shown):
         looked_at = _interacting(engine, paired, context, proposing, n_looked_at, generator)

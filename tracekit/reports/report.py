@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -33,7 +34,6 @@ from tracekit.results.saved import all_results, is_several
 from tracekit.search import METHODS, LocalSearch
 from tracekit.search.base import config_of
 from tracekit.search.objectives import ObjectiveName
-from tracekit.search.targets import ConstraintEffect
 
 Anatomy = OfRun | Look
 Reported = Comparable | InteractionGrid | Anatomy | PromptPairs
@@ -46,6 +46,7 @@ _MOST_PANELS = 4
 _MOST_COLUMNS = 6
 """Results with a column in the table of examples."""
 _MOST_EXAMPLES, _MOST_LABELS = 200, 8
+_LARGEST = "largest example's share of the effect"
 _CHECKED = (
     "A Tracer refuses to run unless, on the model that it was given, every hook point fires once "
     "and in the right shape, an empty mask changes no bit, an edit at every site moves the logits, "
@@ -82,7 +83,11 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     groups = _grouped(given)
     grids = [each for each in given if isinstance(each, InteractionGrid)]
     prompts = {each.fingerprint: _prompts(each) for each in given if isinstance(each, PromptPairs)}
-    sections = [_look_section(each) for each in given if isinstance(each, Look)]
+    sections = []
+    for look in (each for each in given if isinstance(each, Look)):
+        figures = [] if look.where is None else [look.where.heatmap(normalised=True)]
+        figures += [largest.heatmap() for largest in look.sets[-1:]]
+        sections.append(Section(heading="A first look", figures=figures, code=str(look)))
     sections += [s for group in groups for s in _sections(group, prompts, len(groups) > 1)]
     sections += [_explanation_section(each) for each in given if isinstance(each, Explanation)]
     attention = [each for each in given if isinstance(each, Attention)]
@@ -120,22 +125,17 @@ def _grouped(given: Sequence[Reported]) -> list[_Group]:
         results = all_results(each)
         if not results:
             raise NoResultError(f"There is no result in {short_repr(each)}. Leave it out.")
-        group = next((g for g in groups if _is_comparable(g.results[0], results[0])), None)
-        if group is None:
+        for group in groups:
+            with suppress(ComparisonError):
+                tables.check_comparable([group.results[0], results[0]])
+                break
+        else:
             group = _Group([], [])
             groups.append(group)
         group.results.extend(results)
         if isinstance(each, ParetoFront):
             group.fronts.append(each)
     return groups
-
-
-def _is_comparable(first: TraceResult, second: TraceResult) -> bool:
-    try:
-        tables.check_comparable([first, second])
-    except ComparisonError:
-        return False
-    return True
 
 
 def _sections(
@@ -161,13 +161,22 @@ def _sections(
             lead += f" {result.title}, {result.n_selected} components: {certificate.summary}"
     name = f"{first.dataset} data, {first.model} model, {first.setup.metric}"
     name += f", {first.setup.intervention}"
+    shares = [largest_share(result.per_example)[1] for result in results]
+    whole = comparison.table(most_labels=first.n_components)
+    sets = Table([*whole.columns, Column("largest_share", _LARGEST, shares, ".0%")])
+    effects = (*tables.effect_columns(results), _LARGEST)
+    notes = [f"A row for each example, and its effect by each set: {first.axis_label}."]
+    if first.searched.weights is not None:
+        notes.append("Each is multiplied by the weight of its example.")
+    if (n := len(first.per_example)) > _MOST_EXAMPLES:
+        notes.append(f"The {_MOST_EXAMPLES} of {n} with the largest effects by the last result.")
     return [
         Section(heading=name if is_one_of_several else "", lead=lead),
         Section(heading="Setting", table=_setting(first), note=_CHECKED),
         Section(heading="Figures", figures=_figures(group, comparison)),
         Section(
             heading="Sets",
-            table=_sets(comparison),
+            table=sets.only("result", "budget", *effects, "passes", "seconds", "components"),
             note=f"{tables.legend(results)} Passes: forward and backward, over all data; the "
             "budgets of one run share them. Largest share: of the summed absolute effects on the "
             "searched examples, by one example.",
@@ -175,7 +184,7 @@ def _sections(
         Section(
             heading="Effects on the searched examples",
             table=_examples(comparison, prompts.get(first.searched.fingerprint, [])),
-            note=_note_on_examples(first),
+            note=" ".join(notes),
         ),
         Section(heading="To repeat", code=_code(group)),
     ]
@@ -183,7 +192,7 @@ def _sections(
 
 def _setting(result: TraceResult) -> Table:
     setup = result.setup
-    rows = [
+    facts = [
         ("model", tables.facts_of_model(result)),
         ("data", tables.result_examples_text(result)),
         ("fingerprint of the data", result.dataset_fingerprint),
@@ -195,7 +204,7 @@ def _setting(result: TraceResult) -> Table:
         ("effect of all components", f"{result.full_effect:.4g} on the searched examples"),
         *((f"version of {package}", number) for package, number in result.run.versions.items()),
     ]
-    return facts_table(rows, of="value")
+    return facts_table(facts, of="value")
 
 
 def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:
@@ -203,22 +212,11 @@ def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:
     for result in sorted(group.results, key=lambda result: result.n_selected):
         largest[result.series] = result
     drawn = list(largest.values())[-_MOST_PANELS:]
-    figures = [compare(group.results).curve(), compare(drawn).heatmap()]
+    figures = [comparison.curve(), compare(drawn).heatmap()]
     figures += [each.circuit() for each in drawn if each.registry.edges is not None]
     for front in group.fronts:
         figures += [front.curve(), front.heatmap()]
     return figures
-
-
-_LARGEST = "largest example's share of the effect"
-
-
-def _sets(comparison: Comparison) -> Table:
-    shares = [largest_share(result.per_example)[1] for result in comparison.results]
-    table = comparison.table(most_labels=comparison[0].n_components)
-    table = Table([*table.columns, Column("largest_share", _LARGEST, shares, ".0%")])
-    effects = (*tables.effect_columns(comparison.results), _LARGEST)
-    return table.only("result", "budget", *effects, "passes", "seconds", "components")
 
 
 def _examples(comparison: Comparison, texts: list[str]) -> Table:
@@ -242,16 +240,6 @@ def _prompts(pairs: PromptPairs) -> list[str]:
         tokens = [text for text, _ in make_shown_pair(pair, pairs.token_texts).prompt]
         texts.append(given if isinstance(given, str) and given else " ".join(tokens))
     return texts
-
-
-def _note_on_examples(result: TraceResult) -> str:
-    n = len(result.per_example)
-    notes = [f"A row for each example, and its effect by each set: {result.axis_label}."]
-    if result.searched.weights is not None:
-        notes.append("Each is multiplied by the weight of its example.")
-    if n > _MOST_EXAMPLES:
-        notes.append(f"The {_MOST_EXAMPLES} of {n} with the largest effects by the last result.")
-    return " ".join(notes)
 
 
 def _explanation_section(why: Explanation) -> Section:
@@ -297,12 +285,6 @@ def _side_effects_section(side: SideEffects) -> Section:
         "of strengths; 1 if only the target moves, 0 if both move by the same share. The set was "
         "chosen on the examples of the target. Brackets: 95 % intervals over examples.",
     )
-
-
-def _look_section(look: Look) -> Section:
-    where = [] if look.where is None else [look.where.heatmap(normalised=True)]
-    drawn = [*where, *(largest.heatmap() for largest in look.sets[-1:])]
-    return Section(heading="A first look", figures=drawn, code=str(look))
 
 
 def _generations_section(written: Generations) -> Section:
@@ -396,18 +378,16 @@ def _search_options(result: TraceResult) -> list[str]:
     if result.run.sign != "positive" and result.target_effect is None:
         arguments.append(f"sign={result.run.sign!r}")
     if result.constraint is not None:
-        arguments.append(f"constraint={_constraint(result, result.constraint)}")
+        held = result.constraint
+        bound = f"metric={held.metric!r}, at_most={held.at_most!r}"
+        if held.dataset_fingerprint != result.dataset_fingerprint:
+            is_known = held.dataset in DATASETS
+            pairs = f"tk.load_dataset({held.dataset!r}, model)" if is_known else "..."
+            bound = f"pairs={pairs}, {bound}"
+        arguments.append(f"constraint=tk.Constraint({bound})")
     usual = config_of(METHODS[result.method]()) if result.method in METHODS else {}
     options = {n: value for n, value in result.config.items() if value != usual.get(n)}
     return [*arguments, *(f"{name}={value!r}" for name, value in options.items())]
-
-
-def _constraint(result: TraceResult, held: ConstraintEffect) -> str:
-    arguments = [f"metric={held.metric!r}", f"at_most={held.at_most!r}"]
-    if held.dataset_fingerprint != result.dataset_fingerprint:
-        pairs = f"tk.load_dataset({held.dataset!r}, model)" if held.dataset in DATASETS else "..."
-        arguments.insert(0, f"pairs={pairs}")
-    return f"tk.Constraint({', '.join(arguments)})"
 
 
 def _note_on_run(result: TraceResult) -> str:

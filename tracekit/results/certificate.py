@@ -185,14 +185,3 @@ class Certificate(Tabular):
                 f"{path} is not a certificate. Give one that `tracekit certify` wrote, or the "
                 "folder of a run."
             ) from error
-
-
-def saved_certificates(folder: Path, result: Any) -> list[Certificate]:
-    """The certificate beside a saved result, if there is one and it is of this result.
-
-    Raises:
-        ResultFormatError: It is damaged.
-    """
-    file = folder / Certificate.FILE
-    certificates = [Certificate.load(file)] if file.exists() else []
-    return [each for each in certificates if each.is_of(result)]

@@ -58,10 +58,10 @@ class Comparison(Results):
         n_components = self[0].n_components
         *sizes, last = dict.fromkeys(str(result.n_selected) for result in self)
         selected = f"{', '.join(sizes)} and {last}" if sizes else last
-        n = " and ".join(dict.fromkeys(each.searched.n_text for each in self))
         score, *others = {each.score_title for each in self}
         largest = max(each.largest_score for each in self)
-        metrics = dict.fromkeys(each.searched.metric for each in self)
+        metrics = tables.distinct(self.results, "searched.metric")
+        n = tables.distinct(self.results, "searched.n_text", " and ")
         return draw_panels(
             panels,
             scale=scale_of(color, n_components, largest, "score" if others else score),
@@ -69,7 +69,7 @@ class Comparison(Results):
             outlines=color != "selected",
             title=data_and_model(*tables.data_and_models(self.results)),
             subtitle=f"{selected} of {n_components} selected, "
-            f"{plain(tables.interventions(self.results))}; {plain(' / '.join(metrics))} on {n} "
+            f"{plain(tables.interventions(self.results))}; {plain(metrics)} on {n} "
             "searched examples",
         )
 
@@ -212,7 +212,7 @@ class Comparison(Results):
         return len({(s.intervention, s.metric, s.continuation_mean) for s in setups}) == 1
 
     def _caption(self) -> str:
-        first, masks = self.results[0], [result.binary_mask for result in self.results]
+        masks = [result.binary_mask for result in self.results]
         where = "held-out" if self._has_held_out else "searched"
         tested = f" Bold and underlined: best and second of a size on the {where} examples."
         # Larger sets do more, and a set is no other than itself.
@@ -227,16 +227,12 @@ class Comparison(Results):
                 f" Of {len(pairs)} differences between sets of one size there, {significant.sum()} "
                 "are significant (p < .05, corrected)."
             )
-        quantity = first.axis_label[:1].upper() + first.axis_label[1:]
-        return latex_text(
-            f"{quantity} on {tables.result_examples_text(first)}, {first.model}: "
-            f"{first.registry.describe()}. {tables.legend(self.results)}{tested}"
-        )
+        return latex_text(tables.latex_caption(self.results) + tested)
 
     def _repr_html_(self) -> str:
-        metrics = dict.fromkeys(result.searched.metric for result in self.results)
         data, models = tables.data_and_models(self.results)
-        title = f"{data} data, {models} model, {' / '.join(metrics)}"
+        metrics = tables.distinct(self.results, "searched.metric")
+        title = f"{data} data, {models} model, {metrics}"
         return html_card(title, table_html(self._shown("components")), line(self._legend))
 
     def __repr__(self) -> str:
@@ -248,7 +244,7 @@ class Comparison(Results):
 
     @property
     def _summary(self) -> str:
-        n = " and ".join(dict.fromkeys(result.searched.n_text for result in self.results))
+        n = tables.distinct(self.results, "searched.n_text", " and ")
         of = self[0].axis_label if self._is_one_question else "sets"
         return f"{of} on {n} searched examples"
 

@@ -113,8 +113,5 @@ def save_run_folders(results: Sequence[TraceResult], folder: Path) -> str:
 
 def load_run_folders(folder: Path, digest: str | None = None) -> tuple[TraceResult, ...]:
     """Reads what `save_run_folders` wrote; `digest` is what it returned, where that is known."""
-    runs = load_dataclass(CurveRuns, folder / CURVE, digest).runs
-    file = TraceResult.FILE
-    return tuple(
-        load_dataclass(TraceResult, folder / name / file, run) for name, run in runs.items()
-    )
+    runs = load_dataclass(CurveRuns, folder / CURVE, digest).runs.items()
+    return tuple(load_dataclass(TraceResult, folder / n / TraceResult.FILE, run) for n, run in runs)

@@ -30,7 +30,9 @@ def effect_curve(
     # The method of the paper is drawn last: where lines coincide it lies on top.
     ranked = enumerate(style.styles(frame["method"]).items())
     drawn = sorted(ranked, key=lambda each: each[1][0].startswith("pgb-ct"))
-    names = {result.series: _name(result) for result in results}
+    draws = {r.series: r.config.get("draws") for r in results if r.method == "random"}
+    names = {result.series: result.title for result in results}
+    names |= {series: f"best of {n} random sets" for series, n in draws.items() if n}
     lines = []
     for rank, (method, look) in drawn:
         points = frame[frame["method"] == method]
@@ -52,11 +54,6 @@ def effect_curve(
     largest = int(frame["n_selected"].max())
     bars = "; bars: 95 % spread" if spreads else ""
     return _of_results(lines, results[0], largest, bars, log_y=log_y)
-
-
-def _name(result: TraceResult) -> str:
-    draws = result.config.get("draws") if result.method == "random" else None
-    return f"best of {draws} random sets" if draws else result.title
 
 
 def _of_results(

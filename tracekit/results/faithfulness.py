@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
-from math import isfinite, nan
+from math import inf, nan
 from typing import Any, Literal
 
 import plotly.graph_objects as go
@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import as_cells, clean_text, interval_text, number_text
+from tracekit._util.markup import as_cells, clean_text, number_text
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.figures.size_axis import Line, size_lines
 from tracekit.figures.style import STYLES, plain
@@ -96,9 +96,7 @@ class Faithfulness(InWords, Tabular):
         **labels: Any,
     ) -> Faithfulness:
         """Of measured effects: of sets, of all others, and of all components."""
-        faithful, complete = full - of_others, full - effects
-        if direction == "denoising":
-            faithful, complete = effects, of_others
+        faithful, complete = own_and_missing_effects(effects, of_others, full, direction)
         intervals = partial(ratio_interval, denominators=full, clusters=clusters)
         ends = row_intervals(effects, weights=weights, clusters=clusters, bounds=bounds_of(metric))
         return cls(
@@ -221,18 +219,16 @@ class Faithfulness(InWords, Tabular):
         frame, n = self.to_frame().sort_values("size"), self.n_components
         lines = []
         for name, style in (("faithfulness", "local-search"), ("completeness", "greedy")):
-            columns = [list(frame[column]) for column in (name, f"{name}_low", f"{name}_high")]
+            # Plotly draws no end that is not finite.
+            ends = frame[[f"{name}_low", f"{name}_high"]].replace([inf, -inf], nan)
             line = Line(
                 name=name,
                 sizes=list(frame["size"]),
-                values=columns[0],
+                values=list(frame[name]),
                 style=STYLES[style],
-                # Plotly draws no end that is not finite.
-                low=[end if isfinite(end) else nan for end in columns[1]],
-                high=[end if isfinite(end) else nan for end in columns[2]],
-                hover=[
-                    f"{v:.4g} ({interval_text(*ends)})" for v, *ends in zip(*columns, strict=True)
-                ],
+                low=list(ends[f"{name}_low"]),
+                high=list(ends[f"{name}_high"]),
+                hover=[number_text(row, name, ".4g") for row in frame.to_dict("records")],
             )
             lines.append(line)
         made = "given sets" if self.ranking == "sets" else f"{self.ranking} ranking"
@@ -259,3 +255,8 @@ class Faithfulness(InWords, Tabular):
             both = [f"{n} {number_text(row, n)}" for n in ("faithfulness", "completeness")]
             lines.append(f"  {row['size']} components: {', '.join(both)}")
         return clean_text("\n".join(lines))
+
+
+def own_and_missing_effects(own: Any, others: Any, full: Any, direction: str) -> tuple[Any, Any]:
+    """What is left with a set alone and without it, of effects of the set and of all others."""
+    return (own, others) if direction == "denoising" else (full - others, full - own)

@@ -8,6 +8,7 @@ what a set adds to them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,17 +21,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import clean_text, interval_text
-from tracekit._util.options import short_repr
+from tracekit._util.markup import clean_text, number_text
+from tracekit._util.options import check_int, short_repr
+from tracekit._util.table import Table, join_labels, latex_text
 from tracekit.components import Component, kind_of
 from tracekit.errors import ConfigError
 from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
 from tracekit.figures.style import plain
 from tracekit.results.display import InWords
-from tracekit.results.significance import Mark, PValues, few_examples_note
+from tracekit.results.significance import Mark, PValues, few_examples_note, is_unsure
 from tracekit.results.storage import SavedTable
 
-_ENDS = ("interaction_low", "interaction_high")
+_ENDS = ["interaction_low", "interaction_high"]
 _MARKED = 5
 """Largest interactions, whose signs are written into the map."""
 _LEAST_MARKED = 0.02
@@ -38,6 +40,41 @@ _LEAST_MARKED = 0.02
 _MARKS: Mapping[Mark, str] = {"q": "q", "family": "family-wise p"}
 _MOST_DOTTED = 24
 """Components up to which significant pairs have a dot."""
+
+
+def _pairs_latex(
+    self: Any, *, caption: str | None = None, label: str = "tab:tracekit", rows: int | None = 10
+) -> str:
+    """The strongest pairs in LaTeX (booktabs), a column with its 95 % interval in one.
+
+    By default these are the first 10 `rows` (None: all), and the caption says what was measured, on
+    what, how many of the pairs are shown, and how many are significant.
+
+    Raises:
+        ConfigError: `rows` is no number from 1 on.
+    """
+    if rows is not None:
+        check_int("rows", rows)
+    shown = self.table.head(rows or len(self.table)).drop(columns="significant", errors="ignore")
+    unit = re.sub("^(restored )?effect ?", "", self.axis_label)
+    titles = {name: f"{name} {unit}".strip() for name in ("interaction", "proposed", "predicted")}
+    titles |= {"effect": f"effect of both {unit}".strip(), "p_family": "family-wise p"}
+    other = "noising" if self.intervention.endswith("denoising") else "denoising"
+    names = (name.removeprefix("opposite_") for name in shown if name.startswith("opposite_"))
+    titles |= {f"opposite_{name}": f"{titles.get(name, name)}, {other}" for name in names}
+    forms = {name: ".2g" for name in shown if name.endswith(("p", "q", "p_family"))}
+    if caption is None:
+        besides = f"patched besides: {join_labels(self.given)}" if self.given else ""
+        setting = "; ".join(filter(None, [self.axis_label, self.title, self.setting, besides]))
+        which = f"The {len(shown)} strongest of {self.n_pairs}"
+        which = f"All {self.n_pairs}" if len(shown) == self.n_pairs else which
+        notes = "".join(f" {note.rstrip('.')}." for note in self._notes if note)
+        brackets = " Brackets: 95 % intervals." if "interaction_low" in shown else ""
+        caption = latex_text(
+            "Interactions of pairs, what both components do together less what each does alone: "
+            f"{setting}. {which} pairs.{notes}{brackets}"
+        )
+    return Table.of_rows(shown, titles, forms, joined=True).latex(caption, label)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -74,6 +111,8 @@ class InteractionGrid(InWords, SavedTable):
     opposite: InteractionGrid | None = None
     """The same pairs in the other direction, if they were measured so."""
 
+    to_latex = _pairs_latex
+
     @property
     def significant(self) -> list[bool] | None:
         """Whether q of each pair is below 0.05; None if it was not tested."""
@@ -91,16 +130,23 @@ class InteractionGrid(InWords, SavedTable):
         for row in self.to_frame().head(1).itertuples():
             text += f"; strongest {row.first}, {row.second}: {row.interaction:+.4g}"
         text += f"; l: {self.axis_label}, {self.direction}"
-        share = few = ""
-        if self.tests is not None:
-            passed = self.tests.significant()
-            share = f"{sum(passed)} of {len(passed)} pairs have q < .05"
-            if any(passed):
-                few = self.tests.caution
-            elif self.n_independent:
-                few = few_examples_note(self.n_independent, len(passed))
+        share, few = self._notes or ("", "")
         notes = (f"; {note}" for note in (share, self.setting, few) if note)
         return clean_text(f"InteractionGrid({text}{''.join(notes)})")
+
+    @property
+    def n_pairs(self) -> int:
+        """How many pairs there are."""
+        return len(self.index_pairs)
+
+    @property
+    def _notes(self) -> list[str]:
+        if self.tests is None:
+            return []
+        passed = self.tests.significant()
+        few = few_examples_note(self.n_independent, len(passed)) if self.n_independent else ""
+        share = f"{sum(passed)} of {len(passed)} pairs have q < .05"
+        return [share, self.tests.caution if any(passed) else few]
 
     @cached_property
     def table(self) -> Any:
@@ -112,27 +158,27 @@ class InteractionGrid(InWords, SavedTable):
         both directions also `opposite_effect`, `opposite_interaction` and so on, and `kind` (see
         `kinds_of_pairs`).
         """
-        columns = self._columns()
+        frame = self._frame()
         if self.opposite is not None:
-            theirs = self.opposite._columns()
-            names = ("effect", "interaction", *_ENDS, "p", "q", "p_family")
-            columns |= {f"opposite_{name}": theirs[name] for name in names if name in theirs}
-            columns["kind"] = list(self.pair_kinds or ())
-        frame = pd.DataFrame(columns)
+            others = self.opposite._frame().drop(columns=["first", "second"])
+            others = others.drop(columns="significant", errors="ignore").add_prefix("opposite_")
+            frame = frame.join(others).assign(kind=self.pair_kinds)
         return frame.sort_values("interaction", key=abs, ascending=False, ignore_index=True)
 
-    def _columns(self) -> dict[str, list[Any]]:
-        pairs = self.index_pairs
-        interaction = self.interaction
-        columns: dict[str, list[Any]] = {
-            "first": [self.labels[i] for i, _ in pairs],
-            "second": [self.labels[j] for _, j in pairs],
-            "effect": [self.pairs[i, j].item() for i, j in pairs],
-            "interaction": [interaction[i, j].item() for i, j in pairs],
-        }
+    def _frame(self, mark: Mark = "q") -> pd.DataFrame:
+        """The rows of one direction, in the order of `index_pairs`."""
+        i, j = torch.tensor(self.index_pairs).T
+        frame = pd.DataFrame(
+            {
+                "first": [self.labels[first] for first in i],
+                "second": [self.labels[second] for second in j],
+                "effect": self.pairs[i, j].tolist(),
+                "interaction": self.interaction[i, j].tolist(),
+            }
+        )
         if self.interaction_interval is not None:
-            columns |= zip(_ENDS, self.interaction_interval.T.tolist(), strict=True)
-        return columns if self.tests is None else columns | self.tests.columns()
+            frame[_ENDS] = self.interaction_interval.tolist()
+        return frame if self.tests is None else frame.assign(**self.tests.columns(mark))
 
     @property
     def pair_kinds(self) -> list[PairKind] | None:
@@ -166,16 +212,24 @@ class InteractionGrid(InWords, SavedTable):
             raise ConfigError(f"clip is {clip}. It is a quantile, above 0 and at most 1.")
         if mark not in get_args(Mark):
             raise ConfigError(f"mark is {short_repr(mark)}. Give 'q' or 'family'.")
-        values = self.interaction
-        if self.opposite is not None:
-            values = values.triu() + self.opposite.interaction.tril(-1)
+        below = self if self.opposite is None else self.opposite
+        values = self.interaction.triu() + below.interaction.tril(-1)
         sizes = values[~torch.eye(len(values), dtype=torch.bool)].abs()
         bound = sizes.quantile(clip).item() or sizes.max().item() or 1.0
         has_dots = self.tests is not None and len(self.labels) <= _MOST_DOTTED
-        both = (self, self if self.opposite is None else self.opposite)
-        ringed = _cells(self, *(_unsure(grid, mark) for grid in both)) if has_dots else []
-        marked = (grid.tests and grid.tests.significant(mark) for grid in both)
-        dotted = _cells(self, *marked) if has_dots else []
+        names, kinds = list(map(plain, self.labels)), self.pair_kinds
+        singles = zip(names, self.singles.tolist(), strict=True)
+        hover = [[f"{name}<br>alone: {effect:.4g}"] * len(names) for name, effect in singles]
+        dotted: list[Cell] = []
+        ringed: list[Cell] = []
+        rows = (grid._frame(mark).to_dict("records") for grid in (self, below))
+        for rank, (pair, *both) in enumerate(zip(self.index_pairs, *rows, strict=True)):
+            for grid, row, (i, j) in zip((self, below), both, (pair, pair[::-1]), strict=True):
+                kind = "" if kinds is None else f"<br>{grid.direction}; {kinds[rank]}"
+                hover[i][j] = f"{names[i]} and {names[j]}<br>{_hover(grid, row, i, j)}{kind}"
+                if has_dots:
+                    dotted += [(i, j)] if row["significant"] else []
+                    ringed += [(i, j)] if is_unsure(row, "interaction") else []
         note = f"dot: {_MARKS[mark]} &lt; .05" if has_dots else ""
         indices, groups, noun = _layers(self)
         drawn = PairMap(
@@ -183,7 +237,7 @@ class InteractionGrid(InWords, SavedTable):
             groups=groups,
             noun=plain(noun),
             values=[[None if v != v else v for v in row] for row in values.tolist()],
-            hover=_hover(self),
+            hover=hover,
             bound=bound,
             signed=_largest(self, values, bound),
             dotted=dotted,
@@ -252,66 +306,31 @@ def kinds_of_pairs(first: InteractionGrid, second: InteractionGrid) -> list[Pair
 
 def _significant_signs(grid: InteractionGrid) -> list[float]:
     """Sign of the interaction of each pair; 0 where it is not significant."""
-    if grid.significant is None:
-        return [0.0] * len(grid.index_pairs)
-    interaction, i_and_j = grid.interaction, torch.tensor(grid.index_pairs).T
-    counts = torch.tensor(grid.significant)
-    return torch.where(counts, interaction[i_and_j[0], i_and_j[1]].sign(), 0.0).tolist()
+    i, j = torch.tensor(grid.index_pairs).T
+    counts = torch.tensor(grid.significant or [False] * len(i))
+    return torch.where(counts, grid.interaction[i, j].sign(), 0.0).tolist()
 
 
-def _hover(grid: InteractionGrid) -> list[list[str]]:
-    labels, n = list(map(plain, grid.labels)), len(grid.labels)
-    texts = [[f"{labels[i]}<br>alone: {grid.singles[i]:.4g}"] * n for i in range(n)]
-    below = grid if grid.opposite is None else grid.opposite
-    kinds = grid.pair_kinds
-    for drawn, is_below in ((grid, False), (below, True)):
-        interaction = drawn.interaction
-        for rank, (i, j) in enumerate(grid.index_pairs):
-            pair = (i, j)
-            first, second = (j, i) if is_below else pair
-            text = f"{labels[first]} and {labels[second]}<br>interaction: {interaction[pair]:.4g}"
-            if drawn.interaction_interval is not None:
-                text += f" ({interval_text(*drawn.interaction_interval[rank].tolist())})"
-            if drawn.tests is not None:
-                text += f", q = {drawn.tests.q[rank]:.2g}"
-            text += (
-                f"<br>together: {drawn.pairs[pair]:.4g}"
-                f"<br>alone: {drawn.singles[first]:.4g}, {drawn.singles[second]:.4g}"
-            )
-            text += "" if kinds is None else f"<br>{drawn.direction}; {kinds[rank]}"
-            texts[first][second] = text
-    return texts
+def _hover(grid: InteractionGrid, row: Mapping[Any, Any], i: int, j: int) -> str:
+    """What is known of a pair, of which a table has a row."""
+    measured = grid.interaction_interval is not None
+    value = number_text(row, "interaction", ".4g") if measured else f"{row['interaction']:.4g}"
+    q = "" if grid.tests is None else f", q = {row['q']:.2g}"
+    alone = f"{grid.singles[i]:.4g}, {grid.singles[j]:.4g}"
+    return f"interaction: {value}{q}<br>together: {row['effect']:.4g}<br>alone: {alone}"
 
 
-def _largest(grid: InteractionGrid, values: Tensor, bound: float) -> list[tuple[int, int]]:
+def _largest(grid: InteractionGrid, values: Tensor, bound: float) -> list[Cell]:
     """The cells of the largest interactions of each direction, and of all that look negative.
 
     In grey, colours do not say the sign.
     """
-    cells: list[tuple[int, int]] = []
-    for is_below in (False, True):
-        half = [(j, i) if is_below else (i, j) for i, j in grid.index_pairs]
+    cells: list[Cell] = []
+    for half in (grid.index_pairs, [(j, i) for i, j in grid.index_pairs]):
         largest = sorted(half, key=lambda cell: -abs(values[cell].item()))
         largest = [c for n, c in enumerate(largest) if n < _MARKED or values[c] < -bound / 2]
         # A sign in a cell that looks white would claim what is hardly there.
         cells += [cell for cell in largest if abs(values[cell].item()) > _LEAST_MARKED * bound]
-    return cells
-
-
-def _unsure(grid: InteractionGrid, mark: Mark) -> list[bool] | None:
-    """Whether the interval of each pair leaves out 0, but the pair is not significant."""
-    if grid.tests is None or grid.interaction_interval is None:
-        return None
-    low, high = grid.interaction_interval.unbind(1)
-    return (((low > 0) | (high < 0)) & ~torch.tensor(grid.tests.significant(mark))).tolist()
-
-
-def _cells(grid: InteractionGrid, above: list[bool] | None, below: list[bool] | None) -> list[Cell]:
-    """The cells of pairs that a list marks, above the diagonal and below it."""
-    cells: list[Cell] = []
-    for rank, (i, j) in enumerate(grid.index_pairs):
-        cells += [(i, j)] if above and above[rank] else []
-        cells += [(j, i)] if below and below[rank] else []
     return cells
 
 
@@ -357,6 +376,8 @@ class StrongestPairs(InWords, SavedTable):
     axis_label: str = "effect"
     title: str = ""
 
+    to_latex = _pairs_latex
+
     @cached_property
     def table(self) -> pd.DataFrame:
         """A pandas DataFrame with a row per pair, the strongest first.
@@ -366,28 +387,38 @@ class StrongestPairs(InWords, SavedTable):
         `interaction_low` and `interaction_high`; where pairs were tested, `p`, `q`, `p_family` and
         `significant` (q below 0.05), NaN of pairs that were not.
         """
-        columns = {
-            "first": self.first,
-            "second": self.second,
-            "effect": self.effects.tolist(),
-            "interaction": self.interactions.tolist(),
-            "proposed": self.proposed.tolist(),
-            "predicted": self.predicted.tolist(),
-        }
+        frame = pd.DataFrame(
+            {
+                "first": self.first,
+                "second": self.second,
+                "effect": self.effects.tolist(),
+                "interaction": self.interactions.tolist(),
+                "proposed": self.proposed.tolist(),
+                "predicted": self.predicted.tolist(),
+            }
+        )
         if self.intervals is not None:
-            columns |= zip(_ENDS, self.intervals.T.tolist(), strict=True)
-        frame = pd.DataFrame(columns)
+            frame[_ENDS] = self.intervals.tolist()
         if self.tests is None:
             return frame
         tests = pd.DataFrame(self.tests.columns()).reindex(frame.index)
         return frame.join(tests.assign(significant=tests["significant"].eq(True)))
 
+    @property
+    def n_pairs(self) -> int:
+        """How many pairs were in question."""
+        return self.n_components * (self.n_components - 1) // 2
+
+    @property
+    def _notes(self) -> list[str]:
+        if self.tests is None:
+            return []
+        passed = self.tests.significant()
+        share = f"{len(passed)} tested, {sum(passed)} with q < .05"
+        return [share, self.tests.caution if any(passed) else ""]
+
     def __repr__(self) -> str:
-        n_pairs = self.n_components * (self.n_components - 1) // 2
-        text = f"{self.title + ': ' if self.title else ''}{len(self.first)} of {n_pairs} pairs"
+        text = f"{self.title + ': ' if self.title else ''}{len(self.first)} of {self.n_pairs} pairs"
         text += f"; strongest {self.first[0]}, {self.second[0]}: {self.interactions[0]:+.4g}"
-        if self.tests is not None:
-            passed, n = self.tests.significant(), len(self.tests.q)
-            text += f"; {n} tested, {sum(passed)} with q < .05"
-            text += f"; {self.tests.caution}" if any(passed) and self.tests.caution else ""
+        text += "".join(f"; {note}" for note in self._notes if note)
         return clean_text(f"StrongestPairs({text}; l: {self.axis_label}; {self.setting})")

@@ -22,7 +22,7 @@ import torch
 from tracekit._util.files import write_atomically
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.edges import EMBEDDING, LOGITS
-from tracekit.components.masks import BinaryMask, Mask, ranking
+from tracekit.components.masks import Mask, ranking
 from tracekit.errors import DataFormatError
 
 _NODES = {"head-outputs": "a{layer}.h{index}", "mlp-blocks": "m{layer}"}
@@ -36,17 +36,12 @@ def model_sizes(cfg: Any) -> dict[str, int | bool]:
     return {**sizes, "parallel_attn_mlp": bool(getattr(cfg, "parallel_attn_mlp", False))}
 
 
-def write_mib(
-    path: Path,
-    registry: ComponentRegistry,
-    scores: Mask,
-    selected: BinaryMask,
-    sizes: Mapping[str, int | bool],
-) -> None:
-    """Writes importances of a registry that was checked; `sizes` are as from `model_sizes`.
+def write_mib(path: Path, result: Any, scores: Mask) -> None:
+    """Writes scores of the components of a result whose registry was checked.
 
     Nodes that are not under study have no score and stay in the circuit.
     """
+    sizes, registry = result.model_facts.sizes, result.registry
     if not sizes:
         raise DataFormatError(
             "The result does not hold the sizes of its model, which a MIB file needs; an earlier "
@@ -58,7 +53,7 @@ def write_mib(
         names.append(f"m{layer}")
     nodes: dict[str, dict[str, Any]] = {name: {"in_graph": True} for name in [*names, "logits"]}
     entries: dict[str, dict[str, Any]] = {}
-    rows = zip(registry, scores.tolist(), selected.tolist(), strict=True)
+    rows = zip(registry, scores.tolist(), result.binary_mask.tolist(), strict=True)
     for component, score, is_selected in rows:
         names = _names(component, registry)
         entries |= {each: {"in_graph": is_selected, "score": score / len(names)} for each in names}

@@ -24,6 +24,14 @@ def has_cells(registry: ComponentRegistry) -> bool:
     return any(len(grid.indices) <= MOST_COLUMNS for grid in registry.grids)
 
 
+def check_cells(registry: ComponentRegistry, advice: str) -> None:
+    """Refuses components of which single ones cannot be drawn."""
+    if not has_cells(registry):
+        raise ConfigError(
+            f"Layers of so many components have no cells. Take the table, or {advice}."
+        )
+
+
 def result_panels(result: Any, color: str, title: str, framed: BinaryMask) -> list[SelectionPanel]:
     """The panels of a result; see `TraceResult.panels`. Without scores the soft mask ranks.
 
@@ -41,19 +49,18 @@ def result_panels(result: Any, color: str, title: str, framed: BinaryMask) -> li
     ranked = soft if scores is None else scores
     ranks = torch.empty(len(ranked))
     ranks[ranking(ranked)] = torch.arange(1.0, len(ranked) + 1)
-    by_color = {
+    values = {
         "selected": selected.float(),
         "soft": soft,
         "score": ranked,
         "rank": ranks,
         "none": torch.zeros(len(ranked)),
-    }
+    }[color].tolist()
     texts = []
     for flat, is_selected in enumerate(selected.tolist()):
         text = "selected" if is_selected else "not selected"
         text += f"<br>soft mask {soft[flat]:.3f}" if soft[flat] != selected[flat] else ""
         texts.append(text + ("" if scores is None else f"<br>score {scores[flat]:.4g}"))
-    values = by_color[color].tolist()
     return panels_of(result.registry, framed, values=values, texts=texts, title=title)
 
 

@@ -24,6 +24,7 @@ from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.results.curve import load_run_folders, save_run_folders
 from tracekit.results.curve_figures import pareto_curve
 from tracekit.results.display import html_card, line, table_html
+from tracekit.results.faithfulness import own_and_missing_effects
 from tracekit.results.panels import panels_of
 from tracekit.results.result import Results, TraceResult
 from tracekit.results.storage import NOT_SAVED, load_dataclass, save_dataclass
@@ -350,6 +351,11 @@ class TradeOff:
     faithfulness: float
     completeness: float
 
+    @property
+    def distance(self) -> float:
+        """How far it is from faithful."""
+        return abs(1 - self.faithfulness)
+
 
 def trade_offs(
     measured: Mapping[ComponentSet, EffectAndComplement],
@@ -360,25 +366,21 @@ def trade_offs(
     sign: int = 1,
 ) -> tuple[TradeOff, ...]:
     """The sets of each of some sizes that none beats in both, the strongest by a sign first."""
-    by_size: dict[int, list[TradeOff]] = {size: [] for size in sizes}
+    by_size: dict[int, list[TradeOff]] = {size: [] for size in sorted(sizes)}
+    direction = "denoising" if is_denoising else "noising"
     for members, means in measured.items():
         if len(members) in by_size:
-            shares = means.effect / full, means.complement / full
-            faithful = shares[0] if is_denoising else 1 - shares[1]
-            complete = shares[1] if is_denoising else 1 - shares[0]
+            own, others = means.effect / full, means.complement / full
+            faithful, complete = own_and_missing_effects(own, others, 1, direction)
             each = TradeOff(
                 members=members, effect=means.effect, faithfulness=faithful, completeness=complete
             )
             by_size[len(members)].append(each)
     kept = []
-    for size in sorted(by_size):
+    for of_size in by_size.values():
         nearest = float("inf")
-        for each in sorted(by_size[size], key=lambda each: (-sign * each.effect, _distance(each))):
-            if _distance(each) < nearest:
+        for each in sorted(of_size, key=lambda each: (-sign * each.effect, each.distance)):
+            if each.distance < nearest:
                 kept.append(each)
-                nearest = _distance(each)
+                nearest = each.distance
     return tuple(kept)
-
-
-def _distance(each: TradeOff) -> float:
-    return abs(1 - each.faithfulness)

@@ -84,18 +84,15 @@ def against(result: Any, circuit: str | Sequence[str], name: str | None) -> Agai
     called, roles = name_and_roles(circuit, result)
     frame = result.to_frame().assign(component=_labels(result)).astype({"score": float})
     whole = frame.groupby("component", sort=False).agg({"selected": "any", "score": "max"})
-    rows = [
-        {
-            "component": label,
-            "verdict": "extra" if label not in roles else "hit" if row.selected else "miss",
-            "role": roles.get(label, ""),
-            "score": row.score,
-        }
-        for label, row in whole.iterrows()
-        if row.selected or label in roles
-    ]
+    table = whole[whole["selected"] | whole.index.isin(roles)].reset_index()
+    in_circuit = table["component"].isin(roles)
+    table["verdict"] = in_circuit.map({True: "hit", False: "extra"}).where(
+        table["selected"], "miss"
+    )
+    table["role"] = table["component"].map(roles).fillna("")
+    table = table[["component", "verdict", "role", "score"]]
     others = tuple(label for label in roles if label not in whole.index)
-    how, table = result.setup.intervention, pd.DataFrame(rows)
+    how = result.setup.intervention
     return Against(name=name or called, intervention=how, table=table, not_studied=others)
 
 

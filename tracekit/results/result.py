@@ -26,7 +26,7 @@ from tracekit.errors import ConfigError, TargetNotReachedError
 from tracekit.figures.cells import SelectionPanel, draw_panels
 from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.metrics import Effects
-from tracekit.results.certificate import Certificate, saved_certificates
+from tracekit.results.certificate import Certificate
 from tracekit.results.circuit import circuit_figure, graph_of, nodes_of
 from tracekit.results.citation import bibtex
 from tracekit.results.display import effects_text, model_text, result_html
@@ -171,7 +171,9 @@ class TraceResult(InFolder):
                 or holds an entry of another type.
         """
         result = super().load(folder)
-        result.certificates.extend(saved_certificates(Path(folder), result))
+        file = Path(folder) / Certificate.FILE
+        certificates = [Certificate.load(file)] if file.exists() else []
+        result.certificates.extend(each for each in certificates if each.is_of(result))
         return result
 
     def cite(self) -> str:
@@ -288,13 +290,11 @@ class TraceResult(InFolder):
             ConfigError: There is neither, but only the selection.
         """
         if self.component_scores is None and torch.equal(self.soft_mask, self.binary_mask.float()):
-            search = self.method
-            if self.constraint is not None:
-                search += ", searched within bounds,"
-            elif self.run.objective != "mean":
-                search += f", searched by {self.run.objective},"
+            how = f" by {self.run.objective}" if self.run.objective != "mean" else ""
+            how = " within bounds" if self.constraint is not None else how
+            searched = f", searched{how}," if how else ""
             raise ConfigError(
-                f"This result of {search} has no scores of components, only a "
+                f"This result of {self.method}{searched} has no scores of components, only a "
                 "selection, which ranks nothing. Use a result of top-k, attribution, mask-ig or "
                 "pgb-ct, without constraint and objective."
             )
@@ -323,16 +323,15 @@ class TraceResult(InFolder):
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per component: name, place (and span), masks, score."""
+        places = ["kind", "layer", "index", *(["span"] if self.registry.spans else [])]
+        scores = self.component_scores
         return pd.DataFrame(
             {
                 "component": [self.registry.label(i) for i in range(self.n_components)],
-                "kind": [component.kind for component in self.registry],
-                "layer": [component.layer for component in self.registry],
-                "index": [component.index for component in self.registry],
-                **({"span": [c.span for c in self.registry]} if self.registry.spans else {}),
+                **{name: [getattr(each, name) for each in self.registry] for name in places},
                 "selected": self.binary_mask.numpy(),
                 "soft_mask": self.soft_mask.numpy(),
-                "score": None if self.component_scores is None else self.component_scores.numpy(),
+                "score": None if scores is None else scores.numpy(),
             }
         )
 
@@ -394,7 +393,7 @@ class TraceResult(InFolder):
         """
         check_registry(self.registry)
         path, scores = as_path("path", path), self.ranked_by
-        write_mib(path, self.registry, scores, self.binary_mask, self.model_facts.sizes)
+        write_mib(path, self, scores)
         return path
 
     def against(self, circuit: str | Sequence[str], *, name: str | None = None) -> Against:

@@ -32,13 +32,12 @@ def load_saved(folder: str | Path) -> list[TraceResult]:
     """
     root = as_path("folder", folder)
     folders = [file.parent for file in root.rglob(TraceResult.FILE)]
+
+    def pieces(path: Path) -> list[tuple[str, int]]:
+        return [(text, int(n or 0)) for text, n in re.findall(r"(\D*)(\d*)", str(path))]
+
     # Without any, the error says what a folder must hold.
-    return [TraceResult.load(each) for each in sorted(folders, key=_with_numbers) or [root]]
-
-
-def _with_numbers(path: Path) -> list[tuple[str, int]]:
-    """The pieces of a path, so that numbers in it are sorted as numbers."""
-    return [(text, int(n or 0)) for text, n in re.findall(r"(\D*)(\d*)", str(path))]
+    return [TraceResult.load(each) for each in sorted(folders, key=pieces) or [root]]
 
 
 def is_several(given: object) -> bool:

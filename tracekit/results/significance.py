@@ -100,9 +100,12 @@ class PValues:
 
     def columns(self, by: Mark = "q") -> dict[str, list[Any]]:
         """Columns `p`, `q`, `p_family` and `significant`, whether what decides is below 0.05."""
-        columns = {"p": self.row, "q": self.q, "p_family": self.family}
-        rows: dict[str, list[Any]] = {name: each.tolist() for name, each in columns.items()}
-        return {**rows, "significant": self.significant(by)}
+        return {
+            "p": self.row.tolist(),
+            "q": self.q.tolist(),
+            "p_family": self.family.tolist(),
+            "significant": self.significant(by),
+        }
 
     def significant(self, by: Mark = "q") -> list[bool]:
         """Whether what decides is below 0.05."""
@@ -138,6 +141,12 @@ def p_text(row: Mapping[Any, Any]) -> str:
     if row["p"] != row["p"]:
         return "no p on these examples"
     return f"p = {row['p']:.2g}, q = {row['q']:.2g}, family-wise p = {row['p_family']:.2g}"
+
+
+def is_unsure(row: Mapping[Any, Any], name: str) -> bool:
+    """Whether the interval of a row of a table leaves out 0, but it is not significant."""
+    low, high = row.get(f"{name}_low", 0.0), row.get(f"{name}_high", 0.0)
+    return not row["significant"] and (low > 0 or high < 0)
 
 
 def q_values(p: Float[Tensor, " row"]) -> Float[Tensor, " row"]:

@@ -11,13 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tracekit._util.deferred import pd
-from tracekit._util.markup import as_cells, interval_text, number_text
+from tracekit._util.markup import as_cells, number_text
 from tracekit._util.options import check_keywords, short_repr
 from tracekit.errors import ConfigError, MetricError
 from tracekit.figures.cells import ColorScale, LayersOn, draw_panels
 from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.results.of_set import OfMembers
-from tracekit.results.panels import has_cells, panels_of
+from tracekit.results.panels import check_cells, panels_of
 from tracekit.results.significance import Mark, PValues, few_examples_note
 from tracekit.results.storage import SavedTable
 
@@ -57,15 +57,19 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         examples whose effect has the sign of the mean; `p`, `q`, `p_family` and `significant`,
         whether q is below 0.05 (`tracekit.results.significance`).
         """
+        frame = self._frame()
+        return frame.sort_values("effect", key=abs, ascending=False, ignore_index=True)
+
+    def _frame(self, mark: Mark = "q") -> pd.DataFrame:
+        """The same rows in the order of `members`."""
         columns = {
-            "component": [self.registry.label(member) for member in self.members],
+            "component": self.labels,
             **as_cells("effect", self.effects.tolist(), self.intervals.T.tolist()),
             "share": (self.effects / (self.full_effect or float("nan"))).tolist(),
             "same_sign": self.same_sign.tolist(),
-            **self.tests.columns(),
+            **self.tests.columns(mark),
         }
-        frame = pd.DataFrame(columns)
-        return frame.sort_values("effect", key=abs, ascending=False, ignore_index=True)
+        return pd.DataFrame(columns)
 
     @check_keywords
     def heatmap(
@@ -89,11 +93,7 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
             raise ConfigError(f"mark is {short_repr(mark)}. Give 'q', 'family' or None.")
         if layers_on not in ("x", "y"):
             raise ConfigError(f"layers_on is {short_repr(layers_on)}. Give 'x' or 'y'.")
-        if not has_cells(self.registry):
-            raise ConfigError(
-                "Layers of so many components have no cells. Take the table, or trace fewer: "
-                "layers=..., components={layer: [...]}."
-            )
+        check_cells(self.registry, "trace fewer: layers=..., components={layer: [...]}")
         if normalised and abs(self.full_effect) < 1e-9:
             raise MetricError(
                 "All components together have no effect, so there are no shares of it. Draw the "
@@ -103,15 +103,11 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         marked = torch.zeros(len(self.registry), dtype=torch.bool)
         values: list[float | None] = [None] * len(self.registry)
         texts = ["not measured"] * len(self.registry)
-        tests = self.tests.columns(mark or "q")
-        for number, member in enumerate(self.members):
-            marked[member] = tests["significant"][number]
-            values[member] = effects[number].item()
-            ends = interval_text(*self.intervals[number].tolist())
-            texts[member] = (
-                f"{self.effects[number]:+.4g} ({ends})<br>p = {tests['p'][number]:.2g}, "
-                f"q = {tests['q'][number]:.2g}"
-            )
+        rows = self._frame(mark or "q").to_dict("records")
+        for member, effect, row in zip(self.members, effects.tolist(), rows, strict=True):
+            marked[member], values[member] = row["significant"], effect
+            number = number_text(row, "effect", "+.4g")
+            texts[member] = f"{number}<br>p = {row['p']:.2g}, q = {row['q']:.2g}"
         share = "share<br>restored" if self.direction == "denoising" else "share of<br>full effect"
         unit = share if normalised else plain(self.axis_label).replace(" (", "<br>(")
         largest = effects.abs().max().item() or 1.0

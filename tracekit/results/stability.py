@@ -13,13 +13,12 @@ from tracekit._util.deferred import pd
 from tracekit._util.markup import clean_text
 from tracekit._util.table import join_labels
 from tracekit.components.masks import from_indices, members_of_mask
-from tracekit.errors import ConfigError
 from tracekit.figures.cells import ColorScale, draw_panels
 from tracekit.figures.style import WIDTH, data_and_model, plain
 from tracekit.metrics import Effects
 from tracekit.results.circuit import circuit_figure
 from tracekit.results.of_set import OfMembers
-from tracekit.results.panels import has_cells, panels_of
+from tracekit.results.panels import check_cells, panels_of
 from tracekit.results.storage import SavedTable
 
 _SHARES = [[0.0, "#FFFFFF"], [1.0, "#56B4E9"]]
@@ -65,11 +64,7 @@ class Stability(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibleMet
         Raises:
             ConfigError: More components in a layer than can be cells.
         """
-        if not has_cells(self.registry):
-            raise ConfigError(
-                "Layers of so many components have no cells. Take the table, or the circuit of "
-                "edges."
-            )
+        check_cells(self.registry, "the circuit of edges")
         is_stable = from_indices(self.members, len(self.registry))
         values = self.frequencies.tolist()
         texts = [f"selected in {100 * value:.0f} % of the resamples" for value in values]

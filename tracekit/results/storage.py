@@ -293,9 +293,8 @@ def _encoded(value: Any, annotation: Any, name: str, tensors: dict[str, Tensor] 
     if has_spec(bare):
         return value.spec()
     if is_dataclass(bare):
-        prefix = f"{name}." if name else ""
         entries = {
-            each: _encoded(getattr(value, each), kind, f"{prefix}{each}", tensors)
+            each: _encoded(getattr(value, each), kind, f"{name}.{each}".lstrip("."), tensors)
             for each, kind in saved_fields(bare).items()  # type: ignore[arg-type]
         }
         held = document_model(bare, tensors is None).model_fields  # type: ignore[arg-type]
@@ -324,9 +323,8 @@ def _decoded(entry: Any, annotation: Any, name: str, tensors: dict[str, Tensor])
     if has_spec(bare):
         return bare.from_spec(entry)
     if is_dataclass(bare):
-        prefix = f"{name}." if name else ""
         values = {
-            each: _decoded(getattr(entry, each, None), kind, f"{prefix}{each}", tensors)
+            each: _decoded(getattr(entry, each, None), kind, f"{name}.{each}".lstrip("."), tensors)
             for each, kind in saved_fields(bare).items()  # type: ignore[arg-type]
         }
         return bare(**values)  # type: ignore[operator]

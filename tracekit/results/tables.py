@@ -70,6 +70,16 @@ def legend(results: Sequence[TraceResult]) -> str:
     )
 
 
+def latex_caption(results: Sequence[TraceResult]) -> str:
+    """What a table of results is of: their effects, examples, models, components, and its words."""
+    quantity, components = distinct(results, "axis_label"), [r.registry.describe() for r in results]
+    return (
+        f"{quantity[:1].upper()}{quantity[1:]} on "
+        f"{' / '.join(dict.fromkeys(map(result_examples_text, results)))}, "
+        f"{data_and_models(results)[1]}: {' / '.join(dict.fromkeys(components))}. {legend(results)}"
+    )
+
+
 def metric_units(results: Sequence[TraceResult]) -> str:
     """What further metrics of results are in, and on which examples; a sentence for each."""
     units = [(name, METRICS[name].axis_label) for name in _extras(results) if name in METRICS]
@@ -159,17 +169,21 @@ def facts_of_model(result: TraceResult) -> str:
     return "; ".join(parts)
 
 
+def distinct(results: Sequence[TraceResult], fact: str, joint: str = " / ") -> str:
+    """The different values of a fact of several results in one text."""
+    return joint.join(dict.fromkeys(map(attrgetter(fact), results)))
+
+
 def data_and_models(results: Sequence[TraceResult]) -> tuple[str, str]:
     """Names of the data sets and of the models of results, for a title."""
-    data = dict.fromkeys(result.dataset for result in results)
     models = list(dict.fromkeys(result.model for result in results))
     shown = models if len(models) < 4 else [models[0], "\u2026", models[-1]]
-    return " / ".join(data), " / ".join(shown)
+    return distinct(results, "dataset"), " / ".join(shown)
 
 
 def interventions(results: Sequence[TraceResult]) -> str:
     """What was patched in each of several results, in words."""
-    return " / ".join(dict.fromkeys(result.setup.intervention for result in results))
+    return distinct(results, "setup.intervention")
 
 
 def check_comparable(

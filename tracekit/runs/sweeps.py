@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ from tqdm.auto import tqdm
 from tracekit._util.arguments import check_arguments
 from tracekit._util.files import hold_lock, write_csv
 from tracekit._util.markup import clean_text
-from tracekit._util.options import as_path, check_names, convert, is_int
+from tracekit._util.options import as_path, check_int, check_names, convert, is_int
 from tracekit._util.processes import exit_if_restarted
 from tracekit._util.progress import is_interactive
-from tracekit._util.table import Table
+from tracekit._util.table import Table, latex_text
 from tracekit._util.warn import warn
 from tracekit.engine.setup import SETUP_OPTIONS, Setup
 from tracekit.errors import (
     ConfigError,
+    NoResultError,
     OutputError,
     RecordWarning,
     ResultNotFoundError,
@@ -32,7 +34,7 @@ from tracekit.errors import (
 from tracekit.results.curve import TraceCurve
 from tracekit.results.display import html_card
 from tracekit.results.result import TraceResult
-from tracekit.results.tables import effect_columns, result_table
+from tracekit.results.tables import effect_columns, latex_caption, result_table
 from tracekit.runs.dispatch import run_jobs
 from tracekit.runs.grid import Grid, part_of
 from tracekit.runs.jobs import Job, options_text
@@ -111,6 +113,38 @@ class Runs(Sequence[Run]):
         if "budget" in names and table["budget"].values == table["n_selected"].values:
             names.remove("n_selected")
         return table.only(*names, *(each for each in _EFFECT_COLUMNS if each in measured))
+
+    def to_latex(
+        self, *, caption: str | None = None, label: str = "tab:tracekit", rows: int | None = 20
+    ) -> str:
+        """The columns of `shown` in LaTeX (booktabs).
+
+        Of more results than `rows` (None: all), those with the largest share of the effect of all
+        components are shown. By default the caption says how many of how many these are, on what
+        they were measured, and what the columns mean.
+
+        Raises:
+            NoResultError: There are none.
+            ConfigError: `rows` is no number from 1 on.
+        """
+        if not self.results:
+            raise NoResultError("There is no result for a table. Load runs that have some.")
+        if rows is not None:
+            check_int("rows", rows)
+        results = self.results
+        shares = [(result.held_out or result.searched).share for result in results]
+        strengths = [0.0 if isnan(share) else -abs(share) for share in shares]
+        strongest = sorted(range(len(results)), key=strengths.__getitem__)[:rows]
+        table = self.shown().rows(sorted(strongest))
+        unit, *others = {result.axis_label.removeprefix("effect ") for result in results}
+        if not others:
+            of_effects = [each for each in table.columns if each.title.startswith("effect")]
+            units = {each: replace(each, title=f"{each.title} {unit}") for each in of_effects}
+            table = Table([units.get(each, each) for each in table.columns])
+        which = f"The {len(strongest)} of {len(results)} results of a sweep with the largest share."
+        which = f"All {len(results)} results of a sweep." if len(table) == len(results) else which
+        text = latex_text(f"{which} {latex_caption(results)}")
+        return table.latex(text if caption is None else caption, label)
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
