@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tracekit._util import progress as _progress
@@ -339,14 +339,33 @@ class PreparedData:
         each mask in turn. Only `layers` get hooks; all by default.
         """
         reads = self.metric.reads if reads is None else reads
-        if self.registry.edges is not None and self._skips_parts:
-            return self._sparse_log_probs(batch, source, masks, reads)
+        keeps_few = self._keep_few(masks)
+        if keeps_few.any() and not keeps_few.all():
+            # In two passes, because masks that keep few components leave out other parts.
+            n, parts = len(batch.examples), []
+            for is_chosen in (~keeps_few, keeps_few):
+                numbers, rows = is_chosen.nonzero()[:, 0], None
+                if residual is not None:
+                    rows = residual.unflatten(0, (len(masks), -1))[numbers].flatten(0, 1)
+                log_probs = self.log_probs(
+                    batch,
+                    source,
+                    masks[numbers],
+                    reads=reads,
+                    layers=layers,
+                    start=start,
+                    residual=rows,
+                )
+                at = (numbers[:, None] * n + torch.arange(n)).flatten()
+                parts.append((to_device(at, self.device), log_probs))
+            return join_batches(parts, len(masks) * n, Ranks())
 
         def run(
             masks: Tensor, batch: Batch, source: Activations, residual: ResidualStream | None
         ) -> ContinuationLogProbs:
-            rows, hooks = batch.repeat(len(masks)), self.hooks(batch, source, masks, layers)
-            with self.skipping(source, masks):
+            rows = batch.repeat(len(masks))
+            hooks, skipping = self.hooks_and_skipping(batch, source, masks, layers)
+            with skipping:
                 return self.forward_pass.log_probs(
                     rows, hooks, reads=reads, start=start, residual=residual
                 )
@@ -354,41 +373,32 @@ class PreparedData:
         name = ("log-probs", tuple(reads), start, None if layers is None else frozenset(layers))
         return self.cuda_graphs.run(run, name, masks, batch, source, residual)
 
-    def _sparse_log_probs(
-        self, batch: Batch, source: Activations, masks: Masks, reads: Sequence[Reading]
-    ) -> ContinuationLogProbs:
-        """As `log_probs`, for masks over edges, of which most patch or keep only a few."""
-        n, patch = len(batch.examples), self.edge_patch(batch, source)
-        keeps_few = ((masks != 1).sum(1) < (masks != 0).sum(1)).cpu()
-        skipper = self._edge_skipper
-        if skipper is None:
-            keeps_few[:] = False
-        parts = []
-        for starts_from, is_chosen in ((None, ~keeps_few), (skipper, keeps_few)):
-            numbers = is_chosen.nonzero()[:, 0]
-            if len(numbers):
-                hooks, skipping = patch.sparse_pass(masks[numbers], starts_from)
-                rows = batch.repeat(len(numbers))
-                with skipping:
-                    log_probs = self.forward_pass.log_probs(rows, hooks, reads=reads)
-                at = (numbers[:, None] * n + torch.arange(n)).flatten()
-                parts.append((to_device(at, self.device), log_probs))
-        return join_batches(parts, len(masks) * n, Ranks())
+    def hooks_and_skipping(
+        self, batch: Batch, source: Activations, masks: Masks, layers: Container[int] | None = None
+    ) -> tuple[list[Hook], AbstractContextManager[None]]:
+        """Hooks that apply masks to a batch, and a context that leaves parts out of their pass."""
+        if self.registry.edges is not None and self._skips_parts:
+            skipper = self._edge_skipper if self._keep_few(masks).all() else None
+            return self.edge_patch(batch, source).sparse_pass(masks, skipper)
+        hooks, skipping = self.hooks(batch, source, masks, layers), nullcontext()
+        if self._skips_parts and self.patches_all_tokens:
+            is_replaced = (masks == 1).all(0).cpu()
+            outputs = replaced_parts(self.model, self.registry, source, is_replaced)
+            skipper = self.capabilities.part_skipper(self.model) if outputs else None
+            skipping = nullcontext() if skipper is None else skipper.skip(self.model, outputs)
+        return hooks, skipping
+
+    def _keep_few(self, masks: Masks) -> Bool[Tensor, " set"]:
+        """Which masks keep fewer components than they patch; none if no parts are left out."""
+        if not self._skips_parts:
+            return torch.zeros(len(masks), dtype=torch.bool)
+        return ((masks != 1).sum(1) < (masks != 0).sum(1)).cpu()
 
     @property
     def _skips_parts(self) -> bool:
         """Whether passes leave parts out; a captured one is for other masks too, and has them."""
         is_captured = self.cuda_graphs.is_on or torch.is_grad_enabled()
         return self.capabilities.skips_parts and not is_captured
-
-    def skipping(self, source: Activations, masks: Masks) -> AbstractContextManager[None]:
-        """Leaves out, within the block, attentions and MLPs of which masks replace all."""
-        if self.registry.edges is not None or not (self._skips_parts and self.patches_all_tokens):
-            return nullcontext()
-        is_replaced = (masks == 1).all(0).cpu()
-        outputs = replaced_parts(self.model, self.registry, source, is_replaced)
-        skipper = self.capabilities.part_skipper(self.model) if outputs else None
-        return nullcontext() if skipper is None else skipper.skip(self.model, outputs)
 
     @cached_property
     def patches_all_tokens(self) -> bool:

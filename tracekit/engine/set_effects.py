@@ -121,10 +121,12 @@ class _TreeRun:
                 children = [child for _, child in chunk]
                 prefixes = [child.prefix for child in children]
                 masks, layers = self.data.masks_of(prefixes), self._layers_of(prefixes)
-                hooks = self.data.hooks(self.batch, self.source, masks, layers)
+                hooks, skipping = self.data.hooks_and_skipping(
+                    self.batch, self.source, masks, layers
+                )
                 picked = self._pick_rows(residual, [parent for parent, _ in chunk], len(nodes))
                 rows = self.batch.repeat(len(chunk))
-                with self.data.skipping(self.source, masks):
+                with skipping:
                     carried = self.data.forward_pass.residual_at(
                         rows, hooks, layer, start=start, residual=picked
                     )
