@@ -10,6 +10,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tests.conftest import SHARED
+from tracekit.components.masks import complement_of
 
 pytestmark = pytest.mark.real
 
@@ -43,4 +44,22 @@ def test_effects_and_gradients_of_edges(real_model):
         mine = slopes[[engine.registry.index(label) for label in expected]]
         torch.testing.assert_close(
             mine, torch.tensor(list(expected.values())), rtol=1e-4, atol=1e-4
+        )
+
+
+def test_sparse_passes_are_whole_ones(real_model):
+    pairs = tk.load_dataset("ioi", real_model, n=4)
+    fast, whole = (
+        tiny.engine(real_model, pairs, "edges", "logit-difference", capabilities=capabilities)
+        for capabilities in (None, tk.Capabilities.none())
+    )
+    order = torch.randperm(fast.n_components, generator=torch.Generator().manual_seed(0)).tolist()
+    for size in (70, 700, 7000):
+        members = fast.edge_paths.first(order, size)
+        others = complement_of(members, fast.n_components)
+        torch.testing.assert_close(
+            fast.set_effects([members, others]),
+            whole.set_effects([members, others]),
+            rtol=1e-3,
+            atol=1e-3,
         )
