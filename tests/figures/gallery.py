@@ -171,6 +171,13 @@ def gallery(n_layers: int) -> dict[str, go.Figure]:
     }  # fmt: skip
 
 
+def legend_of(figure: Any) -> list[str]:
+    """The entries of the legend of a figure, from the first to the last."""
+    if not figure.layout.showlegend:
+        return []
+    return [each.name for each in figure.data if each.name and each.showlegend is not False]
+
+
 _TEXTS = """
 async ({ figure, width, height }) => {
   const at = document.createElement("div");

@@ -11,6 +11,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tests.figures.gallery import legend_of
 from tracekit.engine.resampled import ResampledEngine
 from tracekit.errors import BudgetError, ComponentError, ConfigError
 from tracekit.search.base import Selection
@@ -184,7 +185,8 @@ def test_a_heatmap_has_the_frequencies(tracer):
     cells_of_layers = [each.z for each in stability.heatmap().data if each.type == "heatmap"]
     values = [value for cells in cells_of_layers for row in cells for value in row]
     assert sorted(value for value in values if value)[-4:] == [0.25, 0.25, 0.5, 1]
-    assert "4 resamples; frame: in at least 50 %" in stability.heatmap().layout.title.subtitle.text
+    assert stability.heatmap().layout.title.subtitle.text.endswith("4 resamples")
+    assert legend_of(stability.heatmap()) == ["in at least 50 %"]
 
 
 def test_what_cannot_be_is_refused(tracer):

@@ -21,7 +21,7 @@ FONT_SIZE, PER_INCH = 15.0, 96
 """Pixels of axis titles on the screen, and of an inch in print."""
 CELL = 27.0
 """Largest size of a cell on the screen, in pixels."""
-_TALLEST = 640.0
+_TALLEST = 620.0
 """Height of all rows of cells on the screen, in pixels."""
 _FLATTEST_ROW = 11.5
 """Pixels that a row of cells is high in print at least, if the page is: 0.12 inches."""

@@ -412,7 +412,11 @@ class TraceResult(InFolder):
 
     @check_keywords
     def heatmap(
-        self, *, color: CellColor | None = None, outline: str | Sequence[str] | None = None
+        self,
+        *,
+        color: CellColor | None = None,
+        outline: str | Sequence[str] | None = None,
+        fold: bool = False,
     ) -> go.Figure:
         """Which components are selected, layer by layer.
 
@@ -423,6 +427,8 @@ class TraceResult(InFolder):
                 have a dark frame. None: `score` where there are any and single components are
                 drawn, else `selected`; with an `outline`, `selected`.
             outline: The circuit whose members have a frame instead, as in `against`.
+            fold: Whether a run of layers without a selected (or framed) component is one row, with
+                the first and last of them at the axis.
 
         Raises:
             ConfigError: An unknown `color`, or scores of a result that has none.
@@ -438,7 +444,13 @@ class TraceResult(InFolder):
             outlines=color != "selected" or framed is not None,
             title=f"{plain(self.title)}: {data_and_model(self.dataset, self.model)}",
             subtitle=f"{self.n_selected} of {self.n_components} selected, "
-            f"{plain(effects_text(self))}{'; frame: known circuit' if outline else ''}",
+            f"{plain(effects_text(self))}",
+            fold=fold,
+            marks="selected"
+            if outline is None
+            else "known circuit"
+            if isinstance(outline, str)
+            else "outlined set",
         )
 
     @property

@@ -69,7 +69,12 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
 
     @check_keywords
     def heatmap(
-        self, *, normalised: bool = False, mark: Mark | None = "q", layers_on: LayersOn = "y"
+        self,
+        *,
+        normalised: bool = False,
+        mark: Mark | None = "q",
+        layers_on: LayersOn = "y",
+        fold: bool = False,
     ) -> go.Figure:
         """The effects as cells, by layer and component; those with q below 0.05 are framed.
 
@@ -79,6 +84,7 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
             mark: `family` frames those with a family-wise p value below 0.05, None none.
             layers_on: `x` has layers from left to right and kinds below each other; `y` has layers
                 from top to bottom and kinds side by side.
+            fold: Whether a run of layers without a frame is one row.
 
         Raises:
             ConfigError: `mark` or `layers_on` is another, or more components in a layer than can
@@ -116,10 +122,6 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         unit = share if normalised else plain(self.axis_label).replace(" (", "<br>(")
         largest = effects.abs().max().item() or 1.0
         panels = panels_of(self.registry, marked, values=values, texts=texts)
-        marks = [] if mark is None else ["frame"]
-        if any(each.is_share for each in panels):
-            marks.append("bars")
-        test = f"; {' and '.join(marks)}: {'family-wise p' if mark == 'family' else 'q'} &lt; .05"
         return draw_panels(
             panels,
             scale=ColorScale("RdBu_r", -largest, largest, unit),
@@ -127,8 +129,11 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
             outlines=mark is not None,
             title=f"Single effects: {data_and_model(self.dataset, self.model)}",
             subtitle=f"{plain(self.intervention)}, n = {self.n_text} searched; "
-            f"all: {self.full_effect:.3g}" + (test if marks else ""),
+            f"all: {self.full_effect:.3g}",
             layers_on=layers_on,
+            fold=fold,
+            marks=f"{'family-wise p' if mark == 'family' else 'q'} &lt; .05",
+            blank="not measured",
         )
 
     def __repr__(self) -> str:

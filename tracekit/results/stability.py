@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tracekit._util.deferred import pd
 from tracekit._util.markup import clean_text
+from tracekit._util.options import check_keywords
 from tracekit._util.table import join_labels
 from tracekit.components.masks import from_indices, members_of_mask
 from tracekit.errors import ConfigError
@@ -59,8 +60,11 @@ class Stability(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibleMet
         }
         return pd.DataFrame(columns)
 
-    def heatmap(self) -> go.Figure:
+    @check_keywords
+    def heatmap(self, *, fold: bool = False) -> go.Figure:
         """The frequencies as cells, by layer and component; stable components are framed.
+
+        With `fold`, a run of layers without a frame is one row.
 
         Raises:
             ConfigError: More components in a layer than can be cells.
@@ -79,8 +83,9 @@ class Stability(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibleMet
             width=WIDTH,
             outlines=True,
             title=self._title,
-            subtitle=f"{plain(self.intervention)}, {self.n_resamples} resamples; "
-            f"frame: in at least {100 * self.threshold:.0f} %",
+            subtitle=f"{plain(self.intervention)}, {self.n_resamples} resamples",
+            fold=fold,
+            marks=f"in at least {100 * self.threshold:.0f} %",
         )
 
     def circuit(self, n: int = 30) -> go.Figure:
