@@ -70,7 +70,9 @@ def place(figure: go.Figure, width: float | None = None, page: float = inf) -> g
     _place(figure, width, page)
     plot = _place(figure, width, page)
     texts = layout.meta["texts"]
-    scale = min(texts, plot[0] / layout.meta["plot"][0]) if width else texts
+    drawn = layout.meta["plot"] if layout.meta["grows"] == "plot" else layout.meta["plot"][:1]
+    shrinks = (now / before for now, before in zip(plot, drawn, strict=False))
+    scale = min(texts, *shrinks) if width else texts
     for note in _notes_beside_plot(figure, xref="x", yref="y"):
         # Between marks, which come nearer to each other.
         note.font.size *= scale / texts
@@ -433,8 +435,9 @@ def _scale_marks(figure: _Figure, factor: float) -> None:
         if trace.type == "heatmap":
             continue
         for line in (trace.marker.line, *([trace.line] if trace.type == "scatter" else [])):
-            if isinstance(line.width, (int, float)):
-                line.width *= factor
+            for name in ("width", "backoff"):
+                if name in line and isinstance(line[name], (int, float)):
+                    line[name] *= factor
         size = trace.marker.size if trace.type == "scatter" else None
         if isinstance(size, (int, float)):
             trace.marker.size = size * factor

@@ -99,6 +99,15 @@ def circuit_figure(
         subtitle=f"{subtitle}; {order}",
         quantity=quantity,
         is_signed=is_score,
+        notes=[
+            note
+            for note, is_shown in (
+                ("q, k, v: inputs", any(arrow.letter for arrow in arrows)),
+                ("E: embedding", EMBEDDING in names),
+                ("G: shared key", any("G" in name for name in names)),
+            )
+            if is_shown
+        ],
     )
 
 
