@@ -126,9 +126,15 @@ def said_of(demo_model):
         ("front", ["components; counterfactual patching; odds-ratio, 8 (4 independent) sear"]),
         (
             "effects",
-            ["in layers 0-3; counterfactual patching; on 8 (4 independent) searched examples'"],
+            [
+                "in layers 0-3; counterfactual patching; on 8 (4 independent) searched examples",
+                " (held out: 8 (4 independent))'",
+            ],
         ),
-        ("sizes", ["searched examples (held out: 8 (4 independent)); band: 95 % spread; bars: 95"]),
+        (
+            "sizes",
+            ["searched examples (held out: 8 (4 independent))", "best set, searched, 95 % spread"],
+        ),
         (
             "strengths",
             [
@@ -141,7 +147,8 @@ def said_of(demo_model):
             "faithfulness",
             [
                 "by odds-ratio",
-                "; counterfactual patching, on held-out examples, n = 8 (4 independent); bars: 95",
+                "; counterfactual patching, on held-out examples, n = 8 (4 independent)'",
+                "completeness, 95 % interval",
             ],
         ),
     ],

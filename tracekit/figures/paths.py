@@ -161,11 +161,13 @@ def _crossed(
     knots: dict[float, float], boxes: Sequence[_Box], rows: Iterable[int], row: float
 ) -> int | None:
     """The first row in which a line lies behind a node."""
+    ends = {n: (row * n - _BOX / 2, row * n + _BOX / 2) for n in rows}
+    x = iter(_x_at(knots, [y for both in ends.values() for y in both]))
     for number in rows:
-        ends = _x_at(knots, [row * number - _BOX / 2, row * number + _BOX / 2])
+        low, high = sorted((next(x), next(x)))
         for box in boxes:
             reach = box.width / 2 + _CLEAR
-            if box.row == number and min(ends) < box.x + reach and max(ends) > box.x - reach:
+            if box.row == number and low < box.x + reach and high > box.x - reach:
                 return number
     return None
 

@@ -41,6 +41,7 @@ class Line:
     """Marks that are drawn, as plotly calls them."""
     rank: int = 0
     """Place in the legend."""
+    in_legend: bool = True
 
 
 def size_lines(
@@ -76,6 +77,7 @@ def size_lines(
         figure.add_hline(full, annotation=note, annotation_position=corner, line=line)
         # A point without colour beyond the line leaves room for its name.
         figure.add_scatter(x=[0], y=[1.12 * full], **_UNSEEN)
+    figure.update_layout(showlegend=True)
     _add_share_axis(frame(figure), n_components, largest)
     if log_y:
         figure.update_yaxes(type="log", rangemode="normal")
@@ -101,10 +103,12 @@ def _add(figure: go.Figure, line: Line, n: int, *, has_origin: bool) -> None:
     if line.is_hollow:
         marker |= {"color": "white", "line": {"color": color, "width": 2}}
     figure.add_scatter(
-        x=line.sizes,
-        y=line.values,
+        # Without any point, a line is not in the legend.
+        x=line.sizes or [None],
+        y=line.values or [None],
         name=plain(line.name),
         legendrank=1000 + line.rank,
+        showlegend=line.in_legend,
         mode=line.mode,
         line=stroke,
         marker=marker,

@@ -78,7 +78,10 @@ class Comparison(Results):
         )
 
     def curve(self) -> go.Figure:
-        """Effect on the searched examples against number of components, with its spread."""
+        """Effect on the searched examples against number of components, with its spread.
+
+        If some results have held-out examples, with the effects on these and their intervals.
+        """
         return effect_curve(self.results, spreads=True)
 
     def similarities(self) -> go.Figure:

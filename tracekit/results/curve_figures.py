@@ -22,8 +22,9 @@ def effect_curve(
     """Effect against number of components: a line per method, and one at the full effect.
 
     Every line starts at no component and no effect, unless the axis is logarithmic; effects that
-    are not positive are then missing. `spreads` shows how far every effect moves when the examples
-    are resampled (95 %).
+    are not positive are then missing. Filled marks are effects on held-out examples, with their
+    95 % intervals. Where there are none, `spreads` shows how far every effect moves when the
+    examples are resampled (95 %).
     """
     check_comparable(results)
     frame = curve_data(results)
@@ -31,7 +32,9 @@ def effect_curve(
     ranked = enumerate(style.styles(frame["method"]).items())
     drawn = sorted(ranked, key=lambda each: each[1][0].startswith("pgb-ct"))
     names = {result.series: _name(result) for result in results}
-    lines = []
+    fresh = [result for result in results if result.held_out is not None]
+    spreads = spreads and not fresh
+    lines, label = [], style.plain(results[0].axis_label)
     for rank, (method, look) in drawn:
         points = frame[frame["method"] == method]
         sizes, effects = list(points["n_selected"]), list(points["effect"])
@@ -44,14 +47,43 @@ def effect_curve(
             style=look,
             low=[low for low, _ in ranges] if spreads else None,
             high=[high for _, high in ranges] if spreads else None,
-            hover=[f"{style.plain(results[0].axis_label)}: {effect:.4g}" for effect in effects],
+            hover=[f"{label}: {effect:.4g}" for effect in effects],
             is_hollow=True,
             rank=rank,
         )
         lines.append(line)
+        measured = [
+            (result.n_selected, each.mean, *each.interval, each.n_text)
+            for result in fresh
+            if result.series == method and (each := result.held_out)
+        ]
+        if measured:
+            sizes, effects, low, high, n_texts = zip(*measured, strict=True)
+            rows = zip(effects, low, high, n_texts, strict=True)
+            line = Line(
+                name=f"{names[method]}, held out",
+                sizes=sizes,
+                values=effects,
+                style=look,
+                low=low,
+                high=high,
+                hover=[
+                    f"{label}: {e:.4g} ({interval_text(a, b)})<br>n = {n}" for e, a, b, n in rows
+                ],
+                mode="markers",
+                in_legend=False,
+            )
+            lines.append(line)
+    empty: Any = {"sizes": [], "values": [], "hover": [], "mode": "markers", "rank": len(names)}
+    if fresh:
+        key = "held out, 95 % interval"
+        lines.append(Line(name=key, style=("#000000", "circle", "solid"), **empty))
+    if spreads:
+        lines.append(Line(name="95 % spread", style=("#000000", "line-ns-open", "solid"), **empty))
     largest = int(frame["n_selected"].max())
-    bars = "; bars: 95 % spread" if spreads else ""
-    return _of_results(lines, results[0], largest, bars, log_y=log_y)
+    n_texts = " and ".join(dict.fromkeys(each.held_out.n_text for each in fresh if each.held_out))
+    held_out = f" (held out: {n_texts})" if fresh else ""
+    return _of_results(lines, results[0], largest, held_out, log_y=log_y)
 
 
 def _name(result: TraceResult) -> str:
@@ -89,10 +121,10 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
         lines.append(Line(name=name, sizes=sizes, values=values, style=look, hover=hover, **how))
 
     for name, column, look in (
-        ("best set, searched", "effect", style.STYLES["local-search"]),
-        ("held out", "held_out", style.SPARE_STYLES[0]),
-        ("cross-fitted", "cross_fitted", style.STYLES["greedy"]),
-        ("random, same layers", "control", style.CONTROL),
+        ("best set, searched, 95 % spread", "effect", style.STYLES["local-search"]),
+        ("held out, 95 % interval", "held_out", style.SPARE_STYLES[0]),
+        ("cross-fitted, 95 % interval", "cross_fitted", style.STYLES["greedy"]),
+        ("random, same layers, range", "control", style.CONTROL),
     ):
         rows = frame.dropna(subset=[column])
         if rows.empty:
@@ -125,6 +157,5 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
         ]
         look = (*style.OTHER_SETS, "solid")
         add("from all downwards", others, "from_all", look, hover, mode="markers")
-    bars = "; bars: 95 % interval (random: range)" if len(lines) > 1 else ""
     fresh = "" if first.held_out is None else f" (held out: {first.held_out.n_text})"
-    return _of_results(lines, first, largest, f"{fresh}; band: 95 % spread{bars}")
+    return _of_results(lines, first, largest, fresh)

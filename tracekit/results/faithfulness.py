@@ -223,7 +223,7 @@ class Faithfulness(InWords, Tabular):
         for name, style in (("faithfulness", "local-search"), ("completeness", "greedy")):
             columns = [list(frame[column]) for column in (name, f"{name}_low", f"{name}_high")]
             line = Line(
-                name=name,
+                name=f"{name}, 95 % interval",
                 sizes=list(frame["size"]),
                 values=columns[0],
                 style=STYLES[style],
@@ -242,7 +242,7 @@ class Faithfulness(InWords, Tabular):
             largest=max(self.sizes),
             value_title="share of the whole effect",
             title=f"{plain(self.method or 'scores')}: faithfulness by {plain(self.metric)}",
-            subtitle=plain(f"{made} of {n} components; {self.setting}; bars: 95 % intervals"),
+            subtitle=plain(f"{made} of {n} components; {self.setting}"),
         )
 
     def __repr__(self) -> str:
