@@ -142,7 +142,7 @@ def gallery(n_layers: int) -> dict[str, go.Figure]:
             figures.PairMap(
                 labels=[str(head) for _ in range(n_layers) for head in range(3)],
                 groups=groups, noun="", note=f"dot: p &lt; .05<br>{RING}",
-                signed=[(0, 1), (0, 2), (1, 2), (4, 5)], **pairs,
+                dotted=[(0, 1), (0, 2), (1, 2), (4, 5)], **pairs,
             ),
             title="Interactions: ioi-abc",
             subtitle="l({i, j}) \u2212 l({i}) \u2212 l({j}), l: effect (nats)",

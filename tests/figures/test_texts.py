@@ -91,7 +91,7 @@ def said_of(demo_model):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("interactions", ["; counterfactual patching, n = 8 (4 independent) searched; +, "]),
+        ("interactions", ["; counterfactual patching, n = 8 (4 independent) searched"]),
         (
             "both",
             ["1); above: noising; below: denoising; counterfactual patching, n = 8 (4"],

@@ -52,13 +52,12 @@ def significant(why, which):
 def test_significant_pairs_are_marked_and_joined(why):
     changed = significant(why, {0, 3})
     chosen = changed.interactions[changed.interactions["significant"]].to_dict("records")
-    marks = changed.heatmap().data[1]
+    marks = next(each for each in changed.heatmap().data[1:] if each.mode == "markers")
+    assert marks.marker.symbol == "circle"
+    assert "dot: p &lt; .05" in changed.heatmap().data[0].colorbar.title.text
     rank_of = {label: rank for rank, label in enumerate(why.labels)}
     expected = {tuple(sorted((rank_of[r["first"]], rank_of[r["second"]]))) for r in chosen}
-    assert set(zip(marks.x, marks.y, strict=True)) == expected
-    z = changed.heatmap().data[0].z
-    for x, y, sign in zip(marks.x, marks.y, marks.text, strict=True):
-        assert sign == ("+" if z[y][x] > 0 else "\u2212")
+    assert {(round(x), round(y)) for x, y in zip(marks.x, marks.y, strict=True)} == expected
     *drawn, nodes = changed.network().data
     edges = [edge for edge in drawn if edge.line.dash != "dash"]
     assert len(edges) == 2
