@@ -337,7 +337,7 @@ def _mark_missing_layers(figure: go.Figure, rows: Sequence[tuple[int, ...]], n_p
             figure.add_shape(type="line", x0=0, x1=1, y0=y, y1=y, line=line, **axes)
     for name, line in (("layers not studied", _SKIPPED), ("folded layers", _FOLDED)):
         if any(each is line for _, each in lines):
-            figure.add_scatter(x=[None], y=[None], mode="lines", line=line, name=name)
+            style.add_key(figure, name, mode="lines", line=line)
 
 
 def _add_legend(
@@ -358,18 +358,16 @@ def _add_legend(
         for is_selected, value in zip(*row, strict=True)
         if len(run) == 1
     ]
-    black = {"color": "black", "width": 1}
     keys = (
-        ("selected", scale is None and any(value for _, value in cells), style.SELECTED, black),
-        (bars, any(panel.is_share for panel in panels), style.SELECTED, black),
-        (frames, bool(frames and cells), "white", {"color": "black", "width": 2}),
-        (blank, any(value is None and each is not None for each, value in cells), "white", black),
-        ("not studied", any(each is None for each, _ in cells), style.UNSTUDIED, black),
+        ("selected", scale is None and any(value for _, value in cells), style.SELECTED, 1),
+        (bars, any(panel.is_share for panel in panels), style.SELECTED, 1),
+        (frames, bool(frames and cells), "white", 2),
+        (blank, any(value is None and each is not None for each, value in cells), "white", 1),
+        ("not studied", any(each is None for each, _ in cells), style.UNSTUDIED, 1),
     )
-    for name, is_shown, color, line in keys:
-        marker = {"symbol": "square", "size": 13, "color": color, "line": line}
+    for name, is_shown, color, line_width in keys:
         if is_shown:
-            figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=name)
+            style.add_key(figure, name, **style.square(color, line_width))
     drawn: list[Any] = list(figure.data)
     figure.update_layout(
         showlegend=any(each.name and each.showlegend is not False for each in drawn)

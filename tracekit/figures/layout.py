@@ -398,8 +398,9 @@ def resized(figure: go.Figure, texts: float) -> go.Figure:
     meta = drawn["layout"].get("meta")
     if not isinstance(meta, dict) or "grows" not in meta:
         raise ConfigError(
-            "This figure was not drawn by tracekit: nothing says what may grow in it. Set its "
-            "layout, and write it without width, height, font_size, font and title."
+            "This figure was not drawn by tracekit: nothing says what may grow in it. First give "
+            "it to tracekit.figures.in_style, or set its layout, and write it without width, "
+            "height, font_size, font and title."
         )
     _scale(drawn, texts / meta["texts"])
     meta["texts"] = texts
@@ -432,14 +433,13 @@ def _scale_marks(figure: _Figure, factor: float) -> None:
     for note in figure.select_annotations(lambda each: each.borderpad):
         note.borderpad *= factor
     for trace in figure.data:
-        if trace.type == "heatmap":
-            continue
-        for line in (trace.marker.line, *([trace.line] if trace.type == "scatter" else [])):
+        markers = [trace.marker] if "marker" in trace else []
+        for line in (part["line"] for part in (trace, *markers) if "line" in part):
             for name in ("width", "backoff"):
                 if name in line and isinstance(line[name], (int, float)):
                     line[name] *= factor
-        size = trace.marker.size if trace.type == "scatter" else None
-        if isinstance(size, (int, float)):
-            trace.marker.size = size * factor
-        elif size is not None:
-            trace.marker.size = [each * factor for each in size]
+        for marker in (each for each in markers if "size" in each):
+            if isinstance(marker["size"], (int, float)):
+                marker["size"] *= factor
+            elif marker["size"] is not None:
+                marker["size"] = [each * factor for each in marker["size"]]

@@ -84,10 +84,26 @@ def waterfall(members: Members, *, value_title: str, title: str, subtitle: str) 
     dots = {"size": 1, "color": "black"}
     figure.add_scatter(x=ends, y=names, mode="markers", marker=dots, error_x=bars, **style.QUIET)
     figure.add_vline(x=0, line={"color": "black", "width": 1})
+    _add_signs(figure, values, "square")
+    interval = {"symbol": "line-ew-open", "size": 13, "color": "black"}
+    style.add_key(figure, "95 % interval", marker=interval)
+    figure.update_layout(showlegend=True)
     figure.update_xaxes(**style.BOX, title=style.plain(value_title), gridcolor=style.GRID)
     rows = [*names, "all"]
     figure.update_yaxes(style.axis_with_labels(rows, is_down=True))
     return style.finish(figure, title, subtitle, plot=(_PLOT, _BAR * len(rows)), grows="rows")
+
+
+def _add_signs(figure: go.Figure, values: Sequence[float], symbol: str, noun: str = "") -> None:
+    """Entries of the legend for the colours of values."""
+    line = {"color": "black", "width": 1}
+    for name, color, is_shown in (
+        ("above 0", style.ABOVE, any(value >= 0 for value in values)),
+        ("below 0", style.BELOW, any(value < 0 for value in values)),
+    ):
+        if is_shown:
+            marker = {"symbol": symbol, "size": 12, "color": color, "line": line}
+            style.add_key(figure, noun + name, marker=marker)
 
 
 def _texts(members: Members) -> list[str]:
@@ -124,6 +140,7 @@ def network(
         for column, n in enumerate(band)
     }
     figure = go.Figure()
+    _add_signs(figure, members.values, "circle", "node: ")
     strongest = max((abs(edge.value) for edge in edges), default=1.0)
     shown: set[str] = set()
     # Where texts stand: below nodes their names.
@@ -157,7 +174,7 @@ def network(
     figure.update_xaxes(visible=False, range=[-0.7, widest - 0.3])
     figure.update_yaxes(layer_axis(used, used), range=[used[-1] + 0.6 * row, used[0] - above * row])
     plot = max(_PLOT, _COLUMN * widest), height + (above - 0.4) * _ROW
-    figure.update_layout(showlegend=bool(edges))
+    figure.update_layout(showlegend=True)
     return style.finish(figure, title, subtitle, plot=plot)
 
 

@@ -11,15 +11,24 @@ import plotly.graph_objects as go
 
 from tracekit.figures.layout import text_width
 from tracekit.figures.members import layer_axis, write_at
-from tracekit.figures.style import ABOVE, BELOW, CONTROL, TICK_SIZE, finish, plain, two_digits
+from tracekit.figures.style import (
+    ABOVE,
+    BELOW,
+    CONTROL,
+    TICK_SIZE,
+    add_key,
+    finish,
+    plain,
+    two_digits,
+)
 
 _PLOT = 340.0
 """Width of the plot, in pixels."""
-_ROW, _FLATTEST_ROW, _TALLEST = 62.0, 40.0, 800.0
+_ROW, _FLATTEST_ROW, _TALLEST = 62.0, 44.0, 800.0
 """Between rows of a plot that is no wider, in pixels, and less where all rows would be higher."""
 _BOX = 24.0
 """Height of a node, in pixels."""
-_CLEAR, _STUB = 4.0, 14.0
+_CLEAR, _STUB = 4.0, 17.0
 """Pixels between a line and a box that it passes by, and of a line upright below a head."""
 _ASIDE = (-0.4, 0.3, -0.1, 0.5, -0.25, 0.1)
 """How far nodes of one row after another stand aside, as shares of the room beside them."""
@@ -88,10 +97,8 @@ def path_network(
         shown.add(name)
     _add_legend(figure, arrows, f"{quantity} {chr(177) * is_signed}", strongest, notes)
     for arrow, points in zip(arrows, lines, strict=True):
-        at = points[-1][0], points[-1][1] - _STUB
-        write_at(
-            figure, arrow.letter, at, xshift=-7, yshift=-2, bgcolor="rgba(255, 255, 255, 0.85)"
-        )
+        (x, y), width = points[-1], _width(arrow, strongest)
+        write_at(figure, arrow.letter, (x, y - _STUB), xanchor="right", xshift=-6 - width / 2)
     for name, box in zip(names, boxes, strict=True):
         x, y = box.x, row * box.row
         ends = {"x0": x - box.width / 2, "x1": x + box.width / 2}
@@ -213,32 +220,26 @@ def _add_legend(
     notes: Sequence[str],
 ) -> None:
     """Says what widths, open heads and letters are: traces without points."""
-    keys: list[tuple[str, dict[str, Any]]] = [
-        (
-            quantity + two_digits(share * strongest),
-            {"line": {"color": CONTROL[0], "width": _WIDEST * share}},
-        )
-        for share in (1, 0.25)
-    ]
+    for share in (1, 0.25):
+        line = {"color": CONTROL[0], "width": _WIDEST * share}
+        add_key(figure, quantity + two_digits(share * strongest), mode="lines", line=line)
     if not all(arrow.is_sure for arrow in arrows):
-        keys.append(
-            (
-                "p \u2265 .05",
-                {"marker": {"symbol": "arrow-open", "size": 11, "color": "black"}},
-            )
-        )
-    keys += [(note, {"marker": {"color": "rgba(0, 0, 0, 0)"}}) for note in notes]
-    for name, look in keys:
-        mode = "lines" if "line" in look else "markers"
-        figure.add_scatter(x=[None], y=[None], mode=mode, name=name, **look)
+        head = {"symbol": "arrow-open", "size": 11, "color": "black"}
+        add_key(figure, "p \u2265 .05", marker=head)
+    for note in notes:
+        add_key(figure, note, marker={"color": "rgba(0, 0, 0, 0)"})
+
+
+def _width(arrow: Arrow, strongest: float) -> float:
+    return _WIDEST * abs(arrow.value) / strongest * (1 if arrow.is_sure else 0.5)
 
 
 def _traces(arrow: Arrow, points: _Line, strongest: float) -> tuple[dict[str, Any], dict[str, Any]]:
     """An arrow as plotly draws it: its line, and its head."""
     color = ABOVE if arrow.value > 0 else BELOW
-    width = _WIDEST * abs(arrow.value) / strongest * (1 if arrow.is_sure else 0.5)
-    size = 12 + width
-    line = {"color": color, "width": max(1.2, width), "backoff": 0.6 * size}
+    width = _width(arrow, strongest)
+    size = 13 + width
+    line = {"color": color, "width": max(1.2, width), "backoff": 0.85 * size}
     line["dash"] = "solid" if arrow.value > 0 else "dash"
     x, y = zip(*points, strict=True)
     # The point of this symbol is its tip.
