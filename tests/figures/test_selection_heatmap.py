@@ -141,10 +141,10 @@ def test_many_components_are_shares_of_layers(demo_model):
     figure = tracer.heatmap()
     (bar,) = [trace for trace in figure.data if trace.type == "bar"]
     assert list(bar.x) == pytest.approx([100 * share for share in per_layer])
-    (uniform,) = [trace for trace in figure.data if trace.name == "share of all layers"]
+    uniform = figure.data[1]
     assert uniform.x[0] == pytest.approx(25)
     assert "of 128 (" in bar.text[0]
-    assert legend_of(figure) == ["share of all layers", "bar: selected"]
+    assert legend_of(figure) == ["bar: selected", "share of all layers"]
     alone = tk.Tracer(demo_model, tracer.pairs, "mlp-outputs", layers=[1]).run(
         "random", budget=9, draws=1
     )
@@ -180,7 +180,7 @@ def test_components_outside_the_registry_are_left_blank(model):
     figure = result.heatmap()
     (line,) = figure.layout.shapes
     assert (line.y0, line.y1) == (0.5, 0.5)
-    assert legend_of(figure) == ["layers not studied", "selected", "not studied"]
+    assert legend_of(figure) == ["selected", "layers not studied", "not studied"]
 
 
 def test_layers_that_one_kind_lacks_have_no_cells():

@@ -92,32 +92,26 @@ def draw_panels(
 ) -> go.Figure:
     """Panels side by side, with square cells of one size and rows that line up.
 
-    Args:
-        panels: The panels, from left to right.
-        scale: The colours of all values; None: cells are white, and coloured where they are
-            selected.
-        width: The largest, in pixels.
-        outlines: Whether selected cells have a frame.
-        title: Above the figure.
-        subtitle: Below the title.
-        layers_on: With `x`, layers go from left to right, and panels stand below each other.
-        fold: Whether a run of layers with nothing to see is one row, named by its first and last
-            layer: without a selected cell and, if there are no frames, without a colour.
-        marks: What frames and bars say, for the legend.
-        blank: What a cell without a value says, for the legend.
+    `scale` gives the colours of all values; without one, cells are white, and coloured where they
+    are selected. `width` is the largest, in pixels. `outlines` frames selected cells. With layers
+    on x, panels stand below each other. With `fold`, a run of layers is one row if nothing is
+    selected in them and, without frames, nothing has a colour. In the legend, `marks` says what
+    frames and bars are, `blank` what a cell without a value is.
     """
     rows = _rows(panels, has_colors=not outlines, fold=fold)
+    figure = go.Figure()
+    _add_keys(figure, panels, "selected" if scale is None else "", blank)
     panels = [_aligned(panel, rows) for panel in panels]
     counts = [len(panel.indices) for panel in panels]
-    figure = go.Figure()
+    names = ["\u2013".join(map(str, dict.fromkeys((run[0], run[-1])))) for run in rows]
     for number, panel in enumerate(panels, start=1):
         axes = {"xaxis": _axis("x", number), "yaxis": _axis("y", number)}
         if panel.is_share:
-            _add_bars(figure, panel, axes)
+            _add_bars(figure, panel, axes, marks)
         else:
             _add_cells(figure, panel, axes, scale)
             if outlines:
-                _add_outlines(figure, panel, axes)
+                _add_outlines(figure, panel, axes, marks)
         ticks, texts, noun = _x_ticks(panel)
         figure.update_layout(
             {
@@ -133,7 +127,7 @@ def draw_panels(
                     "showgrid": False,
                 },
                 _axis("yaxis", number): {
-                    **style.axis_with_labels(list(map(_run_text, rows)), is_down=True),
+                    **style.axis_with_labels(names, is_down=True),
                     "anchor": _axis("x", number),
                     "matches": "y" if number > 1 else None,
                     "showticklabels": number == 1,
@@ -145,10 +139,10 @@ def draw_panels(
         if panel.title and (number == 1 or panels[number - 2].title != panel.title):
             figure.add_annotation(text=panel.title, **_above(number))
     _mark_missing_layers(figure, rows, len(panels))
-    _add_legend(
-        figure, panels, rows, scale, frames=marks * outlines, bars=f"bar: {marks}", blank=blank
-    )
-    figure.update_layout(plot_bgcolor=style.UNSTUDIED)
+    if any(None in row for panel in panels for row in panel.selected):
+        style.add_key(figure, "not studied", **style.square(style.UNSTUDIED))
+    has_keys = any(figure.select_traces(lambda each: each.name and each.showlegend is not False))
+    figure.update_layout(plot_bgcolor=style.UNSTUDIED, showlegend=has_keys)
     if layers_on == "x":
         figure, size = _swap_axes(figure, panels, len(rows), width)
         return style.finish(figure, title, subtitle, plot=size, grows="rows")
@@ -178,12 +172,8 @@ def _rows(
 def _aligned(panel: SelectionPanel, rows: Sequence[tuple[int, ...]]) -> SelectionPanel:
     """A panel with every row, blank where it has no such layer or layers are folded."""
     n, names = len(panel.indices), ("selected", "values", "shares", "hover")
-    by_layer = {
-        layer: parts
-        for layer, *parts in zip(
-            panel.layers, *(getattr(panel, name) for name in names), strict=True
-        )
-    }
+    lines = zip(panel.layers, *(getattr(panel, name) for name in names), strict=True)
+    by_layer = {layer: parts for layer, *parts in lines}
     drawn = []
     for first, *rest in rows:
         # Cells of folded layers are white, those of layers that are not studied have no colour.
@@ -191,10 +181,6 @@ def _aligned(panel: SelectionPanel, rows: Sequence[tuple[int, ...]]) -> Selectio
         drawn.append(blank if rest else by_layer.get(first, blank))
     parts = dict(zip(names, zip(*drawn, strict=True), strict=True))
     return replace(panel, layers=tuple(row[0] for row in rows), **parts)
-
-
-def _run_text(layers: tuple[int, ...]) -> str:
-    return str(layers[0]) if len(layers) == 1 else f"{layers[0]}\u2013{layers[-1]}"
 
 
 def _swap_axes(
@@ -281,7 +267,9 @@ def _bar_ticks(scale: ColorScale) -> dict[str, Any]:
     return {"tickvals": scale.ticks} if scale.ticks else {"nticks": 4}
 
 
-def _add_outlines(figure: go.Figure, panel: SelectionPanel, axes: dict[str, str]) -> None:
+def _add_outlines(
+    figure: go.Figure, panel: SelectionPanel, axes: dict[str, str], marks: str
+) -> None:
     """A dark frame around every selected cell; it grows with the cells, unlike a marker."""
     x: list[float | None] = []
     y: list[float | None] = []
@@ -292,9 +280,10 @@ def _add_outlines(figure: go.Figure, panel: SelectionPanel, axes: dict[str, str]
                 y += [row - 0.5, row - 0.5, row + 0.5, row + 0.5, row - 0.5, None]
     line = {"color": "black", "width": 2}
     figure.add_scatter(x=x, y=y, mode="lines", line=line, name="frame", **style.QUIET, **axes)
+    style.add_key(figure, marks, **style.square("white", 2))
 
 
-def _add_bars(figure: go.Figure, panel: SelectionPanel, axes: dict[str, str]) -> None:
+def _add_bars(figure: go.Figure, panel: SelectionPanel, axes: dict[str, str], marks: str) -> None:
     """The share of each layer, and a line at the share of all layers."""
     area = {"xref": f"{axes['xaxis']} domain", "yref": f"{axes['yaxis']} domain"}
     ground = {"fillcolor": "white", "line_width": 0, "layer": "below"}
@@ -311,16 +300,16 @@ def _add_bars(figure: go.Figure, panel: SelectionPanel, axes: dict[str, str]) ->
         showlegend=False,
         **axes,
     )
+    style.add_key(figure, f"bar: {marks}", **style.square(style.SELECTED))
     if len(panel.layers) == 1:
         return
     uniform = 100 * panel.overall_share
     x, y = [uniform, uniform], [-0.5, len(panel.layers) - 0.5]
     line = {"color": "black", "width": 1.2, "dash": "dot"}
     hover = f"all layers: {uniform:.3g} % of {panel.kind}<extra></extra>"
-    name = "share of all layers"
-    drawn: list[Any] = list(figure.data)
-    texts = {"name": name, "showlegend": all(trace.name != name for trace in drawn)}
-    figure.add_scatter(x=x, y=y, mode="lines", line=line, hovertemplate=hover, **texts, **axes)
+    shown = {"mode": "lines", "line": line}
+    figure.add_scatter(x=x, y=y, hovertemplate=hover, showlegend=False, **shown, **axes)
+    style.add_key(figure, "share of all layers", **shown)
 
 
 def _mark_missing_layers(figure: go.Figure, rows: Sequence[tuple[int, ...]], n_panels: int) -> None:
@@ -340,38 +329,16 @@ def _mark_missing_layers(figure: go.Figure, rows: Sequence[tuple[int, ...]], n_p
             style.add_key(figure, name, mode="lines", line=line)
 
 
-def _add_legend(
-    figure: go.Figure,
-    panels: Sequence[SelectionPanel],
-    rows: Sequence[tuple[int, ...]],
-    scale: ColorScale | None,
-    *,
-    frames: str,
-    bars: str,
-    blank: str,
+def _add_keys(
+    figure: go.Figure, panels: Sequence[SelectionPanel], selected: str, blank: str
 ) -> None:
-    """Says what cells without a number are: traces without points, as maps have no entries."""
-    cells = [
-        (is_selected, value)
-        for panel in panels
-        for run, *row in zip(rows, panel.selected, panel.values, strict=True)
-        for is_selected, value in zip(*row, strict=True)
-        if len(run) == 1
-    ]
-    keys = (
-        ("selected", scale is None and any(value for _, value in cells), style.SELECTED, 1),
-        (bars, any(panel.is_share for panel in panels), style.SELECTED, 1),
-        (frames, bool(frames and cells), "white", 2),
-        (blank, any(value is None and each is not None for each, value in cells), "white", 1),
-        ("not studied", any(each is None for each, _ in cells), style.UNSTUDIED, 1),
-    )
-    for name, is_shown, color, line_width in keys:
-        if is_shown:
-            style.add_key(figure, name, **style.square(color, line_width))
-    drawn: list[Any] = list(figure.data)
-    figure.update_layout(
-        showlegend=any(each.name and each.showlegend is not False for each in drawn)
-    )
+    """Says what cells without a number are."""
+    rows = [row for panel in panels for row in zip(panel.selected, panel.values, strict=True)]
+    cells = [cell for row in rows for cell in zip(*row, strict=True)]
+    if selected and any(value for _, value in cells):
+        style.add_key(figure, selected, **style.square(style.SELECTED))
+    if any(value is None and is_selected is not None for is_selected, value in cells):
+        style.add_key(figure, blank, **style.square("white"))
 
 
 def _above(number: int) -> dict[str, Any]:

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
 
+from tracekit.figures import style
 from tracekit.figures.layout import text_width
 from tracekit.figures.members import layer_axis, write_at
-from tracekit.figures.style import (
-    ABOVE,
-    BELOW,
-    CONTROL,
-    TICK_SIZE,
-    add_key,
-    finish,
-    plain,
-    two_digits,
-)
 
 _PLOT = 340.0
 """Width of the plot, in pixels."""
@@ -86,25 +77,24 @@ def path_network(
     lines = _lines(arrows, boxes, right, row)
     figure = go.Figure()
     strongest = max((abs(arrow.value) for arrow in arrows), default=1.0)
-    shown: set[str] = set()
-    by_size = sorted(zip(arrows, lines, strict=True), key=lambda each: abs(each[0].value))
-    for arrow, points in by_size:
-        side = f" {'above' if arrow.value > 0 else 'below'} 0" if is_signed else ""
-        name = quantity + side
-        line, head = _traces(arrow, points, strongest)
-        figure.add_scatter(**line, name=name, showlegend=name not in shown)
-        figure.add_scatter(**head, showlegend=False)
-        shown.add(name)
-    _add_legend(figure, arrows, f"{quantity} {chr(177) * is_signed}", strongest, notes)
-    for arrow, points in zip(arrows, lines, strict=True):
-        (x, y), width = points[-1], _width(arrow, strongest)
-        write_at(figure, arrow.letter, (x, y - _STUB), xanchor="right", xshift=-6 - width / 2)
+    sides = {True: " above 0", False: " below 0"} if is_signed else defaultdict(str)
+    for arrow, points in sorted(zip(arrows, lines, strict=True), key=lambda e: abs(e[0].value)):
+        _draw(figure, arrow, points, strongest, quantity + sides[arrow.value > 0])
+    for share in (1, 0.25):
+        line = {"color": style.CONTROL[0], "width": _WIDEST * share}
+        size = f"{quantity} {chr(177) * is_signed}{style.two_digits(share * strongest)}"
+        style.add_key(figure, size, mode="lines", line=line)
+    if not all(arrow.is_sure for arrow in arrows):
+        head = {"symbol": "arrow-open", "size": 11, "color": "black"}
+        style.add_key(figure, "p \u2265 .05", marker=head)
+    for note in notes:
+        style.add_key(figure, note, marker={"color": "rgba(0, 0, 0, 0)"})
     for name, box in zip(names, boxes, strict=True):
         x, y = box.x, row * box.row
         ends = {"x0": x - box.width / 2, "x1": x + box.width / 2}
         ends |= {"y0": y - _BOX / 2, "y1": y + _BOX / 2}
         figure.add_shape(**ends, fillcolor="white", line={"color": "black", "width": 1})
-        write_at(figure, plain(name), (x, y))
+        write_at(figure, style.plain(name), (x, y))
     ticks: dict[int, float] = {}
     for number, layer in enumerate(rows):
         # MLPs stand half a layer above, without a tick of their own.
@@ -113,7 +103,7 @@ def path_network(
     figure.update_xaxes(visible=False, range=[-2, right + 2])
     figure.update_yaxes(layer_axis([*ticks.values()], [*ticks]), range=[bottom - 16, top + 16])
     figure.update_layout(showlegend=bool(arrows))
-    return finish(figure, title, subtitle, plot=(right, top - bottom + 32))
+    return style.finish(figure, title, subtitle, plot=(right, top - bottom + 32))
 
 
 def _boxes(
@@ -125,7 +115,8 @@ def _boxes(
     """The nodes, as wide as their names and heads need, and the width of all."""
     n_heads = Counter(arrow.end for arrow in arrows)
     widths = [
-        max(12 + text_width(name, TICK_SIZE), _HEAD * n_heads[n]) for n, name in enumerate(names)
+        max(12 + text_width(name, style.TICK_SIZE), _HEAD * n_heads[n])
+        for n, name in enumerate(names)
     ]
     by_row = [[n for n, layer in enumerate(layers) if layer == row] for row in rows]
     right = max(
@@ -145,18 +136,21 @@ def _boxes(
 
 def _lines(arrows: Sequence[Arrow], boxes: Sequence[_Box], right: float, row: float) -> list[_Line]:
     """Lines from the upper edge of one node to the lower of another, by the nodes in between."""
-    lines, taken = [], defaultdict[int, list[float]](list)
+    lines, taken = [], defaultdict[float, list[float]](list)
+    spans = defaultdict[int, list[tuple[float, float]]](list)
+    for box in boxes:
+        reach = box.width / 2 + _CLEAR
+        spans[box.row].append((box.x - reach, box.x + reach))
     for arrow in arrows:
         start, end = boxes[arrow.start], boxes[arrow.end]
         x0 = _port(start, arrow, [each for each in arrows if each.start == arrow.start], boxes)
         x1 = _port(end, arrow, [each for each in arrows if each.end == arrow.end], boxes)
         low, high = row * start.row + _BOX / 2, row * end.row - _BOX / 2
         knots = {low: x0, high - _STUB: x1, high: x1}
-        # A line passes the nearest gap of a row upright. That moves it in others.
-        while (number := _crossed(knots, boxes, range(start.row + 1, end.row), row)) is not None:
-            x = _gap(_x_at(knots, [row * number])[0], number, boxes, right, taken[number])
-            knots |= {row * number - _BOX / 2: x, row * number + _BOX / 2: x}
-            taken[number].append(x)
+        between = [(row * n, spans[n]) for n in range(start.row + 1, end.row)]
+        is_behind = True
+        while is_behind:
+            is_behind = _lead_by(knots, between, right, taken)
         # Its end is one piece, of which the head takes a part.
         steps = (low + (high - _STUB - low) * step / 48 for step in range(49))
         heights = sorted({*knots, *steps})
@@ -164,37 +158,34 @@ def _lines(arrows: Sequence[Arrow], boxes: Sequence[_Box], right: float, row: fl
     return lines
 
 
-def _crossed(
-    knots: dict[float, float], boxes: Sequence[_Box], rows: Iterable[int], row: float
-) -> int | None:
-    """The first row in which a line lies behind a node."""
-    ends = {n: (row * n - _BOX / 2, row * n + _BOX / 2) for n in rows}
-    x = iter(_x_at(knots, [y for both in ends.values() for y in both]))
-    for number in rows:
-        low, high = sorted((next(x), next(x)))
-        for box in boxes:
-            reach = box.width / 2 + _CLEAR
-            if box.row == number and low < box.x + reach and high > box.x - reach:
-                return number
-    return None
+def _lead_by(
+    knots: dict[float, float],
+    between: Sequence[tuple[float, list[tuple[float, float]]]],
+    right: float,
+    taken: dict[float, list[float]],
+) -> bool:
+    """Leads a line upright through the nearest gap of the first row where it is behind a node.
 
-
-def _gap(x: float, number: int, boxes: Sequence[_Box], right: float, taken: list[float]) -> float:
-    """The nearest place beside the nodes of a row, if possible not on another line."""
-    inside = [box for box in boxes if box.row == number]
-    reaches = [(box.x, box.width / 2 + _CLEAR) for box in inside]
-    beside = [
-        at + side * (reach + step)
-        for at, reach in reaches
-        for side in (-1, 1)
-        for step in (1.0, 7.0, 13.0, 19.0)
-    ]
-    free = [
-        each
-        for each in beside
-        if 0 <= each <= right and all(abs(each - at) > reach for at, reach in reaches)
-    ]
-    return min(free, key=lambda e: abs(e - x) + 40 * any(abs(e - other) < 6 for other in taken))
+    Returns whether there is such a row; in others, the line has moved.
+    """
+    for middle, spans in between:
+        edges = [middle - _BOX / 2, middle + _BOX / 2]
+        low, high = sorted(_x_at(knots, edges))
+        if all(high <= left or low >= end for left, end in spans):
+            continue
+        at, used = (low + high) / 2, taken[middle]
+        # If possible, not on another line.
+        _, x = min(
+            (abs(x - at) + 40 * any(abs(x - other) < 6 for other in used), x)
+            for left, end in spans
+            for step in (1, 7, 13, 19)
+            for x in (left - step, end + step)
+            if 0 <= x <= right and not any(a < x < b for a, b in spans)
+        )
+        used.append(x)
+        knots |= dict.fromkeys(edges, x)
+        return True
+    return False
 
 
 def _port(box: _Box, arrow: Arrow, sharing: list[Arrow], boxes: Sequence[_Box]) -> float:
@@ -212,44 +203,18 @@ def _x_at(knots: dict[float, float], heights: Sequence[float]) -> list[float]:
     return PchipInterpolator(at, [knots[y] for y in at])(heights).tolist()
 
 
-def _add_legend(
-    figure: go.Figure,
-    arrows: Sequence[Arrow],
-    quantity: str,
-    strongest: float,
-    notes: Sequence[str],
-) -> None:
-    """Says what widths, open heads and letters are: traces without points."""
-    for share in (1, 0.25):
-        line = {"color": CONTROL[0], "width": _WIDEST * share}
-        add_key(figure, quantity + two_digits(share * strongest), mode="lines", line=line)
-    if not all(arrow.is_sure for arrow in arrows):
-        head = {"symbol": "arrow-open", "size": 11, "color": "black"}
-        add_key(figure, "p \u2265 .05", marker=head)
-    for note in notes:
-        add_key(figure, note, marker={"color": "rgba(0, 0, 0, 0)"})
-
-
-def _width(arrow: Arrow, strongest: float) -> float:
-    return _WIDEST * abs(arrow.value) / strongest * (1 if arrow.is_sure else 0.5)
-
-
-def _traces(arrow: Arrow, points: _Line, strongest: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An arrow as plotly draws it: its line, and its head."""
-    color = ABOVE if arrow.value > 0 else BELOW
-    width = _width(arrow, strongest)
-    size = 13 + width
-    line = {"color": color, "width": max(1.2, width), "backoff": 0.85 * size}
-    line["dash"] = "solid" if arrow.value > 0 else "dash"
+def _draw(figure: go.Figure, arrow: Arrow, points: _Line, strongest: float, name: str) -> None:
+    """Adds an arrow: its line, its head, and its letter."""
+    width = _WIDEST * abs(arrow.value) / strongest * (1 if arrow.is_sure else 0.5)
+    color, dash = (style.ABOVE, "solid") if arrow.value > 0 else (style.BELOW, "dash")
     x, y = zip(*points, strict=True)
     # The point of this symbol is its tip.
-    head = {
-        "symbol": "arrow" if arrow.is_sure else "arrow-open",
-        "size": size,
-        "color": color,
-    }
+    symbol = "arrow" if arrow.is_sure else "arrow-open"
+    head = {"symbol": symbol, "size": 13 + width, "color": color}
+    line = {"color": color, "width": max(1.2, width), "dash": dash, "backoff": 0.85 * head["size"]}
     texts = {"hoverinfo": "text", "text": arrow.hover}
-    return (
-        {"x": x, "y": y, "mode": "lines", "line": line, **texts},
-        {"x": x[-1:], "y": y[-1:], "mode": "markers", "marker": head, **texts},
-    )
+    drawn: list[Any] = list(figure.data)
+    is_first = all(trace.name != name for trace in drawn)
+    figure.add_scatter(x=x, y=y, mode="lines", line=line, name=name, showlegend=is_first, **texts)
+    figure.add_scatter(x=x[-1:], y=y[-1:], mode="markers", marker=head, showlegend=False, **texts)
+    write_at(figure, arrow.letter, (x[-1], y[-1] - _STUB), xanchor="right", xshift=-6 - width / 2)

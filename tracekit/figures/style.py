@@ -155,8 +155,9 @@ def error_bars(
 
 
 def add_key(figure: go.Figure, name: str, **look: Any) -> None:
-    """Adds an entry to the legend, by a trace whose only point has no place."""
-    figure.add_scatter(x=[None], y=[None], name=name, **{"mode": "markers", **look})
+    """Adds an entry to the legend, if it is new, by a trace whose only point has no place."""
+    if not any(figure.select_traces({"name": name})):
+        figure.add_scatter(x=[None], y=[None], name=name, **{"mode": "markers", **look})
 
 
 def square(color: str, line_width: float = 1) -> dict[str, Any]:

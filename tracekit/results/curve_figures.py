@@ -32,8 +32,10 @@ def effect_curve(
     ranked = enumerate(style.styles(frame["method"]).items())
     drawn = sorted(ranked, key=lambda each: each[1][0].startswith("pgb-ct"))
     names = {result.series: _name(result) for result in results}
-    fresh = [result for result in results if result.held_out is not None]
-    spreads = spreads and not fresh
+    n_texts = dict.fromkeys(each.held_out.n_text for each in results if each.held_out)
+    keys = {"held out, 95 % interval": "circle"} if n_texts else {}
+    if spreads and not n_texts:
+        keys["95 % spread"] = "line-ns-open"
     lines, label = [], style.plain(results[0].axis_label)
     for rank, (method, look) in drawn:
         points = frame[frame["method"] == method]
@@ -45,45 +47,33 @@ def effect_curve(
             sizes=sizes,
             values=effects,
             style=look,
-            low=[low for low, _ in ranges] if spreads else None,
-            high=[high for _, high in ranges] if spreads else None,
+            low=[low for low, _ in ranges] if "95 % spread" in keys else None,
+            high=[high for _, high in ranges] if "95 % spread" in keys else None,
             hover=[f"{label}: {effect:.4g}" for effect in effects],
             is_hollow=True,
             rank=rank,
         )
         lines.append(line)
-        measured = [
-            (result.n_selected, each.mean, *each.interval, each.n_text)
-            for result in fresh
-            if result.series == method and (each := result.held_out)
-        ]
-        if measured:
-            sizes, effects, low, high, n_texts = zip(*measured, strict=True)
-            rows = zip(effects, low, high, n_texts, strict=True)
+        fresh = [(r.n_selected, r.held_out) for r in results if r.series == method and r.held_out]
+        if fresh:
             line = Line(
                 name=f"{names[method]}, held out",
-                sizes=sizes,
-                values=effects,
+                sizes=[size for size, _ in fresh],
+                values=[each.mean for _, each in fresh],
                 style=look,
-                low=low,
-                high=high,
+                low=[each.interval[0] for _, each in fresh],
+                high=[each.interval[1] for _, each in fresh],
                 hover=[
-                    f"{label}: {e:.4g} ({interval_text(a, b)})<br>n = {n}" for e, a, b, n in rows
+                    f"{label}: {each.mean:.4g} ({interval_text(*each.interval)})"
+                    for _, each in fresh
                 ],
                 mode="markers",
                 in_legend=False,
             )
             lines.append(line)
-    empty: Any = {"sizes": [], "values": [], "hover": [], "mode": "markers", "rank": len(names)}
-    if fresh:
-        key = "held out, 95 % interval"
-        lines.append(Line(name=key, style=("#000000", "circle", "solid"), **empty))
-    if spreads:
-        lines.append(Line(name="95 % spread", style=("#000000", "line-ns-open", "solid"), **empty))
     largest = int(frame["n_selected"].max())
-    n_texts = " and ".join(dict.fromkeys(each.held_out.n_text for each in fresh if each.held_out))
-    held_out = f" (held out: {n_texts})" if fresh else ""
-    return _of_results(lines, results[0], largest, held_out, log_y=log_y)
+    held_out = f" (held out: {' and '.join(n_texts)})" if n_texts else ""
+    return _of_results(lines, results[0], largest, held_out, log_y=log_y, keys=keys)
 
 
 def _name(result: TraceResult) -> str:
