@@ -141,7 +141,7 @@ def test_many_components_are_shares_of_layers(demo_model):
     figure = tracer.heatmap()
     (bar,) = [trace for trace in figure.data if trace.type == "bar"]
     assert list(bar.x) == pytest.approx([100 * share for share in per_layer])
-    uniform = figure.data[1]
+    uniform = next(trace for trace in figure.data[1:] if trace.mode == "lines")
     assert uniform.x[0] == pytest.approx(25)
     assert "of 128 (" in bar.text[0]
     assert legend_of(figure) == ["bar: selected", "share of all layers"]

@@ -113,6 +113,6 @@ def test_members_of_a_circuit_are_framed(of_gpt2):
     (frame,) = [each for each in heads if each.name == "frame" and each.yaxis == "y"]
     assert len(frame.x) == 6 * 26
     assert (8.5, 8.5) in set(zip(frame.x, frame.y, strict=True))
-    assert legend_of(result.heatmap(outline="ioi")) == ["selected", "known circuit"]
-    assert legend_of(result.heatmap(outline=["L0H1"])) == ["selected", "outlined set"]
+    assert legend_of(result.heatmap(outline="ioi")) == ["selected", "outlined circuit"]
+    assert legend_of(result.heatmap(outline=["L0H1"])) == ["selected", "outlined circuit"]
     assert sum(cell is True for row in blocks[0].selected for cell in row) == 2

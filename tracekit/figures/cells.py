@@ -81,7 +81,7 @@ def draw_panels(
     panels: Sequence[SelectionPanel],
     *,
     scale: ColorScale | None,
-    width: int,
+    width: int = style.WIDTH,
     outlines: bool,
     title: str,
     subtitle: str,

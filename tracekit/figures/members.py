@@ -191,15 +191,6 @@ def write_at(figure: go.Figure, text: str, at: tuple[float, float], **options: A
     figure.add_annotation(x=at[0], y=at[1], text=text, **more)
 
 
-def bend_line(
-    start: tuple[float, float], middle: tuple[float, float], end: tuple[float, float], steps: int
-) -> list[tuple[float, float]]:
-    """Points of a line from start to end that is bend_line towards a middle."""
-    weights = [((1 - t) ** 2, 2 * t * (1 - t), t**2) for t in (n / steps for n in range(steps + 1))]
-    x, y = zip(start, middle, end, strict=True)
-    return [(a * x[0] + b * x[1] + c * x[2], a * y[0] + b * y[1] + c * y[2]) for a, b, c in weights]
-
-
 def _curve(
     edge: Edge, start: tuple[float, float], end: tuple[float, float], strongest: float, row: float
 ) -> tuple[dict[str, Any], tuple[float, float]]:
@@ -208,9 +199,10 @@ def _curve(
     # Bent, so that a line between two members does not pass through a third: over those of its
     # layer, beside those between layers.
     over = 0.5 + 0.22 * abs(x1 - x0) if y0 == y1 else 0.18 * (x1 - x0)
-    middle = (x0 + x1) / 2 + 0.18 * (y1 - y0) / row, (y0 + y1) / 2 - over * row
-    points = bend_line(start, middle, end, 16)
-    x, y = map(list, zip(*points, strict=True))
+    mx, my = (x0 + x1) / 2 + 0.18 * (y1 - y0) / row, (y0 + y1) / 2 - over * row
+    weights = [((1 - t) ** 2, 2 * t * (1 - t), t**2) for t in (n / 16 for n in range(17))]
+    x = [a * x0 + b * mx + c * x1 for a, b, c in weights]
+    y = [a * y0 + b * my + c * y1 for a, b, c in weights]
     width = _WIDEST_EDGE * abs(edge.value) / strongest
     line = {
         "color": style.ABOVE if edge.value > 0 else style.BELOW,
@@ -218,4 +210,4 @@ def _curve(
         "dash": "dash" if not edge.is_sure else "solid" if edge.value > 0 else "dot",
     }
     texts = {"hoverinfo": "text", "text": edge.hover, "name": edge.meaning}
-    return {"x": x, "y": y, "mode": "lines", "line": line, **texts}, points[8]
+    return {"x": x, "y": y, "mode": "lines", "line": line, **texts}, (x[8], y[8])

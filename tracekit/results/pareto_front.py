@@ -21,7 +21,7 @@ from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, NoResultError
 from tracekit.figures.cells import BLUES, ColorScale, draw_panels
-from tracekit.figures.style import WIDTH, data_and_model, plain
+from tracekit.figures.style import data_and_model, plain
 from tracekit.results.curve import load_run_folders, save_run_folders
 from tracekit.results.curve_figures import pareto_curve
 from tracekit.results.display import html_card, line, table_html
@@ -248,7 +248,6 @@ class ParetoFront(Results):
         return draw_panels(
             panels_of(last.registry, last.binary_mask, values=values, texts=texts),
             scale=scale,
-            width=WIDTH,
             outlines=False,
             title=f"Pareto front: {data_and_model(last.dataset, last.model)}",
             subtitle=f"sets of up to {self.largest} of {last.n_components} components; "

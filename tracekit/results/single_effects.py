@@ -15,7 +15,7 @@ from tracekit._util.markup import as_cells, interval_text, number_text
 from tracekit._util.options import check_keywords, short_repr
 from tracekit.errors import ConfigError, MetricError
 from tracekit.figures.cells import ColorScale, LayersOn, draw_panels
-from tracekit.figures.style import WIDTH, data_and_model, plain
+from tracekit.figures.style import data_and_model, plain
 from tracekit.results.of_set import OfMembers
 from tracekit.results.panels import has_cells, panels_of
 from tracekit.results.significance import Mark, PValues, few_examples_note
@@ -125,7 +125,6 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         return draw_panels(
             panels,
             scale=ColorScale("RdBu_r", -largest, largest, unit),
-            width=WIDTH,
             outlines=mark is not None,
             title=f"Single effects: {data_and_model(self.dataset, self.model)}",
             subtitle=f"{plain(self.intervention)}, n = {self.n_text} searched; "

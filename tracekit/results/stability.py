@@ -16,7 +16,7 @@ from tracekit._util.table import join_labels
 from tracekit.components.masks import from_indices, members_of_mask
 from tracekit.errors import ConfigError
 from tracekit.figures.cells import ColorScale, draw_panels
-from tracekit.figures.style import WIDTH, data_and_model, plain
+from tracekit.figures.style import data_and_model, plain
 from tracekit.metrics import Effects
 from tracekit.results.circuit import circuit_figure
 from tracekit.results.of_set import OfMembers
@@ -80,7 +80,6 @@ class Stability(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibleMet
         return draw_panels(
             panels_of(self.registry, is_stable, values=values, texts=texts),
             scale=ColorScale(_SHARES, 0.0, 1.0, "share of<br>resamples"),
-            width=WIDTH,
             outlines=True,
             title=self._title,
             subtitle=f"{plain(self.intervention)}, {self.n_resamples} resamples",
