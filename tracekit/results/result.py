@@ -423,9 +423,8 @@ class TraceResult(InFolder):
         Args:
             color: What the colour of a cell says: `selected`, `soft` (entry of the soft mask),
                 `score` (what the method ranked by; for top-k the effect of the component alone),
-                `rank` (by that), or `none`. Where colour says something else, selected components
-                have a dark frame. None: `score` where there are any and single components are
-                drawn, else `selected`; with an `outline`, `selected`.
+                `rank` (by that), or `none`. Unless it says `selected`, those have a dark frame.
+                None: `score`, if cells have any and without `outline`; else `selected`.
             outline: The circuit whose members have a frame instead, as in `against`.
             fold: Whether a run of layers without a selected or framed component is one row.
 
@@ -440,7 +439,8 @@ class TraceResult(InFolder):
             scale=scale_of(color, self.n_components, self.largest_score, self.score_title),
             outlines=color != "selected" or framed is not None,
             title=f"{plain(self.title)}: {data_and_model(self.dataset, self.model)}",
-            subtitle=f"{self.n_selected} of {len(self.registry)} selected, {plain(effects_text(self))}",
+            subtitle=f"{self.n_selected} of {self.n_components} selected, "
+            f"{plain(effects_text(self))}",
             fold=fold,
             marks="selected" if outline is None else "outlined circuit",
         )
