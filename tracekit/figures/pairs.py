@@ -14,9 +14,6 @@ _PLOT = 360.0
 """Width and height of the map, in pixels."""
 _MOST_GROUPS = 12
 """Groups beyond which only these are named, and not their rows."""
-_FAINT = {True: 0.1, False: 0.5}
-"""Share of the darkest colour below which no sign is written; few or many rows."""
-_FEW = 24
 Cell = tuple[int, int]
 """Row and column."""
 RING = "ring: interval<br>(95 %) without 0"
@@ -56,7 +53,8 @@ def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
         ends = [-bound, -bound / 2, 0, bound / 2, bound]
         least, *inner, most = map(style.two_digits, ends)
         ticks = {"tickvals": ends, "ticktext": [f"\u25bc {least}", *inner, f"\u25b2 {most}"]}
-    faint = -_FAINT[n <= _FEW] * bound
+    # Of many rows, only the strongest have a sign: it would be too small to read.
+    faint = -(0.1 if n <= 24 else 0.5) * bound
     note = "<br>".join(filter(None, (f"\u2212: below {style.two_digits(faint)}", pairs.note)))
     figure = go.Figure(
         go.Heatmap(
@@ -74,13 +72,7 @@ def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
             colorbar=style.color_bar("interaction", note, exponentformat="power", **ticks),
         )
     )
-    signed = [
-        (i, j)
-        for i, row in enumerate(pairs.values)
-        for j, value in enumerate(row)
-        if value is not None and value < faint
-    ]
-    _mark(figure, pairs, signed)
+    _mark(figure, pairs, faint)
     _label(figure, pairs)
     figure.update_xaxes(**style.BOX, range=[-0.5, n - 0.5], showgrid=False)
     figure.update_yaxes(**style.BOX, range=[n - 0.5, -0.5], showgrid=False)
@@ -88,13 +80,15 @@ def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
     return style.finish(figure, title, subtitle, plot=(_PLOT, _PLOT))
 
 
-def _mark(figure: go.Figure, pairs: PairMap, signed: Sequence[Cell]) -> None:
+def _mark(figure: go.Figure, pairs: PairMap, faint: float) -> None:
     """Writes signs into cells, and dots into their corners."""
     n = len(pairs.labels)
 
     def color(cell: Cell) -> str:
         return "white" if abs(pairs.values[cell[0]][cell[1]] or 0) > 0.6 * pairs.bound else "black"
 
+    cells = [(i, j) for i in range(n) for j in range(n)]
+    signed = [cell for cell in cells if (pairs.values[cell[0]][cell[1]] or 0) < faint]
     sign_size = max(9, min(18, round(0.9 * _PLOT / n)))
     dot_size = max(3, min(7, round(_PLOT / n / 6)))
     figure.add_scatter(
