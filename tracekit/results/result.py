@@ -421,10 +421,9 @@ class TraceResult(InFolder):
         """Which components are selected, layer by layer.
 
         Args:
-            color: What the colour of a cell says: `selected`, `soft` (entry of the soft mask),
-                `score` (what the method ranked by; for top-k the effect of the component alone),
-                `rank` (by that), or `none`. Unless it says `selected`, those have a dark frame.
-                None: `score`, if cells have any and without `outline`; else `selected`.
+            color: What colours say: `selected`, `soft` (entry of the soft mask), `score` (what the
+                method ranked by; of top-k the effect alone), `rank` (by that) or `none`. But for
+                the first, selected components have a frame. None: `score` or `selected`.
             outline: The circuit whose members have a frame instead, as in `against`.
             fold: Whether a run of layers without a selected or framed component is one row.
 
@@ -432,7 +431,8 @@ class TraceResult(InFolder):
             ConfigError: An unknown `color`, or scores of a result that has none.
         """
         has_scores = self.component_scores is not None and has_cells(self.registry)
-        color = color or ("score" if has_scores and outline is None else "selected")
+        if color is None:
+            color = "score" if has_scores and outline is None else "selected"
         framed = None if outline is None else mask_of_circuit(outline, self)
         return draw_panels(
             self.panels(color, framed=framed),
