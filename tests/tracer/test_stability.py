@@ -169,8 +169,8 @@ def test_arrows_are_as_wide_as_edges_are_frequent(demo_model):
     widest = max(shares)
     for width, share in shares.items():
         assert width == pytest.approx(widest * share / shares[widest])
-    (name,) = {trace.name for trace in figure.data if trace.showlegend}
-    assert name == "share of resamples"
+    name, widest_share, *_ = legend_of(figure)
+    assert (name, widest_share) == ("share of resamples", "share of resamples 1")
     assert "strongest of" in figure.layout.title.subtitle.text
     with pytest.raises(ComponentError, match="only edges make a circuit"):
         tracer_of_heads(demo_model).stability("attribution", budget=3, resamples=2).circuit()

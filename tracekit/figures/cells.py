@@ -140,7 +140,7 @@ def draw_panels(
             figure.add_annotation(text=panel.title, **_above(number))
     _mark_missing_layers(figure, rows, len(panels))
     if any(None in row for panel in panels for row in panel.selected):
-        style.add_key(figure, "not studied", **style.square(style.UNSTUDIED))
+        style.add_key(figure, "not studied", **style.shape(style.UNSTUDIED))
     has_keys = any(figure.select_traces(lambda each: each.name and each.showlegend is not False))
     figure.update_layout(plot_bgcolor=style.UNSTUDIED, showlegend=has_keys)
     if layers_on == "x":
@@ -280,7 +280,7 @@ def _add_outlines(
                 y += [row - 0.5, row - 0.5, row + 0.5, row + 0.5, row - 0.5, None]
     line = {"color": "black", "width": 2}
     figure.add_scatter(x=x, y=y, mode="lines", line=line, name="frame", **style.QUIET, **axes)
-    style.add_key(figure, marks, **style.square("white", 2))
+    style.add_key(figure, marks, **style.shape("white", 2))
 
 
 def _add_bars(figure: go.Figure, panel: SelectionPanel, axes: dict[str, str], marks: str) -> None:
@@ -300,7 +300,7 @@ def _add_bars(figure: go.Figure, panel: SelectionPanel, axes: dict[str, str], ma
         showlegend=False,
         **axes,
     )
-    style.add_key(figure, f"bar: {marks}", **style.square(style.SELECTED))
+    style.add_key(figure, f"bar: {marks}", **style.shape(style.SELECTED))
     if len(panel.layers) == 1:
         return
     uniform = 100 * panel.overall_share
@@ -336,9 +336,9 @@ def _add_keys(
     rows = [row for panel in panels for row in zip(panel.selected, panel.values, strict=True)]
     cells = [cell for row in rows for cell in zip(*row, strict=True)]
     if selected and any(value for _, value in cells):
-        style.add_key(figure, selected, **style.square(style.SELECTED))
+        style.add_key(figure, selected, **style.shape(style.SELECTED))
     if any(value is None and is_selected is not None for is_selected, value in cells):
-        style.add_key(figure, blank, **style.square("white"))
+        style.add_key(figure, blank, **style.shape("white"))
 
 
 def _above(number: int) -> dict[str, Any]:

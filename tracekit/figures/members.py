@@ -96,14 +96,10 @@ def waterfall(members: Members, *, value_title: str, title: str, subtitle: str) 
 
 def _add_signs(figure: go.Figure, values: Sequence[float], symbol: str, noun: str = "") -> None:
     """Entries of the legend for the colours of values."""
-    line = {"color": "black", "width": 1}
-    for name, color, is_shown in (
-        ("above 0", style.ABOVE, any(value >= 0 for value in values)),
-        ("below 0", style.BELOW, any(value < 0 for value in values)),
-    ):
-        if is_shown:
-            marker = {"symbol": symbol, "size": 12, "color": color, "line": line}
-            style.add_key(figure, noun + name, marker=marker)
+    if max(values) >= 0:
+        style.add_key(figure, f"{noun}above 0", **style.shape(style.ABOVE, symbol=symbol))
+    if min(values) < 0:
+        style.add_key(figure, f"{noun}below 0", **style.shape(style.BELOW, symbol=symbol))
 
 
 def _texts(members: Members) -> list[str]:

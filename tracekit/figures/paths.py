@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import plotly.graph_objects as go
 
@@ -212,9 +211,8 @@ def _draw(figure: go.Figure, arrow: Arrow, points: _Line, strongest: float, name
     symbol = "arrow" if arrow.is_sure else "arrow-open"
     head = {"symbol": symbol, "size": 13 + width, "color": color}
     line = {"color": color, "width": max(1.2, width), "dash": dash, "backoff": 0.85 * head["size"]}
-    texts = {"hoverinfo": "text", "text": arrow.hover}
-    drawn: list[Any] = list(figure.data)
-    is_first = all(trace.name != name for trace in drawn)
-    figure.add_scatter(x=x, y=y, mode="lines", line=line, name=name, showlegend=is_first, **texts)
-    figure.add_scatter(x=x[-1:], y=y[-1:], mode="markers", marker=head, showlegend=False, **texts)
+    texts = {"hoverinfo": "text", "text": arrow.hover, "showlegend": False}
+    figure.add_scatter(x=x, y=y, mode="lines", line=line, **texts)
+    figure.add_scatter(x=x[-1:], y=y[-1:], mode="markers", marker=head, **texts)
+    style.add_key(figure, name, mode="lines", line={**line, "width": 2})
     write_at(figure, arrow.letter, (x[-1], y[-1] - _STUB), xanchor="right", xshift=-6 - width / 2)

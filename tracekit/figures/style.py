@@ -160,10 +160,10 @@ def add_key(figure: go.Figure, name: str, **look: Any) -> None:
         figure.add_scatter(x=[None], y=[None], name=name, **{"mode": "markers", **look})
 
 
-def square(color: str, line_width: float = 1) -> dict[str, Any]:
-    """The entry of a cell or bar in a legend."""
-    line = {"color": "black", "width": line_width}
-    return {"marker": {"symbol": "square", "size": 13, "color": color, "line": line}}
+def shape(color: str, width: float = 1, symbol: str = "square") -> dict[str, Any]:
+    """Marks of a cell, bar or node in a legend, with a frame of some width."""
+    line = {"color": "black", "width": width}
+    return {"marker": {"symbol": symbol, "size": 13, "color": color, "line": line}}
 
 
 def frame(figure: go.Figure) -> go.Figure:
