@@ -142,7 +142,7 @@ def gallery(n_layers: int) -> dict[str, go.Figure]:
             figures.PairMap(
                 labels=[str(head) for _ in range(n_layers) for head in range(3)],
                 groups=groups, noun="", note=f"dot: p &lt; .05<br>{RING}",
-                signed=[(0, 1), (0, 2), (1, 2), (4, 5)], **pairs,
+                dotted=[(0, 1), (0, 2), (1, 2), (4, 5)], **pairs,
             ),
             title="Interactions: ioi-abc",
             subtitle="l({i, j}) \u2212 l({i}) \u2212 l({j}), l: effect (nats)",
@@ -169,6 +169,13 @@ def gallery(n_layers: int) -> dict[str, go.Figure]:
             [*names, "logits"], [*layers, None], arrows, quantity="score", **TITLES
         ),
     }  # fmt: skip
+
+
+def legend_of(figure: Any) -> list[str]:
+    """The entries of the legend of a figure, from the first to the last."""
+    if not figure.layout.showlegend:
+        return []
+    return [each.name for each in figure.data if each.name and each.showlegend is not False]
 
 
 _TEXTS = """

@@ -6,8 +6,10 @@ import pytest
 
 import tracekit as tk
 from tests import tiny
+from tests.figures.gallery import legend_of
 from tests.files import renamed
 from tracekit.errors import ComparisonError
+from tracekit.figures import for_print
 from tracekit.results.curve_figures import effect_curve
 from tracekit.search import Goal
 
@@ -50,6 +52,41 @@ def test_curves_draw_their_data(tracer):
     assert [float(text[:-2]) * 15 / 100 for text in texts] == pytest.approx(list(ticks))
 
 
+def test_curves_show_held_out_examples_where_there_are_some(model):
+    pairs = tiny.pairs(12)
+    tracer = tk.Tracer(model, pairs[:6], "head-outputs", held_out=pairs[6:])
+    tracer.run("top-k", budgets=[1, 4])
+    tracer.run("greedy", budget=3)
+    for figure in (tracer.curve(), tk.compare(tracer.results).curve()):
+        named = {trace.name: trace for trace in figure.data if trace.name}
+        assert legend_of(figure) == ["top-k", "greedy", "held out, 95 % interval"]
+        subtitle = figure.layout.title.subtitle.text.replace("<br>", " ")
+        assert "on 6 searched examples (held out: 6)" in subtitle
+        for title, results in (("top-k", tracer.results[:2]), ("greedy", tracer.results[2:])):
+            searched, fresh = named[title], named[f"{title}, held out"]
+            assert list(fresh.x) == [result.n_selected for result in results]
+            assert list(fresh.y) == pytest.approx([result.held_out_effect for result in results])
+            ends = [result.held_out_interval for result in results]
+            rises = [
+                high - result.held_out_effect
+                for (_, high), result in zip(ends, results, strict=True)
+            ]
+            assert list(fresh.error_y.array) == pytest.approx(rises)
+            assert fresh.marker.color == searched.line.color
+            assert fresh.marker.symbol == searched.marker.symbol
+            # Searched ones are hollow, and have no bars of another kind beside these.
+            assert searched.marker.color == "white"
+            assert searched.error_y.array is None
+    printed = for_print(tracer.curve(), width=3.25, title=False)
+    assert legend_of(printed) == legend_of(tracer.curve())
+
+
+def test_the_legend_says_what_bars_are(tracer):
+    figure = tk.compare(tracer.results).curve()
+    assert legend_of(figure)[-1] == "95 % spread"
+    assert legend_of(tracer.curve()) == ["top-k", "greedy", "best of 3 random sets"]
+
+
 def test_pgb_ct_lies_on_top(tracer):
     results = [renamed(tracer.results[0], method="pgb-ct"), *tracer.results[1:]]
     named = [trace.name for trace in effect_curve(results).data if trace.name]
@@ -63,7 +100,7 @@ def test_long_legends_leave_the_axis_alone(tracer):
     ]
     few, many = effect_curve(results[:1]), effect_curve(results)
     assert many.layout.legend.yanchor == "top"
-    assert many.layout.height > few.layout.height + 7 * 10
+    assert many.layout.height > few.layout.height + 3 * 17
     assert many.layout.margin.b - few.layout.margin.b == many.layout.height - few.layout.height
 
 

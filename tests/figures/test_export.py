@@ -17,6 +17,7 @@ import tracekit as tk
 from tracekit import figures
 from tracekit.components import ComponentRegistry
 from tracekit.errors import ConfigError, FigureExportError
+from tracekit.figures.layout import text_width
 from tracekit.figures.paths import Arrow, path_network
 from tracekit.results.panels import panels_of, scale_of
 
@@ -254,21 +255,23 @@ def test_titles_of_panels_do_not_touch(tracer):
 
 
 @pytest.mark.parametrize("width", [None, "3.25in", "6.75in"])
-def test_heads_of_arrows_are_not_behind_the_frames_of_nodes(width):
-    names = [*(f"L0H{n}" for n in range(6)), "embedding", "logits"]
+def test_names_of_nodes_fit_their_boxes(width):
+    names = [*(f"L{n}H0" for n in range(30)), "embedding", "logits"]
     arrows = [
-        Arrow(start=6, end=n, value=0.5, letter="q", hover="", is_sure=True) for n in range(6)
+        Arrow(start=30, end=n, value=0.5, letter="q", hover="", is_sure=True) for n in range(30)
     ]
-    layers = [*[0.0] * 6, None, None]
+    layers = [*map(float, range(30)), None, None]
     drawn = figures.for_print(
         path_network(names, layers, arrows, title="t", subtitle="s"), width=width
     )
-    layout, axis = drawn.layout, drawn.layout.yaxis
+    layout = drawn.layout
+    plot = layout.width - layout.margin.l - layout.margin.r
     pixels = layout.height - layout.margin.t - layout.margin.b
-    per_unit = pixels / (axis.range[1] - axis.range[0])
-    frame = next(note for note in layout.annotations if note.text == "L0H0")
-    half = 0.6 * frame.font.size + frame.borderpad + frame.borderwidth
-    heads = [trace for trace in drawn.data if trace.mode == "markers"]
-    assert len(heads) == 6
-    for head in heads:
-        assert (frame.y - head.y[0]) * per_unit > half
+    assert layout.height <= 768 or width is None
+    wide = plot / (layout.xaxis.range[1] - layout.xaxis.range[0])
+    tall = pixels / (layout.yaxis.range[1] - layout.yaxis.range[0])
+    named = [note for note in layout.annotations if note.text in names]
+    for note, box in zip(named, layout.shapes, strict=True):
+        assert (note.x, note.y) == pytest.approx(((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2))
+        assert text_width(note.text, note.font.size) < wide * (box.x1 - box.x0)
+        assert 1.2 * note.font.size < tall * (box.y1 - box.y0)

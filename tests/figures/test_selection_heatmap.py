@@ -10,8 +10,11 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tests.figures.gallery import legend_of
 from tracekit import figures
 from tracekit.errors import ConfigError
+from tracekit.figures import style
+from tracekit.results.panels import panels_of
 
 
 def test_selection_data_holds_the_masks(tracer):
@@ -41,7 +44,9 @@ def test_heatmaps_show_what_is_selected(tracer):
     # White, and the one colour of what is selected.
     assert heads.colorscale == ((0, "white"), (1, figures.style.SELECTED))
     assert not heads.showscale
-    assert not [trace for trace in figure.data if trace.type == "scatter"]
+    (key,) = [trace for trace in figure.data if trace.type == "scatter"]
+    assert (key.name, key.marker.color, list(key.x)) == ("selected", style.SELECTED, [None])
+    assert legend_of(figures.for_print(figure, width=3.25, title=False)) == ["selected"]
     assert f"{result.n_selected} of 15 selected" in figure.layout.title.subtitle.text
     assert figure.layout.yaxis.title.text == "layer"
 
@@ -66,12 +71,13 @@ def test_other_colors_frame_what_is_selected(tracer, color):
         "none": [0.0] * 15,
     }[color]
     assert values == pytest.approx(expected[:12])
-    frames = [trace for trace in figure.data if trace.type == "scatter"]
+    frames = [trace for trace in figure.data if trace.name == "frame"]
     corners = [(x, y) for trace in frames for x, y in zip(trace.x, trace.y, strict=True)]
     assert corners.count((None, None)) == result.n_selected
     first = next(i for i in range(12) if result.binary_mask[i])
     assert (first % 4 - 0.5, first // 4 - 0.5) in corners
     assert bool(heads.showscale) == (color != "none")
+    assert legend_of(figure) == ["selected"]
     if color == "rank":
         assert heads.zmax == result.n_components
 
@@ -135,14 +141,15 @@ def test_many_components_are_shares_of_layers(demo_model):
     figure = tracer.heatmap()
     (bar,) = [trace for trace in figure.data if trace.type == "bar"]
     assert list(bar.x) == pytest.approx([100 * share for share in per_layer])
-    (uniform,) = [trace for trace in figure.data if trace.type == "scatter"]
+    uniform = next(trace for trace in figure.data[1:] if trace.mode == "lines")
     assert uniform.x[0] == pytest.approx(25)
     assert "of 128 (" in bar.text[0]
-    assert figure.layout.title.subtitle.text.replace("<br>", " ").endswith("; line: all layers")
+    assert legend_of(figure) == ["bar: selected", "share of all layers"]
     alone = tk.Tracer(demo_model, tracer.pairs, "mlp-outputs", layers=[1]).run(
         "random", budget=9, draws=1
     )
-    assert [trace.type for trace in alone.heatmap().data] == ["bar"]
+    assert [trace.type for trace in alone.heatmap().data] == ["bar", "scatter"]
+    assert legend_of(alone.heatmap()) == ["bar: selected"]
 
 
 def test_a_few_of_many_components_are_cells(demo_model):
@@ -170,8 +177,81 @@ def test_components_outside_the_registry_are_left_blank(model):
         [False, True, True, False],
     ]
     # Layer 1 is not there, and a line says so.
-    (line,) = result.heatmap().layout.shapes
+    figure = result.heatmap()
+    (line,) = figure.layout.shapes
     assert (line.y0, line.y1) == (0.5, 0.5)
+    assert legend_of(figure) == ["selected", "layers not studied", "not studied"]
+
+
+def test_layers_that_one_kind_lacks_have_no_cells():
+    """Cells of neighbouring rows would else grow over them."""
+    shape = SimpleNamespace(n_layers=3, n_heads=2, d_mlp=8)
+    panels = []
+    for kind, layers in (("head-outputs", [0, 2]), ("mlp-blocks", None)):
+        registry = tk.components.ComponentRegistry.build(shape, kind, layers=layers)
+        zeros = torch.zeros(len(registry))
+        texts = [""] * len(zeros)
+        panels += panels_of(registry, zeros.bool(), values=zeros.tolist(), texts=texts)
+    options = {"scale": None, "width": 520, "outlines": False, "title": "", "subtitle": ""}
+    heads, blocks = cells_of(figures.draw_panels(panels, **options))
+    assert list(heads.y) == list(blocks.y) == [0, 1, 2]
+    assert list(heads.z[1]) == [None] * len(heads.x)
+
+
+@pytest.mark.parametrize("layers_on", ["y", "x"])
+def test_runs_of_empty_layers_are_folded(layers_on):
+    """Each is one row of white cells with a line, and its layers stand at the axis."""
+    shape = SimpleNamespace(n_layers=30, n_heads=2, d_mlp=80)
+    registry = tk.components.ComponentRegistry.build(shape, "head-outputs+mlp-neurons")
+    selected = torch.zeros(len(registry))
+    names = ["L8H0", "L9H1", "L17H0", "L19H1", "L29H1", "L17N3"]
+    selected[[registry.index(name) for name in names]] = 1
+    panels = panels_of(
+        registry, selected.bool(), values=selected.tolist(), texts=[""] * len(registry)
+    )
+    options = {"scale": None, "width": 520, "outlines": False, "title": "", "subtitle": ""}
+    figure = figures.draw_panels(panels, layers_on=layers_on, fold=True, **options)
+    axis = figure.layout.yaxis if layers_on == "y" else figure.layout.xaxis2
+    # One empty layer between others stays.
+    names = [name.replace("\u2013", " to ") for name in axis.ticktext]
+    assert names == ["0 to 7", "8", "9", "10 to 16", "17", "18", "19", "20 to 28", "29"]
+    (heads,) = cells_of(figure)
+    rows = heads.z if layers_on == "y" else list(zip(*heads.z, strict=True))
+    empty = (None, None)
+    assert list(map(tuple, rows)) == [
+        empty, (1, 0), (0, 1), empty, (1, 0), (0, 0), (0, 1), empty, (0, 1)
+    ]  # fmt: skip
+    white = next(trace for trace in figure.data if trace.type == "heatmap").z
+    assert not any(cell is None for row in white for cell in row)
+    (bars,) = [trace for trace in figure.data if trace.type == "bar"]
+    assert list(bars.x if layers_on == "y" else bars.y) == pytest.approx([0] * 4 + [1.25] + [0] * 4)
+    lines = [shape for shape in figure.layout.shapes if shape.type == "line"]
+    ends = [(line.y0, line.y1) if layers_on == "y" else (line.x0, line.x1) for line in lines]
+    assert ends == [(0, 0), (3, 3), (7, 7)] * 2
+    assert "folded layers" in legend_of(figure)
+    whole = figures.draw_panels(panels, layers_on=layers_on, **options)
+    assert len(cells_of(whole)[0].z[0 if layers_on == "x" else slice(None)]) == 30
+    assert "folded layers" not in legend_of(whole)
+
+
+def test_every_heatmap_of_cells_can_be_folded(tracer):
+    result = replace(tracer.results[0], binary_mask=torch.eye(15)[0], soft_mask=torch.eye(15)[0])
+    assert result.labels == ["L0H0"]
+    front = tk.Tracer(tracer.model, tracer.pairs).pareto(
+        max_budget=1, statistics=False, max_passes=20
+    )
+    singles = tracer.single_effects()
+    unlike = replace(singles, tests=replace(singles.tests, q=torch.eye(15)[0] * -0.9 + 0.9))
+    for figure in (
+        result.heatmap(fold=True),
+        result.heatmap(color="score", fold=True),
+        tk.compare([result]).heatmap(fold=True),
+        unlike.heatmap(fold=True),
+    ):
+        assert list(figure.layout.yaxis.ticktext) == ["0", "1\u20132"]
+    assert len(front.heatmap(fold=True).layout.yaxis.ticktext) < 3
+    # Without frames, what is to be seen is the colours.
+    assert len(singles.heatmap(mark=None, fold=True).layout.yaxis.ticktext) == 3
 
 
 def test_fronts_show_the_size_at_which_components_enter(model):
@@ -188,6 +268,7 @@ def test_fronts_show_the_size_at_which_components_enter(model):
         assert value == (min(sizes) if sizes else None)
     texts = [text for row in cells.text for text in row]
     assert f"of {len(front)} sizes" in texts[0]
+    assert legend_of(figure) == (["in no set"] if None in values else [])
     # The bar ends where the sizes do, and names both ends.
     ends = (front.sizes[0], front.sizes[-1])
     assert (cells.zmin, cells.zmax) == ends
@@ -208,4 +289,5 @@ def test_cells_below_zero_say_so_without_colour(model):
     assert 0 < len(below) < len(values)
     (marks,) = [trace for trace in figure.data if trace.name == "below 0"]
     assert list(zip(marks.y, marks.x, strict=True)) == below
-    assert "below 0" in drawn[0].colorbar.title.text
+    shown = drawn[0].colorbar.title.text.split("\u2212: below ")[1].replace("\u2212", "-")
+    assert float(shown) == pytest.approx(-least, rel=0.05)

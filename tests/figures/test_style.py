@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import plotly.graph_objects as go
 import pytest
 
 import tracekit as tk
 from tests.files import renamed
+from tracekit import figures
+from tracekit.errors import ConfigError
 from tracekit.figures import style
 from tracekit.results.curve_figures import effect_curve
 
@@ -50,3 +53,38 @@ def test_colours_stand_in_one_file(color):
     files = [*root.rglob("*.py"), *root.rglob("*.js")]
     named = [file for file in files if color.lower() in file.read_text(encoding="utf-8").lower()]
     assert named == [root / "figures/style.py"]
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        go.Scatter(x=[1, 2], y=[3, 1], mode="markers", marker={"size": 9}),
+        go.Bar(x=["a", "b"], y=[3, 1]),
+        go.Histogram(x=[1, 2, 2]),
+        go.Box(y=[1, 2, 3], line={"width": 3}),
+        go.Contour(z=[[1, 2], [3, 4]]),
+        go.Heatmap(z=[[1, 2], [3, 4]], colorbar={"title": "score"}),
+    ],
+    ids=lambda trace: trace.type,
+)
+def test_figures_of_ones_own_have_the_fonts_and_sizes_of_others(tracer, trace):
+    own = go.Figure(trace).update_xaxes(title="attribution").update_yaxes(title="effect")
+    with pytest.raises(ConfigError, match="give it to tracekit.figures.in_style"):
+        figures.for_print(own, width=3.25)
+    other = tracer.curve()
+    own = figures.in_style(own, "Estimates", "60 heads")
+    for size in (None, 3.25):
+        a, b = (
+            each if size is None else figures.for_print(each, width=size) for each in (own, other)
+        )
+        assert (a.layout.font, a.layout.title.font) == (b.layout.font, b.layout.title.font)
+        assert a.layout.xaxis.title.font == b.layout.xaxis.title.font
+        assert a.layout.yaxis.tickfont == b.layout.yaxis.tickfont
+        assert a.layout.xaxis.linecolor == b.layout.xaxis.linecolor == "black"
+        if size is not None:
+            assert a.layout.width == 96 * size
+    assert own.layout.title.text == "Estimates"
+    assert list(own.layout.colorway) == figures.COLORS
+    assert len(figures.COLORS) == 7
+    if trace.type == "scatter":
+        assert figures.for_print(own, width=3.25).data[0].marker.size < 9

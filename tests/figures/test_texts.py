@@ -49,7 +49,10 @@ def test_texts_are_on_the_page_and_not_on_each_other(chromium, n_layers, width):
 
 @pytest.mark.parametrize(
     ("method", "title"),
-    [("top-k", "effect<br>(odds ratio \u2212 1)<br>\u2212: below 0"), ("mask-ig", "score<br>")],
+    [
+        ("top-k", "effect<br>(odds ratio \u2212 1)<br>\u2212: below \u22120.03"),
+        ("mask-ig", "score<br>"),
+    ],
 )
 def test_the_bar_says_what_colours_are(demo_tracer, method, title):
     drawn = demo_tracer.run(method, budget=2).heatmap().data
@@ -88,7 +91,7 @@ def said_of(demo_model):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("interactions", ["; counterfactual patching, n = 8 (4 independent) searched; +, "]),
+        ("interactions", ["; counterfactual patching, n = 8 (4 independent) searched"]),
         (
             "both",
             ["1); above: noising; below: denoising; counterfactual patching, n = 8 (4"],
@@ -120,12 +123,18 @@ def said_of(demo_model):
             ["3 of 32 selected, counterfactual patching; odds-ratio on 8 (4 independent) sea"],
         ),
         ("selection", ["effect (odds ratio \u2212 1) 0.", " on 8 (4 independent) searched, "]),
-        ("front", ["white: in none; counterfactual patching; odds-ratio, 8 (4 independent) sear"]),
+        ("front", ["components; counterfactual patching; odds-ratio, 8 (4 independent) sear"]),
         (
             "effects",
-            ["in layers 0-3; counterfactual patching; on 8 (4 independent) searched examples'"],
+            [
+                "in layers 0-3; counterfactual patching; on 8 (4 independent) searched examples",
+                " (held out: 8 (4 independent))'",
+            ],
         ),
-        ("sizes", ["searched examples (held out: 8 (4 independent)); band: 95 % spread; bars: 95"]),
+        (
+            "sizes",
+            ["searched examples (held out: 8 (4 independent))", "best set, searched, 95 % spread"],
+        ),
         (
             "strengths",
             [
@@ -138,7 +147,8 @@ def said_of(demo_model):
             "faithfulness",
             [
                 "by odds-ratio",
-                "; counterfactual patching, on held-out examples, n = 8 (4 independent); bars: 95",
+                "; counterfactual patching, on held-out examples, n = 8 (4 independent)'",
+                "completeness, 95 % interval",
             ],
         ),
     ],

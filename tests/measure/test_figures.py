@@ -8,6 +8,7 @@ from html import unescape
 import pytest
 import torch
 
+from tests.figures.gallery import legend_of
 from tracekit import figures
 
 
@@ -17,7 +18,9 @@ def why(tracer):
 
 
 def test_bars_go_from_the_clean_run_to_the_effect_of_the_set(why):
-    bars, lines = why.waterfall().data
+    bars, lines, *_ = why.waterfall().data
+    signs = [f"{'above' if value >= 0 else 'below'} 0" for value in why.table["value"]]
+    assert legend_of(why.waterfall()) == [*sorted({*signs}), "95 % interval"]
     values = why.table["value"].tolist()
     assert list(bars.y) == [*why.table["component"], "all"]
     assert list(bars.x) == pytest.approx([*values, why.effect.mean().item()])
@@ -52,15 +55,14 @@ def significant(why, which):
 def test_significant_pairs_are_marked_and_joined(why):
     changed = significant(why, {0, 3})
     chosen = changed.interactions[changed.interactions["significant"]].to_dict("records")
-    marks = changed.heatmap().data[1]
+    marks = next(each for each in changed.heatmap().data[1:] if each.mode == "markers")
+    assert marks.marker.symbol == "circle"
+    assert "dot: p &lt; .05" in changed.heatmap().data[0].colorbar.title.text
     rank_of = {label: rank for rank, label in enumerate(why.labels)}
     expected = {tuple(sorted((rank_of[r["first"]], rank_of[r["second"]]))) for r in chosen}
-    assert set(zip(marks.x, marks.y, strict=True)) == expected
-    z = changed.heatmap().data[0].z
-    for x, y, sign in zip(marks.x, marks.y, marks.text, strict=True):
-        assert sign == ("+" if z[y][x] > 0 else "\u2212")
+    assert {(round(x), round(y)) for x, y in zip(marks.x, marks.y, strict=True)} == expected
     *drawn, nodes = changed.network().data
-    edges = [edge for edge in drawn if edge.line.dash != "dash"]
+    edges = [edge for edge in drawn if edge.text and edge.line.dash != "dash"]
     assert len(edges) == 2
     spots = dict(zip(nodes.text, zip(nodes.x, nodes.y, strict=True), strict=True))
     widths = []
@@ -70,7 +72,7 @@ def test_significant_pairs_are_marked_and_joined(why):
         assert (edge.line.dash == "solid") == (row["averaged"] > 0)
         assert f"{row['averaged']:+.4g}" in edge.text
         widths.append(edge.line.width / abs(row["averaged"]))
-    assert max(edge.line.width for edge in drawn) <= 7
+    assert max(edge.line.width for edge in edges) <= 7
     assert widths[1] == pytest.approx(widths[0]) or edges[1].line.width == 1
 
 
@@ -79,11 +81,15 @@ def test_pairs_whose_interval_leaves_out_0_are_dashed_and_ringed(why):
     frame = none.interactions
     for side in ("low", "high"):
         frame[f"averaged_{side}"] = [-1.0 if side == "low" else 1.0] * len(frame)
-    assert len(none.network().data) == 1
+    assert len([trace for trace in none.network().data if trace.text]) == 1
+    names = sorted(
+        {f"node: {'above' if value >= 0 else 'below'} 0" for value in why.table["value"]}
+    )
+    assert legend_of(none.network()) == names
     assert "no interval leaves out 0" in none.network().layout.title.subtitle.text
     frame.loc[2, ["averaged_low", "averaged_high"]] = 0.1, 0.9
     frame.loc[2, "averaged"] = 0.5
-    edge, _ = none.network().data
+    edge, _ = [trace for trace in none.network().data if trace.text]
     assert (edge.line.dash, edge.line.width, edge.showlegend) == ("dash", 3.5, True)
     assert edge.name == "more together, p \u2265 .05"
     texts = [note.text for note in none.network().layout.annotations]

@@ -130,8 +130,8 @@ def test_the_figure_draws_the_strongest_arrows(paths):
     means = torch.linspace(-0.5, 1, len(paths.rows))[:, None]
     paths = replace(paths, effects=0.2 * paths.effects + means)
     figure = paths.network()
-    lines = [trace for trace in figure.data if trace.mode == "lines"]
-    heads = [trace for trace in figure.data if trace.mode == "markers"]
+    drawn = [trace for trace in figure.data if trace.text]
+    lines, heads = drawn[::2], drawn[1::2]
     drawn = paths.table[paths.table["is_apart"]].head(20).to_dict("records")
     assert len(lines) == len(heads) == len(drawn) > 10
     # The strongest lie on top.
@@ -143,7 +143,7 @@ def test_the_figure_draws_the_strongest_arrows(paths):
         assert line.line.color == ("#D55E00" if is_above else "#0072B2")
         share = abs(row["effect"]) / largest * (1 if row["significant"] else 0.5)
         assert line.line.width == pytest.approx(max(1.2, 6 * share))
-        assert head.marker.symbol == "triangle-up" + "-open" * (not row["significant"])
+        assert head.marker.symbol == "arrow" + "-open" * (not row["significant"])
         assert line.y[0] < line.y[-1] == head.y[0]
     texts = [note.text for note in figure.layout.annotations]
     assert texts[-6:] == ["embedding", *paths.labels, "logits"]

@@ -9,6 +9,7 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tests.figures.gallery import legend_of
 from tracekit.errors import ConfigError, MetricError
 from tracekit.figures import for_print
 from tracekit.results import effect_interval
@@ -79,13 +80,12 @@ def test_the_map_has_the_effects_and_frames_what_is_significant(tracer, found):
         drawn = sorted(v for cell in cells for row in cell.z for v in row if v is not None)
         assert drawn == pytest.approx(sorted(rows[column].tolist()), rel=1e-4, abs=1e-6)
     assert "counterfactual patching, n = 12 searched; all: " in plain.layout.title.subtitle.text
-    assert "frame: q &lt; .05" in plain.layout.title.subtitle.text
-    assert "family-wise p" in found.heatmap(mark="family").layout.title.subtitle.text
+    assert legend_of(plain) == ["q &lt; .05"]
+    assert legend_of(found.heatmap(mark="family")) == ["family-wise p &lt; .05"]
     unframed = found.heatmap(mark=None)
-    assert "frame" not in unframed.layout.title.subtitle.text
-    assert {trace.name for trace in plain.data} - {trace.name for trace in unframed.data} == {
-        "selected"
-    }
+    assert legend_of(unframed) == []
+    names = [{trace.name for trace in figure.data} for figure in (plain, unframed)]
+    assert names[0] - names[1] == {"frame", "q &lt; .05"}
 
 
 def test_layers_on_x_turn_the_map(demo_model):
@@ -120,8 +120,9 @@ def test_titles_of_panels_below_each_other_have_room(demo_model, height):
     kinds = "head-outputs+mlp-neurons+attention-blocks"
     singles = tk.Tracer(demo_model, pairs, kinds, layers=[0, 1]).single_effects(["L0H1", "ATT1"])
     figure = singles.heatmap(layers_on="x", mark=None)
-    assert "; bars: q &lt; .05" in figure.layout.title.subtitle.text
-    assert "; frame and bars: q" in singles.heatmap().layout.title.subtitle.text
+    keys = {"share of all layers", "bar: q &lt; .05", "not measured"}
+    assert {*legend_of(singles.heatmap())} == {*keys, "q &lt; .05"}
+    assert {*legend_of(figure)} == keys
     layout = for_print(figure, width="3.3in", height=height).layout
     pixels = layout.height - layout.margin.t - layout.margin.b
     axes = [layout.yaxis, layout.yaxis2, layout.yaxis3]

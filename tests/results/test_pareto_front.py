@@ -82,12 +82,12 @@ def test_the_curve_of_a_front_draws_the_held_out_examples_of_its_tracer(demo_mod
     tracer = tk.Tracer(demo_model, inside, metric="probability-drop", held_out=outside)
     front = tracer.pareto(max_budget=2)
     named = {trace.name: trace for trace in front.curve().data if trace.name}
-    fresh = named["held out"]
+    fresh = named["held out, 95 % interval"]
     assert list(fresh.y) == [result.held_out_effect for result in front]
     assert list(fresh.error_y.arrayminus) == pytest.approx(
         [result.held_out_effect - result.held_out_interval[0] for result in front]
     )
-    assert list(named["cross-fitted"].y) == front.to_frame()["cross_fitted"].tolist()
+    assert list(named["cross-fitted, 95 % interval"].y) == front.to_frame()["cross_fitted"].tolist()
 
 
 def test_the_curve_of_a_front_draws_its_data(front):
@@ -95,17 +95,20 @@ def test_the_curve_of_a_front_draws_its_data(front):
     figure = front.curve()
     named = {trace.name: trace for trace in figure.data if trace.name}
     assert list(named) == [
-        *("best set, searched", "cross-fitted", "random, same layers", "alone"),
+        "best set, searched, 95 % spread",
+        "cross-fitted, 95 % interval",
+        "random, same layers, range",
+        "alone",
         "from all downwards",
     ]
-    assert list(named["best set, searched"].y) == frame["effect"].tolist()
+    assert list(named["best set, searched, 95 % spread"].y) == frame["effect"].tolist()
     taken = frame.dropna(subset=["cross_fitted"])
-    assert list(named["cross-fitted"].y) == taken["cross_fitted"].tolist()
-    bars = named["cross-fitted"].error_y
+    assert list(named["cross-fitted, 95 % interval"].y) == taken["cross_fitted"].tolist()
+    bars = named["cross-fitted, 95 % interval"].error_y
     assert list(bars.array) == pytest.approx(
         (taken["cross_fitted_high"] - taken["cross_fitted"]).tolist()
     )
     band = figure.data[0]
     assert list(band.y) == [*frame["effect_high"], *frame["effect_low"][::-1]]
     assert figure.layout.shapes[0].y0 == pytest.approx(front[0].full_effect)
-    assert "Jaccard" in named["cross-fitted"].customdata[0]
+    assert "Jaccard" in named["cross-fitted, 95 % interval"].customdata[0]

@@ -6,6 +6,7 @@ import pytest
 
 import tests.tiny as tiny
 import tracekit as tk
+from tests.figures.gallery import legend_of
 from tools.planted import planted_model
 from tracekit.errors import ComponentError, ConfigError, UnknownNameError
 
@@ -109,8 +110,9 @@ def test_what_does_not_suit_is_refused(traced, of_gpt2):
 def test_members_of_a_circuit_are_framed(of_gpt2):
     result = of_gpt2.as_result(["L9H9", "L11H0"])
     heads, blocks = result.heatmap(outline="ioi").data, result.panels("selected")
-    (frame,) = [each for each in heads if each.name == "selected" and each.yaxis == "y"]
+    (frame,) = [each for each in heads if each.name == "frame" and each.yaxis == "y"]
     assert len(frame.x) == 6 * 26
     assert (8.5, 8.5) in set(zip(frame.x, frame.y, strict=True))
-    assert "known circuit" in result.heatmap(outline="ioi").layout.title.subtitle.text
+    assert legend_of(result.heatmap(outline="ioi")) == ["selected", "outlined circuit"]
+    assert legend_of(result.heatmap(outline=["L0H1"])) == ["selected", "outlined circuit"]
     assert sum(cell is True for row in blocks[0].selected for cell in row) == 2

@@ -18,6 +18,8 @@ from tracekit.figures.pairs import PairMap as PairMap
 from tracekit.figures.pairs import pair_map as pair_map
 from tracekit.figures.size_axis import Line as Line
 from tracekit.figures.size_axis import size_lines as size_lines
+from tracekit.figures.style import COLORS as COLORS
 from tracekit.figures.style import HEIGHT as HEIGHT
 from tracekit.figures.style import WIDTH as WIDTH
 from tracekit.figures.style import data_and_model as data_and_model
+from tracekit.figures.style import in_style as in_style

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from typing import Any, Literal
 
 import plotly.graph_objects as go
@@ -15,10 +15,12 @@ from tracekit.figures.layout import CELL
 
 BLUES = sample_colorscale("Blues_r", [0.8 * step / 20 for step in range(21)])
 """From dark to light, without the lightest, which would look like no component."""
-_NEGATIVE = "\u2212: below 0"
-"""Below the title of a colour bar of values with signs, which colours lose in grey."""
 _FAINT = 0.1
 """Share of the largest value below which the sign of a value is not written."""
+
+_SKIPPED = {"color": "black", "width": 1, "dash": "dash"}
+_FOLDED = {"color": style.CONTROL[0], "width": 1}
+"""Lines for layers that are not studied, and for those that are folded."""
 
 LayersOn = Literal["x", "y"]
 _FLATTEST, _TALLEST, _BAR_ROWS = 16.0, 640.0, 6
@@ -79,32 +81,37 @@ def draw_panels(
     panels: Sequence[SelectionPanel],
     *,
     scale: ColorScale | None,
-    width: int,
+    width: int = style.WIDTH,
     outlines: bool,
     title: str,
     subtitle: str,
     layers_on: LayersOn = "y",
+    fold: bool = False,
+    marks: str = "selected",
+    blank: str = "no value",
 ) -> go.Figure:
     """Panels side by side, with square cells of one size and rows that line up.
 
     `scale` gives the colours of all values; without one, cells are white, and coloured where they
     are selected. `width` is the largest, in pixels. `outlines` frames selected cells. With layers
-    on x, panels stand below each other.
+    on x, panels stand below each other. With `fold`, a run of layers is one row if nothing is
+    selected in them and, without frames, nothing has a colour. In the legend, `marks` says what
+    frames and bars are, `blank` what a cell without a value is.
     """
-    layers = sorted({layer for panel in panels for layer in panel.layers})
-    counts = [len(panel.indices) for panel in panels]
-    n_bars = sum(panel.is_share for panel in panels)
-    subtitle += "; line: all layers" if n_bars and len(layers) > 1 else ""
+    rows = _rows(panels, has_colors=not outlines, fold=fold)
     figure = go.Figure()
+    _add_keys(figure, panels, "selected" if scale is None else "", blank)
+    panels = [_aligned(panel, rows) for panel in panels]
+    counts = [len(panel.indices) for panel in panels]
+    names = ["\u2013".join(map(str, dict.fromkeys((run[0], run[-1])))) for run in rows]
     for number, panel in enumerate(panels, start=1):
         axes = {"xaxis": _axis("x", number), "yaxis": _axis("y", number)}
-        rows = [layers.index(layer) for layer in panel.layers]
         if panel.is_share:
-            _add_bars(figure, panel, rows, axes)
+            _add_bars(figure, panel, axes, marks)
         else:
-            _add_cells(figure, panel, rows, axes, scale)
+            _add_cells(figure, panel, axes, scale)
             if outlines:
-                _add_outlines(figure, panel, rows, axes)
+                _add_outlines(figure, panel, axes, marks)
         ticks, texts, noun = _x_ticks(panel)
         figure.update_layout(
             {
@@ -120,7 +127,7 @@ def draw_panels(
                     "showgrid": False,
                 },
                 _axis("yaxis", number): {
-                    **style.axis_with_labels(list(map(str, layers)), is_down=True),
+                    **style.axis_with_labels(names, is_down=True),
                     "anchor": _axis("x", number),
                     "matches": "y" if number > 1 else None,
                     "showticklabels": number == 1,
@@ -131,14 +138,49 @@ def draw_panels(
         )
         if panel.title and (number == 1 or panels[number - 2].title != panel.title):
             figure.add_annotation(text=panel.title, **_above(number))
-    _mark_skipped_layers(figure, layers, len(panels))
-    figure.update_layout(plot_bgcolor=style.UNSTUDIED, showlegend=False)
+    _mark_missing_layers(figure, rows, len(panels))
+    if any(None in row for panel in panels for row in panel.selected):
+        style.add_key(figure, "not studied", **style.shape(style.UNSTUDIED))
+    has_keys = any(figure.select_traces(lambda each: each.name and each.showlegend is not False))
+    figure.update_layout(plot_bgcolor=style.UNSTUDIED, showlegend=has_keys)
     if layers_on == "x":
-        figure, size = _swap_axes(figure, panels, len(layers), width)
+        figure, size = _swap_axes(figure, panels, len(rows), width)
         return style.finish(figure, title, subtitle, plot=size, grows="rows")
-    size = (float(width), float(len(layers)))
+    size = (float(width), float(len(rows)))
     sizes = {"plot": size, "grows": "cells", "columns": counts, "widest": width}
     return style.finish(figure, title, subtitle, **sizes)
+
+
+def _rows(
+    panels: Sequence[SelectionPanel], *, has_colors: bool, fold: bool
+) -> list[tuple[int, ...]]:
+    """The layers of each row: one, or a run that is folded."""
+    layers = sorted({layer for panel in panels for layer in panel.layers})
+    used = {
+        layer
+        for panel in panels
+        for layer, share, values in zip(panel.layers, panel.shares, panel.values, strict=True)
+        if share > 0 or (has_colors and any(values)) or not fold
+    }
+    rows: list[tuple[int, ...]] = []
+    for is_used, run in groupby(layers, used.__contains__):
+        run = tuple(run)
+        rows += [(layer,) for layer in run] if is_used or len(run) == 1 else [run]
+    return rows
+
+
+def _aligned(panel: SelectionPanel, rows: Sequence[tuple[int, ...]]) -> SelectionPanel:
+    """A panel with every row, blank where it has no such layer or layers are folded."""
+    n, names = len(panel.indices), ("selected", "values", "shares", "hover")
+    lines = zip(panel.layers, *(getattr(panel, name) for name in names), strict=True)
+    by_layer = {layer: parts for layer, *parts in lines}
+    drawn = []
+    for first, *rest in rows:
+        # Cells of folded layers are white, those of layers that are not studied have no colour.
+        blank = [(False if rest else None,) * n, (None,) * n, 0.0, ("",) * max(1, n)]
+        drawn.append(blank if rest else by_layer.get(first, blank))
+    parts = dict(zip(names, zip(*drawn, strict=True), strict=True))
+    return replace(panel, layers=tuple(row[0] for row in rows), **parts)
 
 
 def _swap_axes(
@@ -165,6 +207,7 @@ def _swap_axes(
         kind = ", ".join(filter(None, (indices["title"]["text"], panel.title)))
         layout["annotations"].append({"text": kind, **_above(number)})
         layers |= {"anchor": _axis("y", number), "range": layers["range"][::-1]}
+        layers["tickangle"] = -90 if max(map(len, layers["ticktext"])) > 3 else 0
         layers |= {"showticklabels": is_last, "ticks": "outside" if is_last else ""}
         layers |= {"matches": None if number == 1 else "x", "title": {"text": "layer" * is_last}}
         indices |= {"anchor": _axis("x", number), "tickangle": 0, "title": {"text": ""}}
@@ -176,7 +219,6 @@ def _swap_axes(
 def _add_cells(
     figure: go.Figure,
     panel: SelectionPanel,
-    rows: Sequence[int],
     axes: dict[str, str],
     scale: ColorScale | None,
 ) -> None:
@@ -184,7 +226,8 @@ def _add_cells(
     gap = 1.0 if max(len(panel.layers), len(panel.indices)) < 70 else 0.5
     drawn: list[Any] = list(figure.data)
     is_first = all(trace.type != "heatmap" for trace in drawn)
-    spread = {"x": list(range(len(panel.indices))), "y": list(rows), "xgap": gap, "ygap": gap}
+    x, y = list(range(len(panel.indices))), list(range(len(panel.layers)))
+    spread = {"x": x, "y": y, "xgap": gap, "ygap": gap}
     # White under the cells of studied components that have no value.
     blank = [[None if cell is None else 0 for cell in row] for row in panel.selected]
     white = {"colorscale": [[0, "white"], [1, "white"]], "showscale": False}
@@ -204,74 +247,98 @@ def _add_cells(
     if scale is not None and scale.low < 0:
         marked = [
             (row, column, value / scale.low)
-            for row, values in zip(rows, panel.values, strict=True)
+            for row, values in enumerate(panel.values)
             for column, value in enumerate(values)
             if value is not None and value < _FAINT * scale.low
         ]
         colors = ["white" if share > 0.6 else "black" for _, _, share in marked]
         signs = {"text": ["\u2212"] * len(marked), "textfont": {"size": 20, "color": colors}}
         x, y = [column for _, column, _ in marked], [row for row, _, _ in marked]
-        figure.add_scatter(x=x, y=y, mode="text", hoverinfo="skip", name="below 0", **signs, **axes)
+        figure.add_scatter(x=x, y=y, mode="text", name="below 0", **signs, **style.QUIET, **axes)
 
 
 def _bar_ticks(scale: ColorScale) -> dict[str, Any]:
     if scale.low < 0:
         ticks = [scale.low, 0, scale.high]
         texts = list(map(style.two_digits, ticks))
-        return {"tickvals": ticks, "ticktext": texts, "note": _NEGATIVE}
+        # Colours lose signs in grey.
+        note = f"\u2212: below {style.two_digits(_FAINT * scale.low)}"
+        return {"tickvals": ticks, "ticktext": texts, "note": note}
     return {"tickvals": scale.ticks} if scale.ticks else {"nticks": 4}
 
 
 def _add_outlines(
-    figure: go.Figure, panel: SelectionPanel, rows: Sequence[int], axes: dict[str, str]
+    figure: go.Figure, panel: SelectionPanel, axes: dict[str, str], marks: str
 ) -> None:
     """A dark frame around every selected cell; it grows with the cells, unlike a marker."""
     x: list[float | None] = []
     y: list[float | None] = []
-    for row, cells in zip(rows, panel.selected, strict=True):
+    for row, cells in enumerate(panel.selected):
         for column, is_selected in enumerate(cells):
             if is_selected:
                 x += [column - 0.5, column + 0.5, column + 0.5, column - 0.5, column - 0.5, None]
                 y += [row - 0.5, row - 0.5, row + 0.5, row + 0.5, row - 0.5, None]
     line = {"color": "black", "width": 2}
-    figure.add_scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip", name="selected", **axes)
+    figure.add_scatter(x=x, y=y, mode="lines", line=line, name="frame", **style.QUIET, **axes)
+    style.add_key(figure, marks, **style.shape("white", 2))
 
 
-def _add_bars(
-    figure: go.Figure, panel: SelectionPanel, rows: Sequence[int], axes: dict[str, str]
-) -> None:
+def _add_bars(figure: go.Figure, panel: SelectionPanel, axes: dict[str, str], marks: str) -> None:
     """The share of each layer, and a line at the share of all layers."""
     area = {"xref": f"{axes['xaxis']} domain", "yref": f"{axes['yaxis']} domain"}
     ground = {"fillcolor": "white", "line_width": 0, "layer": "below"}
     figure.add_shape(type="rect", x0=0, x1=1, y0=0, y1=1, **area, **ground)
     figure.add_bar(
         x=[100 * share for share in panel.shares],
-        y=list(rows),
+        y=list(range(len(panel.layers))),
         orientation="h",
         width=0.8,
         marker={"color": style.SELECTED, "line": {"color": "black", "width": 0.5}},
         text=[row[0] for row in panel.hover],
         textposition="none",
         hovertemplate="%{text}<extra></extra>",
+        showlegend=False,
         **axes,
     )
-    if len(rows) == 1:
+    style.add_key(figure, f"bar: {marks}", **style.shape(style.SELECTED))
+    if len(panel.layers) == 1:
         return
     uniform = 100 * panel.overall_share
-    x, y = [uniform, uniform], [min(rows) - 0.5, max(rows) + 0.5]
+    x, y = [uniform, uniform], [-0.5, len(panel.layers) - 0.5]
     line = {"color": "black", "width": 1.2, "dash": "dot"}
     hover = f"all layers: {uniform:.3g} % of {panel.kind}<extra></extra>"
-    figure.add_scatter(x=x, y=y, mode="lines", line=line, hovertemplate=hover, **axes)
+    shown = {"mode": "lines", "line": line}
+    figure.add_scatter(x=x, y=y, hovertemplate=hover, showlegend=False, **shown, **axes)
+    style.add_key(figure, "share of all layers", **shown)
 
 
-def _mark_skipped_layers(figure: go.Figure, layers: Sequence[int], n_panels: int) -> None:
-    """A line between neighbouring rows whose layers are no neighbours."""
-    for row, (upper, lower) in enumerate(pairwise(layers)):
-        line = {"color": "black", "width": 1, "dash": "dash"}
-        for number in range(1, n_panels + 1) if lower != upper + 1 else ():
-            axes = {"xref": f"{_axis('x', number)} domain", "yref": _axis("y", number)}
-            at = {"x0": 0, "x1": 1, "y0": row + 0.5, "y1": row + 0.5}
-            figure.add_shape(type="line", line=line, **axes, **at)
+def _mark_missing_layers(figure: go.Figure, rows: Sequence[tuple[int, ...]], n_panels: int) -> None:
+    """A dashed line between rows whose layers are no neighbours, a grey one in a folded row."""
+    lines = [
+        (row + 0.5, _SKIPPED)
+        for row, (upper, lower) in enumerate(pairwise(rows))
+        if lower[0] != upper[-1] + 1
+    ]
+    lines += [(float(row), _FOLDED) for row, run in enumerate(rows) if len(run) > 1]
+    for number in range(1, n_panels + 1):
+        axes = {"xref": f"{_axis('x', number)} domain", "yref": _axis("y", number)}
+        for y, line in lines:
+            figure.add_shape(type="line", x0=0, x1=1, y0=y, y1=y, line=line, **axes)
+    for name, line in (("layers not studied", _SKIPPED), ("folded layers", _FOLDED)):
+        if any(each is line for _, each in lines):
+            style.add_key(figure, name, mode="lines", line=line)
+
+
+def _add_keys(
+    figure: go.Figure, panels: Sequence[SelectionPanel], selected: str, blank: str
+) -> None:
+    """Says what cells without a number are."""
+    rows = [row for panel in panels for row in zip(panel.selected, panel.values, strict=True)]
+    cells = [cell for row in rows for cell in zip(*row, strict=True)]
+    if selected and any(value for _, value in cells):
+        style.add_key(figure, selected, **style.shape(style.SELECTED))
+    if any(value is None and is_selected is not None for is_selected, value in cells):
+        style.add_key(figure, blank, **style.shape("white"))
 
 
 def _above(number: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ FONT_SIZE, PER_INCH = 15.0, 96
 """Pixels of axis titles on the screen, and of an inch in print."""
 CELL = 27.0
 """Largest size of a cell on the screen, in pixels."""
-_TALLEST = 640.0
+_TALLEST = 620.0
 """Height of all rows of cells on the screen, in pixels."""
 _FLATTEST_ROW = 11.5
 """Pixels that a row of cells is high in print at least, if the page is: 0.12 inches."""
@@ -70,7 +70,9 @@ def place(figure: go.Figure, width: float | None = None, page: float = inf) -> g
     _place(figure, width, page)
     plot = _place(figure, width, page)
     texts = layout.meta["texts"]
-    scale = min(texts, plot[0] / layout.meta["plot"][0]) if width else texts
+    drawn = layout.meta["plot"] if layout.meta["grows"] == "plot" else layout.meta["plot"][:1]
+    shrinks = (now / before for now, before in zip(plot, drawn, strict=False))
+    scale = min(texts, *shrinks) if width else texts
     for note in _notes_beside_plot(figure, xref="x", yref="y"):
         # Between marks, which come nearer to each other.
         note.font.size *= scale / texts
@@ -396,8 +398,9 @@ def resized(figure: go.Figure, texts: float) -> go.Figure:
     meta = drawn["layout"].get("meta")
     if not isinstance(meta, dict) or "grows" not in meta:
         raise ConfigError(
-            "This figure was not drawn by tracekit: nothing says what may grow in it. Set its "
-            "layout, and write it without width, height, font_size, font and title."
+            "This figure was not drawn by tracekit: nothing says what may grow in it. First give "
+            "it to tracekit.figures.in_style, or set its layout, and write it without width, "
+            "height, font_size, font and title."
         )
     _scale(drawn, texts / meta["texts"])
     meta["texts"] = texts
@@ -430,13 +433,13 @@ def _scale_marks(figure: _Figure, factor: float) -> None:
     for note in figure.select_annotations(lambda each: each.borderpad):
         note.borderpad *= factor
     for trace in figure.data:
-        if trace.type == "heatmap":
-            continue
-        for line in (trace.marker.line, *([trace.line] if trace.type == "scatter" else [])):
-            if isinstance(line.width, (int, float)):
-                line.width *= factor
-        size = trace.marker.size if trace.type == "scatter" else None
-        if isinstance(size, (int, float)):
-            trace.marker.size = size * factor
-        elif size is not None:
-            trace.marker.size = [each * factor for each in size]
+        markers = [trace.marker] if "marker" in trace else []
+        for line in (part["line"] for part in (trace, *markers) if "line" in part):
+            for name in ("width", "backoff"):
+                if name in line and isinstance(line[name], (int, float)):
+                    line[name] *= factor
+        for marker in (each for each in markers if "size" in each):
+            if isinstance(marker["size"], (int, float)):
+                marker["size"] *= factor
+            elif marker["size"] is not None:
+                marker["size"] = [each * factor for each in marker["size"]]

@@ -84,10 +84,22 @@ def waterfall(members: Members, *, value_title: str, title: str, subtitle: str) 
     dots = {"size": 1, "color": "black"}
     figure.add_scatter(x=ends, y=names, mode="markers", marker=dots, error_x=bars, **style.QUIET)
     figure.add_vline(x=0, line={"color": "black", "width": 1})
+    _add_signs(figure, values, "square")
+    interval = {"symbol": "line-ew-open", "size": 13, "color": "black"}
+    style.add_key(figure, "95 % interval", marker=interval)
+    figure.update_layout(showlegend=True)
     figure.update_xaxes(**style.BOX, title=style.plain(value_title), gridcolor=style.GRID)
     rows = [*names, "all"]
     figure.update_yaxes(style.axis_with_labels(rows, is_down=True))
     return style.finish(figure, title, subtitle, plot=(_PLOT, _BAR * len(rows)), grows="rows")
+
+
+def _add_signs(figure: go.Figure, values: Sequence[float], symbol: str, noun: str = "") -> None:
+    """Entries of the legend for the colours of values."""
+    if max(values) >= 0:
+        style.add_key(figure, f"{noun}above 0", **style.shape(style.ABOVE, symbol=symbol))
+    if min(values) < 0:
+        style.add_key(figure, f"{noun}below 0", **style.shape(style.BELOW, symbol=symbol))
 
 
 def _texts(members: Members) -> list[str]:
@@ -124,6 +136,7 @@ def network(
         for column, n in enumerate(band)
     }
     figure = go.Figure()
+    _add_signs(figure, members.values, "circle", "node: ")
     strongest = max((abs(edge.value) for edge in edges), default=1.0)
     shown: set[str] = set()
     # Where texts stand: below nodes their names.
@@ -157,7 +170,7 @@ def network(
     figure.update_xaxes(visible=False, range=[-0.7, widest - 0.3])
     figure.update_yaxes(layer_axis(used, used), range=[used[-1] + 0.6 * row, used[0] - above * row])
     plot = max(_PLOT, _COLUMN * widest), height + (above - 0.4) * _ROW
-    figure.update_layout(showlegend=bool(edges))
+    figure.update_layout(showlegend=True)
     return style.finish(figure, title, subtitle, plot=plot)
 
 
@@ -174,15 +187,6 @@ def write_at(figure: go.Figure, text: str, at: tuple[float, float], **options: A
     figure.add_annotation(x=at[0], y=at[1], text=text, **more)
 
 
-def bend_line(
-    start: tuple[float, float], middle: tuple[float, float], end: tuple[float, float], steps: int
-) -> list[tuple[float, float]]:
-    """Points of a line from start to end that is bend_line towards a middle."""
-    weights = [((1 - t) ** 2, 2 * t * (1 - t), t**2) for t in (n / steps for n in range(steps + 1))]
-    x, y = zip(start, middle, end, strict=True)
-    return [(a * x[0] + b * x[1] + c * x[2], a * y[0] + b * y[1] + c * y[2]) for a, b, c in weights]
-
-
 def _curve(
     edge: Edge, start: tuple[float, float], end: tuple[float, float], strongest: float, row: float
 ) -> tuple[dict[str, Any], tuple[float, float]]:
@@ -191,9 +195,10 @@ def _curve(
     # Bent, so that a line between two members does not pass through a third: over those of its
     # layer, beside those between layers.
     over = 0.5 + 0.22 * abs(x1 - x0) if y0 == y1 else 0.18 * (x1 - x0)
-    middle = (x0 + x1) / 2 + 0.18 * (y1 - y0) / row, (y0 + y1) / 2 - over * row
-    points = bend_line(start, middle, end, 16)
-    x, y = map(list, zip(*points, strict=True))
+    mx, my = (x0 + x1) / 2 + 0.18 * (y1 - y0) / row, (y0 + y1) / 2 - over * row
+    weights = [((1 - t) ** 2, 2 * t * (1 - t), t**2) for t in (n / 16 for n in range(17))]
+    x = [a * x0 + b * mx + c * x1 for a, b, c in weights]
+    y = [a * y0 + b * my + c * y1 for a, b, c in weights]
     width = _WIDEST_EDGE * abs(edge.value) / strongest
     line = {
         "color": style.ABOVE if edge.value > 0 else style.BELOW,
@@ -201,4 +206,4 @@ def _curve(
         "dash": "dash" if not edge.is_sure else "solid" if edge.value > 0 else "dot",
     }
     texts = {"hoverinfo": "text", "text": edge.hover, "name": edge.meaning}
-    return {"x": x, "y": y, "mode": "lines", "line": line, **texts}, points[8]
+    return {"x": x, "y": y, "mode": "lines", "line": line, **texts}, (x[8], y[8])

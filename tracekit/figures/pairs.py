@@ -36,8 +36,6 @@ class PairMap:
     """Text at the pointer, by row."""
     bound: float
     """Size of the values with the darkest colours."""
-    signed: Iterable[Cell] = ()
-    """Cells in which the sign of the value is written."""
     dotted: Iterable[Cell] = ()
     """Cells with a dot in the corner."""
     ringed: Iterable[Cell] = ()
@@ -47,7 +45,7 @@ class PairMap:
 
 
 def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
-    """Draws a map: red above 0, blue below."""
+    """Draws a map: red above 0, blue below, with signs where colours are lost in grey."""
     n, bound = len(pairs.labels), pairs.bound
     largest = max((abs(v) for row in pairs.values for v in row if v is not None), default=0.0)
     ticks = {}
@@ -55,6 +53,9 @@ def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
         ends = [-bound, -bound / 2, 0, bound / 2, bound]
         least, *inner, most = map(style.two_digits, ends)
         ticks = {"tickvals": ends, "ticktext": [f"\u25bc {least}", *inner, f"\u25b2 {most}"]}
+    # Of many rows, only the strongest have a sign: it would be too small to read.
+    faint = -(0.1 if n <= 24 else 0.5) * bound
+    note = "<br>".join(filter(None, (f"\u2212: below {style.two_digits(faint)}", pairs.note)))
     figure = go.Figure(
         go.Heatmap(
             z=pairs.values,
@@ -68,10 +69,10 @@ def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
             zmax=bound,
             xgap=0.5 if n > 40 else 1,
             ygap=0.5 if n > 40 else 1,
-            colorbar=style.color_bar("interaction", pairs.note, exponentformat="power", **ticks),
+            colorbar=style.color_bar("interaction", note, exponentformat="power", **ticks),
         )
     )
-    _mark(figure, pairs)
+    _mark(figure, pairs, faint)
     _label(figure, pairs)
     figure.update_xaxes(**style.BOX, range=[-0.5, n - 0.5], showgrid=False)
     figure.update_yaxes(**style.BOX, range=[n - 0.5, -0.5], showgrid=False)
@@ -79,25 +80,26 @@ def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
     return style.finish(figure, title, subtitle, plot=(_PLOT, _PLOT))
 
 
-def _mark(figure: go.Figure, pairs: PairMap) -> None:
+def _mark(figure: go.Figure, pairs: PairMap, faint: float) -> None:
     """Writes signs into cells, and dots into their corners."""
     n = len(pairs.labels)
 
     def color(cell: Cell) -> str:
         return "white" if abs(pairs.values[cell[0]][cell[1]] or 0) > 0.6 * pairs.bound else "black"
 
-    signed, dotted = list(pairs.signed), list(pairs.dotted)
+    cells = [(i, j) for i in range(n) for j in range(n)]
+    signed = [cell for cell in cells if (pairs.values[cell[0]][cell[1]] or 0) < faint]
     sign_size = max(9, min(18, round(0.9 * _PLOT / n)))
     dot_size = max(3, min(7, round(_PLOT / n / 6)))
     figure.add_scatter(
         x=[j for _, j in signed],
         y=[i for i, _ in signed],
-        text=["+" if (pairs.values[i][j] or 0) > 0 else "\u2212" for i, j in signed],
+        text=["\u2212"] * len(signed),
         mode="text",
         textfont={"size": sign_size, "color": list(map(color, signed))},
         **style.QUIET,
     )
-    for cells, symbol in ((dotted, "circle"), (list(pairs.ringed), "circle-open")):
+    for cells, symbol in ((list(pairs.dotted), "circle"), (list(pairs.ringed), "circle-open")):
         if cells:
             figure.add_scatter(
                 x=[j + 0.32 for _, j in cells],

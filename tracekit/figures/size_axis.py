@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log10
+from types import MappingProxyType
 
 import plotly.graph_objects as go
 
-from tracekit.figures.style import QUIET, TICK_SIZE, error_bars, finish, frame, plain
+from tracekit.figures.style import QUIET, TICK_SIZE, add_key, error_bars, finish, frame, plain
 
 _UNSEEN = {"mode": "markers", "marker_opacity": 0, **QUIET}
 """Of points that only make room."""
@@ -41,6 +42,7 @@ class Line:
     """Marks that are drawn, as plotly calls them."""
     rank: int = 0
     """Place in the legend."""
+    in_legend: bool = True
 
 
 def size_lines(
@@ -53,16 +55,19 @@ def size_lines(
     subtitle: str,
     full: float | None = None,
     log_y: bool = False,
+    keys: Mapping[str, str] = MappingProxyType({}),
 ) -> go.Figure:
     """Lines over the number of components, the last one on top.
 
     The axis of shares ends at `largest` components. At the value of all components, `full`, there
     is a horizontal line; without it, at 0 and 1. With `log_y`, values that are not positive are
-    missing.
+    missing. `keys` are further entries of the legend, each with its marker.
     """
     figure = go.Figure()
     for each in lines:
         _add(figure, each, n_components, has_origin=not log_y)
+    for name, symbol in keys.items():
+        add_key(figure, name, marker={"symbol": symbol, "size": 9, "color": "black"})
     figure.update_xaxes(title_text="number of components", rangemode="tozero")
     figure.update_yaxes(title_text=value_title, rangemode="tozero", exponentformat="power")
     if full is None:
@@ -76,6 +81,7 @@ def size_lines(
         figure.add_hline(full, annotation=note, annotation_position=corner, line=line)
         # A point without colour beyond the line leaves room for its name.
         figure.add_scatter(x=[0], y=[1.12 * full], **_UNSEEN)
+    figure.update_layout(showlegend=True)
     _add_share_axis(frame(figure), n_components, largest)
     if log_y:
         figure.update_yaxes(type="log", rangemode="normal")
@@ -105,6 +111,7 @@ def _add(figure: go.Figure, line: Line, n: int, *, has_origin: bool) -> None:
         y=line.values,
         name=plain(line.name),
         legendrank=1000 + line.rank,
+        showlegend=line.in_legend,
         mode=line.mode,
         line=stroke,
         marker=marker,

@@ -86,6 +86,8 @@ SPARE_STYLES = (
     ("#E69F00", "triangle-down", "dash"),
     ("#000000", "star", "dot"),
 )
+COLORS = list(dict.fromkeys(color for color, _, _ in SPARE_STYLES))
+"""Colours for figures of one's own."""
 
 
 def styles(labels: Iterable[str]) -> dict[str, tuple[str, str, str]]:
@@ -152,11 +154,47 @@ def error_bars(
     }
 
 
+def add_key(figure: go.Figure, name: str, **look: Any) -> None:
+    """Adds an entry to the legend, if it is new, by a trace whose only point has no place."""
+    if not any(figure.select_traces({"name": name})):
+        figure.add_scatter(x=[None], y=[None], name=name, **{"mode": "markers", **look})
+
+
+def shape(color: str, width: float = 1, symbol: str = "square") -> dict[str, Any]:
+    """Marks of a cell, bar or node in a legend, with a frame of some width."""
+    line = {"color": "black", "width": width}
+    return {"marker": {"symbol": symbol, "size": 13, "color": color, "line": line}}
+
+
 def frame(figure: go.Figure) -> go.Figure:
     """Draws axes and their grid, where values are read from both; returns the figure."""
     axes = {"linecolor": "black", "ticks": "outside", "gridcolor": GRID, "zeroline": False}
     # Ticks of large numbers push the title outwards.
     return figure.update_xaxes(axes).update_yaxes(axes, automargin=True)
+
+
+def in_style(
+    figure: go.Figure,
+    title: str = "",
+    subtitle: str = "",
+    *,
+    plot: tuple[float, float] = (WIDTH - 90.0, HEIGHT - 130.0),
+) -> go.Figure:
+    """Gives a figure of one's own the fonts, sizes, frame and colours of all others; returns it.
+
+    `write` and `for_print` then set it for print as these. Traces without a colour have one of
+    `COLORS`, which are distinct under the common colour-vision deficiencies.
+
+    Args:
+        figure: With titles of its axes.
+        title: Above it.
+        subtitle: Below the title.
+        plot: Width and height between the axes on the screen, in pixels.
+    """
+    figure.update_layout(colorway=COLORS).update_annotations(font_size=TICK_SIZE)
+    fonts = {"tickfont_size": TICK_SIZE, "title_font_size": TICK_SIZE, "thickness": 13}
+    figure.update_traces({"colorbar": fonts}, {"type": "heatmap"})
+    return finish(frame(figure), title, subtitle, plot=plot)
 
 
 def finish(

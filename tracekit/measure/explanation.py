@@ -310,14 +310,14 @@ class Explanation(OfMembers):
         """Interactions of all pairs: alone above the diagonal, in the tested context below it.
 
         Below is the average over subsets, or with more than 12 members the interaction within the
-        set. The sign of a pair that interacts significantly stands in its cell; a ring says that
-        only the interval leaves out 0. The numbers are those of `interactions`.
+        set. A pair that interacts significantly has a dot; a ring says that only the interval
+        leaves out 0. The numbers are those of `interactions`.
         """
         labels, tested, context = self.labels, self.tested_context, self.context_text
         n, rank_of = len(labels), {label: rank for rank, label in enumerate(labels)}
         cells: list[list[float | None]] = [[None] * n for _ in labels]
         hover = [[plain(label)] * n for label in labels]
-        signed: list[Cell] = []
+        dotted: list[Cell] = []
         ringed: list[Cell] = []
         for row in self.interactions.to_dict("records"):
             i, j = sorted((rank_of[row["first"]], rank_of[row["second"]]))
@@ -326,7 +326,7 @@ class Explanation(OfMembers):
             hover[i][j] = f"{pair}alone: {number_text(row, 'alone', '+.4g')}"
             below = f"{number_text(row, tested, '+.4g')}<br>{p_text(row)}"
             hover[j][i] = f"{pair}{context}: {below}"
-            signed += [(j, i)] if row["significant"] else []
+            dotted += [(j, i)] if row["significant"] else []
             ringed += [(j, i)] if is_unsure(row, tested) else []
         sizes = [abs(value) for row in cells for value in row if value is not None]
         drawn = PairMap(
@@ -334,15 +334,15 @@ class Explanation(OfMembers):
             values=cells,
             hover=hover,
             bound=max(sizes, default=1.0) or 1.0,
-            signed=signed,
+            dotted=dotted,
             ringed=ringed,
-            note=RING if ringed else "",
+            note="<br>".join(["dot: p &lt; .05", *([RING] if ringed else [])]),
         )
         return pair_map(
             drawn,
             title=data_and_model(self.dataset, self.model),
-            subtitle=f"{plain(self.axis_label)}; above: alone; below: {context} (+, \u2212: "
-            f"p &lt; .05); {plain(self.setting)}",
+            subtitle=f"{plain(self.axis_label)}; above: alone; below: {context}; "
+            f"{plain(self.setting)}",
         )
 
     def network(self) -> go.Figure:

@@ -16,6 +16,9 @@ from tracekit.errors import ComponentError
 from tracekit.figures.paths import Arrow, path_network
 from tracekit.figures.style import plain
 
+_NOTES = {"[qkv]": "q, k, v: inputs", r"\bE\b": "E: embedding", "G": "G: shared key"}
+"""What letters in names of nodes and at heads of arrows mean."""
+
 
 def nodes_of(registry: ComponentRegistry, members: ComponentSet) -> tuple[str, ...]:
     """Returns the heads and MLPs that some edges of a registry join; see `TraceResult.nodes`."""
@@ -83,6 +86,7 @@ def circuit_figure(
         )
         for (start, end, _), parts in joined.items()
     ]
+    marks = " ".join([*names, *(arrow.letter for arrow in arrows)])
     order = f"{len(shown)} strongest of {len(values)} edges by {quantity}"
     if rest and is_score:
         total, others = (sum(value for value, _ in part) for part in (values, rest))
@@ -99,6 +103,7 @@ def circuit_figure(
         subtitle=f"{subtitle}; {order}",
         quantity=quantity,
         is_signed=is_score,
+        notes=[note for mark, note in _NOTES.items() if re.search(mark, marks)],
     )
 
 

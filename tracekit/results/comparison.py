@@ -46,8 +46,11 @@ class Comparison(Results):
     """Whether one model may be loaded in several types."""
 
     @check_keywords
-    def heatmap(self, *, color: CellColor = "selected") -> go.Figure:
-        """Components of each result, layer by layer; `color` as in `TraceResult.heatmap`."""
+    def heatmap(self, *, color: CellColor = "selected", fold: bool = False) -> go.Figure:
+        """Components of each result, layer by layer; options as of `TraceResult.heatmap`.
+
+        A layer is folded where no result has a component.
+        """
         if color == "score" and not self._is_one_question:
             tables.check_comparable(self.results)
         panels = [
@@ -71,10 +74,14 @@ class Comparison(Results):
             subtitle=f"{selected} of {n_components} selected, "
             f"{plain(tables.interventions(self.results))}; {plain(metrics)} on {n} "
             "searched examples",
+            fold=fold,
         )
 
     def curve(self) -> go.Figure:
-        """Effect on the searched examples against number of components, with its spread."""
+        """Effect on the searched examples against number of components, with its spread.
+
+        If some results have held-out examples, with the effects on these and their intervals.
+        """
         return effect_curve(self.results, spreads=True)
 
     def similarities(self) -> go.Figure:

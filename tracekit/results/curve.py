@@ -63,7 +63,7 @@ class TraceCurve(Results):
         return result_table(self.results).frame()
 
     def curve(self) -> go.Figure:
-        """Effect on the searched examples against number of components."""
+        """Effect on the searched and held-out examples against number of components."""
         return effect_curve(self.results)
 
     def save(self, folder: str | Path) -> Path:

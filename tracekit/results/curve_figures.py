@@ -22,8 +22,9 @@ def effect_curve(
     """Effect against number of components: a line per method, and one at the full effect.
 
     Every line starts at no component and no effect, unless the axis is logarithmic; effects that
-    are not positive are then missing. `spreads` shows how far every effect moves when the examples
-    are resampled (95 %).
+    are not positive are then missing. Filled marks are effects on held-out examples, with their
+    95 % intervals. Where there are none, `spreads` shows how far every effect moves when the
+    examples are resampled (95 %).
     """
     check_comparable(results)
     frame = curve_data(results)
@@ -33,7 +34,11 @@ def effect_curve(
     draws = {r.series: r.config.get("draws") for r in results if r.method == "random"}
     names = {result.series: result.title for result in results}
     names |= {series: f"best of {n} random sets" for series, n in draws.items() if n}
-    lines = []
+    n_texts = dict.fromkeys(each.held_out.n_text for each in results if each.held_out)
+    keys = {"held out, 95 % interval": "circle"} if n_texts else {}
+    if spreads and not n_texts:
+        keys["95 % spread"] = "line-ns-open"
+    lines, label = [], style.plain(results[0].axis_label)
     for rank, (method, look) in drawn:
         points = frame[frame["method"] == method]
         sizes, effects = list(points["n_selected"]), list(points["effect"])
@@ -44,16 +49,33 @@ def effect_curve(
             sizes=sizes,
             values=effects,
             style=look,
-            low=[low for low, _ in ranges] if spreads else None,
-            high=[high for _, high in ranges] if spreads else None,
-            hover=[f"{style.plain(results[0].axis_label)}: {effect:.4g}" for effect in effects],
+            low=[low for low, _ in ranges] if "95 % spread" in keys else None,
+            high=[high for _, high in ranges] if "95 % spread" in keys else None,
+            hover=[f"{label}: {effect:.4g}" for effect in effects],
             is_hollow=True,
             rank=rank,
         )
         lines.append(line)
+        fresh = [(r.n_selected, r.held_out) for r in results if r.series == method and r.held_out]
+        if fresh:
+            line = Line(
+                name=f"{names[method]}, held out",
+                sizes=[size for size, _ in fresh],
+                values=[each.mean for _, each in fresh],
+                style=look,
+                low=[each.interval[0] for _, each in fresh],
+                high=[each.interval[1] for _, each in fresh],
+                hover=[
+                    f"{label}: {each.mean:.4g} ({interval_text(*each.interval)})"
+                    for _, each in fresh
+                ],
+                mode="markers",
+                in_legend=False,
+            )
+            lines.append(line)
     largest = int(frame["n_selected"].max())
-    bars = "; bars: 95 % spread" if spreads else ""
-    return _of_results(lines, results[0], largest, bars, log_y=log_y)
+    held_out = f" (held out: {' and '.join(n_texts)})" if n_texts else ""
+    return _of_results(lines, results[0], largest, held_out, log_y=log_y, keys=keys)
 
 
 def _of_results(
@@ -86,10 +108,10 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
         lines.append(Line(name=name, sizes=sizes, values=values, style=look, hover=hover, **how))
 
     for name, column, look in (
-        ("best set, searched", "effect", style.STYLES["local-search"]),
-        ("held out", "held_out", style.SPARE_STYLES[0]),
-        ("cross-fitted", "cross_fitted", style.STYLES["greedy"]),
-        ("random, same layers", "control", style.CONTROL),
+        ("best set, searched, 95 % spread", "effect", style.STYLES["local-search"]),
+        ("held out, 95 % interval", "held_out", style.SPARE_STYLES[0]),
+        ("cross-fitted, 95 % interval", "cross_fitted", style.STYLES["greedy"]),
+        ("random, same layers, range", "control", style.CONTROL),
     ):
         rows = frame.dropna(subset=[column])
         if rows.empty:
@@ -122,6 +144,5 @@ def pareto_curve(frame: pd.DataFrame, results: Sequence[TraceResult], largest: i
         ]
         look = (*style.OTHER_SETS, "solid")
         add("from all downwards", others, "from_all", look, hover, mode="markers")
-    bars = "; bars: 95 % interval (random: range)" if len(lines) > 1 else ""
     fresh = "" if first.held_out is None else f" (held out: {first.held_out.n_text})"
-    return _of_results(lines, first, largest, f"{fresh}; band: 95 % spread{bars}")
+    return _of_results(lines, first, largest, fresh)

@@ -222,7 +222,7 @@ class Faithfulness(InWords, Tabular):
             # Plotly draws no end that is not finite.
             ends = frame[[f"{name}_low", f"{name}_high"]].replace([inf, -inf], nan)
             line = Line(
-                name=name,
+                name=f"{name}, 95 % interval",
                 sizes=list(frame["size"]),
                 values=list(frame[name]),
                 style=STYLES[style],
@@ -238,7 +238,7 @@ class Faithfulness(InWords, Tabular):
             largest=max(self.sizes),
             value_title="share of the whole effect",
             title=f"{plain(self.method or 'scores')}: faithfulness by {plain(self.metric)}",
-            subtitle=plain(f"{made} of {n} components; {self.setting}; bars: 95 % intervals"),
+            subtitle=plain(f"{made} of {n} components; {self.setting}"),
         )
 
     def __repr__(self) -> str:

@@ -33,10 +33,6 @@ from tracekit.results.significance import Mark, PValues, few_examples_note, is_u
 from tracekit.results.storage import SavedTable
 
 _ENDS = ["interaction_low", "interaction_high"]
-_MARKED = 5
-"""Largest interactions, whose signs are written into the map."""
-_LEAST_MARKED = 0.02
-"""Share of the largest colour below which no sign is written."""
 _MARKS: Mapping[Mark, str] = {"q": "q", "family": "family-wise p"}
 _MOST_DOTTED = 24
 """Components up to which significant pairs have a dot."""
@@ -193,10 +189,10 @@ class InteractionGrid(InWords, SavedTable):
     def heatmap(self, *, clip: float = 1.0, mark: Mark = "q") -> go.Figure:
         """The pairwise map of l({i, j}) - l({i}) - l({j}): red above additive, blue below.
 
-        The signs of the five largest interactions stand in their cells, for print in grey. With up
-        to 24 components, a dot in the corner of a cell says that q is below 0.05, a ring that only
-        the interval leaves out 0. A grid of both directions has its own above the diagonal, the
-        other one below it.
+        A minus stands where the interaction is clearly below 0, for print in grey. With up to 24
+        components, a dot in the corner of a cell says that q is below 0.05, a ring that only the
+        interval leaves out 0. A grid of both directions has its own above the diagonal, the other
+        one below it.
 
         Args:
             clip: Quantile of the sizes of interactions, in (0, 1], beyond which colours no longer
@@ -239,7 +235,6 @@ class InteractionGrid(InWords, SavedTable):
             values=[[None if v != v else v for v in row] for row in values.tolist()],
             hover=hover,
             bound=bound,
-            signed=_largest(self, values, bound),
             dotted=dotted,
             ringed=ringed,
             note=note + (f"<br>{RING}" if ringed else ""),
@@ -251,7 +246,6 @@ class InteractionGrid(InWords, SavedTable):
             named = ", ".join(map(plain, self.given[:3])) + (", ..." if len(self.given) > 3 else "")
             subtitle += f"; given {named}"
         subtitle += f"; {plain(self.setting)}" if self.setting else ""
-        subtitle += "; +, \u2212: signs of the largest"
         title = f"Interactions: {plain(self.title)}" if self.title else "Interactions"
         return pair_map(drawn, title=title, subtitle=subtitle)
 
@@ -318,20 +312,6 @@ def _hover(grid: InteractionGrid, row: Mapping[Any, Any], i: int, j: int) -> str
     q = "" if grid.tests is None else f", q = {row['q']:.2g}"
     alone = f"{grid.singles[i]:.4g}, {grid.singles[j]:.4g}"
     return f"interaction: {value}{q}<br>together: {row['effect']:.4g}<br>alone: {alone}"
-
-
-def _largest(grid: InteractionGrid, values: Tensor, bound: float) -> list[Cell]:
-    """The cells of the largest interactions of each direction, and of all that look negative.
-
-    In grey, colours do not say the sign.
-    """
-    cells: list[Cell] = []
-    for half in (grid.index_pairs, [(j, i) for i, j in grid.index_pairs]):
-        largest = sorted(half, key=lambda cell: -abs(values[cell].item()))
-        largest = [c for n, c in enumerate(largest) if n < _MARKED or values[c] < -bound / 2]
-        # A sign in a cell that looks white would claim what is hardly there.
-        cells += [cell for cell in largest if abs(values[cell].item()) > _LEAST_MARKED * bound]
-    return cells
 
 
 def _layers(grid: InteractionGrid) -> tuple[list[str], list[tuple[str, str, int]], str]:

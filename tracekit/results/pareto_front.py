@@ -15,12 +15,13 @@ from torch import Tensor
 from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import pd
 from tracekit._util.markup import clean_text
+from tracekit._util.options import check_keywords
 from tracekit._util.table import Table
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, NoResultError
 from tracekit.figures.cells import BLUES, ColorScale, draw_panels
-from tracekit.figures.style import WIDTH, data_and_model, plain
+from tracekit.figures.style import data_and_model, plain
 from tracekit.results.curve import load_run_folders, save_run_folders
 from tracekit.results.curve_figures import pareto_curve
 from tracekit.results.display import html_card, line, table_html
@@ -220,12 +221,14 @@ class ParetoFront(Results):
         """
         return pareto_curve(self.to_frame(), self.results, self.largest)
 
-    def heatmap(self) -> go.Figure:
+    @check_keywords
+    def heatmap(self, *, fold: bool = False) -> go.Figure:
         """From which size on each component is in the best sets.
 
         Colour is the smallest size whose best set holds the component; best sets are not nested, so
         it may be missing again from larger ones, which the hover text says. Kinds with many
-        components a layer show the share of them in the largest set.
+        components a layer show the share of them in the largest set. With `fold`, a run of layers
+        without such components is one row.
         """
         last, first = self.results[-1], self.sizes[0]
         members = torch.stack([result.binary_mask for result in self.results])
@@ -246,12 +249,14 @@ class ParetoFront(Results):
         return draw_panels(
             panels_of(last.registry, last.binary_mask, values=values, texts=texts),
             scale=scale,
-            width=WIDTH,
             outlines=False,
             title=f"Pareto front: {data_and_model(last.dataset, last.model)}",
-            subtitle=f"sets of up to {self.largest} of {last.n_components} components; white: in "
-            f"none; {plain(last.setup.intervention)}; {plain(last.searched.metric)}, "
+            subtitle=f"sets of up to {self.largest} of {last.n_components} components; "
+            f"{plain(last.setup.intervention)}; {plain(last.searched.metric)}, "
             f"{last.searched.n_text} searched examples",
+            fold=fold,
+            marks="in the largest set",
+            blank="in no set",
         )
 
     def trade_off_frame(self) -> Any:

@@ -24,7 +24,7 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError, TargetNotReachedError
 from tracekit.figures.cells import SelectionPanel, draw_panels
-from tracekit.figures.style import WIDTH, data_and_model, plain
+from tracekit.figures.style import data_and_model, plain
 from tracekit.metrics import Effects
 from tracekit.results.certificate import Certificate
 from tracekit.results.circuit import circuit_figure, graph_of, nodes_of
@@ -411,33 +411,37 @@ class TraceResult(InFolder):
 
     @check_keywords
     def heatmap(
-        self, *, color: CellColor | None = None, outline: str | Sequence[str] | None = None
+        self,
+        *,
+        color: CellColor | None = None,
+        outline: str | Sequence[str] | None = None,
+        fold: bool = False,
     ) -> go.Figure:
         """Which components are selected, layer by layer.
 
         Args:
-            color: What the colour of a cell says: `selected`, `soft` (entry of the soft mask),
-                `score` (what the method ranked by; for top-k the effect of the component alone),
-                `rank` (by that), or `none`. Where colour says something else, selected components
-                have a dark frame. None: `score` where there are any and single components are
-                drawn, else `selected`; with an `outline`, `selected`.
+            color: What colours say: `selected`, `soft` (entry of the soft mask), `score` (what the
+                method ranked by; of top-k the effect alone), `rank` (by that) or `none`. But for
+                the first, selected components have a frame. None: `score` or `selected`.
             outline: The circuit whose members have a frame instead, as in `against`.
+            fold: Whether a run of layers without a selected or framed component is one row.
 
         Raises:
             ConfigError: An unknown `color`, or scores of a result that has none.
         """
+        has_scores = self.component_scores is not None and has_cells(self.registry)
         if color is None:
-            has_scores = self.component_scores is not None and has_cells(self.registry)
             color = "score" if has_scores and outline is None else "selected"
         framed = None if outline is None else mask_of_circuit(outline, self)
         return draw_panels(
             self.panels(color, framed=framed),
             scale=scale_of(color, self.n_components, self.largest_score, self.score_title),
-            width=WIDTH,
             outlines=color != "selected" or framed is not None,
             title=f"{plain(self.title)}: {data_and_model(self.dataset, self.model)}",
             subtitle=f"{self.n_selected} of {self.n_components} selected, "
-            f"{plain(effects_text(self))}{'; frame: known circuit' if outline else ''}",
+            f"{plain(effects_text(self))}",
+            fold=fold,
+            marks="selected" if outline is None else "outlined circuit",
         )
 
     @property
@@ -500,9 +504,8 @@ class TraceResult(InFolder):
 
     @property
     def largest_score(self) -> float:
-        """Largest size of a score of a component; 1 if there is none."""
-        scores = self.component_scores
-        return 1.0 if scores is None else scores.abs().max().item() or 1.0
+        """Largest size of a score of a component, or else of the soft mask; 1 if all are 0."""
+        return self._scores.abs().max().item() or 1.0
 
 
 class Results(Sequence[TraceResult]):

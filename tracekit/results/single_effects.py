@@ -15,7 +15,7 @@ from tracekit._util.markup import as_cells, number_text
 from tracekit._util.options import check_keywords, short_repr
 from tracekit.errors import ConfigError, MetricError
 from tracekit.figures.cells import ColorScale, LayersOn, draw_panels
-from tracekit.figures.style import WIDTH, data_and_model, plain
+from tracekit.figures.style import data_and_model, plain
 from tracekit.results.of_set import OfMembers
 from tracekit.results.panels import check_cells, panels_of
 from tracekit.results.significance import Mark, PValues, few_examples_note
@@ -73,7 +73,12 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
 
     @check_keywords
     def heatmap(
-        self, *, normalised: bool = False, mark: Mark | None = "q", layers_on: LayersOn = "y"
+        self,
+        *,
+        normalised: bool = False,
+        mark: Mark | None = "q",
+        layers_on: LayersOn = "y",
+        fold: bool = False,
     ) -> go.Figure:
         """The effects as cells, by layer and component; those with q below 0.05 are framed.
 
@@ -83,6 +88,7 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
             mark: `family` frames those with a family-wise p value below 0.05, None none.
             layers_on: `x` has layers from left to right and kinds below each other; `y` has layers
                 from top to bottom and kinds side by side.
+            fold: Whether a run of layers without a frame is one row.
 
         Raises:
             ConfigError: `mark` or `layers_on` is another, or more components in a layer than can
@@ -112,19 +118,17 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         unit = share if normalised else plain(self.axis_label).replace(" (", "<br>(")
         largest = effects.abs().max().item() or 1.0
         panels = panels_of(self.registry, marked, values=values, texts=texts)
-        marks = [] if mark is None else ["frame"]
-        if any(each.is_share for each in panels):
-            marks.append("bars")
-        test = f"; {' and '.join(marks)}: {'family-wise p' if mark == 'family' else 'q'} &lt; .05"
         return draw_panels(
             panels,
             scale=ColorScale("RdBu_r", -largest, largest, unit),
-            width=WIDTH,
             outlines=mark is not None,
             title=f"Single effects: {data_and_model(self.dataset, self.model)}",
             subtitle=f"{plain(self.intervention)}, n = {self.n_text} searched; "
-            f"all: {self.full_effect:.3g}" + (test if marks else ""),
+            f"all: {self.full_effect:.3g}",
             layers_on=layers_on,
+            fold=fold,
+            marks=f"{'family-wise p' if mark == 'family' else 'q'} &lt; .05",
+            blank="not measured",
         )
 
     def __repr__(self) -> str:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from tracekit._util.deferred import pd
 from tracekit._util.markup import clean_text
+from tracekit._util.options import check_keywords
 from tracekit._util.table import join_labels
 from tracekit.components.masks import from_indices, members_of_mask
 from tracekit.figures.cells import ColorScale, draw_panels
-from tracekit.figures.style import WIDTH, data_and_model, plain
+from tracekit.figures.style import data_and_model, plain
 from tracekit.metrics import Effects
 from tracekit.results.circuit import circuit_figure
 from tracekit.results.of_set import OfMembers
@@ -58,8 +59,11 @@ class Stability(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibleMet
         }
         return pd.DataFrame(columns)
 
-    def heatmap(self) -> go.Figure:
+    @check_keywords
+    def heatmap(self, *, fold: bool = False) -> go.Figure:
         """The frequencies as cells, by layer and component; stable components are framed.
+
+        With `fold`, a run of layers without a frame is one row.
 
         Raises:
             ConfigError: More components in a layer than can be cells.
@@ -71,11 +75,11 @@ class Stability(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibleMet
         return draw_panels(
             panels_of(self.registry, is_stable, values=values, texts=texts),
             scale=ColorScale(_SHARES, 0.0, 1.0, "share of<br>resamples"),
-            width=WIDTH,
             outlines=True,
             title=self._title,
-            subtitle=f"{plain(self.intervention)}, {self.n_resamples} resamples; "
-            f"frame: in at least {100 * self.threshold:.0f} %",
+            subtitle=f"{plain(self.intervention)}, {self.n_resamples} resamples",
+            fold=fold,
+            marks=f"in at least {100 * self.threshold:.0f} %",
         )
 
     def circuit(self, n: int = 30) -> go.Figure:

@@ -445,8 +445,9 @@ class Tracer:
         result: TraceResult | Sequence[TraceResult] | None = None,
         *,
         color: CellColor | None = None,
+        fold: bool = False,
     ) -> go.Figure:
-        """Per-layer heatmap of a result, or of the last of several; `color` as in `TraceResult`.
+        """Per-layer heatmap of a result, or of the last of several; options as of `TraceResult`.
 
         By default of the last result of `run`, or after `pareto` of the largest set of its front.
 
@@ -454,7 +455,8 @@ class Tracer:
             NoResultError: Nothing was run yet.
         """
         drawn = _result_to_draw(result or self._last)
-        return (drawn if isinstance(drawn, TraceResult) else drawn[-1]).heatmap(color=color)
+        shown = drawn if isinstance(drawn, TraceResult) else drawn[-1]
+        return shown.heatmap(color=color, fold=fold)
 
     def curve(self, results: TraceResult | Sequence[TraceResult] | None = None) -> go.Figure:
         """Effect against number of components, a line per method.
