@@ -74,7 +74,7 @@ class Capabilities:
         return cls(None if refusal else block_skipper)
 
     def part_skipper(self, model: HookedModel, by: EdgesBy | None = None) -> PartSkipper | None:
-        """Leaves out parts that a mask replaces or, with `by`, those that no kept edge enters.
+        """Leaves out parts that a mask replaces or, with `by`, those that no kept edge leaves.
 
         None if other numbers come out.
         """
@@ -88,7 +88,7 @@ class Capabilities:
                 except Exception as error:  # Whatever a model raises, its parts cannot be left out.
                     refusal = f"its parts cannot be left out ({type(error).__name__})"
             if refusal:
-                which = "that masks replace" if by is None else "that no kept edge enters"
+                which = "that masks replace" if by is None else "that no kept edge leaves"
                 _warn_of_slow_path(model, refusal, f"parts {which} are computed all the same")
             self._part_skippers[by] = None if refusal else skipper
         return self._part_skippers[by]

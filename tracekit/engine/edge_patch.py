@@ -11,9 +11,9 @@ norm follows the attention, a receiver reads the norm of what all heads together
 The inputs of all receivers of a layer are one product of the mask and the changes of the senders.
 
 Without gradients, only the receivers and senders of patched edges take part. If fewer edges are
-kept than patched, the pass starts from the counterfactual run instead: its stream is put in, a
-receiver reads x + sum_s (m_s - 1) (c_s - o_s), and `PartSkipper` leaves out what no kept edge
-enters.
+kept than patched, the pass starts from the counterfactual stream x' instead: all senders write c_s
+to it, a receiver reads x' + sum_s (m_s - 1) (c_s - o_s), and `PartSkipper` leaves out the parts
+that no kept edge leaves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry
-from tracekit.components.connected import paths_of
 from tracekit.components.edges import EdgeGraph
 from tracekit.engine.part_skipping import (
     KnownOutputs,
@@ -90,18 +89,14 @@ class EdgePatch:
     ) -> tuple[list[Hook], AbstractContextManager[None]]:
         """Hooks that apply masks to all receivers, without gradients, and a context to run them in.
 
-        With a `skipper`, the pass starts from the counterfactual run, for which every token of the
-        rows must be patched, and every edge of the model must be in the registry.
+        With a `skipper`, the pass starts from the counterfactual stream, for which every token of
+        the rows must be patched, and every edge of the model must be in the registry.
         """
         base = 0 if skipper is None else 1
         is_moved = (masks != base).any(0).cpu()
-        if skipper is not None:
-            # Others change nothing, see `EdgePaths`.
-            on_paths = paths_of(self.registry).edges_on_paths(is_moved.nonzero()[:, 0].tolist())
-            is_moved = torch.zeros_like(is_moved).index_fill(0, torch.tensor(on_paths).long(), True)
         edges = {site.layer: mask_entries(site, is_moved).any(-1) for site in self.registry.sites}
         active = _ActiveEdges.of(self.graph, edges)
-        rows = self._by_row((masks - base) * is_moved.to(masks.device))
+        rows = self._by_row(masks - base)
         weights = {
             site.layer: mask_entries(site, rows)
             for site in self.registry.sites
@@ -310,7 +305,7 @@ class _EdgeRun:
         if restores or self.active.senders[0]:
             add(stream_hook(0), self._store_embedding)
         for layer, parts in enumerate(self.parts):
-            block, last = f"blocks.{layer}.", self.graph.first_sender(layer + 1) - 1
+            block = f"blocks.{layer}."
             *uses, mlp = [bool(each.any()) for each in self.active.receivers[layer]]
             if mlp or any(uses):
                 add(stream_hook(layer), self._store_stream, layer, parts)
@@ -323,21 +318,20 @@ class _EdgeRun:
                 add(block + parts.between, self._store_between)
             if mlp:
                 add(block + "mlp.hook_in", self._edit_mlp, layer, parts)
-            if restores or self.active.senders[last]:
+            if restores or self.active.senders[self._mlp(layer)]:
                 add(block + "hook_mlp_out", self._store_mlp, layer)
         if self.active.n_layers > n_layers:
             add(stream_hook(n_layers), self._edit_logits)
         return hooks
 
     def known_outputs(self) -> KnownOutputs:
-        """What the parts return that no kept edge enters."""
+        """What the parts write that no kept edge leaves."""
         outputs: KnownOutputs = {}
         for layer, parts in enumerate(self.parts):
-            *uses, mlp = self.active.receivers[layer]
-            if not any(each.any() for each in uses):
+            if not self._active_heads(layer):
                 heads = partial(self._counterfactual, f"blocks.{layer}.attn.hook_z")
                 outputs[layer, ATTENTION] = partial(project_heads, heads=heads, out=parts.out)
-            if not mlp.any():
+            if not self.active.senders[self._mlp(layer)]:
                 outputs[layer, MLP] = partial(self._counterfactual, f"blocks.{layer}.hook_mlp_out")
         return outputs
 
@@ -345,6 +339,10 @@ class _EdgeRun:
         first = self.graph.first_sender(layer)
         heads = self.active.senders[first : first + self.graph.n_in_attention]
         return heads.nonzero()[:, 0].tolist()
+
+    def _mlp(self, layer: int) -> int:
+        """Number of the MLP of a layer as a sender."""
+        return self.graph.first_sender(layer + 1) - 1
 
     def _group_of(self, layer: int, number: int) -> int:
         """Number of the group that receives queries (0), keys (1) or values (2)."""
@@ -394,7 +392,7 @@ class _EdgeRun:
         return restored
 
     def _store_mlp(self, out: Tensor, layer: int) -> Tensor | None:
-        name, number = f"blocks.{layer}.hook_mlp_out", self.graph.first_sender(layer + 1) - 1
+        name, number = f"blocks.{layer}.hook_mlp_out", self._mlp(layer)
         if self.active.senders[number]:
             self._store_changes(self._source_change(name, out)[:, None], [number])
         return self._restore(name, out)
@@ -426,8 +424,7 @@ class _EdgeRun:
         """Number of active senders that no norm follows."""
         senders = self.active.senders
         if self.parts[0].out_norm is not None:
-            mlps = [self.graph.first_sender(layer + 1) - 1 for layer in range(self.graph.n_layers)]
-            senders = senders[[0, *mlps]]
+            senders = senders[[0, *map(self._mlp, range(self.graph.n_layers))]]
         return int(senders.sum())
 
     def _edit_heads(self, activation: Tensor, layer: int, parts: BlockParts, number: int) -> Tensor:

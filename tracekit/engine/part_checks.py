@@ -14,7 +14,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry
-from tracekit.components.edges import EMBEDDING, LOGITS, EdgeGraph, EdgesBy
+from tracekit.components.edges import EdgeGraph, EdgesBy
 from tracekit.engine.edge_patch import EdgePatch
 from tracekit.engine.part_skipping import PartSkipper, replaced_parts
 from tracekit.engine.patching import MaskedPatch
@@ -81,25 +81,12 @@ def _trials_of_nodes(
 
 
 def _trials_of_edges(patch: EdgePatch, skipper: PartSkipper) -> Iterator[_Trial]:
-    """Keeps edges from all nodes of half of the parts into half of their heads and all MLPs.
-
-    No kept edge enters the other heads. What they write is known too, unless the heads of a layer
-    depend on each other (OLMo 2 has a norm of all queries together).
-    """
+    """Keeps the edges between the nodes of half of the parts."""
     graph, registry = patch.graph, patch.registry
     starts = {site.layer: site.start for site in registry.sites}
-    for writes in _halves(graph):
-        reads = writes.clone()
-        reads[:, max(1, graph.n_in_attention // 2) : -1] = False
-        senders, receivers = (
-            list(compress(graph.senders[1:], each.flatten().tolist())) for each in (writes, reads)
-        )
-        kept = ComponentRegistry.of_edges(
-            patch.model.cfg,
-            graph.by,
-            senders=[EMBEDDING, *senders],
-            receivers=[*receivers, LOGITS],
-        )
+    for is_in in _halves(graph):
+        nodes = list(compress(graph.senders[1:], is_in.flatten().tolist()))
+        kept = ComponentRegistry.of_edges(patch.model.cfg, graph.by, among=nodes)
         mask = torch.ones(1, len(registry), device=patch.positions.device)
         for site in kept.sites:
             mask[0, [starts[site.layer] + index for index in site.indices]] = 0

@@ -1,7 +1,7 @@
-"""Leaving attentions and MLPs out of a pass, where what they write is known.
+"""Leaving attentions and MLPs out of a pass, where what they write is known or not read.
 
-A part is known if a mask replaces all of it at every token. It is known too if the pass starts from
-the counterfactual run, and no kept edge enters the part: it does there what it does in that run.
+A part is known if a mask replaces all of it at every token. With almost all edges patched, no kept
+edge leaves most parts: nothing reads what they write, and the counterfactual values take its place.
 
     kept: E>L1Q0, L1H0>MLP2, MLP2>logits
     computed: the attention of layer 1, the MLP of layer 2, and the logits

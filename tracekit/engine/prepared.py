@@ -407,15 +407,9 @@ class PreparedData:
 
     @cached_property
     def _edge_skipper(self) -> PartSkipper | None:
-        """Leaves out what no kept edge enters; None where passes cannot start from another run.
-
-        That takes every edge, every token, and values of a run at the same tokens.
-        """
-        edges, constants = self.registry.edges, self.counterfactual_cache.constants
-        is_run = constants is None and self.layout.source_index is None
-        if edges is None or not (
-            self.registry.has_all_edges and self.patches_all_tokens and is_run
-        ):
+        """Leaves out what no kept edge leaves; None where some edges are kept in any case."""
+        edges = self.registry.edges
+        if edges is None or not (self.registry.has_all_edges and self.patches_all_tokens):
             return None
         return self.capabilities.part_skipper(self.model, edges.by)
 
