@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,14 +18,14 @@ from tracekit._util.files import hold_lock, json_digest, tensors_digest, write_a
 from tracekit._util.options import as_path
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
-from tracekit.components.masks import Mask
+from tracekit.components.masks import Mask, from_indices, members_of_mask
 from tracekit.engine.cost import Cost
 from tracekit.engine.gradients import FirstOrderPrediction
 from tracekit.errors import RecordWarning, ResultFormatError
 from tracekit.metrics import Effects
 from tracekit.search.targets import Target
 
-_FORMAT = 4
+_FORMAT = 5
 """Of the tensors in the file; files of other formats belong to no search of this one."""
 SET, GRADIENT = "set", "gradient"
 """Kinds of measurements."""
@@ -98,17 +98,17 @@ class SearchCheckpoint:
         """Writes the file, whole; one that cannot be written is a `RecordWarning` only."""
         if not self._target.engine.ranks.is_first:
             return
-        predictions = list(measured.predictions.values())
+        n, predictions = self._target.n_components, measured.predictions.values()
         prices = [(price.forward, price.backward) for price in measured.prices.values()]
         tensors = {
             "proof": self._proof,
-            **_flatten_sets("measured", list(measured.effects)),
-            **_flatten_sets("predicted", list(measured.predictions)),
-            "effects": _stack(list(measured.effects.values())),
-            "gains": _stack([prediction.predicted_effects for prediction in predictions]),
-            "gradients": _stack([prediction.gradient for prediction in predictions]),
+            "measured": _stack(from_indices(each, n) for each in measured.effects),
+            "effects": _stack(measured.effects.values()),
+            "predicted": _stack(from_indices(each, n) for each in measured.predictions),
+            "gains": _stack(prediction.predicted_effects for prediction in predictions),
+            "gradients": _stack(prediction.gradient for prediction in predictions),
             "soft_shares": torch.tensor(list(measured.soft_gradients), dtype=torch.float64),
-            "soft_gradients": _stack(list(measured.soft_gradients.values())),
+            "soft_gradients": _stack(measured.soft_gradients.values()),
             "prices": torch.tensor(prices, dtype=torch.float64),
         }
         metadata = {"key": self._key, "sha256": tensors_digest(tensors)}
@@ -153,21 +153,22 @@ class SearchCheckpoint:
 
     def _data_of(self, tensors: Mapping[str, Tensor]) -> MeasurementData:
         """The measurements in the tensors of a file; any error where they are of another form."""
-        n, n_examples = self._target.n_components, self._target.n_examples
-        measured = _unflatten_sets("measured", tensors, n)
-        predicted = _unflatten_sets("predicted", tensors, n)
-        shares = tensors["soft_shares"].tolist()
-        effects = _checked_rows(tensors["effects"], len(measured), n_examples)
-        gains, gradients = (
-            _checked_rows(tensors[name], len(predicted), n) for name in ("gains", "gradients")
+        n = self._target.n_components
+        measured, predicted = (
+            map(members_of_mask, _rows(tensors[name], n, torch.bool))
+            for name in ("measured", "predicted")
         )
-        soft = _checked_rows(tensors["soft_gradients"], len(shares), n)
+        effects = _rows(tensors["effects"], self._target.n_examples)
+        gains, gradients, soft_gradients = (
+            _rows(tensors[name], n) for name in ("gains", "gradients", "soft_gradients")
+        )
+        shares = tensors["soft_shares"].tolist()
         of_set, of_gradient = (Cost(*each) for each in tensors["prices"].tolist())
-        predictions = map(FirstOrderPrediction, gains, gradients)
+        predictions = zip(predicted, gains, gradients, strict=True)
         return MeasurementData(
             effects=dict(zip(measured, effects, strict=True)),
-            predictions=dict(zip(predicted, predictions, strict=True)),
-            soft_gradients=dict(zip(shares, soft, strict=True)),
+            predictions={each: FirstOrderPrediction(*rows) for each, *rows in predictions},
+            soft_gradients=dict(zip(shares, soft_gradients, strict=True)),
             prices={SET: of_set, GRADIENT: of_gradient},
         )
 
@@ -182,32 +183,12 @@ class SearchCheckpoint:
             raise self.error("cannot be written. Name a file in a folder of yours.") from error
 
 
-def _flatten_sets(name: str, sets: Sequence[ComponentSet]) -> dict[str, Tensor]:
-    """Sets of different sizes as two tensors: all members one after the other, and the sizes."""
-    flat = [index for members in sets for index in members]
-    return {
-        f"{name}.members": torch.tensor(flat, dtype=torch.int32),
-        f"{name}.sizes": torch.tensor([len(members) for members in sets], dtype=torch.int32),
-    }
+def _stack(rows: Iterable[Tensor]) -> Tensor:
+    listed = list(rows)
+    return torch.stack(listed) if listed else torch.zeros(0)
 
 
-def _unflatten_sets(
-    name: str, tensors: Mapping[str, Tensor], n_components: int
-) -> list[ComponentSet]:
-    members, sizes = tensors[f"{name}.members"], tensors[f"{name}.sizes"].tolist()
-    sets = [tuple(part.tolist()) for part in members.split(sizes)]
-    for each in sets:
-        is_within = not each or 0 <= each[0] <= each[-1] < n_components
-        if list(each) != sorted(set(each)) or not is_within:
-            raise ValueError(f"{each} is no set of components.")
-    return sets
-
-
-def _checked_rows(values: Tensor, count: int, width: int) -> Sequence[Tensor]:
-    if count and (values.shape != (count, width) or values.dtype != torch.float32):
+def _rows(values: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Sequence[Tensor]:
+    if len(values) and (values.shape[1:] != (width,) or values.dtype != dtype):
         raise ValueError(f"The shape is {tuple(values.shape)}.")
-    return values.unbind() if count else ()
-
-
-def _stack(rows: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(rows)) if rows else torch.zeros(0)
+    return values.unbind()

@@ -149,9 +149,8 @@ class Target:
     @property
     def full_effects(self) -> Effects:
         """Scores of all components together."""
-        if self._objective is not None:
-            return self.engine.full_effects
-        return self.sign * self._engine.full_effects
+        scores = self._score_of_effects(self._engine.full_effects)
+        return self.engine.full_effects if scores is None else scores
 
     def with_pairs(self, pairs: PromptPairs) -> Target:
         """The same on other traced pairs, without recorders."""
@@ -200,7 +199,8 @@ class Target:
 
     def _score_of_effects(self, effects: Effects) -> Effects | None:
         """Scores of the examples from known effects of a set; None if these are not enough."""
-        return None if self._objective is not None else self.sign * effects
+        needs_more = isinstance(self._objective, LogOdds | Faithful)
+        return None if needs_more else self._scores([self.sign * effects])
 
     def _scores(self, effects: Sequence[Tensor], numbers: SomeExamples = None) -> Tensor:
         """Scores from effects on the examples of these numbers, or on all."""
@@ -267,20 +267,12 @@ class ExampleTarget(Target):
     ranks_by_effect = False
     _objective: ExampleScores
 
-    @property
-    def full_effects(self) -> Effects:
-        """Scores of all components together."""
-        return self._scores([self.sign * self._engine.full_effects])
-
     def cost_of(self, cost: Cost) -> Cost:
         """Each gradient takes one more pass, which measures the effects."""
         return cost + Cost(cost.backward)
 
     def _scores(self, effects: Sequence[Tensor], numbers: SomeExamples = None) -> Tensor:
         return self._objective.scores(effects[0])
-
-    def _score_of_effects(self, effects: Effects) -> Effects:
-        return self._objective.scores(self.sign * effects)
 
     def gradient(
         self, mask: Mask, example_weights: GradientWeight, examples: SomeExamples = None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TypeVar, cast
+from typing import cast
 
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
@@ -28,7 +28,6 @@ from tracekit.tracer.request import Request, ResolvedRequest, resolve_front
 from tracekit.tracer.search import Work, measure_work, results_of
 from tracekit.tracer.trackers import Observed, Observer
 
-_T = TypeVar("_T")
 _INTERRUPTED = "Stopped by Ctrl-C: the front holds the best sets found so far, no statistics."
 _CUT_SHORT = "Stopped by Ctrl-C: the front is complete, but has no statistics."
 _NO_ROOM = "The limits left no room for statistics: the front has none."
@@ -68,31 +67,32 @@ def run_front(
         with progress_bar(question, resolved, planned, observed.step):
             target = resolved.target(question)
             sets = _best_of_every_size(question, resolved, target)
-            note = _INTERRUPTED if sets.best.stopped == "interrupted" else None
-            if statistics and note is None:
-                sets, note = _keep_if_stopped(partial(_walk_from_all, question, target, sets), sets)
-            if isinstance(resolved.search, Auto) and note is None:
-                step = partial(_choose, question, resolved, target, sets)
-                sets, note = _keep_if_stopped(step, sets)
+            notes = [_INTERRUPTED] if sets.best.stopped == "interrupted" else []
+            with _until_stopped(notes):
+                if statistics and not notes:
+                    sets = _walk_from_all(question, target, sets)
+                if isinstance(resolved.search, Auto) and not notes:
+                    sets = _choose(question, resolved, target, sets)
             front = _measured_front(question, resolved, target, sets)
-            if statistics and note is None:
-                step = partial(_with_statistics, question, resolved, target, sets, front)
-                front, note = _keep_if_stopped(step, front)
-            if note is not None:
+            with _until_stopped(notes):
+                if statistics and not notes:
+                    front = _with_statistics(question, resolved, target, sets, front)
+            for note in notes:
                 warn(note, SearchStoppedWarning)
         observed.results(front.results)
     diagnostics.warn_of_circuits(front.results)
     return front
 
 
-def _keep_if_stopped(step: Callable[[], _T], before: _T) -> tuple[_T, str | None]:
-    """What a step makes, or what was there before it and why the step was stopped."""
+@contextmanager
+def _until_stopped(notes: list[str]) -> Iterator[None]:
+    """Within the block Ctrl-C, or a lack of passes, ends it and adds a note that says so."""
     try:
-        return step(), None
+        yield
     except KeyboardInterrupt:
-        return before, _CUT_SHORT
+        notes.append(_CUT_SHORT)
     except NothingFoundError:
-        return before, _NO_ROOM
+        notes.append(_NO_ROOM)
 
 
 def _best_of_every_size(question: Question, request: ResolvedRequest, target: Target) -> _Sets:
