@@ -62,10 +62,16 @@ def result_by_hand(
     mask = masks.from_indices(members, len(question.registry))
     effects = question.search_engine.effects(mask.float()) if effects is None else effects
     request = ResolvedRequest(
-        search=Manual(selected), goal=Goal(), objective=None, sign=1, constraint=None, seed=0
+        question=question,
+        search=Manual(selected),
+        goal=Goal(),
+        objective=None,
+        sign=1,
+        constraint=None,
+        seed=0,
     )
     selection, work = Selection(mask=mask, effects=effects), Work(cost=Cost(1, 0), seconds=0.0)
-    return results_of(question, request, [selection], [None], work)[0]
+    return results_of(request, [selection], [None], work)[0]
 
 
 def arrows_of(paths: Paths, question: Question) -> list[dict[str, Any]]:
