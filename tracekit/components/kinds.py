@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from string import Formatter
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from jaxtyping import Float
@@ -124,19 +124,13 @@ def _problem_of(kind: Kind) -> str | None:
         )
     if kind.hook.startswith("blocks.") or not kind.hook:
         return f"has the hook point {kind.hook!r}. Name it within a block, e.g. 'hook_resid_post'."
-    if not _is_plain_label(kind.label):
+    if not _LABEL.fullmatch(kind.label):
         return f"has the label {kind.label!r}. Use {{layer}} and {{index}} only."
     return None
 
 
-def _is_plain_label(label: str) -> bool:
-    try:
-        return all(
-            name in (None, "layer", "index") and not spec and not conversion
-            for _, name, spec, conversion in Formatter().parse(label)
-        )
-    except ValueError:
-        return False
+_LABEL = re.compile(r"([^{}]|\{\{|\}\}|\{layer\}|\{index\})*")
+"""Format of labels: text, whose braces are doubled, with the layer and the index."""
 
 
 class KindSpec(TypedDict):
@@ -190,8 +184,9 @@ class Kind:
     """Whether the activation is added to the residual stream, and thus must not contain it."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.axes, list):
-            object.__setattr__(self, "axes", tuple(self.axes))
+        for name in ("axes", "feature_layers"):
+            if isinstance(values := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(values))
         problem = _problem_of_features(self.features)
         if self.features and not problem:
             object.__setattr__(self, "feature_layers", tuple(sorted(self.features)))
@@ -222,12 +217,6 @@ class Kind:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
         lists = {name: list(values[name]) for name in ("axes", "feature_layers")}
         return KindSpec(**{**values, **lists})
-
-    @classmethod
-    def from_definition(cls, definition: KindSpec) -> Kind:
-        """The kind of a definition, without its features."""
-        tuples = {name: tuple(definition[name]) for name in ("axes", "feature_layers")}
-        return cls(**{**definition, **tuples})
 
     def width_in(self, shape: Any) -> int:
         """Number of components of this kind in a layer; `shape` has the sizes of the model."""
