@@ -66,13 +66,13 @@ class ResolvedRequest:
     search: Search
     """The search; with `objective="auto"` an `Auto`, which chooses between two."""
     goal: Goal
-    objective: Objective | None
+    objective: Objective | None = None
     """What is maximised over the examples; None: the mean effect."""
-    sign: int
+    sign: int = 1
     """Of the effects that are sought, 1 or -1."""
-    constraint: tuple[Constraint, Engine] | None
+    constraint: tuple[Constraint, Engine] | None = None
     """The constraint, and the engine that measures it."""
-    seed: int
+    seed: int = 0
 
     @property
     def searches(self) -> list[Search]:
