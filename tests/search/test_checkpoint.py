@@ -17,7 +17,7 @@ from tracekit.errors import (
     ResultFormatError,
     SearchStoppedWarning,
 )
-from tracekit.search import checkpoint
+from tracekit.search import measurements
 
 
 def interrupted_after(calls, monkeypatch):
@@ -186,7 +186,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_search(model, tmp_path, mo
     data = tiny.pairs(6, seed=3)
     options = {"statistics": False, "max_passes": 40}
     whole = tk.Tracer(model, data).pareto(**options)
-    monkeypatch.setattr(checkpoint, "write_atomically", full)
+    monkeypatch.setattr(measurements, "write_atomically", full)
     with pytest.warns(RecordWarning, match=r"cannot be written \(No space left on device\)"):
         front = tk.Tracer(model, data).pareto(checkpoint=tmp_path / "kept", **options)
     assert front.to_frame().equals(whole.to_frame())

@@ -16,7 +16,7 @@ from tracekit.search.baselines.measured_effects import Exhaustive, Greedy, Rando
 from tracekit.search.learned.learned_ranking import LearnedRanking
 from tracekit.search.learned.mask_training import DCM
 from tracekit.search.learned.pgbct import PGBCT, PGBCTLocal
-from tracekit.search.local.local_search import LocalSearch
+from tracekit.search.local_search import LocalSearch
 
 DEFAULT_METHOD: MethodName = "pgb-ct+local"
 """The search method where none is named."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
@@ -16,13 +16,7 @@ from tracekit._util.options import ValidatedFields
 from tracekit.components import ComponentSet
 from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError
-from tracekit.search.base import (
-    Goal,
-    PlannedPasses,
-    Selection,
-    answers_by_size,
-    target_not_reached,
-)
+from tracekit.search.base import Goal, PlannedPasses, Selection, target_not_reached
 from tracekit.search.prefix import (
     best_prefixes,
     most_sizes_tried,
@@ -70,6 +64,31 @@ class Greedy:
         goal.require(self.name)
         last = goal.budgets[-1] if goal.budgets else target.n_components
         return answers_by_size(target, goal, _steps(target, last))
+
+
+def answers_by_size(
+    target: Target, goal: Goal, steps: Iterable[tuple[Sequence[int], Record]]
+) -> list[Selection]:
+    """Answers a goal with sets of growing size; a record has `n_selected` and `effect`.
+
+    Raises:
+        TargetNotReachedError: None of them reaches the target.
+    """
+    history: list[Record] = []
+    selections: list[Selection] = []
+    for members, record in steps:
+        history.append(record)
+        size, effect = int(record["n_selected"]), float(record["effect"])
+        _progress.current_run().report_values(size=size, effect=effect)
+        is_reached = goal.target is not None and effect >= goal.target
+        if is_reached or size in goal.budgets:
+            fields = {"history": tuple(history), "budget": None if is_reached else size}
+            selections.append(Selection.measured(target, members, **fields))
+        if is_reached:
+            return selections
+    if goal.target is not None:
+        raise target_not_reached(goal.target, max(float(each["effect"]) for each in history))
+    return selections
 
 
 def _steps(target: Target, last: int) -> Iterator[tuple[list[int], Record]]:
