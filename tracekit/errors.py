@@ -8,6 +8,7 @@ Every class derives from `TracekitError` and from the builtin it specialises, so
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -16,19 +17,9 @@ from typing import Any
 class TracekitError(Exception):
     """Base class of every error that tracekit raises on purpose."""
 
-    def __str__(self) -> str:
-        # KeyError would print the repr of its argument.
-        return str(self.args[0]) if self.args else ""
-
     def __reduce__(self) -> tuple[Any, ...]:
         # Some are built from other things than their message; between processes that is enough.
-        return _rebuilt, (type(self), str(self))
-
-
-def _rebuilt(kind: type[TracekitError], text: str) -> TracekitError:
-    error = kind.__new__(kind)
-    error.args = (text,)
-    return error
+        return copyreg.__newobj__, (type(self), str(self))  # type: ignore[attr-defined]
 
 
 class ModelWarning(UserWarning):

@@ -31,11 +31,11 @@ x (`x_set_ids` of a pair, or the first token of x), always as the first token af
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, log
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -56,6 +56,7 @@ from tracekit.errors import (
     UnknownNameError,
 )
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 Effects = Float[Tensor, " example"]
 Reading = Literal["argmax", "distribution", "token-sets", "rank", "answer-tokens"]
 """What a metric can read of a run besides log P(x) and log P(y)."""
@@ -311,77 +312,6 @@ def _check_values(name: str, values: Any, like: Effects) -> None:
     )
 
 
-def odds_ratio(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
-    """Relative change of the odds of y against x; at least -1."""
-    return torch.expm1(_log_odds(intervened) - _log_odds(clean))
-
-
-def probability_drop(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
-    """Drop of the probability of x; in [-1, 1]."""
-    return clean.x.exp() - intervened.x.exp()
-
-
-def probability_ratio(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
-    """Factor by which x became less probable, less 1; at least -1."""
-    return torch.expm1(clean.x - intervened.x)
-
-
-def logit_difference(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
-    """Change of log P(y) - log P(x), in nats; unbounded."""
-    return _log_odds(intervened) - _log_odds(clean)
-
-
-def accuracy(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
-    """Change of the indicator that the model's first choice is y; -1, 0 or 1, no gradient."""
-    if clean.y_is_argmax is None or intervened.y_is_argmax is None:
-        raise MissingContinuationError(_NO_Y.format(metric="The metric 'accuracy'"))
-    return intervened.y_is_argmax.float() - clean.y_is_argmax.float()
-
-
-def kl(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
-    """Kullback-Leibler divergence of the intervened from the clean distribution, in nats."""
-    before, after = clean.require("distribution"), intervened.require("distribution")
-    return -(before.exp() * _log_ratio(before, after)).sum(-1).clamp(max=0.0)
-
-
-def jensen_shannon(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
-    """Jensen-Shannon divergence of the two distributions, in nats; in [0, log 2]."""
-    before, after = clean.require("distribution"), intervened.require("distribution")
-    return (_divergence_from_mean(before, after) + _divergence_from_mean(after, before)) / 2
-
-
-def entropy_change(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
-    """Change of the entropy of the distribution, in nats."""
-    before, after = clean.require("distribution"), intervened.require("distribution")
-    return _entropy(after) - _entropy(before)
-
-
-def set_logit_difference(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
-    """Change of log P(Y) - log P(X), the token sets that count as y and as x, in nats."""
-    return (intervened.require_y_set() - intervened.require("x_set")) - (
-        clean.require_y_set() - clean.require("x_set")
-    )
-
-
-def set_probability_difference(
-    clean: ContinuationLogProbs, intervened: ContinuationLogProbs
-) -> Effects:
-    """Change of P(Y) - P(X), the token sets that count as y and as x; in [-2, 2]."""
-    return (intervened.require_y_set().exp() - intervened.require("x_set").exp()) - (
-        clean.require_y_set().exp() - clean.require("x_set").exp()
-    )
-
-
-def rank_change(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
-    """By how many ranks the first token of x that differs from that of y falls; no gradient."""
-    return (intervened.require("x_rank") - clean.require("x_rank")).float()
-
-
-def first_choice_change(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
-    """1 where another token is the most probable one in its place, else 0; no gradient."""
-    return (intervened.require("first_choice") != clean.require("first_choice")).float()
-
-
 def _divergence_from_mean(first: Tensor, second: Tensor) -> Tensor:
     """KL(first || mean of both) of log-probabilities; exactly 0 where they are equal."""
     # Larger ratios would overflow; the probability that they multiply is 0 there.
@@ -431,79 +361,122 @@ _RATIO = Linearization(
     lambda base, u: torch.expm1(-functional.softplus(u) - _per_example(base.x, u)),
 )
 
-_without_y = partial(Metric, needs_y=False)
+METRICS: dict[str, Metric] = {}
+"""Metrics by name. A new one is a function like those below, and a name in `MetricName`."""
+
+
+def _metric(**facts: Any) -> Callable[[_F], _F]:
+    """Marks a function as the metric of its name, with hyphens; facts are fields of `Metric`."""
+
+    def register(function: _F) -> _F:
+        name = function.__name__.replace("_", "-")
+        METRICS[name] = Metric(name, function, **facts)
+        return function
+
+    return register
+
+
+_without_y = partial(_metric, needs_y=False)
 _of_distribution = partial(_without_y, reads=("distribution",))
 _distance = partial(_of_distribution, is_flat_at_clean=True, lower_bound=0.0)
 _of_token_sets = partial(_without_y, reads=("token-sets",))
 _of_ranks = partial(_without_y, reads=("rank",), differentiable=False, counts=True)
 
-_METRICS = (
-    Metric(
-        "odds-ratio",
-        odds_ratio,
-        axis_label="effect (odds ratio \u2212 1)",
-        lower_bound=-1.0,
-        linearization=_ODDS,
-    ),
-    _without_y(
-        "probability-drop",
-        probability_drop,
-        axis_label="effect (drop of P(x))",
-        lower_bound=-1.0,
-        upper_bound=1.0,
-        linearization=_DROP,
-    ),
-    _without_y(
-        "probability-ratio",
-        probability_ratio,
-        axis_label="effect (probability ratio \u2212 1)",
-        lower_bound=-1.0,
-        linearization=_RATIO,
-    ),
-    Metric("logit-difference", logit_difference, axis_label="effect (logit difference, nats)"),
-    Metric(
-        "accuracy",
-        accuracy,
-        axis_label="effect (change of accuracy)",
-        differentiable=False,
-        reads=("argmax",),
-        lower_bound=-1.0,
-        upper_bound=1.0,
-        counts=True,
-    ),
-    _distance("kl", kl, axis_label="effect (KL divergence, nats)"),
-    _distance(
-        "jensen-shannon",
-        jensen_shannon,
-        axis_label="effect (Jensen-Shannon divergence, nats)",
-        upper_bound=log(2),
-    ),
-    _of_distribution(
-        "entropy-change", entropy_change, axis_label="effect (change of entropy, nats)"
-    ),
-    _of_token_sets(
-        "set-logit-difference",
-        set_logit_difference,
-        axis_label="effect (logit difference of token sets, nats)",
-    ),
-    _of_token_sets(
-        "set-probability-difference",
-        set_probability_difference,
-        axis_label="effect (probability difference of token sets)",
-        lower_bound=-2.0,
-        upper_bound=2.0,
-    ),
-    _of_ranks("rank-change", rank_change, axis_label="effect (ranks that x falls)"),
-    _of_ranks(
-        "first-choice-change",
-        first_choice_change,
-        axis_label="effect (share of changed first choices)",
-        lower_bound=0.0,
-        upper_bound=1.0,
-    ),
+
+@_metric(axis_label="effect (odds ratio \u2212 1)", lower_bound=-1.0, linearization=_ODDS)
+def odds_ratio(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
+    """Relative change of the odds of y against x; at least -1."""
+    return torch.expm1(_log_odds(intervened) - _log_odds(clean))
+
+
+@_without_y(
+    axis_label="effect (drop of P(x))", lower_bound=-1.0, upper_bound=1.0, linearization=_DROP
 )
-METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _METRICS}
-"""Metrics by name. A new one is an entry of `_METRICS` and a name in `MetricName`."""
+def probability_drop(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
+    """Drop of the probability of x; in [-1, 1]."""
+    return clean.x.exp() - intervened.x.exp()
+
+
+@_without_y(
+    axis_label="effect (probability ratio \u2212 1)", lower_bound=-1.0, linearization=_RATIO
+)
+def probability_ratio(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
+    """Factor by which x became less probable, less 1; at least -1."""
+    return torch.expm1(clean.x - intervened.x)
+
+
+@_metric(axis_label="effect (logit difference, nats)")
+def logit_difference(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
+    """Change of log P(y) - log P(x), in nats; unbounded."""
+    return _log_odds(intervened) - _log_odds(clean)
+
+
+@_metric(
+    axis_label="effect (change of accuracy)",
+    differentiable=False,
+    reads=("argmax",),
+    lower_bound=-1.0,
+    upper_bound=1.0,
+    counts=True,
+)
+def accuracy(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
+    """Change of the indicator that the model's first choice is y; -1, 0 or 1, no gradient."""
+    if clean.y_is_argmax is None or intervened.y_is_argmax is None:
+        raise MissingContinuationError(_NO_Y.format(metric="The metric 'accuracy'"))
+    return intervened.y_is_argmax.float() - clean.y_is_argmax.float()
+
+
+@_distance(axis_label="effect (KL divergence, nats)")
+def kl(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
+    """Kullback-Leibler divergence of the intervened from the clean distribution, in nats."""
+    before, after = clean.require("distribution"), intervened.require("distribution")
+    return -(before.exp() * _log_ratio(before, after)).sum(-1).clamp(max=0.0)
+
+
+@_distance(axis_label="effect (Jensen-Shannon divergence, nats)", upper_bound=log(2))
+def jensen_shannon(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
+    """Jensen-Shannon divergence of the two distributions, in nats; in [0, log 2]."""
+    before, after = clean.require("distribution"), intervened.require("distribution")
+    return (_divergence_from_mean(before, after) + _divergence_from_mean(after, before)) / 2
+
+
+@_of_distribution(axis_label="effect (change of entropy, nats)")
+def entropy_change(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
+    """Change of the entropy of the distribution, in nats."""
+    before, after = clean.require("distribution"), intervened.require("distribution")
+    return _entropy(after) - _entropy(before)
+
+
+@_of_token_sets(axis_label="effect (logit difference of token sets, nats)")
+def set_logit_difference(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
+    """Change of log P(Y) - log P(X), the token sets that count as y and as x, in nats."""
+    return (intervened.require_y_set() - intervened.require("x_set")) - (
+        clean.require_y_set() - clean.require("x_set")
+    )
+
+
+@_of_token_sets(
+    axis_label="effect (probability difference of token sets)", lower_bound=-2.0, upper_bound=2.0
+)
+def set_probability_difference(
+    clean: ContinuationLogProbs, intervened: ContinuationLogProbs
+) -> Effects:
+    """Change of P(Y) - P(X), the token sets that count as y and as x; in [-2, 2]."""
+    return (intervened.require_y_set().exp() - intervened.require("x_set").exp()) - (
+        clean.require_y_set().exp() - clean.require("x_set").exp()
+    )
+
+
+@_of_ranks(axis_label="effect (ranks that x falls)")
+def rank_change(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
+    """By how many ranks the first token of x that differs from that of y falls; no gradient."""
+    return (intervened.require("x_rank") - clean.require("x_rank")).float()
+
+
+@_of_ranks(axis_label="effect (share of changed first choices)", lower_bound=0.0, upper_bound=1.0)
+def first_choice_change(clean: ContinuationLogProbs, intervened: ContinuationLogProbs) -> Effects:
+    """1 where another token is the most probable one in its place, else 0; no gradient."""
+    return (intervened.require("first_choice") != clean.require("first_choice")).float()
 
 
 def resolve_metric(metric: str | Metric | MetricFunction) -> Metric:

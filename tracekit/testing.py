@@ -203,25 +203,21 @@ class _Passes:
     def __init__(self, search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         self._interrupted: int | None = None
-        self._is_searching = False
         run_search: Callable[..., Any] = type(search).search
         run_pass: Callable[..., Any] = PreparedData.log_probs
 
-        def counted_search(*args: Any) -> Any:
-            self._is_searching = True
-            try:
-                return run_search(*args)
-            finally:
-                self._is_searching = False
-
         def counted_pass(*args: Any, **options: Any) -> Any:
-            self.count += self._is_searching
-            if self._is_searching and self.count == self._interrupted:
+            self.count += 1
+            if self.count == self._interrupted:
                 raise KeyboardInterrupt
             return run_pass(*args, **options)
 
+        def counted_search(*args: Any) -> Any:
+            with monkeypatch.context() as within:
+                within.setattr(PreparedData, "log_probs", counted_pass)
+                return run_search(*args)
+
         monkeypatch.setattr(type(search), "search", counted_search)
-        monkeypatch.setattr(PreparedData, "log_probs", counted_pass)
 
     def interrupt_after(self, n_passes: int) -> None:
         self.count = 0

@@ -193,9 +193,9 @@ def test_a_front_takes_the_sets_that_hold_better(tracer, monkeypatch):
 
     patched(monkeypatch, Oracle())
     front = tracer.pareto(max_budget=4)
-    on_all = torch.stack([result.per_example for result in joint]).expand(2, -1, -1)
-    searches = [tk.search.LocalSearch(), Oracle()]
-    fit = cross_fit(make_target(tracer.engine), searches, joint.sizes, 0, on_all=on_all)
+    selected = [tk.search.Selection(mask=r.binary_mask, effects=r.per_example) for r in joint]
+    searches, target = [tk.search.LocalSearch(), Oracle()], make_target(tracer.engine)
+    fit = cross_fit(target, searches, joint.sizes, 0, selected=[selected, selected])
     chosen = ["oracle" if search else "local-search" for search in fit.choice()]
     assert [result.method for result in front] == chosen
     assert "oracle" in chosen
@@ -341,19 +341,9 @@ def test_a_run_takes_the_set_that_holds_better(tracer, monkeypatch):
         curve = tracer.run("greedy", budgets=[2, 5], objective="auto")
         greedy = tk.search.make("greedy", {})
         goal = tk.search.Goal(budgets=(2, 5))
-        on_all = [
-            torch.stack(
-                [each.effects for each in search.search(make_target(tracer.engine), goal, 0)]
-            )
-            for search in (greedy, rival)
-        ]
-        fit = cross_fit(
-            make_target(tracer.engine),
-            [greedy, rival],
-            [2, 5],
-            0,
-            on_all=torch.stack(on_all),
-        )
+        searches, target = [greedy, rival], make_target(tracer.engine)
+        selected = [search.search(target, goal, 0) for search in searches]
+        fit = cross_fit(target, searches, [2, 5], 0, selected=selected)
         for rank, result in enumerate(curve):
             chosen = ("greedy", "fixed")[fit.choice()[rank]]
             assert result.method == chosen

@@ -151,10 +151,10 @@ def test_estimates_bound_the_passes_of_balancing(model, both, kinds, method):
 
 
 def test_planned_sets_are_told_apart_from_those_of_balancing():
-    planned = planned_prefixes(12, Goal(budgets=(1, 2)), Cost(3, 3), is_exact=True)
+    planned = planned_prefixes(12, Goal(budgets=(1, 2)), Cost(3, 3))
     assert planned.cost == Cost(5, 3)
     assert planned.if_faithful == Cost(2 * (HALVINGS + 1))
-    assert planned_prefixes(12, Goal(target=1.0), Cost(3), is_exact=False).if_faithful == Cost()
+    assert planned_prefixes(12, Goal(target=1.0), Cost(3)).if_faithful == Cost()
 
 
 @pytest.mark.parametrize("method", ["attribution", "mask-ig"])

@@ -17,7 +17,7 @@ from tracekit.errors import (
     ResultFormatError,
     SearchStoppedWarning,
 )
-from tracekit.search import checkpoint
+from tracekit.search import measurements
 
 
 def interrupted_after(calls, monkeypatch):
@@ -159,8 +159,9 @@ FORGED = {
     "fewer effects": lambda tensors: tensors.update(effects=tensors["effects"][:-1]),
     "other examples": lambda tensors: tensors.update(effects=tensors["effects"][:, :-1].clone()),
     "other types": lambda tensors: tensors.update(effects=tensors["effects"].double()),
-    "negative sizes": lambda tensors: tensors["measured.sizes"].neg_(),
-    "members": lambda tensors: tensors["measured.members"].add_(10**6),
+    "fewer sets": lambda tensors: tensors.update(measured=tensors["measured"][:-1]),
+    "members": lambda tensors: tensors.update(measured=tensors["measured"].float()),
+    "fewer components": lambda tensors: tensors.update(measured=tensors["measured"][:, 1:].clone()),
     "gradients": lambda tensors: tensors.update(gradients=tensors["gradients"][:, :3].clone()),
     "shares": lambda tensors: tensors.update(soft_shares=torch.zeros(3, 3)),
     "prices": lambda tensors: tensors.update(prices=torch.zeros(1)),
@@ -185,7 +186,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_search(model, tmp_path, mo
     data = tiny.pairs(6, seed=3)
     options = {"statistics": False, "max_passes": 40}
     whole = tk.Tracer(model, data).pareto(**options)
-    monkeypatch.setattr(checkpoint, "write_atomically", full)
+    monkeypatch.setattr(measurements, "write_atomically", full)
     with pytest.warns(RecordWarning, match=r"cannot be written \(No space left on device\)"):
         front = tk.Tracer(model, data).pareto(checkpoint=tmp_path / "kept", **options)
     assert front.to_frame().equals(whole.to_frame())

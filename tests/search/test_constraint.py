@@ -38,7 +38,7 @@ def neutral():
 
 def keeping_engine(tracer, keep):
     request = Request(search=tk.search.TopK(), budget=1, constraint=keep)
-    return resolve_request(tracer.question, request).target(tracer.question)
+    return resolve_request(tracer.question, request).target()
 
 
 def kept_by(model, neutral, members, metric="kl"):

@@ -50,7 +50,7 @@ def best_score(problem: str, objective: str) -> tuple[Target, float]:
     """The target of an objective, and the best mean score of a set within the budget."""
     question = tracer_of(problem).question
     request = Request(search=tk.search.TopK(), budget=BUDGET, objective=objective, sign="full")
-    target = resolve_request(question, request).target(question)
+    target = resolve_request(question, request).target()
     sets = [each for k in (1, BUDGET) for each in combinations(range(target.n_components), k)]
     return target, target.set_effects(sets).mean(1).max().item()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 
@@ -41,11 +40,7 @@ class EdgePaths:
             for node in graph.nodes_of(receiver)
             for flat in studied.get((layer, index), [self.n_edges])
         ]
-        # In this order a node is reached before the edges from it are followed.
-        rows.sort(key=lambda row: row[2])
         self._edges, self._senders, self._readers = np.array(rows).T
-        starts = [0, *(np.flatnonzero(np.diff(self._readers)) + 1).tolist(), len(rows)]
-        self._steps = [slice(*ends) for ends in pairwise(starts)]
 
     def edges_on_paths(self, members: Sequence[int]) -> ComponentSet:
         """The members that lie on a path within the set and the edges that are not studied."""
@@ -69,16 +64,17 @@ class EdgePaths:
 
     def _between_live_nodes(self, members: Sequence[int]) -> list[int]:
         """All edges from nodes that a set reaches to nodes from which it leads to the logits."""
-        reached = np.arange(self._n_nodes) == self._embedding
-        leading = np.arange(self._n_nodes) == self._logits
+        # Slow to import, and only sets of edges need it.
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import breadth_first_order
+
         is_present = np.isin(self._edges, [*members, self.n_edges])
-        for step in self._steps:
-            if (is_present[step] & reached[self._senders[step]]).any():
-                reached[self._readers[step.start]] = True
-        for step in reversed(self._steps):
-            if leading[self._readers[step.start]]:
-                leading[self._senders[step][is_present[step]]] = True
-        return self._edges[reached[self._senders] & leading[self._readers]].tolist()
+        ends = self._senders[is_present], self._readers[is_present]
+        graph = csr_array((np.ones(len(ends[0])), ends), shape=(self._n_nodes, self._n_nodes))
+        reached = breadth_first_order(graph, self._embedding, return_predecessors=False)
+        leading = breadth_first_order(graph.T.tocsr(), self._logits, return_predecessors=False)
+        is_between = np.isin(self._senders, reached) & np.isin(self._readers, leading)
+        return self._edges[is_between].tolist()
 
 
 paths_of = lru_cache(maxsize=4)(EdgePaths)

@@ -52,9 +52,7 @@ class Component:
     """Sender and receiver of an edge, e.g. `L5H3>L7Q2`; empty for other components."""
 
     def __str__(self) -> str:
-        label = self.ends
-        if not label:
-            label = kind_of(self.kind).label.format(layer=self.layer, index=self.index)
+        label = self.ends or kind_of(self.kind).label.format(layer=self.layer, index=self.index)
         return f"{label}@{self.span}" if self.span else label
 
 
@@ -299,10 +297,8 @@ class ComponentRegistry(Sequence[Component]):
         rank, number = divmod(flat - site.start, site.n_spans)
         span = site.spans[number] if site.spans else ""
         index = site.indices[rank]
-        ends = (
-            "" if site.edges is None else ">".join(site.edges.edge_ends_by_layer[site.layer][index])
-        )
-        return Component(site.kind.name, site.layer, index, span, ends)
+        ends = () if site.edges is None else site.edges.edge_ends_by_layer[site.layer][index]
+        return Component(site.kind.name, site.layer, index, span, ">".join(ends))
 
     def index(self, value: Component | str | tuple[int, int]) -> int:  # type: ignore[override]
         """Flat index of a component: itself, its printed label, or its layer and index.
@@ -523,7 +519,7 @@ class ComponentRegistry(Sequence[Component]):
                     "ascending indices below the width."
                 )
             if entry["definition"] is not None:
-                register_kind(Kind.from_definition(entry["definition"]))
+                register_kind(Kind(**entry["definition"]))  # type: ignore[arg-type]
             kind = kind_of(entry["kind"])
             edges = EdgeGraph(**entry["edges"]) if "edges" in entry else None
             _check_edges(kind, layer, width, edges, sites)

@@ -74,8 +74,7 @@ class Auto:
             return joint
         try:
             alone = self.second.search(target, goal, seed)
-            on_all = _effects_on_all(joint, alone)
-            fit = cross_fit(target, self.searches, goal.budgets, seed, on_all=on_all)
+            fit = cross_fit(target, self.searches, goal.budgets, seed, selected=(joint, alone))
         except KeyboardInterrupt:
             return [replace(selection, stopped="interrupted") for selection in joint]
         selections, saved = [], joint[0].saved + fit.on_halves
@@ -103,8 +102,8 @@ class Auto:
         between = sizes_ranked_alone(target.n_components, min(joint), largest)
         goal = Goal(budgets=tuple(sorted({*sizes, *between})))
         alone = dict(zip(goal.budgets, self.second.search(target, goal, seed), strict=True))
-        on_all = _effects_on_all([joint[size] for size in sizes], [alone[size] for size in sizes])
-        fit = cross_fit(target, self.searches, sizes, seed, on_all=on_all)
+        selected = [[sets[size] for size in sizes] for sets in (joint, alone)]
+        fit = cross_fit(target, self.searches, sizes, seed, selected=selected)
         holds_better = {size: fit.search_chosen_near(size) == 1 for size in {*joint, *alone}}
         sets = {
             size: each for size, each in joint.items() if not holds_better[size] or size in alone
@@ -115,12 +114,6 @@ class Auto:
             if holds_better[size] and _replaces_joint(selection, joint.get(size)):
                 sets[size] = replace(selection, by=self.second, **run)
         return dict(sorted(sets.items())), fit
-
-
-def _effects_on_all(
-    joint: Sequence[Selection], alone: Sequence[Selection]
-) -> Float[Tensor, "search size example"]:
-    return torch.stack([torch.stack([each.effects for each in sets]) for sets in (joint, alone)])
 
 
 def _replaces_joint(alone: Selection, joint: Selection | None) -> bool:
@@ -213,13 +206,13 @@ def cross_fit(
     seed: int,
     *,
     searched: Target | None = None,
-    on_all: Float[Tensor, "search size example"] | None = None,
+    selected: Sequence[Sequence[Selection]] = (),
 ) -> CrossFit:
     """Selects on each half of the examples and measures on the other.
 
     There are at least `FEWEST_EXAMPLES` examples; `sizes` ascend, and the seed draws the halves.
-    `searched` is the target of the searches, if that is another one. `on_all` are the effects of
-    the sets that the searches select on all examples, needed to choose.
+    `searched` is the target of the searches, if that is another one. `selected` are the
+    sets that each of them selects on all examples, needed to choose.
     """
     n = target.n_examples
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
@@ -234,12 +227,12 @@ def cross_fit(
             if getattr(search, "checkpoint", None) is not None:
                 # A checkpoint is of the search on all examples.
                 search = replace(cast(Any, search), checkpoint=None)
-            selected = tuple(map(_selected_members, search.search(half, goal, seed)))
-            sets[rank].append(selected)
-            measured = target.set_effects(selected, "held-out effects")
+            of_half = tuple(map(_selected_members, search.search(half, goal, seed)))
+            sets[rank].append(of_half)
+            measured = target.set_effects(of_half, "held-out effects")
             effects[rank][:, list(other)] = measured[:, list(other)]
-        share = len(own) / n
-        cost += Cost(half.cost.forward * share, half.cost.backward * share)
+        cost += half.cost * (len(own) / n)
+    on_all = [torch.stack([each.effects for each in selections]) for selections in selected]
     return CrossFit(
         sizes=tuple(sizes),
         halves=halves,
@@ -248,7 +241,7 @@ def cross_fit(
         on_halves=cost,
         on_all_examples=target.cost - before,
         clusters=target.pairs.clusters,
-        on_all=on_all,
+        on_all=torch.stack(on_all) if on_all else None,
         sign=target.sign,
     )
 

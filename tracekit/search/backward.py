@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 
 from tracekit.components import ComponentSet
+from tracekit.components.masks import complement_of
 from tracekit.engine.gradients import FirstOrderPrediction
 from tracekit.search.targets import Target
 
@@ -49,14 +50,14 @@ def most_backward_passes(n_components: int, sizes: Sequence[int]) -> float:
 
 
 def _improve_by_exchanges(target: Target, members: ComponentSet) -> ComponentSet:
-    non_members = [index for index in range(target.n_components) if index not in set(members)]
-    if not non_members:
+    if len(members) == target.n_components:
         return members
     best = target.set_effects([members], "backward elimination").mean().item()
     for _ in range(_ROUNDS):
         predicted = target.predict_changes(members).predicted_effects.nan_to_num()
+        others = complement_of(members, target.n_components)
         leaving = sorted(members, key=lambda index: predicted[index].item())[:_CANDIDATES]
-        joining = sorted(non_members, key=lambda index: -predicted[index].item())[:_CANDIDATES]
+        joining = sorted(others, key=lambda index: -predicted[index].item())[:_CANDIDATES]
         candidates = [
             tuple(sorted({*members, joins} - {leaves}))
             for leaves, joins in product(leaving, joining)
@@ -65,5 +66,4 @@ def _improve_by_exchanges(target: Target, members: ComponentSet) -> ComponentSet
         if not means.max() > best:
             break
         members, best = candidates[int(means.argmax())], means.max().item()
-        non_members = [index for index in range(target.n_components) if index not in set(members)]
     return members

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from tracekit._util import progress
 from tracekit._util.options import is_int, short_repr
 from tracekit.components.masks import BinaryMask, Mask, from_indices
 from tracekit.engine.cost import Cost
@@ -200,35 +199,10 @@ def _sizes_by_factor(first: int, last: int, factor: float) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def answers_by_size(
-    target: Target, goal: Goal, steps: Iterable[tuple[Sequence[int], Record]]
-) -> list[Selection]:
-    """Answers a goal with sets of growing size; a record has `n_selected` and `effect`.
-
-    Raises:
-        TargetNotReachedError: None of them reaches the target.
-    """
-    history: list[Record] = []
-    selections: list[Selection] = []
-    for members, record in steps:
-        history.append(record)
-        size, effect = int(record["n_selected"]), float(record["effect"])
-        progress.current_run().report_values(size=size, effect=effect)
-        is_reached = goal.target is not None and effect >= goal.target
-        if is_reached or size in goal.budgets:
-            fields = {"history": tuple(history), "budget": None if is_reached else size}
-            selections.append(Selection.measured(target, members, **fields))
-        if is_reached:
-            return selections
-    if goal.target is not None:
-        raise target_not_reached(goal.target, max(float(each["effect"]) for each in history))
-    return selections
-
-
 def best_within(selections: Sequence[Selection], budget: int) -> Selection:
     """The selection of at most so many components with the largest effect, as that budget's."""
-    fitting = [each for each in selections if int(each.mask.sum()) <= budget]
-    return replace(max(fitting, key=lambda each: each.effects.mean().item()), budget=budget)
+    fitting = [each for each in selections if each.size <= budget]
+    return replace(max(fitting, key=lambda each: each.effect), budget=budget)
 
 
 def planned_passes_of(search: Search, n_components: int, goal: Goal) -> PlannedPasses | None:

@@ -23,7 +23,7 @@ from tracekit.engine.set_effects import SetRecorder
 from tracekit.errors import ConfigError, NothingFoundError
 from tracekit.metrics import Effects, Metric, MetricFunction, resolve_metric
 from tracekit.search.objectives import Objective, PositiveNumber, named_metric
-from tracekit.search.targets import ConstraintEffect, FaithfulTarget, Sets, SomeExamples, Target
+from tracekit.search.targets import ConstraintEffect, Sets, SomeExamples, Target
 
 SCORE_OUTSIDE = -1e9
 """Score of a measured set that lies just outside the bound: below that of any other."""
@@ -82,6 +82,7 @@ class BoundedTarget(Target):
         self._inner, self._constraint, self._measures = target, constraint, measures
         self._within = record
         self.engine, self.sign = target.engine, target.sign
+        self.faithful, self.ranking_sign = target.faithful, target.ranking_sign
         self._scale = target.full_effects.mean().abs().item() or 1.0
         self._steps = count()
         metric = target.metric
@@ -92,16 +93,6 @@ class BoundedTarget(Target):
             differentiable=metric.differentiable and measures.metric.differentiable,
         )
         self._cost_before = self._work
-
-    @property
-    def metric(self) -> Metric:
-        """The maximised score, named with objective and bound."""
-        return self._metric
-
-    @property
-    def faithful(self) -> FaithfulTarget | None:
-        """The target of faithful sets that this one bounds, if it is one."""
-        return self._inner.faithful
 
     @property
     def full_effects(self) -> Effects:
@@ -186,11 +177,6 @@ class BoundedTarget(Target):
         """Scores of sets, below all others where a set leaves the bound."""
         excess = self._excess(constrained.mean(-1, keepdim=True))
         return torch.where(excess > 0, SCORE_OUTSIDE * (1 + excess), scores)
-
-    @property
-    def ranking_sign(self) -> int:
-        """That of the target within."""
-        return self._inner.ranking_sign
 
     def gradient(
         self, mask: Mask, example_weights: GradientWeight, examples: SomeExamples = None

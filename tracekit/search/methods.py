@@ -12,12 +12,11 @@ from tracekit.errors import UnknownNameError, UnknownOptionError
 from tracekit.search.base import Search
 from tracekit.search.baselines.attribution import EAPIG, Attribution, MaskIG
 from tracekit.search.baselines.empirical_bayes_topk import EmpiricalBayesTopK
-from tracekit.search.baselines.measured_effects import Exhaustive, Greedy, TopK
-from tracekit.search.baselines.random import Random
-from tracekit.search.learned.dcm import DCM
+from tracekit.search.baselines.measured_effects import Exhaustive, Greedy, Random, TopK
 from tracekit.search.learned.learned_ranking import LearnedRanking
+from tracekit.search.learned.mask_training import DCM
 from tracekit.search.learned.pgbct import PGBCT, PGBCTLocal
-from tracekit.search.local.local_search import LocalSearch
+from tracekit.search.local_search import LocalSearch
 
 DEFAULT_METHOD: MethodName = "pgb-ct+local"
 """The search method where none is named."""

@@ -123,14 +123,12 @@ def _balanced_prefix(target: Target, order: Sequence[int], scores: Mask, size: i
     return max(tried.values(), key=lambda each: each.effect)
 
 
-def planned_prefixes(
-    n_components: int, goal: Goal, ranking_cost: Cost, *, is_exact: bool
-) -> PlannedPasses:
-    """Passes of ranking components, exact or not, and of `best_prefixes`."""
+def planned_prefixes(n_components: int, goal: Goal, ranking_cost: Cost) -> PlannedPasses:
+    """Passes of ranking components, and of `best_prefixes`."""
     if goal.target is None:
         n = len(goal.budgets)
         cost, more = ranking_cost + Cost(n), Cost((HALVINGS + 1) * n)
-        return PlannedPasses(cost=cost, is_exact=is_exact, if_faithful=more)
+        return PlannedPasses(cost=cost, is_exact=True, if_faithful=more)
     return PlannedPasses(cost=ranking_cost + Cost(most_prefixes(n_components)))
 
 

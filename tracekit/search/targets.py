@@ -76,6 +76,10 @@ class Target:
     """Whether scores are effects, each of its own example."""
     ranks_by_effect: bool = True
     """Whether `mean_gradient` is the gradient of a mean of effects."""
+    faithful: FaithfulTarget | None = None
+    """The target of faithful sets that this one is or is made of, if it is one."""
+    ranking_sign: int = 1
+    """Factor of gradients in rankings: -1 where faithful sets have effects below 0, else 1."""
 
     def __init__(
         self,
@@ -97,7 +101,7 @@ class Target:
         """
         self.sign, self._objective = sign, objective
         self._engine, self._record, self._record_effects = engine, record, record_effects
-        metric = score_metric(engine.metric, objective, sign)
+        self._metric = metric = score_metric(engine.metric, objective, sign)
         with_metric = engine if metric is engine.metric else engine.with_metric(metric)
         self.engine: Engine = replace(with_metric, record=self._notify)
         """Measures the effects that scores are made of."""
@@ -124,7 +128,7 @@ class Target:
     @property
     def metric(self) -> Metric:
         """The maximised score, named with objective and bounds."""
-        return self.engine.metric
+        return self._metric
 
     @property
     def n_components(self) -> int:
@@ -137,11 +141,6 @@ class Target:
         return self.engine.n_examples
 
     @property
-    def faithful(self) -> FaithfulTarget | None:
-        """The target of faithful sets that this one is or is made of, if it is one."""
-        return None
-
-    @property
     def paths(self) -> EdgePaths | None:
         """The paths that faithful sets of edges have to consist of; None for other sets."""
         return None if self.faithful is None else self.engine.edge_paths
@@ -149,9 +148,8 @@ class Target:
     @property
     def full_effects(self) -> Effects:
         """Scores of all components together."""
-        if self._objective is not None:
-            return self.engine.full_effects
-        return self.sign * self._engine.full_effects
+        scores = self._score_of_effects(self._engine.full_effects)
+        return self.engine.full_effects if scores is None else scores
 
     def with_pairs(self, pairs: PromptPairs) -> Target:
         """The same on other traced pairs, without recorders."""
@@ -200,7 +198,8 @@ class Target:
 
     def _score_of_effects(self, effects: Effects) -> Effects | None:
         """Scores of the examples from known effects of a set; None if these are not enough."""
-        return None if self._objective is not None else self.sign * effects
+        needs_more = isinstance(self._objective, LogOdds | Faithful)
+        return None if needs_more else self._scores([self.sign * effects])
 
     def _scores(self, effects: Sequence[Tensor], numbers: SomeExamples = None) -> Tensor:
         """Scores from effects on the examples of these numbers, or on all."""
@@ -212,11 +211,6 @@ class Target:
             self._record_effects(sets, self.sign * effects)
         if self._record is not None:
             self._record(sets, self._scores([effects]))
-
-    @property
-    def ranking_sign(self) -> int:
-        """Factor of gradients in rankings: -1 where faithful sets have effects below 0, else 1."""
-        return 1
 
     @property
     def line_integral(self) -> Effects | None:
@@ -267,20 +261,12 @@ class ExampleTarget(Target):
     ranks_by_effect = False
     _objective: ExampleScores
 
-    @property
-    def full_effects(self) -> Effects:
-        """Scores of all components together."""
-        return self._scores([self.sign * self._engine.full_effects])
-
     def cost_of(self, cost: Cost) -> Cost:
         """Each gradient takes one more pass, which measures the effects."""
         return cost + Cost(cost.backward)
 
     def _scores(self, effects: Sequence[Tensor], numbers: SomeExamples = None) -> Tensor:
         return self._objective.scores(effects[0])
-
-    def _score_of_effects(self, effects: Effects) -> Effects:
-        return self._objective.scores(self.sign * effects)
 
     def gradient(
         self, mask: Mask, example_weights: GradientWeight, examples: SomeExamples = None
@@ -329,15 +315,11 @@ class FaithfulTarget(Target):
         self, engine: Engine, objective: Faithful, *, sign: int = 1, **recorders: Any
     ) -> None:
         """Makes a target, and measures all components first; recorders as in `Target`."""
-        self._full = engine.full_effects
+        self._full, self.faithful = engine.full_effects, self
+        self.ranking_sign = -1 if self._full.mean() < 0 else 1
         self.measured: dict[ComponentSet, EffectAndComplement] = {}
         """Every set that was measured on all examples with its complement, and these."""
         super().__init__(engine, objective, **recorders)
-
-    @property
-    def faithful(self) -> FaithfulTarget:
-        """The target itself."""
-        return self
 
     @property
     def full_effects(self) -> Effects:
@@ -394,11 +376,6 @@ class FaithfulTarget(Target):
             self.measured[members] = EffectAndComplement(effect.item(), complement.item())
         if self._record is not None:
             self._record(both, self._scores([own, others]))
-
-    @property
-    def ranking_sign(self) -> int:
-        """-1 where all components together have an effect below 0, else 1."""
-        return -1 if self._full.mean() < 0 else 1
 
     @property
     def line_integral(self) -> Effects:
@@ -464,11 +441,8 @@ def differentiate(
     combine: Callable[..., Tensor], effects: Sequence[Effects], weights: GradientWeight
 ) -> tuple[Effects, tuple[Effects, ...]]:
     """Scores of effects, and the derivatives of their weighted sum by each of the effects."""
-    with torch.enable_grad():
-        leaves = [each.detach().requires_grad_(True) for each in effects]
-        scores = combine(*leaves)
-        derivatives = torch.autograd.grad((scores * weights(scores.detach())).sum(), leaves)
-    return scores.detach(), derivatives
+    scores, derivatives_of = torch.func.vjp(combine, *effects)  # type: ignore[misc]
+    return scores, derivatives_of(weights(scores))
 
 
 def require_full_effect(engine: Engine, sign: int = 1) -> None:

@@ -56,12 +56,10 @@ def warn_of_pairs(question: Question) -> None:
         report.warn(title)
 
 
-def warn_before(
-    question: Question, request: ResolvedRequest, requested_sign: str | None, planned: Plan | None
-) -> None:
+def warn_before(request: ResolvedRequest, requested_sign: str | None, planned: Plan | None) -> None:
     """Warns of effects that say little, and of what the limits of a search do not bound."""
-    warn_of_effects(question.search_engine)
-    warn_of_sign(question.search_engine, request, requested_sign)
+    warn_of_effects(request.question.search_engine)
+    warn_of_sign(request, requested_sign)
     if planned is not None and planned.limit_warning is not None:
         warn(planned.limit_warning, SearchStoppedWarning)
 
@@ -101,13 +99,14 @@ def warn_of_effects(engine: Engine) -> None:
         )
 
 
-def warn_of_sign(engine: Engine, request: ResolvedRequest, requested_sign: str | None) -> None:
+def warn_of_sign(request: ResolvedRequest, requested_sign: str | None) -> None:
     """Warns where all components together have another sign than what a search seeks.
 
     Not where a positive one was asked for, nor where only what all do is sought. A target effect
     has its own sign, so with one no other sign is advised.
     """
-    mean, sought = engine.full_effects.mean().item(), request.sign
+    engine, sought = request.question.search_engine, request.sign
+    mean = engine.full_effects.mean().item()
     has_target = request.goal.target is not None
     is_faithful = isinstance(request.objective, Faithful)
     is_some = engine.metric.name not in METRICS or abs(mean) >= _NEAR_ZERO

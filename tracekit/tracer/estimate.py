@@ -191,7 +191,7 @@ def estimate_run(question: Question, request: Request) -> Estimate:
     resolved = resolve_request(question, request)
     if getattr(request.search, "lambda1", None) is None:
         resolved.goal.require(request.search.name)
-    return _estimate_plan(question, request, plan(question, resolved))
+    return _estimate_plan(question, request, plan(resolved))
 
 
 def estimate_pareto(
@@ -218,7 +218,7 @@ def estimate_pareto(
 def estimate_front(question: Question, request: Request, *, statistics: bool = True) -> Estimate:
     """As `estimate_pareto`, of a request for a front."""
     resolved = resolve_front(question, request, statistics=statistics)
-    return _estimate_plan(question, request, plan_front(question, resolved, statistics=statistics))
+    return _estimate_plan(question, request, plan_front(resolved, statistics=statistics))
 
 
 def estimate_explain(

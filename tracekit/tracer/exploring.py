@@ -61,11 +61,9 @@ def result_by_hand(
     """A result of a set that no search selected; its effects, if they were measured before."""
     mask = masks.from_indices(members, len(question.registry))
     effects = question.search_engine.effects(mask.float()) if effects is None else effects
-    request = ResolvedRequest(
-        search=Manual(selected), goal=Goal(), objective=None, sign=1, constraint=None, seed=0
-    )
+    request = ResolvedRequest(question=question, search=Manual(selected), goal=Goal())
     selection, work = Selection(mask=mask, effects=effects), Work(cost=Cost(1, 0), seconds=0.0)
-    return results_of(question, request, [selection], [None], work)[0]
+    return results_of(request, [selection], [None], work)[0]
 
 
 def arrows_of(paths: Paths, question: Question) -> list[dict[str, Any]]:

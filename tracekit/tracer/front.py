@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TypeVar, cast
+from typing import cast
 
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
@@ -28,7 +28,6 @@ from tracekit.tracer.request import Request, ResolvedRequest, resolve_front
 from tracekit.tracer.search import Work, measure_work, results_of
 from tracekit.tracer.trackers import Observed, Observer
 
-_T = TypeVar("_T")
 _INTERRUPTED = "Stopped by Ctrl-C: the front holds the best sets found so far, no statistics."
 _CUT_SHORT = "Stopped by Ctrl-C: the front is complete, but has no statistics."
 _NO_ROOM = "The limits left no room for statistics: the front has none."
@@ -62,41 +61,42 @@ def run_front(
     Ctrl-C, or a limit, after the search ends the front with what was found until then.
     """
     resolved = resolve_front(question, request, statistics=statistics)
-    planned = plan_front(question, resolved, statistics=statistics)
-    diagnostics.warn_before(question, resolved, request.sign, planned)
-    with Observed(observe, question, resolved) as observed:
-        with progress_bar(question, resolved, planned, observed.step):
-            target = resolved.target(question)
-            sets = _best_of_every_size(question, resolved, target)
-            note = _INTERRUPTED if sets.best.stopped == "interrupted" else None
-            if statistics and note is None:
-                sets, note = _keep_if_stopped(partial(_walk_from_all, question, target, sets), sets)
-            if isinstance(resolved.search, Auto) and note is None:
-                step = partial(_choose, question, resolved, target, sets)
-                sets, note = _keep_if_stopped(step, sets)
-            front = _measured_front(question, resolved, target, sets)
-            if statistics and note is None:
-                step = partial(_with_statistics, question, resolved, target, sets, front)
-                front, note = _keep_if_stopped(step, front)
-            if note is not None:
+    planned = plan_front(resolved, statistics=statistics)
+    diagnostics.warn_before(resolved, request.sign, planned)
+    with Observed(observe, resolved) as observed:
+        with progress_bar(resolved, planned, observed.step):
+            target = resolved.target()
+            sets = _best_of_every_size(resolved, target)
+            notes = [_INTERRUPTED] if sets.best.stopped == "interrupted" else []
+            with _until_stopped(notes):
+                if statistics and not notes:
+                    sets = _walk_from_all(resolved, target, sets)
+                if isinstance(resolved.search, Auto) and not notes:
+                    sets = _choose(resolved, target, sets)
+            front = _measured_front(resolved, target, sets)
+            with _until_stopped(notes):
+                if statistics and not notes:
+                    front = _with_statistics(resolved, target, sets, front)
+            for note in notes:
                 warn(note, SearchStoppedWarning)
         observed.results(front.results)
     diagnostics.warn_of_circuits(front.results)
     return front
 
 
-def _keep_if_stopped(step: Callable[[], _T], before: _T) -> tuple[_T, str | None]:
-    """What a step makes, or what was there before it and why the step was stopped."""
+@contextmanager
+def _until_stopped(notes: list[str]) -> Iterator[None]:
+    """Within the block Ctrl-C, or a lack of passes, ends it and adds a note that says so."""
     try:
-        return step(), None
+        yield
     except KeyboardInterrupt:
-        return before, _CUT_SHORT
+        notes.append(_CUT_SHORT)
     except NothingFoundError:
-        return before, _NO_ROOM
+        notes.append(_NO_ROOM)
 
 
-def _best_of_every_size(question: Question, request: ResolvedRequest, target: Target) -> _Sets:
-    local = cast(LocalSearch, request.searches[0])
+def _best_of_every_size(request: ResolvedRequest, target: Target) -> _Sets:
+    question, local = request.question, cast(LocalSearch, request.searches[0])
 
     def search() -> BestSets:
         best = local.run(target, request.goal, request.seed)
@@ -108,7 +108,7 @@ def _best_of_every_size(question: Question, request: ResolvedRequest, target: Ta
         best.add_measured(target.scores_of(fitting, better_than=best.effect))
         return best
 
-    best, work = measure_work(question, target, search)
+    best, work = measure_work(request, target, search)
     return _Sets(best=best, by_size=_improving_selections(best), work=work)
 
 
@@ -116,7 +116,7 @@ def _improving_selections(best: BestSets) -> dict[int, Selection]:
     return {size: best.selection(size, size) for size in best.improving_sizes}
 
 
-def _walk_from_all(question: Question, target: Target, sets: _Sets) -> _Sets:
+def _walk_from_all(request: ResolvedRequest, target: Target, sets: _Sets) -> _Sets:
     """A walk from all components downwards, whose better sets become those of the front."""
     best = sets.best
 
@@ -126,45 +126,43 @@ def _walk_from_all(question: Question, target: Target, sets: _Sets) -> _Sets:
         best.add_measured(dict(zip(others.values(), effects, strict=True)))
         return others
 
-    others, work = measure_work(question, target, walk)
+    others, work = measure_work(request, target, walk)
     return replace(sets, by_size=_improving_selections(best), from_all=others, walk_cost=work.cost)
 
 
-def _choose(question: Question, request: ResolvedRequest, target: Target, sets: _Sets) -> _Sets:
+def _choose(request: ResolvedRequest, target: Target, sets: _Sets) -> _Sets:
     """By size, the sets of the search that holds better on halves of the examples."""
     auto, largest = cast(Auto, request.search), request.goal.budgets[-1]
     sizes = sizes_of_statistics(sorted(sets.by_size))
     (chosen, fit), work = measure_work(
-        question, target, lambda: auto.front(target, sets.by_size, sizes, largest, request.seed)
+        request, target, lambda: auto.front(target, sets.by_size, sizes, largest, request.seed)
     )
     spent = sets.work + replace(work, cost=work.cost - fit.on_all_examples)
     return replace(sets, by_size=chosen, fit=fit, work=spent)
 
 
-def _measured_front(
-    question: Question, request: ResolvedRequest, target: Target, sets: _Sets
-) -> ParetoFront:
+def _measured_front(request: ResolvedRequest, target: Target, sets: _Sets) -> ParetoFront:
     bounds = {n: target.report(members_of_mask(each.mask)) for n, each in sets.by_size.items()}
     within = [size for size, bound in bounds.items() if bound is None or bound.is_within]
     if not within and request.constraint is not None:
         raise nothing_within_error(request.constraint[0])
     selections, reports = [sets.by_size[n] for n in within], [bounds[n] for n in within]
-    results = results_of(question, request, selections, reports, sets.work)
-    question.sets.selected |= {members_of(each, each.registry) for each in results}
+    results = results_of(request, selections, reports, sets.work)
+    request.question.sets.selected |= {members_of(each, each.registry) for each in results}
     order = sets.best.rankings_at_empty_set[0]
     front = ParetoFront.of(results, request.goal.budgets[-1], order=order)
     cost = sets.walk_cost + (Cost() if sets.fit is None else sets.fit.cost)
-    kept = _trade_offs(question, request, target, front.sizes)
+    kept = _trade_offs(request, target, front.sizes)
     return replace(front, statistics_cost=cost, trade_offs=kept)
 
 
 def _trade_offs(
-    question: Question, request: ResolvedRequest, target: Target, sizes: Sequence[int]
+    request: ResolvedRequest, target: Target, sizes: Sequence[int]
 ) -> tuple[TradeOff, ...]:
     """Sets between the largest effect that the question knows and the most faithful one."""
     if (faithful := target.faithful) is None:
         return ()
-    best, engine = question.sets.by_size(request.sign), question.search_engine
+    best, engine = request.question.sets.by_size(request.sign), request.question.search_engine
     full, is_denoising = engine.full_effects.mean().item(), engine.metric.direction == "denoising"
     strongest = [best[size].members for size in sizes if size in best]
     target.set_effects([each for each in strongest if each not in faithful.measured])
@@ -174,9 +172,9 @@ def _trade_offs(
 
 
 def _with_statistics(
-    question: Question, request: ResolvedRequest, target: Target, sets: _Sets, front: ParetoFront
+    request: ResolvedRequest, target: Target, sets: _Sets, front: ParetoFront
 ) -> ParetoFront:
-    engine, fit, cost = question.search_engine, sets.fit, front.statistics_cost
+    engine, fit, cost = request.question.search_engine, sets.fit, front.statistics_cost
     # Scores of an objective have an account of their own.
     is_shared = target.engine.account is engine.account
     accounts = [target] if is_shared else [engine, target]

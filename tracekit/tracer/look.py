@@ -153,7 +153,7 @@ def _ranked_sets(question: Question, seed: int) -> list[TraceResult]:
     sizes = sorted({max(1, min(n - 1, size * max(1, n // 100))) for size in _SIZES})
     request = Request(search=MaskIG(), budgets=sizes, objective="mean", sign="full", seed=seed)
     resolved = resolve_request(question, request)
-    return search(question, resolved, plan(question, resolved))
+    return search(resolved, plan(resolved))
 
 
 def _residual_question(question: Question, searched: PromptPairs) -> Question:

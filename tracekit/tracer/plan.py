@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from tracekit._util import progress
 from tracekit.engine.cost import Cost
 from tracekit.measure.front_statistics import MOST_CONTROLS, sizes_of_statistics
-from tracekit.measure.question import Question
 from tracekit.search import Goal, Search
 from tracekit.search.auto import Auto
 from tracekit.search.backward import most_backward_passes
@@ -56,43 +54,38 @@ class Plan(PlannedPasses):
         )
 
 
-def plan(question: Question, request: ResolvedRequest) -> Plan | None:
+def plan(request: ResolvedRequest) -> Plan | None:
     """The passes of a search for budgets or a target; None if the search does not say."""
-    target, n = request.target(question), question.search_engine.n_components
-    planned = _planned(question, request, target, request.search, request.goal_of_search)
+    planned = _planned(request, request.target(), request.search, request.goal_of_search)
     if planned is None:
         return None
-    n_results = max(1, len(request.goal.budgets))
     return Plan(
         search=request.searches[0],
         cost=planned.cost,
         is_exact=planned.is_exact,
-        extra_passes=_passes_of_results(question, request, n_results),
-        limited=_costs_of_limited_searches(request, n, has_halves=isinstance(request.search, Auto)),
+        extra_passes=_passes_of_results(request, max(1, len(request.goal.budgets))),
+        limited=_costs_of_limited_searches(request, has_halves=isinstance(request.search, Auto)),
     )
 
 
-def plan_front(question: Question, request: ResolvedRequest, *, statistics: bool) -> Plan | None:
+def plan_front(request: ResolvedRequest, *, statistics: bool) -> Plan | None:
     """The passes of a front, with its statistics or without; None if its search does not say."""
-    target, n = request.target(question), question.search_engine.n_components
-    last = request.goal.budgets[-1]
-    joint, is_choice = request.searches[0], isinstance(request.search, Auto)
-    planned = _planned(question, request, target, joint, request.goal_of_search)
+    target, last = request.target(), request.goal.budgets[-1]
+    n, joint, is_choice = target.n_components, request.searches[0], isinstance(request.search, Auto)
+    planned = _planned(request, target, joint, request.goal_of_search)
     if planned is None:
         return None
     cost = planned.cost
     sizes = tuple(sizes_of_statistics(range(1, last + 1)))
     if is_choice:
         goal = Goal(budgets=tuple(sorted({*sizes, *sizes_ranked_alone(n, 1, last)})))
-        alone = _planned(question, request, target, request.searches[1], goal)
+        alone = _planned(request, target, request.searches[1], goal)
         cost += Cost() if alone is None else alone.cost
-    extra = _passes_of_results(question, request, last)
+    extra = _passes_of_results(request, last)
     if statistics or is_choice:
         # Searches on both halves of the examples, whose sets are measured on the other half.
-        halves = [
-            _planned(question, request, target, search, Goal(budgets=sizes))
-            for search in request.searches
-        ]
+        goal = Goal(budgets=sizes)
+        halves = [_planned(request, target, search, goal) for search in request.searches]
         if None not in halves:
             measured = Cost(2 * len(halves) * len(sizes))
             extra += sum((each.cost for each in halves if each), measured).forward_equivalents
@@ -101,29 +94,26 @@ def plan_front(question: Question, request: ResolvedRequest, *, statistics: bool
         downwards = most_backward_passes(n, sizes) / 2 + 2 * len(sizes)
         extra += MOST_CONTROLS * len(sizes)
         extra += target.cost_of(Cost(downwards, downwards)).forward_equivalents
-    limited = _costs_of_limited_searches(request, n, has_halves=statistics or is_choice)
+    limited = _costs_of_limited_searches(request, has_halves=statistics or is_choice)
     return Plan(
         search=joint, cost=cost, is_exact=planned.is_exact, extra_passes=extra, limited=limited
     )
 
 
 def progress_bar(
-    question: Question,
-    request: ResolvedRequest,
-    planned: Plan | None,
-    on_note: Callable[..., None] | None,
+    request: ResolvedRequest, planned: Plan | None, on_note: progress.OnNote
 ) -> AbstractContextManager[Any]:
     """The bar of a run; `on_note` is called with every step."""
-    passes, shown = None if planned is None else planned.passes, question.config.progress
-    n, name = question.search_engine.n_examples, request.search.name
+    passes, shown = None if planned is None else planned.passes, request.question.config.progress
+    n, name = request.question.search_engine.n_examples, request.search.name
     return progress.open_bar(name, passes, n, shown=shown, on_note=on_note)
 
 
 def _planned(
-    question: Question, request: ResolvedRequest, target: Target, search: Search, goal: Goal
+    request: ResolvedRequest, target: Target, search: Search, goal: Goal
 ) -> PlannedPasses | None:
     """Passes of a search through a target: of its objective, its constraint and its paths."""
-    planned = planned_passes_of(search, question.search_engine.n_components, goal)
+    planned = planned_passes_of(search, target.n_components, goal)
     if planned is None:
         return None
     # A limit is on all that is run.
@@ -136,15 +126,16 @@ def _planned(
     if more.forward and request.constraint is None:
         cost -= Cost(planned.cost.backward, planned.cost.backward)
     if request.constraint is not None:
-        share = request.constraint[1].n_examples / question.search_engine.n_examples
+        share = request.constraint[1].n_examples / target.n_examples
         cost += Cost(2 * max(1, len(goal.budgets)) * share)
     follows_scores = not request.by_effect and planned.cost.backward > 0
     is_plain = not (request.constraint or follows_scores or more.forward > 0)
     return PlannedPasses(cost=cost, is_exact=planned.is_exact and is_plain)
 
 
-def _passes_of_results(question: Question, request: ResolvedRequest, n_results: int) -> float:
+def _passes_of_results(request: ResolvedRequest, n_results: int) -> float:
     """Passes by which results are measured: complements, held-out examples, further metrics."""
+    question = request.question
     n_held_out = 0 if question.held_out_engine is None else question.held_out_engine.n_examples
     has_extra = len(question.extra_metrics) > 0
     share = n_held_out / question.search_engine.n_examples
@@ -153,9 +144,8 @@ def _passes_of_results(question: Question, request: ResolvedRequest, n_results: 
     return n_results * (again + 2 + has_extra + share * (3 + has_extra))
 
 
-def _costs_of_limited_searches(
-    request: ResolvedRequest, n_components: int, *, has_halves: bool
-) -> tuple[Cost, ...]:
+def _costs_of_limited_searches(request: ResolvedRequest, *, has_halves: bool) -> tuple[Cost, ...]:
+    n_components = len(request.question.registry)
     planned = planned_passes_of(request.searches[0], n_components, request.goal_of_search)
     assert planned is not None
     return (planned.cost, *([planned.cost * 0.5] * 2 if has_halves else []))

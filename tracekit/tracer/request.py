@@ -62,16 +62,17 @@ class Request:
 class ResolvedRequest:
     """A request on a question, with everything decided."""
 
+    question: Question
     search: Search
     """The search; with `objective="auto"` an `Auto`, which chooses between two."""
     goal: Goal
-    objective: Objective | None
+    objective: Objective | None = None
     """What is maximised over the examples; None: the mean effect."""
-    sign: int
+    sign: int = 1
     """Of the effects that are sought, 1 or -1."""
-    constraint: tuple[Constraint, Engine] | None
+    constraint: tuple[Constraint, Engine] | None = None
     """The constraint, and the engine that measures it."""
-    seed: int
+    seed: int = 0
 
     @property
     def searches(self) -> list[Search]:
@@ -98,17 +99,18 @@ class ResolvedRequest:
             return goal.with_smaller_sizes()  # Its sets grow until they leave the bounds.
         return goal
 
-    def target(self, question: Question, recorder: KnownSets | None = None) -> Target:
+    def target(self, recorder: KnownSets | None = None) -> Target:
         """The target of the search; `recorder` notes sets within the bounds, and their scores."""
+        engine = self.question.search_engine
         if isinstance(self.objective, Faithful) and self.objective.complement:
-            require_full_effect(question.search_engine, self.sign)
+            require_full_effect(engine, self.sign)
         return make_target(
-            question.search_engine,
+            engine,
             self.objective,
             self.constraint,
             sign=self.sign,
             record=None if recorder is None else recorder.record,
-            record_effects=question.sets.record,
+            record_effects=self.question.sets.record,
         )
 
 
@@ -163,6 +165,7 @@ def resolve_request(
         check_metric(engine)
         constraint = request.constraint, engine
     return ResolvedRequest(
+        question=question,
         search=search,
         goal=goal,
         objective=maximised,

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from tracekit._util.progress import OnNote
 from tracekit._util.versions import versions
 from tracekit.components.masks import from_indices, members_of_mask
 from tracekit.components.members import members_of
@@ -46,11 +47,14 @@ class Work:
         return Work(cost=self.cost + other.cost, seconds=self.seconds + other.seconds)
 
 
-def measure_work(question: Question, target: Target, search: Callable[[], _T]) -> tuple[_T, Work]:
+def measure_work(
+    request: ResolvedRequest, target: Target, search: Callable[[], _T]
+) -> tuple[_T, Work]:
     """Searches a target on an unchanged model, and measures what that takes."""
+    engine = request.question.search_engine
     # All searches share these runs, so no search pays for them.
-    question.search_engine.prepare_full_effects()
-    checks.check_model_unchanged(question.search_engine)
+    engine.prepare_full_effects()
+    checks.check_model_unchanged(engine)
     cost, start = target.cost, time.perf_counter()
     with target.engine.cuda_graphs.recording():
         outcome = search()
@@ -62,10 +66,10 @@ def run_search(
 ) -> list[TraceResult]:
     """The results that a request asks for, with the warnings about them; see `Tracer.run`."""
     resolved = resolve_request(question, request)
-    planned = plan(question, resolved)
-    diagnostics.warn_before(question, resolved, request.sign, planned)
-    with Observed(observe, question, resolved) as observed:
-        results = search(question, resolved, planned, observed.step)
+    planned = plan(resolved)
+    diagnostics.warn_before(resolved, request.sign, planned)
+    with Observed(observe, resolved) as observed:
+        results = search(resolved, planned, observed.step)
         if request.faithfulness is not None:
             results = [TraceCurve(tuple(results)).smallest(faithfulness=request.faithfulness)]
         observed.results(results)
@@ -75,10 +79,7 @@ def run_search(
 
 
 def search(
-    question: Question,
-    request: ResolvedRequest,
-    planned: Plan | None,
-    on_note: Callable[..., None] | None = None,
+    request: ResolvedRequest, planned: Plan | None, on_note: OnNote = None
 ) -> list[TraceResult]:
     """A result per budget, ascending, or one for a target; steps are reported to `on_note`.
 
@@ -87,15 +88,14 @@ def search(
         NothingFoundError: No set that was tried stays within the bound of the constraint.
         KeyboardInterrupt: Ctrl-C, before a set was measured that answers the goal.
     """
-    with progress_bar(question, request, planned, on_note):
-        recorded = KnownSets()
-        target = request.target(question, recorded)
+    question, recorded = request.question, KnownSets()
+    with progress_bar(request, planned, on_note):
+        target = request.target(recorded)
         before, start = target.cost, time.perf_counter()
         try:
+            goal, seed = request.goal_of_search, request.seed
             selections, work = measure_work(
-                question,
-                target,
-                lambda: request.search.search(target, request.goal_of_search, request.seed),
+                request, target, lambda: request.search.search(target, goal, seed)
             )
         except TargetNotReachedError as error:
             if request.sign > 0:
@@ -103,10 +103,10 @@ def search(
             also = "Effects below 0 are sought, and all effects in this message are times -1."
             raise TargetNotReachedError(f"{error} {also}") from None
         except KeyboardInterrupt:
-            selections = _best_so_far(question, request, recorded)
+            selections = _best_so_far(request, recorded)
             work = Work(cost=target.cost - before, seconds=time.perf_counter() - start)
         selections, more = measure_work(
-            question, target, lambda: [drop_idle_edges(target, each) for each in selections]
+            request, target, lambda: [drop_idle_edges(target, each) for each in selections]
         )
         work += more
         if request.constraint is not None and request.goal.budgets:
@@ -115,16 +115,14 @@ def search(
         for effect in bounds:
             if request.constraint is not None and effect is not None and not effect.is_within:
                 raise nothing_within_error(request.constraint[0], effect.effect)
-        results = results_of(question, request, selections, bounds, work)
+        results = results_of(request, selections, bounds, work)
         question.sets.selected |= {members_of(each, each.registry) for each in results}
         return results
 
 
-def _best_so_far(
-    question: Question, request: ResolvedRequest, recorded: KnownSets
-) -> list[Selection]:
+def _best_so_far(request: ResolvedRequest, recorded: KnownSets) -> list[Selection]:
     """The best sets that an interrupted search has measured; Ctrl-C again if there are none."""
-    by_size, n = recorded.by_size(), question.search_engine.n_components
+    by_size, n = recorded.by_size(), len(request.question.registry)
     goal, budgets = request.goal_of_search, request.goal.budgets
     fitting = [[size for size in by_size if size <= budget] for budget in budgets]
     if goal.target is not None:
@@ -142,7 +140,6 @@ def _best_so_far(
 
 
 def results_of(
-    question: Question,
     request: ResolvedRequest,
     selections: Sequence[Selection],
     bounds: Sequence[ConstraintEffect | None],
@@ -154,6 +151,7 @@ def results_of(
     """
     sets = [members_of_mask(each.mask) for each in selections]
     histories = [_history(request, each) for each in selections]
+    question = request.question
     engine, extra_metrics = question.search_engine, question.extra_metrics
     effects: Sequence[Effects] = [each.effects for each in selections]
     if not request.by_effect:
@@ -187,7 +185,7 @@ def results_of(
                 registry=question.registry,
                 binary_mask=mask,
                 soft_mask=soft_mask,
-                component_scores=_component_scores(question, request, selection, bound),
+                component_scores=_component_scores(request, selection, bound),
                 searched=own,
                 held_out=held_out,
                 extra_metrics=tuple(metric.name for metric in extra_metrics),
@@ -216,10 +214,7 @@ def _history(request: ResolvedRequest, selection: Selection) -> tuple[Record, ..
 
 
 def _component_scores(
-    question: Question,
-    request: ResolvedRequest,
-    selection: Selection,
-    bound: ConstraintEffect | None,
+    request: ResolvedRequest, selection: Selection, bound: ConstraintEffect | None
 ) -> torch.Tensor | None:
     """Scores that components were ranked by, as effects; None where they are no effects."""
     scores, objective = selection.component_scores, request.objective
@@ -228,4 +223,4 @@ def _component_scores(
         return None
     if objective is None:
         return request.sign * scores.float()
-    return scores.float() * (-1 if question.search_engine.full_effects.mean() < 0 else 1)
+    return scores.float() * (-1 if request.question.search_engine.full_effects.mean() < 0 else 1)

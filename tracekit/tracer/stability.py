@@ -68,7 +68,7 @@ def stability(
     request = resolve_request(question, asked)
     engine, measured = question.search_engine, question.eval_engine
     checks.check_model_unchanged(engine)
-    target, before, cost = request.target(question), measured.cost, Cost()
+    target, before, cost = request.target(), measured.cost, Cost()
     shared = SharedMeasurements(engine)
     generator = torch.Generator().manual_seed(seed)
     masks: list[BinaryMask] = []

@@ -12,7 +12,6 @@ from tracekit._util.markup import clean_text
 from tracekit._util.options import short_repr
 from tracekit._util.warn import warn
 from tracekit.errors import ConfigError, MissingExtraError, RecordWarning
-from tracekit.measure.question import Question
 from tracekit.results.result import TraceResult
 from tracekit.search.base import config_of
 from tracekit.tracer.request import ResolvedRequest
@@ -48,17 +47,15 @@ Observer = Callable[[RunRecord], object]
 class Observed:
     """Tells an observer about one run. As a context it tells the start and the end."""
 
-    def __init__(
-        self, observe: Observer | None, question: Question, request: ResolvedRequest
-    ) -> None:
+    def __init__(self, observe: Observer | None, request: ResolvedRequest) -> None:
         """Tells nothing yet, and nobody if `observe` is None; of several processes, one tells."""
         if observe is not None and not callable(observe):
             raise ConfigError(
                 f"observe is {short_repr(observe)}. Give a callable of a RunRecord, e.g. one of "
                 "tracekit.tracer.trackers."
             )
-        self._observe = observe if question.search_engine.ranks.is_first else None
-        self._setting = _settings_of(question, request)
+        self._observe = observe if request.question.search_engine.ranks.is_first else None
+        self._setting = _settings_of(request)
         self._start, self._n_steps = time.perf_counter(), 0
         self._stopped: str | None = None
 
@@ -102,8 +99,8 @@ class Observed:
             )
 
 
-def _settings_of(question: Question, request: ResolvedRequest) -> dict[str, Any]:
-    goal, engine = request.goal, question.search_engine
+def _settings_of(request: ResolvedRequest) -> dict[str, Any]:
+    goal, question, engine = request.goal, request.question, request.question.search_engine
     config = config_of(request.searches[0])
     return {
         "model": question.model_name,

@@ -36,7 +36,7 @@ class Attribution:
 
     def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """Two passes, and one for each budget."""
-        return planned_prefixes(n_components, goal, Cost(1, 1), is_exact=True)
+        return planned_prefixes(n_components, goal, Cost(1, 1))
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Ranks once and measures the best at each budget."""
@@ -63,7 +63,7 @@ class MaskIG(ValidatedFields):
     def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """Two passes for each point of the line, and one for each budget."""
         points = self.steps + 1
-        return planned_prefixes(n_components, goal, Cost(points, points), is_exact=True)
+        return planned_prefixes(n_components, goal, Cost(points, points))
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Ranks once and measures the best at each budget."""
@@ -102,7 +102,7 @@ class EAPIG(ValidatedFields):
 
     def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """Two passes a step, and one for each budget."""
-        return planned_prefixes(n_components, goal, Cost(self.steps, self.steps), is_exact=True)
+        return planned_prefixes(n_components, goal, Cost(self.steps, self.steps))
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Ranks once and measures the best at each budget."""

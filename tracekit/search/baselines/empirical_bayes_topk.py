@@ -58,7 +58,7 @@ class EmpiricalBayesTopK(ValidatedFields):
         """A pass for each component or two for each gradient, and one for each budget."""
         points = self.steps + 1
         cost = Cost(points, points) if self._takes_gradients(n_components) else Cost(n_components)
-        return planned_prefixes(n_components, goal, cost, is_exact=True)
+        return planned_prefixes(n_components, goal, cost)
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Ranks all components, then measures the union of the best at each budget."""

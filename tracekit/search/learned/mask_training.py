@@ -1,4 +1,4 @@
-"""Training a soft mask by gradient descent with a penalty, for one lambda1 or a searched one.
+"""Training a soft mask by gradient descent with a penalty, for one lambda1 or a searched one; DCM.
 
 Every step follows the gradient of an objective (`reward.py`) and of a penalty with Adam and clamps
 the mask to [0, 1]. With a fixed lambda1 there is one training run, as in the papers; without,
@@ -34,7 +34,8 @@ from tracekit.search.learned.reward import LossGradient, LossName, make_loss
 from tracekit.search.prefix import most_prefixes
 from tracekit.search.targets import Target, require_gradient
 
-_JOINT_LEARNING_RATE = 0.01
+_JOINT_LEARNING_RATE, _OFFSET = 0.01, 1e-3
+"""Adam's step where kinds are combined; what DCM adds to an entry, whose root has a slope at 0."""
 DEFAULT_TRIALS = 8
 """Training runs at most per budget when lambda1 is searched."""
 
@@ -196,3 +197,34 @@ class MaskTraining(ValidatedFields, ABC):
             return self.learning_rate
         kinds = target.registry.kinds
         return kind_of(kinds[0]).learning_rate if len(kinds) == 1 else _JOINT_LEARNING_RATE
+
+
+@dataclass(frozen=True, kw_only=True)
+class DCM(MaskTraining):
+    """Desiderata-based component masking (Davies et al. 2023), as the paper compares with it.
+
+    As in PGB-CT, 1 takes the counterfactual value. But the raw mean effect is raised instead of
+    1/(1 + effect) lowered, nothing drives entries to 0 or 1, and the mask is rounded at the end.
+    The penalty is lambda1 sum_i (m_i + 0.001)^(1/2), concave and the same in every epoch.
+    """
+
+    name: ClassVar[str] = "dcm"
+    title: ClassVar[str] = "DCM"
+
+    @property
+    def loss(self) -> LossName:
+        """The raw effect."""
+        return "effect"
+
+    def penalty_gradient(self, lambda1: float, mask: Mask, epoch: int) -> Mask:
+        """Gradient of the penalty."""
+        return 0.5 * lambda1 * (mask + _OFFSET).rsqrt()
+
+    def penalty_terms(self, lambda1: float, mask: Mask, epoch: int) -> dict[str, float]:
+        """The penalty, and its weight."""
+        penalty = lambda1 * (mask + _OFFSET).sqrt().sum().item()
+        return {"lambda1": lambda1, "size_penalty": penalty}
+
+    def penalty_slope(self, lambda1: float, mask: Mask, epoch: int) -> float:
+        """Derivative of the penalty by the first entry."""
+        return 0.5 * lambda1 * (mask[0].item() + _OFFSET) ** -0.5

@@ -29,7 +29,7 @@ from tracekit.search.base import Goal, PlannedPasses, Selection
 from tracekit.search.learned.lambda_search import TrainingRun, best_within_budgets, measured_sets
 from tracekit.search.learned.mask_training import MaskTraining
 from tracekit.search.learned.reward import LossName, Reward
-from tracekit.search.local.local_search import refine
+from tracekit.search.local_search import refine
 from tracekit.search.targets import Target
 
 _LARGEST_WEIGHT = 1e16

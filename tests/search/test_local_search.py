@@ -22,7 +22,7 @@ from tracekit.errors import (
     TargetNotReachedError,
     UnreliableResultWarning,
 )
-from tracekit.search.local import local_search, sweeps
+from tracekit.search import local_search
 
 NAMES = ("pgb-ct", "pgb-ct+local")
 
@@ -116,13 +116,13 @@ def test_a_search_without_limits_keeps_to_its_own_passes(tracer, monkeypatch):
 def swept_sizes(tracer, monkeypatch, **options):
     """Sizes at which neighbours are proposed, in order."""
     sizes = []
-    original = sweeps.promising_neighbours
+    original = local_search.promising_neighbours
 
     def noted(members, *given, **moves):
         sizes.append(len(members))
         return original(members, *given, **moves)
 
-    monkeypatch.setattr(sweeps, "promising_neighbours", noted)
+    monkeypatch.setattr(local_search, "promising_neighbours", noted)
     tracer.run("local-search", **options)
     return sizes
 
@@ -134,7 +134,7 @@ def test_sweeps_go_up_first_and_then_down(tracer, monkeypatch):
 
 
 def test_a_search_never_ends_before_one_sweep_each_way(tracer, monkeypatch):
-    monkeypatch.setattr(sweeps.Sweeps, "_has_gained", lambda self, before: False)
+    monkeypatch.setattr(local_search.Sweeps, "_has_gained", lambda self, before: False)
     few = replace(local_search.SETTINGS, passes_per_size=10)
     monkeypatch.setattr(local_search, "SETTINGS", few)
     assert swept_sizes(tracer, monkeypatch, budget=4) == [1, 2, 3, 4, 4, 3, 2, 1]
@@ -142,7 +142,7 @@ def test_a_search_never_ends_before_one_sweep_each_way(tracer, monkeypatch):
 
 def test_sizes_are_those_asked_for_and_fill_the_gaps_between():
     def sizes(n_sizes, *budgets):
-        return sweeps.sizes_to_visit(budgets[-1], budgets, n_sizes)
+        return local_search.sizes_to_visit(budgets[-1], budgets, n_sizes)
 
     assert sizes(16, 6) == [1, 2, 3, 4, 5, 6]
     assert sizes(5, 3, 100) == [1, 3, 17, 41, 100]

@@ -1,1 +1,0 @@
-"""Local search: the best set of every size, from measured neighbours of measured sets."""
