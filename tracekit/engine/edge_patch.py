@@ -12,14 +12,14 @@ The inputs of all receivers of a layer are one product of the mask and the chang
 
 Without gradients, only the receivers and senders of patched edges take part. If fewer edges are
 kept than patched, the pass starts from the counterfactual stream x' instead: all senders write c_s
-to it, a receiver reads x' + sum_s (m_s - 1) (c_s - o_s), and `PartSkipper` leaves out the parts
-that no kept edge leaves.
+to it at the patched tokens, and a receiver reads x' + sum_s (m_s - 1) (c_s - o_s) there. This is
+also exact where zeros replace almost all of the stream, of which x + sum_s m_s (c_s - o_s) would
+leave rounding, which norms enlarge. `PartSkipper` leaves out the parts that no kept edge leaves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -31,12 +31,7 @@ from torch import Tensor
 
 from tracekit.components import ComponentRegistry
 from tracekit.components.edges import EdgeGraph
-from tracekit.engine.part_skipping import (
-    KnownOutputs,
-    PartSkipper,
-    project_heads,
-    repeat_values,
-)
+from tracekit.engine.part_skipping import KnownOutputs, project_heads, repeat_values
 from tracekit.engine.patching import Activations, AnyMask, mask_entries
 from tracekit.errors import HookPointError
 from tracekit.models.architectures import (
@@ -85,28 +80,25 @@ class EdgePatch:
         return _EdgeRun(self, weights, _ActiveEdges.of(self.graph, every)).hooks()
 
     def sparse_pass(
-        self, masks: Float[Tensor, "set component"], skipper: PartSkipper | None
-    ) -> tuple[list[Hook], AbstractContextManager[None]]:
-        """Hooks that apply masks to all receivers, without gradients, and a context to run them in.
+        self, masks: Float[Tensor, "set component"], *, starts_from_counterfactual: bool
+    ) -> tuple[list[Hook], KnownOutputs]:
+        """Hooks that apply masks to all receivers, without gradients.
 
-        With a `skipper`, the pass starts from the counterfactual stream, for which every token of
-        the rows must be patched, and every edge of the model must be in the registry.
+        If the pass starts from the counterfactual stream, every edge of the model must be in the
+        registry. The second value then has the parts that no kept edge leaves, which may be left
+        out if all tokens are patched.
         """
-        base = 0 if skipper is None else 1
-        is_moved = (masks != base).any(0).cpu()
+        is_moved = (masks != starts_from_counterfactual).any(0).cpu()
         edges = {site.layer: mask_entries(site, is_moved).any(-1) for site in self.registry.sites}
         active = _ActiveEdges.of(self.graph, edges)
-        rows = self._by_row(masks - base)
+        rows = self._by_row(masks - float(starts_from_counterfactual))
         weights = {
             site.layer: mask_entries(site, rows)
             for site in self.registry.sites
             if active.senders_into[site.layer].any()
         }
-        run = _EdgeRun(self, weights, active, starts_from_counterfactual=skipper is not None)
-        skipped = (
-            nullcontext() if skipper is None else skipper.skip(self.model, run.known_outputs())
-        )
-        return run.hooks(), skipped
+        run = _EdgeRun(self, weights, active, starts_from_counterfactual)
+        return run.hooks(), run.known_outputs() if starts_from_counterfactual else {}
 
     def _by_row(self, mask: AnyMask) -> Float[Tensor, "row component"]:
         mask = mask.to(device_of(self.model))
@@ -521,10 +513,13 @@ class _EdgeRun:
         return repeat_values(self.patch.counterfactual[name], like, first)
 
     def _restore(self, name: str, activation: Tensor) -> Tensor | None:
-        """Counterfactual values, if the pass starts from them; else None, for no change."""
+        """An activation with counterfactual values, if the pass starts from them; else None."""
         if not self.starts_from_counterfactual:
             return None
-        return self._counterfactual(name, activation)
+        is_patched = self.patch.patch_mask(1).any(-1)
+        is_patched = repeat_values(is_patched, activation, self.patch.covered_positions.start) > 0
+        is_patched = is_patched.view(*is_patched.shape, *[1] * (activation.ndim - 2))
+        return torch.where(is_patched, self._counterfactual(name, activation), activation)
 
     def _at_covered_positions(self, run: Tensor) -> Tensor:
         return run[:, self.patch.covered_positions]

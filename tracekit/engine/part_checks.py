@@ -90,4 +90,5 @@ def _trials_of_edges(patch: EdgePatch, skipper: PartSkipper) -> Iterator[_Trial]
         mask = torch.ones(1, len(registry), device=patch.positions.device)
         for site in kept.sites:
             mask[0, [starts[site.layer] + index for index in site.indices]] = 0
-        yield patch.hooks(mask), *patch.sparse_pass(mask, skipper)
+        hooks, outputs = patch.sparse_pass(mask, starts_from_counterfactual=True)
+        yield patch.hooks(mask), hooks, skipper.skip(patch.model, outputs)

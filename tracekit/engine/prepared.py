@@ -377,16 +377,21 @@ class PreparedData:
         self, batch: Batch, source: Activations, masks: Masks, layers: Container[int] | None = None
     ) -> tuple[list[Hook], AbstractContextManager[None]]:
         """Hooks that apply masks to a batch, and a context that leaves parts out of their pass."""
+        skipper, outputs = None, None
         if self.registry.edges is not None and self._skips_parts:
             skipper = self._edge_skipper if self._keep_few(masks).all() else None
-            return self.edge_patch(batch, source).sparse_pass(masks, skipper)
-        hooks, skipping = self.hooks(batch, source, masks, layers), nullcontext()
-        if self._skips_parts and self.patches_all_tokens:
-            is_replaced = (masks == 1).all(0).cpu()
-            outputs = replaced_parts(self.model, self.registry, source, is_replaced)
-            skipper = self.capabilities.part_skipper(self.model) if outputs else None
-            skipping = nullcontext() if skipper is None else skipper.skip(self.model, outputs)
-        return hooks, skipping
+            hooks, outputs = self.edge_patch(batch, source).sparse_pass(
+                masks, starts_from_counterfactual=skipper is not None
+            )
+        else:
+            hooks = self.hooks(batch, source, masks, layers)
+            if self._skips_parts and self.patches_all_tokens:
+                is_replaced = (masks == 1).all(0).cpu()
+                outputs = replaced_parts(self.model, self.registry, source, is_replaced)
+                skipper = self.capabilities.part_skipper(self.model) if outputs else None
+        if skipper is None or outputs is None or not self.patches_all_tokens:
+            return hooks, nullcontext()
+        return hooks, skipper.skip(self.model, outputs)
 
     def _keep_few(self, masks: Masks) -> Bool[Tensor, " set"]:
         """Which masks keep fewer components than they patch; none if no parts are left out."""
@@ -409,7 +414,7 @@ class PreparedData:
     def _edge_skipper(self) -> PartSkipper | None:
         """Leaves out what no kept edge leaves; None where some edges are kept in any case."""
         edges = self.registry.edges
-        if edges is None or not (self.registry.has_all_edges and self.patches_all_tokens):
+        if edges is None or not self.registry.has_all_edges:
             return None
         return self.capabilities.part_skipper(self.model, edges.by)
 
