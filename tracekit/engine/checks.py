@@ -35,8 +35,13 @@ from tracekit.engine.engine import Engine
 from tracekit.engine.packing import pad_ids
 from tracekit.engine.patching import MaskedPatch
 from tracekit.engine.prepared import PreparedData
-from tracekit.errors import HookPointError, IdentityCheckError, ModelWarning
-from tracekit.models.architectures import stream_hook
+from tracekit.errors import (
+    HookPointError,
+    IdentityCheckError,
+    ModelWarning,
+    UnreliableResultWarning,
+)
+from tracekit.models.architectures import post_attention_norm, stream_hook
 from tracekit.models.hooked import (
     HookedModel,
     device_of,
@@ -136,6 +141,20 @@ def check_engine(engine: Engine) -> None:
             "the scored tokens."
         )
     check_metric(probe)
+    _warn_of_zeroed_streams(engine)
+
+
+def _warn_of_zeroed_streams(engine: Engine) -> None:
+    constants = engine.counterfactual_cache.constants
+    is_zero = constants is not None and not any(v.any() for v in constants.values.values())
+    if engine.registry.edges is not None and is_zero and post_attention_norm(engine.model, 0):
+        warn(
+            f"{model_name(engine.model)} norms what its parts add to the stream. Where a set "
+            "zeroes every edge into a part, only rounding is left of the stream that it reads, and "
+            "the norms make it as large as a usual input. Ablate edges by means, or by "
+            "counterfactuals.",
+            UnreliableResultWarning,
+        )
 
 
 def check_model_unchanged(engine: Engine) -> None:
