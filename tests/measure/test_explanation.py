@@ -26,8 +26,8 @@ from tracekit.errors import (
 from tracekit.measure.explanation import explain
 from tracekit.measure.question import KnownSets, Question
 from tracekit.measure.replacements import redundant_members
-from tracekit.measure.set_game import SetGame
 from tracekit.measure.shapley import (
+    SetGame,
     _values_with_control_variate,
     _with_reverses,
     exact_values,

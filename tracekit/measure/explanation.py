@@ -33,10 +33,10 @@ from tracekit.measure.replacements import (
     n_sets_of_non_members,
     redundant_members,
 )
-from tracekit.measure.set_game import SetGame
 from tracekit.measure.shapley import (
     MOST_EXACT,
     PairInteractions,
+    SetGame,
     ShapleyValues,
     exact_values,
     n_subsets_of_orders,

@@ -15,7 +15,7 @@ import torch
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask
 from tracekit.engine.engine import Engine
-from tracekit.measure.set_game import SetGame
+from tracekit.measure.shapley import SetGame
 from tracekit.metrics import Effects
 
 _PROPOSED = 5

@@ -37,7 +37,7 @@ from tracekit.measure import (
     explanation,
     minimality,
     paths,
-    set_game,
+    shapley,
     side_effects,
     strongest_pairs,
 )
@@ -426,7 +426,7 @@ class Tracer:
     certify = as_method(certificate.certify)
     as_result = as_method(exploring.as_result)
     explain = as_method(explanation.explain)
-    as_game = as_method(set_game.as_game)
+    as_game = as_method(shapley.as_game)
     side_effects = as_method(side_effects.side_effects)
     paths = as_method(paths.paths)
     attention = as_method(attention.attention)
