@@ -14,7 +14,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.engine.example_curves import ExampleCurves
+from tracekit.engine.gradients import ExampleCurves
 from tracekit.engine.prepared import EngineConfig
 from tracekit.errors import (
     ComponentError,

@@ -13,7 +13,7 @@ from torch import Tensor
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.members import ComponentsLike, flat_indices_in_order, members_of
 from tracekit.engine.engine import Engine
-from tracekit.engine.example_curves import ExampleCurves
+from tracekit.engine.gradients import ExampleCurves
 from tracekit.errors import ComponentError
 from tracekit.measure.question import Question, examples_of
 from tracekit.metrics import Bounds

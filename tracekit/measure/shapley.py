@@ -24,7 +24,7 @@ from torch import Tensor
 from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.engine import Engine
-from tracekit.engine.example_curves import ExampleCurves
+from tracekit.engine.gradients import ExampleCurves
 from tracekit.errors import MaskError, NonFiniteMetricError
 from tracekit.measure.question import Question
 from tracekit.metrics import Effects
