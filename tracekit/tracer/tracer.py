@@ -24,7 +24,7 @@ from tracekit.data.registry import describe, load_dataset
 from tracekit.engine import checks
 from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.engine import Engine
-from tracekit.engine.pair_checks import check_continuations
+from tracekit.engine.layout import check_continuations
 from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.setup import SETUP_OPTIONS, Setup, SetupOptions
 from tracekit.errors import ConfigError, NoResultError
