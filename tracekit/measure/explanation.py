@@ -22,8 +22,8 @@ from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
+from tracekit.figures.cells import RING, Cell, PairMap, pair_map
 from tracekit.figures.members import Edge, Members, network, waterfall
-from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
 from tracekit.figures.style import data_and_model, plain
 from tracekit.measure.question import Question
 from tracekit.measure.replacements import (

@@ -17,7 +17,7 @@ from tracekit._util.options import short_repr
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.path_effects import PathRow, PathRuns, path_place
 from tracekit.errors import ComponentError, ConfigError
-from tracekit.figures.paths import Arrow, path_network
+from tracekit.figures.members import Arrow, path_network
 from tracekit.figures.style import data_and_model, plain
 from tracekit.measure.question import Question
 from tracekit.metrics import bounds_of

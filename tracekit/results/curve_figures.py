@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text
 from tracekit.figures import style
-from tracekit.figures.size_axis import Line, size_lines
+from tracekit.figures.charts import Line, size_lines
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import check_comparable, curve_data
 from tracekit.search import title_of
