@@ -28,7 +28,7 @@ from tracekit.measure.question import Question, token_text_of
 from tracekit.metrics import Bounds
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import UNBOUNDED, row_intervals
-from tracekit.results.of_set import OfMembers
+from tracekit.results.on_examples import OfMembers
 
 _FIRST = "first"
 """The first token, where it is of no span: many heads rest there."""

@@ -45,7 +45,7 @@ from tracekit.measure.shapley import (
 )
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.intervals import effect_interval
-from tracekit.results.of_set import OfMembers
+from tracekit.results.on_examples import OfMembers
 from tracekit.results.significance import (
     RESOLUTION,
     PValues,

@@ -23,7 +23,7 @@ from tracekit.measure.question import Question
 from tracekit.metrics import bounds_of
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import row_intervals
-from tracekit.results.of_set import OfMembers
+from tracekit.results.on_examples import OfMembers
 from tracekit.results.significance import RESOLUTION, PValues, p_text, p_values, zero_below_rounding
 
 _EMBEDDING, _LOGITS = "embedding", "logits"

@@ -49,8 +49,7 @@ from tracekit.measure.question import Question
 from tracekit.metrics import Bounds, Effects, Metric, MetricFunction, bounds_of
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval, resamples
-from tracekit.results.of_set import PatchedSet
-from tracekit.results.on_examples import OverExamples, examples_text
+from tracekit.results.on_examples import OverExamples, PatchedSet, examples_text
 from tracekit.results.significance import q_values
 
 Others = Mapping[str, PromptPairs | tuple[PromptPairs, MetricName | Metric | MetricFunction]]

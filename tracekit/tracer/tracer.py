@@ -44,8 +44,7 @@ from tracekit.measure import (
 from tracekit.measure.question import Question, bind
 from tracekit.metrics import Direction, Metric, MetricFunction
 from tracekit.models import HookedModel, load_model
-from tracekit.results.curve import TraceCurve
-from tracekit.results.curve_figures import effect_curve
+from tracekit.results.curve import TraceCurve, effect_curve
 from tracekit.results.panels import CellColor
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
