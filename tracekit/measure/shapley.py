@@ -376,3 +376,29 @@ def pair_interactions(game: SetGame) -> PairInteractions:
     values = both - first - second + neither
     averaged = _interaction_indices(game, pairs) if game.n_members <= MOST_EXACT else None
     return PairInteractions(pairs=pairs, alone=values[0], within=values[1], averaged=averaged)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Redundancy:
+    """Members that can be left out together at little cost."""
+
+    members: tuple[int, ...]
+    """Their numbers in the set, the one that costs least first."""
+    effects: Effects
+    """Effect of the set without them, on every example."""
+
+
+def redundant_members(game: SetGame, *, tolerance: float) -> Redundancy:
+    """Leaves out the cheapest member, again and again, up to a share of the set's effect in all."""
+    left: tuple[int, ...] = ()
+    rest = game.all_members
+    effects = game.effects([rest])[0]
+    whole = effects.mean().item()
+    while len(rest) > 1:
+        smaller = [tuple(member for member in rest if member != gone) for gone in rest]
+        of_smaller = game.effects(smaller, "left out")
+        best = int(of_smaller.mean(1).argmax())
+        if of_smaller[best].mean().item() < whole - tolerance * abs(whole):
+            break
+        left, rest, effects = (*left, rest[best]), smaller[best], of_smaller[best]
+    return Redundancy(members=left, effects=effects)

@@ -39,7 +39,6 @@ from tracekit.measure import (
     paths,
     shapley,
     side_effects,
-    strongest_pairs,
 )
 from tracekit.measure.question import Question, bind
 from tracekit.metrics import Direction, Metric, MetricFunction
@@ -431,7 +430,7 @@ class Tracer:
     attention = as_method(attention.attention)
     single_effects = as_method(effects.single_effects)
     interactions = as_method(effects.interactions)
-    strongest_pairs = as_method(strongest_pairs.strongest_pairs)
+    strongest_pairs = as_method(effects.strongest_pairs)
     export = as_method(exporting.export)
     steer = as_method(generation.steer)
     generate = as_method(generation.generate)
