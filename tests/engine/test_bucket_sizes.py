@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.engine.packing import bucket_sizes
+from tracekit.engine.batch import bucket_sizes
 
 
 def test_rows_of_similar_length_are_run_together_where_it_pays():

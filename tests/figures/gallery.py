@@ -14,10 +14,9 @@ from plotly.offline import get_plotlyjs
 
 from tracekit import figures
 from tracekit.components import ComponentRegistry
-from tracekit.figures.cells import BLUES
+from tracekit.figures.cells import BLUES, RING
 from tracekit.figures.charts import HeadRow, attention_map
-from tracekit.figures.pairs import RING
-from tracekit.figures.paths import Arrow, path_network
+from tracekit.figures.members import Arrow, path_network
 from tracekit.figures.style import styles
 from tracekit.results.panels import panels_of, scale_of
 

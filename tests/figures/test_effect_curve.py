@@ -10,7 +10,7 @@ from tests.figures.gallery import legend_of
 from tests.files import renamed
 from tracekit.errors import ComparisonError
 from tracekit.figures import for_print
-from tracekit.results.curve_figures import effect_curve
+from tracekit.results.curve import effect_curve
 from tracekit.search import Goal
 
 

@@ -18,7 +18,7 @@ from tracekit import figures
 from tracekit.components import ComponentRegistry
 from tracekit.errors import ConfigError, FigureExportError
 from tracekit.figures.layout import text_width
-from tracekit.figures.paths import Arrow, path_network
+from tracekit.figures.members import Arrow, path_network
 from tracekit.results.panels import panels_of, scale_of
 
 BROWSER = any(shutil.which(name) for name in ("chromium", "google-chrome", "chrome"))

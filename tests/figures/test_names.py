@@ -14,7 +14,7 @@ import tracekit as tk
 from tests.files import renamed
 from tracekit.metrics import METRICS
 from tracekit.results import TraceCurve
-from tracekit.results.curve_figures import effect_curve
+from tracekit.results.curve import effect_curve
 from tracekit.search import TopK
 
 ODD = "$a$ <b>b</b>"

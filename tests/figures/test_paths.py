@@ -9,7 +9,7 @@ import pytest
 
 from tests.figures.gallery import legend_of
 from tracekit.figures import for_print
-from tracekit.figures.paths import Arrow, path_network
+from tracekit.figures.members import Arrow, path_network
 
 
 def drawn_network(layers, ends, **options):

@@ -13,7 +13,7 @@ from tests.files import renamed
 from tracekit import figures
 from tracekit.errors import ConfigError
 from tracekit.figures import style
-from tracekit.results.curve_figures import effect_curve
+from tracekit.results.curve import effect_curve
 
 
 def test_global_templates_are_left_alone(tracer):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from tracekit.measure.betting import Bets
+from tracekit.measure.certificate import Bets
 
 LEVEL = 0.95
 

@@ -10,8 +10,7 @@ from tests import tiny
 from tracekit.components.masks import complement_of
 from tracekit.engine.cost import Cost
 from tracekit.errors import ComponentError, ConfigError
-from tracekit.measure.controls import Controls
-from tracekit.measure.random_sets import control_sets
+from tracekit.measure.controls import Controls, control_sets
 from tracekit.results.faithfulness import Faithfulness
 
 DRAWS = 12

@@ -14,7 +14,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
-from tracekit.engine.example_curves import ExampleCurves
+from tracekit.engine.gradients import ExampleCurves
 from tracekit.engine.prepared import EngineConfig
 from tracekit.errors import (
     ComponentError,
@@ -25,13 +25,13 @@ from tracekit.errors import (
 )
 from tracekit.measure.explanation import explain
 from tracekit.measure.question import KnownSets, Question
-from tracekit.measure.replacements import redundant_members
-from tracekit.measure.set_game import SetGame
 from tracekit.measure.shapley import (
+    SetGame,
     _values_with_control_variate,
     _with_reverses,
     exact_values,
     pair_interactions,
+    redundant_members,
     sampled_values,
 )
 from tracekit.results.significance import sign_flip_p_values

@@ -19,7 +19,7 @@ from tracekit.errors import (
     ResultFormatError,
     ResultNotFoundError,
 )
-from tracekit.measure.random_sets import control_sets
+from tracekit.measure.controls import control_sets
 
 MEMBERS = (1, 4, 6)
 OTHER = tiny.pairs(9, seed=8)

@@ -12,7 +12,7 @@ from tests.latex import caption_of, check_latex
 from tools.planted import planted_model
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError, ConfigError, NotDifferentiableError, ResultFormatError
-from tracekit.measure.strongest_pairs import _interacting
+from tracekit.measure.effects import _interacting
 from tracekit.results import effect_interval
 from tracekit.results.intervals import row_intervals
 from tracekit.results.significance import most_testable_rows, p_values, zero_below_rounding

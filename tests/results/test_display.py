@@ -14,7 +14,7 @@ import tracekit as tk
 from tests import tiny
 from tests.files import renamed
 from tracekit.data.display import _changed_tokens, make_shown_pair
-from tracekit.results.picture import selection_svg
+from tracekit.results.display import selection_svg
 
 HOSTILE = "<script>alert('1')</script>\"&\u001b[31m\u202e"
 

@@ -19,7 +19,7 @@ from tracekit.errors import (
     UnreliableResultWarning,
 )
 from tracekit.metrics import METRICS
-from tracekit.results.curve_figures import effect_curve
+from tracekit.results.curve import effect_curve
 from tracekit.search.constraint import make_target
 from tracekit.search.objectives import (
     LowerBound,

@@ -12,7 +12,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.errors import ComparisonError, ConfigError, NoResultError
 from tracekit.measure import Explanation, SideEffects
-from tracekit.measure.random_sets import control_overlap, control_sets, n_controls
+from tracekit.measure.controls import control_overlap, control_sets, n_controls
 
 SAME = "on the examples that the set was selected on, n = 12"
 OTHER = "on held-out examples, n = 12"

@@ -10,7 +10,7 @@ import tracekit as tk
 from tracekit.components.members import members_of
 from tracekit.errors import ConfigError
 from tracekit.measure import Look
-from tracekit.measure.random_sets import control_sets
+from tracekit.measure.controls import control_sets
 from tracekit.metrics import METRICS
 
 HEADS = "head-outputs+mlp-blocks"

@@ -17,8 +17,7 @@ import tracekit as tk
 from tools.benchmarks.setting import DATA, Model, Padded, medians, peak_bytes, some, wait
 from tracekit.data.registry import DATASETS
 from tracekit.engine.engine import Engine
-from tracekit.measure.set_game import SetGame
-from tracekit.measure.shapley import sampled_values
+from tracekit.measure.shapley import SetGame, sampled_values
 from tracekit.search import Goal
 from tracekit.search.learned.reward import LossGradient, make_loss
 

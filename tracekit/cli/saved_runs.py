@@ -268,7 +268,7 @@ _MOST_LABELS = 40
 )
 def show(values: OptionValues, run: RunFolder) -> None:
     """Prints a saved run, or all runs below a folder."""
-    from tracekit.results.saved import load_saved
+    from tracekit.results.curve import load_saved
     from tracekit.results.tables import facts_of_model, result_examples_text
 
     results = load_saved(run)

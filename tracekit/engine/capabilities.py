@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tracekit._util.warn import warn
 from tracekit.components.edges import EdgesBy
+from tracekit.engine.batch import PackedSequences
 from tracekit.engine.block_skipping import BlockSkipper
-from tracekit.engine.packing import PackedSequences
 from tracekit.engine.part_checks import reason_not_skipped
 from tracekit.engine.part_skipping import PartSkipper
 from tracekit.errors import ModelWarning

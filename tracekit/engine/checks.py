@@ -29,10 +29,10 @@ from tracekit._util.warn import warn
 from tracekit.components import KINDS, ComponentRegistry, Site
 from tracekit.components.kinds import decode_features, encode_features
 from tracekit.data.prompts import PromptPairs
+from tracekit.engine.batch import pad_ids
 from tracekit.engine.edge_checks import check_edges, find_site_without_gradient
 from tracekit.engine.effects import check_metric, empty_mask_effect, masked_log_probs
 from tracekit.engine.engine import Engine
-from tracekit.engine.packing import pad_ids
 from tracekit.engine.patching import MaskedPatch
 from tracekit.engine.prepared import PreparedData
 from tracekit.errors import (
@@ -91,7 +91,16 @@ def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
         others = {name: value.flip(0) for name, value in activations.items()}
         positions = torch.ones_like(tokens, dtype=torch.bool)
         patch = MaskedPatch(registry=registry, counterfactual=others, positions=positions)
-        _check_mask_acts(model, patch, tokens)
+        plain = model.run_with_hooks(tokens, fwd_hooks=[])
+        empty = torch.zeros(len(registry), device=tokens.device)
+        if not torch.equal(plain, model.run_with_hooks(tokens, fwd_hooks=patch.hooks(empty))):
+            raise IdentityCheckError(
+                f"Hooks that change nothing change the logits of {model_name(model)}. "
+                "The model is not deterministic, or a hook is attached to it; reset its hooks."
+            )
+        site = find_site_without_gradient(model, patch, tokens)
+        if site is not None:
+            raise _refusal(model, site, "ignores what a hook returns")
         _check_added(model, registry, tokens)
         _check_between(model, patch, tokens)
         _check_padding(model, tokens)
@@ -298,20 +307,6 @@ def _reconstruction(model: HookedModel, site: Site, activation: Tensor) -> Tenso
             f"{tuple(values.shape)}. Give an autoencoder of this hook point."
         )
     return again.float()
-
-
-def _check_mask_acts(model: HookedModel, patch: MaskedPatch, tokens: Tensor) -> None:
-    registry = patch.registry
-    plain = model.run_with_hooks(tokens, fwd_hooks=[])
-    empty = torch.zeros(len(registry), device=tokens.device)
-    if not torch.equal(plain, model.run_with_hooks(tokens, fwd_hooks=patch.hooks(empty))):
-        raise IdentityCheckError(
-            f"Hooks that change nothing change the logits of {model_name(model)}. "
-            "The model is not deterministic, or a hook is attached to it; reset its hooks."
-        )
-    site = find_site_without_gradient(model, patch, tokens)
-    if site is not None:
-        raise _refusal(model, site, "ignores what a hook returns")
 
 
 def _check_between(model: HookedModel, patch: MaskedPatch, tokens: Tensor) -> None:

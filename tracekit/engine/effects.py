@@ -17,8 +17,8 @@ from tracekit.components import ComponentSet
 from tracekit.components import masks as masks_module
 from tracekit.components.members import ComponentsLike
 from tracekit.engine.batch import Batch
-from tracekit.engine.clean_run import join_batches, repeat_log_probs
-from tracekit.engine.pair_checks import check_continuations
+from tracekit.engine.forward import join_batches, repeat_log_probs
+from tracekit.engine.layout import check_continuations
 from tracekit.engine.prepared import Masks, PreparedData
 from tracekit.errors import MetricError
 from tracekit.metrics import ContinuationLogProbs, Effects, Metric, Reading, kl

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tracekit.engine.batch import Batch
 from tracekit.engine.forward import replace_by
-from tracekit.engine.pair_checks import check_distinguishable
+from tracekit.engine.layout import check_distinguishable
 from tracekit.engine.prepared import PreparedData
 from tracekit.errors import UnsupportedModelError
 from tracekit.models.architectures import (

@@ -18,7 +18,7 @@ of the first block's input, where anything is patched. The clean stream is compu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
@@ -93,8 +93,6 @@ class PathRuns:
     members: ComponentSet
     by_input: bool
     """Whether paths into attention are told apart by what they change of its input."""
-    _is_sequential: dict[int, bool] = field(default_factory=dict, init=False, repr=False)
-    """Whether the MLP of a member's layer reads what its attention writes; see `check_hooks`."""
 
     @cached_property
     def rows(self) -> list[PathRow]:
@@ -120,7 +118,6 @@ class PathRuns:
         bar = _progress.open_bar("paths", len(numbers), data.n_examples, shown=data.config.progress)
         n_done = 0
         with data.measuring(), bar:
-            self.check_hooks()
             for batch in data.batches:
                 for row, values in _BatchPaths(self, batch).measure():
                     effects[numbers[row], batch.examples] = values.to(effects)
@@ -170,19 +167,18 @@ class PathRuns:
         if sender is None or receiver is None:
             return True
         before, after = self.places[sender], self.places[receiver]
-        if before[0] != after[0]:
-            return before < after
-        self.check_hooks()
-        return before < after and self._is_sequential[before[0]]
+        is_sequential = self.is_sequential[before[0]]
+        return before < after and (before[0] < after[0] or is_sequential)
 
-    def check_hooks(self) -> None:
-        """Checks on a few examples, once, that paths can be followed through the members' blocks.
+    @cached_property
+    def is_sequential(self) -> dict[int, bool]:
+        """Whether the MLP of each member's layer reads what the attention writes.
+
+        Found on a few examples, which also show that paths can be followed through these blocks.
 
         Raises:
             HookPointError: Names the block, and says why not.
         """
-        if self._is_sequential:
-            return
         data = self.data
         few = torch.arange(min(_EXAMPLES, data.n_examples))
         probe = data.layout.make_batch(few).to(data.device)
@@ -193,10 +189,7 @@ class PathRuns:
         }
         with data.measuring():
             layers = dict.fromkeys(layer for layer, _ in self.places.values())
-            checked = {
-                layer: _check_block(data, probe, layer, split.get(layer)) for layer in layers
-            }
-        self._is_sequential.update(checked)
+            return {layer: _check_block(data, probe, layer, split.get(layer)) for layer in layers}
 
 
 def _check_block(data: PreparedData, batch: Batch, layer: int, split: str | None) -> bool:

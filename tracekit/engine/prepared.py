@@ -30,14 +30,12 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine.batch import Batch
 from tracekit.engine.block_skipping import ResidualStream
 from tracekit.engine.capabilities import Capabilities, capabilities_of
-from tracekit.engine.clean_run import CleanRun, join_batches, repeat_log_probs
 from tracekit.engine.cost import Account
 from tracekit.engine.counterfactual_cache import CounterfactualCache
 from tracekit.engine.cuda_graphs import CudaGraphCache
 from tracekit.engine.edge_patch import EdgePatch, max_edge_rows
-from tracekit.engine.forward import ForwardPass
-from tracekit.engine.layout import Layout, Positions
-from tracekit.engine.pair_checks import check_traceable
+from tracekit.engine.forward import CleanRun, ForwardPass, join_batches, repeat_log_probs
+from tracekit.engine.layout import Layout, Positions, check_traceable
 from tracekit.engine.part_skipping import PartSkipper, replaced_parts
 from tracekit.engine.patching import Activations, AnyMask, MaskedPatch
 from tracekit.errors import ConfigError, NonFiniteMetricError, WorkerError

@@ -14,9 +14,8 @@ from torch import Tensor
 from tracekit._util import progress as _progress
 from tracekit._util.devices import to_device
 from tracekit.components import ComponentSet
-from tracekit.engine.batch import Batch
+from tracekit.engine.batch import PASS_OVERHEAD_TOKENS, Batch
 from tracekit.engine.block_skipping import ResidualStream
-from tracekit.engine.packing import PASS_OVERHEAD_TOKENS
 from tracekit.engine.patching import Activations
 from tracekit.engine.prefix_tree import PrefixNode, build_prefix_tree
 from tracekit.engine.prepared import PreparedData

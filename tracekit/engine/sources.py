@@ -13,13 +13,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from tracekit._util.files import json_digest, tensors_digest
@@ -41,16 +40,21 @@ from tracekit.data.pair import PromptPair, draw_tokens
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset
 from tracekit.data.spans import add_implied_spans
+from tracekit.engine.batch import length_buckets, pad_ids
 from tracekit.engine.edge_checks import check_other_model
 from tracekit.engine.layout import Positions
-from tracekit.engine.means import get_shapes, mean_activations
+from tracekit.engine.patching import SeenRows
 from tracekit.errors import ModelWarning, SourceError
 from tracekit.models import load_model
+from tracekit.models.architectures import long_rope_limit, scores_hook
 from tracekit.models.hooked import (
     HookedModel,
+    device_of,
     embedding_std,
+    freeze,
     has_processed_weights,
     model_name,
+    recording_hooks,
     weights_digest,
 )
 
@@ -140,7 +144,7 @@ class Zero(Source):
                 "Load it by tk.load_model for zero ablation, or use source='mean'.",
                 ModelWarning,
             )
-        values = {name: torch.zeros(shape) for name, shape in get_shapes(at.model, kinds).items()}
+        values = {name: torch.zeros(shape) for name, shape in _get_shapes(at.model, kinds).items()}
         return _bind_constants(Constants(self.name, values))
 
 
@@ -198,7 +202,7 @@ class Mean(Source):
 
     def bind(self, at: Binding) -> ToPairs:
         """Means of every hook point."""
-        kinds, over = at.registry.kinds_by_hook, self.pairs
+        over = self.pairs
         _check_constant(at.registry)
         if over is None:
             over = at.pairs
@@ -210,9 +214,7 @@ class Mean(Source):
                     "or leave the digest out."
                 )
             over = load_dataset(str(over), at.model)
-        means = mean_activations(
-            at.model, over, at.pairs, kinds, self.positional, at.positions, at.max_batch_size
-        )
+        means = _mean_activations(at, over, positional=self.positional)
         length = len(over[0].prompt_ids) if self.positional else None
         return _bind_constants(Constants(self.name, means, self.positional), length)
 
@@ -330,9 +332,9 @@ class OtherModel(Source):
     def bind(self, at: Binding) -> ToPairs:
         """Every prompt is read by the other model."""
         other, model, kinds = self.model, at.model, at.registry.kinds_by_hook
-        sizes, vocabulary = get_shapes(model, kinds), int(model.cfg.d_vocab)
+        sizes, vocabulary = _get_shapes(model, kinds), int(model.cfg.d_vocab)
         lacking = [name for name in kinds if name not in other.hook_dict]
-        if lacking or int(other.cfg.d_vocab) != vocabulary or get_shapes(other, kinds) != sizes:
+        if lacking or int(other.cfg.d_vocab) != vocabulary or _get_shapes(other, kinds) != sizes:
             raise SourceError(
                 f"{model_name(other)} has other sizes than {model_name(model)}: its values do not "
                 "fit. Give a checkpoint of the same architecture and vocabulary, e.g. the base "
@@ -366,7 +368,35 @@ class Tensors(Source):
     def bind(self, at: Binding) -> ToPairs:
         """The tensor of every hook point."""
         _check_constant(at.registry)
-        values = _as_tensors(self.values, at.model, at.registry.kinds_by_hook)
+        kinds = at.registry.kinds_by_hook
+        missing = sorted(set(kinds) - set(self.values))
+        if missing:
+            raise SourceError(
+                f"The source has no tensor for the hook point {missing[0]}. It needs one for each "
+                f"of {', '.join(sorted(kinds))}."
+            )
+        values: dict[str, Tensor] = {}
+        for name, shape in _get_shapes(at.model, kinds).items():
+            if kinds[name].key_dim is not None:
+                raise SourceError(
+                    "Attention patterns take no tensor of one's own: a row depends on the number "
+                    "of keys. Use source='zero', 'mean' or 'resample', or head-outputs."
+                )
+            try:
+                value = torch.as_tensor(self.values[name]).detach().float().cpu()
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise SourceError(
+                    f"The source has {short_repr(self.values[name])} at {name}. Give a tensor of "
+                    f"shape {tuple(shape)}."
+                ) from error
+            if list(value.shape) != shape:
+                raise SourceError(
+                    f"The tensor of the source at {name} has shape {tuple(value.shape)}. It needs "
+                    f"{tuple(shape)}: an activation without the axes of row and position."
+                )
+            if not torch.isfinite(value).all():
+                raise SourceError(f"The tensor of the source at {name} is not finite.")
+            values[name] = value
         return _bind_constants(Constants(self.name, values))
 
 
@@ -529,7 +559,11 @@ def _resample(pairs: PromptPairs, seed: int) -> PromptPairs:
     alone = []
     for number, pair in enumerate(pairs):
         length = len(pair.prompt_ids)
-        ranks = _mix_keys(keys[length], draw_key(seed, draw_tokens(vars(pair))))
+        ranks = keys[length] ^ draw_key(seed, draw_tokens(vars(pair)))
+        # The mixer of splitmix64, by which ranks look random.
+        for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
+            # Arithmetic shifts of 64-bit numbers; products wrap around.
+            ranks = (ranks ^ (ranks >> shift)) * factor
         # The prompt itself comes last.
         ranks[by_length[length].index(pair.prompt_ids)] = torch.iinfo(torch.int64).max
         if len(ranks) == 1:
@@ -544,43 +578,103 @@ def _resample(pairs: PromptPairs, seed: int) -> PromptPairs:
     return set_counterfactuals(pairs, counterfactuals)
 
 
-def _mix_keys(keys: Int[Tensor, " prompt"], key: int) -> Int[Tensor, " prompt"]:
-    """Mixes a key into others; the results look random (the mixer of splitmix64)."""
-    mixed = keys ^ key
-    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
-        # Arithmetic shifts of 64-bit numbers; products wrap around.
-        mixed = (mixed ^ (mixed >> shift)) * factor
-    return mixed
+def _mean_activations(at: Binding, over: PromptPairs, *, positional: bool) -> dict[str, Tensor]:
+    """Mean activations over the prompts of `over`, by hook point, without a row axis.
+
+    If `positional`, every prompt position has a mean of its own, which must suit the data set.
+
+    Raises:
+        SourceError: The model cannot run the prompts, or the means would mean something else in
+            each of them.
+    """
+    model, kinds = at.model, at.registry.kinds_by_hook
+    _check_seen_keys(model, kinds)
+    _check_prompts(over, at, positional=positional)
+    prompts = [pair.prompt_ids for pair in over]
+    all_lengths = torch.tensor([len(prompt) for prompt in prompts])
+    longest = int(all_lengths.max())
+    beyond = all_lengths > (long_rope_limit(model) or float("inf"))
+    sums: dict[str, Tensor] = {}
+    device = device_of(model)
+
+    def add(activation: Tensor, hook: Any = None, *, name: str, is_token: Tensor) -> Tensor:
+        kind, values = kinds[name], activation.detach().cpu().double()
+        shape = [1] * values.ndim
+        shape[0], shape[kind.position_dim] = is_token.shape
+        values = torch.where(is_token.reshape(shape), values, 0.0)
+        if kind.key_dim is not None:
+            # Rows of attention over different numbers of keys: the missing keys get none.
+            values = torch.nn.functional.pad(values, (0, longest - values.shape[-1]))
+        sums[name] = sums.get(name, 0) + values.sum(0 if positional else (0, kind.position_dim))
+        return activation
+
+    with freeze(model), torch.no_grad():
+        for numbers in length_buckets(all_lengths, beyond, at.max_batch_size, device):
+            part, lengths = [prompts[n] for n in numbers.tolist()], all_lengths[numbers]
+            is_token = torch.arange(int(lengths.max())) < lengths[:, None]
+            hooks = [(name, partial(add, name=name, is_token=is_token)) for name in kinds]
+            model.run_with_hooks(pad_ids(part).to(device), fwd_hooks=hooks)
+    count = len(prompts) if positional else sum(map(len, prompts))
+    return {name: (total / count).float() for name, total in sums.items()}
 
 
-def _as_tensors(tensors: Any, model: HookedModel, kinds: Mapping[str, Kind]) -> dict[str, Tensor]:
-    """Checks a user's tensors: one for each hook point, of the shape that is needed there."""
-    missing = sorted(set(kinds) - set(tensors))
-    if missing:
+def _check_seen_keys(model: HookedModel, kinds: Mapping[str, Kind]) -> None:
+    for name in (name for name, kind in kinds.items() if kind.is_attention_pattern):
+        rows = SeenRows(Constants("", {name: torch.ones(1, 2)}), name)
+        tokens = torch.zeros(1, 2, dtype=torch.long, device=device_of(model))
+        with freeze(model), torch.no_grad():
+            model.run_with_hooks(tokens, fwd_hooks=[rows.recording_hook])
+        seen = (rows(2, slice(None), slice(None)) > 0).cpu()
+        if not torch.equal(seen, torch.ones_like(seen).tril()):
+            raise SourceError(
+                f"{scores_hook(name)} does not say which keys a query sees in "
+                f"{model_name(model)}, and a mean row is over these. Use source='zero', "
+                "'counterfactual' or 'resample', or head-outputs."
+            )
+
+
+def _check_prompts(over: PromptPairs, at: Binding, *, positional: bool) -> None:
+    cfg = at.model.cfg
+    vocabulary, context = int(cfg.d_vocab), int(getattr(cfg, "n_ctx", 0) or 0)
+    for number, pair in enumerate(over):
+        if context and len(pair.prompt_ids) > context:
+            raise SourceError(
+                f"The mean is over a prompt of {len(pair.prompt_ids)} tokens (example {number}, "
+                f"{pair.describe()}), and the model takes {context}. Leave it out."
+            )
+        if max(pair.prompt_ids) >= vocabulary:
+            raise SourceError(
+                f"The mean is over a prompt with the token {max(pair.prompt_ids)} (example "
+                f"{number}), and the model has {vocabulary} tokens. Give pairs of this model."
+            )
+    if not positional:
+        return
+    lengths = {len(pair.prompt_ids) for pair in (*over, *at.pairs)}
+    if len(lengths) > 1:
         raise SourceError(
-            f"The source has no tensor for the hook point {missing[0]}. It needs one for each of "
-            f"{', '.join(sorted(kinds))}."
+            f"A mean at each position needs prompts of one length; these have {min(lengths)} to "
+            f"{max(lengths)} tokens, so that a position means something else in each. "
+            "Use source='mean'."
         )
-    values: dict[str, Tensor] = {}
-    for name, shape in get_shapes(model, kinds).items():
-        if kinds[name].key_dim is not None:
-            raise SourceError(
-                "Attention patterns take no tensor of one's own: a row depends on the number of "
-                "keys. Use source='zero', 'mean' or 'resample', or head-outputs."
-            )
-        try:
-            value = torch.as_tensor(tensors[name]).detach().float().cpu()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise SourceError(
-                f"The source has {short_repr(tensors[name])} at {name}. Give a tensor of shape "
-                f"{tuple(shape)}."
-            ) from error
-        if list(value.shape) != shape:
-            raise SourceError(
-                f"The tensor of the source at {name} has shape {tuple(value.shape)}. It needs "
-                f"{tuple(shape)}: an activation without the axes of row and position."
-            )
-        if not torch.isfinite(value).all():
-            raise SourceError(f"The tensor of the source at {name} is not finite.")
-        values[name] = value
-    return values
+    if any(kind.key_dim is not None for kind in at.registry.kinds_by_hook.values()):
+        raise SourceError(
+            "A mean at each position of attention patterns averages rows over different numbers "
+            "of keys. Use source='mean', or head-outputs."
+        )
+    if at.positions == "all":
+        raise SourceError(
+            "A mean at each position covers the prompt, and positions='all' intervenes on the "
+            "continuations too. Use positions='prompt' or source='mean'."
+        )
+
+
+def _get_shapes(model: HookedModel, kinds: Mapping[str, Kind]) -> dict[str, list[int]]:
+    """Sizes of an activation without the axes of row and position, by hook point."""
+    hooks, recorded = recording_hooks(kinds)
+    tokens = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
+    with freeze(model), torch.no_grad():
+        model.run_with_hooks(tokens, fwd_hooks=hooks)
+    return {
+        name: [size for axis, size in enumerate(recorded[name][-1].shape) if axis not in (0, pos)]
+        for name, pos in ((name, kind.position_dim) for name, kind in kinds.items())
+    }

@@ -38,8 +38,8 @@ from tracekit.explore.exploration import (
 from tracekit.figures.style import EXPLORER_COLORS
 from tracekit.metrics import Effects
 from tracekit.models import model_name
+from tracekit.results.display import selection_svg
 from tracekit.results.faithfulness import Faithfulness
-from tracekit.results.picture import selection_svg
 from tracekit.results.result import TraceResult
 
 SCRIPT = "\n".join(

@@ -1,11 +1,15 @@
 from tracekit.figures.cells import ColorScale as ColorScale
+from tracekit.figures.cells import PairMap as PairMap
 from tracekit.figures.cells import SelectionPanel as SelectionPanel
 from tracekit.figures.cells import draw_panels as draw_panels
+from tracekit.figures.cells import pair_map as pair_map
 from tracekit.figures.charts import Chart as Chart
+from tracekit.figures.charts import Line as Line
 from tracekit.figures.charts import Strength as Strength
 from tracekit.figures.charts import bars as bars
 from tracekit.figures.charts import lines as lines
 from tracekit.figures.charts import similarities as similarities
+from tracekit.figures.charts import size_lines as size_lines
 from tracekit.figures.charts import strengths as strengths
 from tracekit.figures.export import for_print as for_print
 from tracekit.figures.export import write as write
@@ -14,10 +18,6 @@ from tracekit.figures.members import Edge as Edge
 from tracekit.figures.members import Members as Members
 from tracekit.figures.members import network as network
 from tracekit.figures.members import waterfall as waterfall
-from tracekit.figures.pairs import PairMap as PairMap
-from tracekit.figures.pairs import pair_map as pair_map
-from tracekit.figures.size_axis import Line as Line
-from tracekit.figures.size_axis import size_lines as size_lines
 from tracekit.figures.style import COLORS as COLORS
 from tracekit.figures.style import HEIGHT as HEIGHT
 from tracekit.figures.style import WIDTH as WIDTH

@@ -1,13 +1,19 @@
-"""Cells by layer: a panel for each kind of component, with a row or a column for each layer."""
+"""Cells: panels with a row or a column for each layer, and a square map of pairs.
+
+A panel is of one kind of component. In a map, colour says how far two components are from additive.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any, Literal
 
+import numpy as np
 import plotly.graph_objects as go
+from jaxtyping import Float
+from numpy import ndarray
 from plotly.colors import sample_colorscale
 
 from tracekit.figures import style
@@ -16,7 +22,7 @@ from tracekit.figures.layout import CELL
 BLUES = sample_colorscale("Blues_r", [0.8 * step / 20 for step in range(21)])
 """From dark to light, without the lightest, which would look like no component."""
 _FAINT = 0.1
-"""Share of the largest value below which the sign of a value is not written."""
+"""Share of the darkest colour below which the sign of a value is not written."""
 
 _SKIPPED = {"color": "black", "width": 1, "dash": "dash"}
 _FOLDED = {"color": style.CONTROL[0], "width": 1}
@@ -100,7 +106,12 @@ def draw_panels(
     """
     rows = _rows(panels, has_colors=not outlines, fold=fold)
     figure = go.Figure()
-    _add_keys(figure, panels, "selected" if scale is None else "", blank)
+    lines = [line for panel in panels for line in zip(panel.selected, panel.values, strict=True)]
+    cells = [cell for line in lines for cell in zip(*line, strict=True)]
+    if scale is None and any(value for _, value in cells):
+        style.add_key(figure, "selected", **style.shape(style.SELECTED))
+    if any(value is None and is_selected is not None for is_selected, value in cells):
+        style.add_key(figure, blank, **style.shape("white"))
     panels = [_aligned(panel, rows) for panel in panels]
     counts = [len(panel.indices) for panel in panels]
     names = ["\u2013".join(map(str, dict.fromkeys((run[0], run[-1])))) for run in rows]
@@ -245,23 +256,29 @@ def _add_cells(
         **axes,
     )
     if scale is not None and scale.low < 0:
-        marked = [
-            (row, column, value / scale.low)
-            for row, values in enumerate(panel.values)
-            for column, value in enumerate(values)
-            if value is not None and value < _FAINT * scale.low
-        ]
-        colors = ["white" if share > 0.6 else "black" for _, _, share in marked]
-        signs = {"text": ["\u2212"] * len(marked), "textfont": {"size": 20, "color": colors}}
-        x, y = [column for _, column, _ in marked], [row for row, _, _ in marked]
-        figure.add_scatter(x=x, y=y, mode="text", name="below 0", **signs, **style.QUIET, **axes)
+        shares = np.array(panel.values, dtype=float) / -scale.low
+        _add_signs(figure, shares, _FAINT, 20, **axes)
+
+
+def _add_signs(
+    figure: go.Figure, shares: Float[ndarray, "row column"], faint: float, size: int, **axes: str
+) -> None:
+    """A minus in cells whose share of the darkest colour is below -`faint`: grey has no sign."""
+    y, x = np.nonzero(shares < -faint)
+    font = {"size": size, "color": _mark_colors(shares[y, x])}
+    signs = {"x": x.tolist(), "y": y.tolist(), "text": ["\u2212"] * len(x), "textfont": font}
+    figure.add_scatter(**signs, mode="text", name="below 0", **style.QUIET, **axes)
+
+
+def _mark_colors(shares: Float[ndarray, " cell"]) -> list[str]:
+    """Colours of marks that are seen in cells with these shares of the darkest colour."""
+    return np.where(np.abs(shares) > 0.6, "white", "black").tolist()
 
 
 def _bar_ticks(scale: ColorScale) -> dict[str, Any]:
     if scale.low < 0:
         ticks = [scale.low, 0, scale.high]
         texts = list(map(style.two_digits, ticks))
-        # Colours lose signs in grey.
         note = f"\u2212: below {style.two_digits(_FAINT * scale.low)}"
         return {"tickvals": ticks, "ticktext": texts, "note": note}
     return {"tickvals": scale.ticks} if scale.ticks else {"nticks": 4}
@@ -273,11 +290,9 @@ def _add_outlines(
     """A dark frame around every selected cell; it grows with the cells, unlike a marker."""
     x: list[float | None] = []
     y: list[float | None] = []
-    for row, cells in enumerate(panel.selected):
-        for column, is_selected in enumerate(cells):
-            if is_selected:
-                x += [column - 0.5, column + 0.5, column + 0.5, column - 0.5, column - 0.5, None]
-                y += [row - 0.5, row - 0.5, row + 0.5, row + 0.5, row - 0.5, None]
+    for row, column in np.argwhere(np.array(panel.selected, dtype=float) == 1).tolist():
+        x += [column - 0.5, column + 0.5, column + 0.5, column - 0.5, column - 0.5, None]
+        y += [row - 0.5, row - 0.5, row + 0.5, row + 0.5, row - 0.5, None]
     line = {"color": "black", "width": 2}
     figure.add_scatter(x=x, y=y, mode="lines", line=line, name="frame", **style.QUIET, **axes)
     style.add_key(figure, marks, **style.shape("white", 2))
@@ -329,18 +344,6 @@ def _mark_missing_layers(figure: go.Figure, rows: Sequence[tuple[int, ...]], n_p
             style.add_key(figure, name, mode="lines", line=line)
 
 
-def _add_keys(
-    figure: go.Figure, panels: Sequence[SelectionPanel], selected: str, blank: str
-) -> None:
-    """Says what cells without a number are."""
-    rows = [row for panel in panels for row in zip(panel.selected, panel.values, strict=True)]
-    cells = [cell for row in rows for cell in zip(*row, strict=True)]
-    if selected and any(value for _, value in cells):
-        style.add_key(figure, selected, **style.shape(style.SELECTED))
-    if any(value is None and is_selected is not None for is_selected, value in cells):
-        style.add_key(figure, blank, **style.shape("white"))
-
-
 def _above(number: int) -> dict[str, Any]:
     """Where the title of a panel stands."""
     at = {"x": 0, "y": 1, "yshift": 3, "xanchor": "left", "yanchor": "bottom", "align": "left"}
@@ -363,3 +366,108 @@ def _x_ticks(panel: SelectionPanel) -> tuple[list[int] | None, list[str] | None,
 def _axis(name: str, number: int) -> str:
     """Plotly's name of an axis; the first has no number."""
     return name if number == 1 else f"{name}{number}"
+
+
+_PLOT = 360.0
+"""Width and height of the map, in pixels."""
+_MOST_GROUPS = 12
+"""Groups beyond which only these are named, and not their rows."""
+Cell = tuple[int, int]
+"""Row and column."""
+RING = "ring: interval<br>(95 %) without 0"
+"""Note of maps that ring what is not significant but has an interval without 0."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairMap:
+    """A value for each ordered pair; those above and below the diagonal may mean two things."""
+
+    labels: Sequence[str]
+    """Of rows and columns."""
+    groups: Sequence[tuple[str, str, int]] = ()
+    """Long name, short name and number of neighbouring rows that belong together."""
+    noun: str = ""
+    """Title of the horizontal axis."""
+    values: Sequence[Sequence[float | None]]
+    """By row; None where there is no pair."""
+    hover: Sequence[Sequence[str]]
+    """Text at the pointer, by row."""
+    bound: float
+    """Size of the values with the darkest colours."""
+    dotted: Iterable[Cell] = ()
+    """Cells with a dot in the corner."""
+    ringed: Iterable[Cell] = ()
+    """Cells with a ring in the corner."""
+    note: str = ""
+    """Below the title of the colour bar."""
+
+
+def pair_map(pairs: PairMap, *, title: str, subtitle: str) -> go.Figure:
+    """Draws a map: red above 0, blue below, with signs where colours are lost in grey."""
+    n, bound = len(pairs.labels), pairs.bound
+    shares = np.array(pairs.values, dtype=float) / bound
+    ticks = {}
+    if (np.abs(shares) > 1 + 1e-6).any():
+        ends = [-bound, -bound / 2, 0, bound / 2, bound]
+        least, *inner, most = map(style.two_digits, ends)
+        ticks = {"tickvals": ends, "ticktext": [f"\u25bc {least}", *inner, f"\u25b2 {most}"]}
+    # Of many rows, only the strongest have a sign: it would be too small to read.
+    faint = _FAINT if n <= 24 else 0.5
+    note = f"\u2212: below {style.two_digits(-faint * bound)}"
+    note += f"<br>{pairs.note}" if pairs.note else ""
+    figure = go.Figure(
+        go.Heatmap(
+            z=pairs.values,
+            x=list(range(n)),
+            y=list(range(n)),
+            text=pairs.hover,
+            hovertemplate="%{text}<extra></extra>",
+            colorscale="RdBu_r",
+            zmid=0,
+            zmin=-bound,
+            zmax=bound,
+            xgap=0.5 if n > 40 else 1,
+            ygap=0.5 if n > 40 else 1,
+            colorbar=style.color_bar("interaction", note, exponentformat="power", **ticks),
+        )
+    )
+    _add_signs(figure, shares, faint, 18)
+    for cells, symbol in ((list(pairs.dotted), "circle"), (list(pairs.ringed), "circle-open")):
+        if cells:
+            rows, columns = np.array(cells).T
+            at = {"x": (columns + 0.32).tolist(), "y": (rows - 0.32).tolist()}
+            look = {"symbol": symbol, "color": _mark_colors(shares[rows, columns])}
+            look["size"] = max(3, min(7, round(_PLOT / n / 6)))
+            figure.add_scatter(**at, mode="markers", marker=look, **style.QUIET)
+    _label(figure, pairs)
+    figure.update_xaxes(**style.BOX, range=[-0.5, n - 0.5], showgrid=False)
+    figure.update_yaxes(**style.BOX, range=[n - 0.5, -0.5], showgrid=False)
+    figure.update_layout(plot_bgcolor=style.UNSTUDIED)
+    return style.finish(figure, title, subtitle, plot=(_PLOT, _PLOT))
+
+
+def _label(figure: go.Figure, pairs: PairMap) -> None:
+    n, noun, groups = len(pairs.labels), pairs.noun, pairs.groups
+    ticks, names = list(range(n)), list(map(style.plain, pairs.labels))
+    is_upright = not groups and (n > 4 or max(map(len, names)) > 8)
+    ends = list(accumulate(size for _, _, size in groups))
+    if len(groups) > _MOST_GROUPS:
+        # Groups alone have room.
+        ticks = [end - (size + 1) / 2 for end, (_, _, size) in zip(ends, groups, strict=True)]
+        names, noun = [short for _, short, _ in groups], "layer"
+    figure.update_xaxes(tickvals=ticks, ticktext=names, tickangle=-90 if is_upright else 0)
+    figure.update_yaxes(tickvals=ticks, ticktext=names)
+    font = {"showarrow": False, "font": {"size": style.TICK_SIZE}}
+    line = {"color": "black", "width": 1}
+    for end, (long, short, size) in zip(ends, groups, strict=True):
+        middle, text = end - (size + 1) / 2, long if size * _PLOT / n > 80 else short
+        text = text if len(groups) <= _MOST_GROUPS else ""
+        below = {"x": middle, "xref": "x", "y": 0, "yref": "y domain", "yshift": -24}
+        figure.add_annotation(**below, yanchor="top", text=text, **font)
+        beside = {"y": middle, "yref": "y", "x": 0, "xref": "x domain", "xshift": -28}
+        figure.add_annotation(**beside, xanchor="right", textangle=-90, text=text, **font)
+        if end < n:
+            figure.add_vline(x=end - 0.5, line=line)
+            figure.add_hline(y=end - 0.5, line=line)
+    standoff = 22 if groups and len(groups) <= _MOST_GROUPS else 8
+    figure.update_xaxes(title_text=noun, title_standoff=standoff)

@@ -107,7 +107,7 @@ def _place(figure: _Figure, width: float | None, page: float) -> tuple[float, fl
     title = 16 + 1.05 * max(text_width(" ".join(_words(each)), each.font.size) for each in titles)
     whole = width or ceil(max(left + plot + right, min(_WIDEST_TITLE, title)))
     top, below = ceil(_top_margin(figure, whole, texts)), _bottom_margin(figure)
-    bottom = ceil(below + _legend(figure, plot, below, texts))
+    bottom = ceil(below + _legend(figure, plot, below))
     height = height if width else round(height)
     if height > page - top - bottom:
         height = page - top - bottom
@@ -300,7 +300,7 @@ def _bottom_margin(figure: _Figure) -> float:
     return max(needs)
 
 
-def _legend(figure: _Figure, plot: float, below: float, texts: float) -> float:
+def _legend(figure: _Figure, plot: float, below: float) -> float:
     """Puts the legend below the axis title; returns its height.
 
     Left to itself, plotly lets a legend of several rows grow upwards, over the axis.

@@ -4,6 +4,6 @@ from tracekit.measure.explanation import Explanation as Explanation
 from tracekit.measure.look import Look as Look
 from tracekit.measure.minimality import Minimality as Minimality
 from tracekit.measure.paths import Paths as Paths
-from tracekit.measure.set_game import SetGame as SetGame
+from tracekit.measure.shapley import SetGame as SetGame
 from tracekit.measure.side_effects import EffectOn as EffectOn
 from tracekit.measure.side_effects import SideEffects as SideEffects

@@ -17,7 +17,6 @@ from tracekit._util.deferred import pd
 from tracekit._util.markup import as_cells, clean_text, interval_text, number_text
 from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
-from tracekit.data.pair import PromptPair
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import LAST, REST, Spans, add_implied_spans, position_names
 from tracekit.engine.head_reads import HeadActivity, direct_contributions, measure_heads
@@ -28,7 +27,7 @@ from tracekit.measure.question import Question, token_text_of
 from tracekit.metrics import Bounds
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import UNBOUNDED, row_intervals
-from tracekit.results.of_set import OfMembers
+from tracekit.results.on_examples import OfMembers
 
 _FIRST = "first"
 """The first token, where it is of no span: many heads rest there."""
@@ -251,7 +250,14 @@ def attention(question: Question, members: ComponentsLike, *, at: str = "last") 
 def _spans(pairs: PromptPairs, clean: PromptPairs, token_text: Any) -> list[Spans]:
     """Places of each prompt: spans and implied ones, else positions as `clean` names them."""
     if all(pair.spans is not None for pair in pairs):
-        return [_with_implied(pair) for pair in pairs]
+        named = []
+        for pair in pairs:
+            spans = add_implied_spans(pair.spans or {}, len(pair.prompt_ids), rest=True)
+            # With the first token every token is of a span.
+            if 0 in (rest := spans.get(REST, ())):
+                spans = {_FIRST: (0,), **spans, REST: rest[1:]}
+            named.append({name: positions for name, positions in spans.items() if positions})
+        return named
     lengths = {len(pair.prompt_ids) for pair in (*pairs, *clean)}
     if len(lengths) > 1:
         raise PairsError(
@@ -260,14 +266,6 @@ def _spans(pairs: PromptPairs, clean: PromptPairs, token_text: Any) -> list[Span
         )
     names = position_names([pair.prompt_ids for pair in clean], token_text)
     return [{name: (position,) for position, name in enumerate(names)}] * len(pairs)
-
-
-def _with_implied(pair: PromptPair) -> Spans:
-    """Spans of a prompt with `first`, `last` and `rest`: every token is of one."""
-    spans = add_implied_spans(pair.spans or {}, len(pair.prompt_ids), rest=True)
-    if 0 in (rest := spans.get(REST, ())):
-        spans = {_FIRST: (0,), **spans, REST: rest[1:]}
-    return {name: positions for name, positions in spans.items() if positions}
 
 
 def _queries(

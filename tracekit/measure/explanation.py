@@ -1,8 +1,13 @@
-"""Why a set acts together: what each member brings, which interact, which can be replaced."""
+"""Why a set acts together: what each member brings, which interact, which can be replaced.
+
+A *replacement* j of a member i makes up for it: the set with j in the place of i does about what
+the set does. A *backup* j of i does more once i is patched than while i is not (self-repair, the
+Hydra effect: McGrath et al., 2023).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
@@ -18,34 +23,30 @@ from tracekit._util.deferred import pd
 from tracekit._util.markup import as_cells, clean_text, number_text
 from tracekit._util.options import check_int, check_max_loss, check_seed
 from tracekit.components import Component, ComponentSet
+from tracekit.components.masks import Mask
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.errors import ComponentError
+from tracekit.figures.cells import RING, Cell, PairMap, pair_map
 from tracekit.figures.members import Edge, Members, network, waterfall
-from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
 from tracekit.figures.style import data_and_model, plain
 from tracekit.measure.question import Question
-from tracekit.measure.replacements import (
-    MeasuredNonMember,
-    Redundancy,
-    measured_non_members,
-    n_sets_of_non_members,
-    redundant_members,
-)
-from tracekit.measure.set_game import SetGame
 from tracekit.measure.shapley import (
     MOST_EXACT,
     PairInteractions,
+    Redundancy,
+    SetGame,
     ShapleyValues,
     exact_values,
     n_subsets_of_orders,
     pair_interactions,
+    redundant_members,
     sampled_values,
 )
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.intervals import effect_interval
-from tracekit.results.of_set import OfMembers
+from tracekit.results.on_examples import OfMembers
 from tracekit.results.significance import (
     RESOLUTION,
     PValues,
@@ -75,6 +76,89 @@ _VERDICTS = {
 }
 _MOST_NAMED = 3
 """Pairs and backups that the text names, at most."""
+_PROPOSED = 5
+"""Non-members that are measured for each member, by either prediction."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeasuredNonMember:
+    """A non-member beside a member, with measured effects on every example."""
+
+    member: int
+    """Number of the member in the set."""
+    non_member: int
+    """Flat index of the non-member."""
+    without: Effects
+    """Effects of the set without the member."""
+    instead: Effects
+    """Effects of the set with the non-member in the place of the member."""
+    whole: Effects
+    """Effects of the set."""
+    joined: Effects
+    """Effects of the set and the non-member together."""
+
+    @property
+    def recovered(self) -> Effects:
+        """Effect of the non-member while the member is not patched."""
+        return self.instead - self.without
+
+    @property
+    def scale(self) -> Effects:
+        """Size of the effects that the rise is a difference of, on each example."""
+        parts = (self.without, self.instead, self.whole, self.joined)
+        return torch.stack(parts).abs().max(0).values
+
+    @property
+    def rise(self) -> Effects:
+        """How much more it brings once the member is patched."""
+        return (self.joined - self.whole) - self.recovered
+
+
+def measured_non_members(
+    engine: Engine, members: ComponentSet, proposing: Engine
+) -> list[MeasuredNonMember]:
+    """Non-members that may replace or back up each member, measured beside it.
+
+    For every member, the five that the gradient of `proposing` ranks first at the set without it,
+    and the five whose predicted gain rises most when it is patched.
+    """
+    outside = [index for index in range(engine.n_components) if index not in set(members)]
+    if not outside:
+        return []
+    at_set = proposing.predict_changes(members).predicted_effects.nan_to_num()
+    proposals: list[tuple[int, int, tuple[ComponentSet, ComponentSet, ComponentSet]]] = []
+    for member, index in enumerate(members):
+        without = tuple(other for other in members if other != index)
+        gains = proposing.predict_changes(without).predicted_effects.nan_to_num()
+        chosen = [*_highest_scored(outside, gains), *_highest_scored(outside, at_set - gains)]
+        for non_member in dict.fromkeys(chosen):
+            instead, joined = (tuple(sorted((*each, non_member))) for each in (without, members))
+            proposals.append((member, non_member, (without, instead, joined)))
+    sets = list(dict.fromkeys([members, *(each for *_, three in proposals for each in three)]))
+    effects = dict(zip(sets, engine.set_effects(sets, "non-members"), strict=True))
+    return [
+        MeasuredNonMember(
+            member=member,
+            non_member=non_member,
+            without=effects[without],
+            instead=effects[instead],
+            whole=effects[members],
+            joined=effects[joined],
+        )
+        for member, non_member, (without, instead, joined) in proposals
+    ]
+
+
+def n_sets_of_non_members(n_members: int, n_components: int) -> int:
+    """Sets that `measured_non_members` measures at most, after a gradient a member and one."""
+    outside = n_components - n_members
+    instead = n_members * min(2 * _PROPOSED, outside)
+    # A non-member joins the whole set once, whoever it was proposed for.
+    return 1 + n_members + instead + min(instead, outside) if outside else 0
+
+
+def _highest_scored(outside: Sequence[int], scores: Mask) -> list[int]:
+    return sorted(outside, key=lambda index: -scores[index].item())[:_PROPOSED]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,7 +12,7 @@ from einops import rearrange
 from tracekit._util.markup import as_cells
 from tracekit.components import ComponentSet
 from tracekit.engine.engine import Engine
-from tracekit.measure.random_sets import control_overlap, control_sets, n_controls
+from tracekit.measure.controls import control_overlap, control_sets, n_controls
 from tracekit.results.comparison import jaccard
 from tracekit.results.intervals import effect_interval, standard_error
 from tracekit.results.pareto_front import SizeStatistics

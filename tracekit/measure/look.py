@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from tracekit._util.markup import clean_text, html_card, html_text
 from tracekit._util.table import Table, join_labels
-from tracekit.results.of_set import InFolder
+from tracekit.results.on_examples import InFolder
 from tracekit.results.result import TraceResult
 from tracekit.results.single_effects import SingleEffects
 

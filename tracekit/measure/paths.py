@@ -17,13 +17,13 @@ from tracekit._util.options import short_repr
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.engine.path_effects import PathRow, PathRuns, path_place
 from tracekit.errors import ComponentError, ConfigError
-from tracekit.figures.paths import Arrow, path_network
+from tracekit.figures.members import Arrow, path_network
 from tracekit.figures.style import data_and_model, plain
 from tracekit.measure.question import Question
 from tracekit.metrics import bounds_of
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import row_intervals
-from tracekit.results.of_set import OfMembers
+from tracekit.results.on_examples import OfMembers
 from tracekit.results.significance import RESOLUTION, PValues, p_text, p_values, zero_below_rounding
 
 _EMBEDDING, _LOGITS = "embedding", "logits"

@@ -1,4 +1,4 @@
-"""Shapley values, the effect of a set shared out among its members, and interactions of pairs.
+"""A set as a cooperative game: Shapley values of its members, and interactions of pairs.
 
 The value of a member is what it brings when it joins, averaged over all orders in which the members
 may join (Shapley, A value for n-person games, 1953). The values of all members sum to the effect
@@ -10,18 +10,137 @@ a pair is measured alone, within the set, and averaged over subsets (Shapley int
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
+from typing import Any
 
 import torch
 from einops import rearrange, reduce
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tracekit.engine.example_curves import ExampleCurves
-from tracekit.measure.set_game import SetGame
+from tracekit.components import ComponentSet
+from tracekit.components.members import ComponentsLike, members_of
+from tracekit.engine.engine import Engine
+from tracekit.engine.gradients import ExampleCurves
+from tracekit.errors import MaskError, NonFiniteMetricError
+from tracekit.measure.question import Question
+from tracekit.metrics import Effects
+
+Coalition = tuple[int, ...]
+"""Some members, by their numbers in the set, ascending."""
+
+
+def as_game(question: Question, members: ComponentsLike) -> SetGame:
+    """The effect of every subset of a set, as libraries for cooperative games take it.
+
+    ```python
+    game = tracer.as_game(result)
+    shapiq.KernelSHAPIQ(n=game.n_members, max_order=2).approximate(budget=200, game=game)
+    ```
+    """
+    return SetGame(question.search_engine, members_of(members, question.registry))
+
+
+class SetGame:
+    """The value of every subset of a set: its effect on every example.
+
+    Called with coalitions as rows of booleans (`coalition member`), it gives their mean effects as
+    an array, which is what libraries for games such as shapiq take.
+    """
+
+    def __init__(
+        self, engine: Engine, members: Sequence[int], *, given: Sequence[int] = ()
+    ) -> None:
+        """Measures nothing yet.
+
+        Args:
+            engine: The data set.
+            members: Flat indices of the members, in their order.
+            given: Flat indices of components that are patched in every coalition.
+        """
+        self.engine = engine
+        self.members: ComponentSet = tuple(members)
+        """Flat indices of the members."""
+        self.given: ComponentSet = tuple(given)
+        """Flat indices of what is patched besides."""
+        self._effects: dict[Coalition, Effects] = {}
+        if not given:
+            self._effects[()] = torch.zeros(engine.n_examples)
+
+    @property
+    def n_members(self) -> int:
+        """Number of members."""
+        return len(self.members)
+
+    @property
+    def n_measured(self) -> int:
+        """Coalitions measured so far."""
+        return len(self._effects)
+
+    @property
+    def all_members(self) -> Coalition:
+        """The coalition of all members."""
+        return tuple(range(self.n_members))
+
+    def effects(
+        self, coalitions: Iterable[Coalition], label: str = "subsets"
+    ) -> Float[Tensor, "coalition example"]:
+        """Effects of coalitions on every example; new ones are measured together, and kept.
+
+        `label` names the progress bar.
+
+        Raises:
+            NonFiniteMetricError: Names the examples.
+        """
+        asked = [tuple(sorted(coalition)) for coalition in coalitions]
+        new = [each for each in dict.fromkeys(asked) if each not in self._effects]
+        if new:
+            members = [[*self.given, *(self.members[number] for number in each)] for each in new]
+            sets = [tuple(sorted(each)) for each in members]
+            self._effects.update(zip(new, self._measured(sets, label), strict=True))
+        return torch.stack([self._effects[each] for each in asked])
+
+    def _measured(self, sets: Sequence[ComponentSet], label: str) -> Float[Tensor, "set example"]:
+        try:
+            return self.engine.set_effects(sets, label)
+        except NonFiniteMetricError:
+            # Measured one by one, the first that is not finite is named.
+            for members in sets:
+                try:
+                    self.engine.set_effects([members], label)
+                except NonFiniteMetricError as error:
+                    names = ", ".join(map(self.engine.registry.label, members))
+                    raise NonFiniteMetricError(f"Of the subset {names}: {error}") from error
+            raise
+
+    def every_effect(self) -> Float[Tensor, "coalition example"]:
+        """Effects of all coalitions; the number of a coalition has a bit for each member."""
+        return self.effects(
+            tuple(number for number in self.all_members if code >> number & 1)
+            for code in range(2**self.n_members)
+        )
+
+    def __call__(self, coalitions: Any) -> Any:
+        """Mean effects of coalitions, as a NumPy array.
+
+        Args:
+            coalitions: Which members are in each: an array of booleans, `coalition member`.
+
+        Raises:
+            MaskError: Of another shape.
+        """
+        rows = torch.as_tensor(coalitions).bool()
+        if rows.ndim != 2 or rows.shape[1] != self.n_members:
+            raise MaskError(
+                f"Coalitions of shape {tuple(rows.shape)} were given. Give a row for each, with a "
+                f"boolean for each of the {self.n_members} members."
+            )
+        chosen = [tuple(row.nonzero()[:, 0].tolist()) for row in rows]
+        return self.effects(chosen).mean(1).double().numpy()
+
 
 MOST_EXACT = 12
 """Members up to which every subset is measured."""
@@ -257,3 +376,29 @@ def pair_interactions(game: SetGame) -> PairInteractions:
     values = both - first - second + neither
     averaged = _interaction_indices(game, pairs) if game.n_members <= MOST_EXACT else None
     return PairInteractions(pairs=pairs, alone=values[0], within=values[1], averaged=averaged)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Redundancy:
+    """Members that can be left out together at little cost."""
+
+    members: tuple[int, ...]
+    """Their numbers in the set, the one that costs least first."""
+    effects: Effects
+    """Effect of the set without them, on every example."""
+
+
+def redundant_members(game: SetGame, *, tolerance: float) -> Redundancy:
+    """Leaves out the cheapest member, again and again, up to a share of the set's effect in all."""
+    left: tuple[int, ...] = ()
+    rest = game.all_members
+    effects = game.effects([rest])[0]
+    whole = effects.mean().item()
+    while len(rest) > 1:
+        smaller = [tuple(member for member in rest if member != gone) for gone in rest]
+        of_smaller = game.effects(smaller, "left out")
+        best = int(of_smaller.mean(1).argmax())
+        if of_smaller[best].mean().item() < whole - tolerance * abs(whole):
+            break
+        left, rest, effects = (*left, rest[best]), smaller[best], of_smaller[best]
+    return Redundancy(members=left, effects=effects)

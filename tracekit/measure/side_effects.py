@@ -43,14 +43,13 @@ from tracekit.engine.engine import Engine
 from tracekit.errors import PairsError
 from tracekit.figures.charts import Strength, strengths
 from tracekit.figures.style import plain
+from tracekit.measure.controls import control_overlap, control_sets, n_controls, share_reaching
 from tracekit.measure.evaluation import PlannedSets
 from tracekit.measure.question import Question
-from tracekit.measure.random_sets import control_overlap, control_sets, n_controls, share_reaching
 from tracekit.metrics import Bounds, Effects, Metric, MetricFunction, bounds_of
 from tracekit.results.display import Tabular
 from tracekit.results.intervals import FEWEST, effect_interval, ratio_interval, resamples
-from tracekit.results.of_set import PatchedSet
-from tracekit.results.on_examples import OverExamples, examples_text
+from tracekit.results.on_examples import OverExamples, PatchedSet, examples_text
 from tracekit.results.significance import q_values
 
 Others = Mapping[str, PromptPairs | tuple[PromptPairs, MetricName | Metric | MetricFunction]]

@@ -24,13 +24,13 @@ from tracekit.reports.page import Section, write_page
 from tracekit.reports.saved import OfRun, read_saved
 from tracekit.results import tables
 from tracekit.results.comparison import Comparable, Comparison, compare
+from tracekit.results.curve import all_results, is_several
 from tracekit.results.display import facts_table
 from tracekit.results.generations import Generations
 from tracekit.results.interactions import InteractionGrid
 from tracekit.results.on_examples import largest_share
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
-from tracekit.results.saved import all_results, is_several
 from tracekit.search import METHODS, LocalSearch
 from tracekit.search.base import config_of
 from tracekit.search.objectives import ObjectiveName

@@ -3,7 +3,7 @@ from tracekit.results.certificate import Certificate as Certificate
 from tracekit.results.comparison import Comparison as Comparison
 from tracekit.results.comparison import compare as compare
 from tracekit.results.curve import TraceCurve as TraceCurve
-from tracekit.results.curve_figures import effect_curve as effect_curve
+from tracekit.results.curve import effect_curve as effect_curve
 from tracekit.results.faithfulness import Faithfulness as Faithfulness
 from tracekit.results.generations import Generations as Generations
 from tracekit.results.interactions import InteractionGrid as InteractionGrid

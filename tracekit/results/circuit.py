@@ -13,7 +13,7 @@ from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.edges import EMBEDDING, LOGITS, EdgeGraph
 from tracekit.components.masks import Mask
 from tracekit.errors import ComponentError
-from tracekit.figures.paths import Arrow, path_network
+from tracekit.figures.members import Arrow, path_network
 from tracekit.figures.style import plain
 
 _NOTES = {"[qkv]": "q, k, v: inputs", r"\bE\b": "E: embedding", "G": "G: shared key"}

@@ -25,12 +25,11 @@ from tracekit.figures.cells import draw_panels
 from tracekit.figures.style import WIDE, data_and_model, plain
 from tracekit.metrics import bounds_of
 from tracekit.results import tables
-from tracekit.results.curve_figures import effect_curve
+from tracekit.results.curve import HasCurve, all_results, effect_curve
 from tracekit.results.display import html_card, line, table_html
 from tracekit.results.intervals import row_intervals
 from tracekit.results.panels import CellColor, scale_of
 from tracekit.results.result import Results, TraceResult
-from tracekit.results.saved import HasCurve, all_results
 from tracekit.results.significance import p_values, zero_below_rounding
 
 

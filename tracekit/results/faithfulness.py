@@ -28,7 +28,7 @@ from torch import Tensor
 from tracekit._util.deferred import pd
 from tracekit._util.markup import as_cells, clean_text, number_text
 from tracekit.errors import BudgetError, ConfigError
-from tracekit.figures.size_axis import Line, size_lines
+from tracekit.figures.charts import Line, size_lines
 from tracekit.figures.style import STYLES, plain
 from tracekit.metrics import Effects, bounds_of
 from tracekit.results.display import InWords, Tabular

@@ -10,7 +10,7 @@ from tracekit._util.deferred import pd
 from tracekit._util.markup import clean_text
 from tracekit.engine.setup import Setup
 from tracekit.results.display import line
-from tracekit.results.of_set import OfSet
+from tracekit.results.on_examples import OfSet
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

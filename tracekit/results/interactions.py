@@ -26,7 +26,7 @@ from tracekit._util.options import check_int, short_repr
 from tracekit._util.table import Table, join_labels, latex_text
 from tracekit.components import Component, kind_of
 from tracekit.errors import ConfigError
-from tracekit.figures.pairs import RING, Cell, PairMap, pair_map
+from tracekit.figures.cells import RING, Cell, PairMap, pair_map
 from tracekit.figures.style import plain
 from tracekit.results.display import InWords
 from tracekit.results.significance import Mark, PValues, few_examples_note, is_unsure

@@ -22,8 +22,7 @@ from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, NoResultError
 from tracekit.figures.cells import BLUES, ColorScale, draw_panels
 from tracekit.figures.style import data_and_model, plain
-from tracekit.results.curve import load_run_folders, save_run_folders
-from tracekit.results.curve_figures import pareto_curve
+from tracekit.results.curve import load_run_folders, pareto_curve, save_run_folders
 from tracekit.results.display import html_card, line, table_html
 from tracekit.results.faithfulness import own_and_missing_effects
 from tracekit.results.panels import panels_of

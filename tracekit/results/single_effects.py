@@ -16,7 +16,7 @@ from tracekit._util.options import check_keywords, short_repr
 from tracekit.errors import ConfigError, MetricError
 from tracekit.figures.cells import ColorScale, LayersOn, draw_panels
 from tracekit.figures.style import data_and_model, plain
-from tracekit.results.of_set import OfMembers
+from tracekit.results.on_examples import OfMembers
 from tracekit.results.panels import check_cells, panels_of
 from tracekit.results.significance import Mark, PValues, few_examples_note
 from tracekit.results.storage import SavedTable

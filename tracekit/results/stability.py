@@ -18,7 +18,7 @@ from tracekit.figures.cells import ColorScale, draw_panels
 from tracekit.figures.style import data_and_model, plain
 from tracekit.metrics import Effects
 from tracekit.results.circuit import circuit_figure
-from tracekit.results.of_set import OfMembers
+from tracekit.results.on_examples import OfMembers
 from tracekit.results.panels import check_cells, panels_of
 from tracekit.results.storage import SavedTable
 

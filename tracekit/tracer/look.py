@@ -16,10 +16,10 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.engine import checks
 from tracekit.engine.engine import Engine
 from tracekit.errors import NotDifferentiableError, TracekitError
+from tracekit.measure.controls import control_sets
 from tracekit.measure.effects import single_effects
 from tracekit.measure.look import Look, LookPart, LookRow
 from tracekit.measure.question import KnownSets, Question, bind
-from tracekit.measure.random_sets import control_sets
 from tracekit.results.on_examples import choice_rows
 from tracekit.results.result import TraceResult
 from tracekit.results.single_effects import SingleEffects

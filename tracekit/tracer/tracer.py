@@ -24,7 +24,7 @@ from tracekit.data.registry import describe, load_dataset
 from tracekit.engine import checks
 from tracekit.engine.capabilities import Capabilities
 from tracekit.engine.engine import Engine
-from tracekit.engine.pair_checks import check_continuations
+from tracekit.engine.layout import check_continuations
 from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.setup import SETUP_OPTIONS, Setup, SetupOptions
 from tracekit.errors import ConfigError, NoResultError
@@ -37,15 +37,13 @@ from tracekit.measure import (
     explanation,
     minimality,
     paths,
-    set_game,
+    shapley,
     side_effects,
-    strongest_pairs,
 )
 from tracekit.measure.question import Question, bind
 from tracekit.metrics import Direction, Metric, MetricFunction
 from tracekit.models import HookedModel, load_model
-from tracekit.results.curve import TraceCurve
-from tracekit.results.curve_figures import effect_curve
+from tracekit.results.curve import TraceCurve, effect_curve
 from tracekit.results.panels import CellColor
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
@@ -426,13 +424,13 @@ class Tracer:
     certify = as_method(certificate.certify)
     as_result = as_method(exploring.as_result)
     explain = as_method(explanation.explain)
-    as_game = as_method(set_game.as_game)
+    as_game = as_method(shapley.as_game)
     side_effects = as_method(side_effects.side_effects)
     paths = as_method(paths.paths)
     attention = as_method(attention.attention)
     single_effects = as_method(effects.single_effects)
     interactions = as_method(effects.interactions)
-    strongest_pairs = as_method(strongest_pairs.strongest_pairs)
+    strongest_pairs = as_method(effects.strongest_pairs)
     export = as_method(exporting.export)
     steer = as_method(generation.steer)
     generate = as_method(generation.generate)

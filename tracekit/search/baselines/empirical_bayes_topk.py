@@ -19,8 +19,7 @@ from tracekit._util.clusters import sum_by_cluster
 from tracekit._util.options import ValidatedFields
 from tracekit.components.masks import Mask
 from tracekit.engine.cost import Cost
-from tracekit.engine.example_curves import WIDEST, ExampleCurves
-from tracekit.engine.gradients import expand
+from tracekit.engine.gradients import WIDEST, ExampleCurves, expand
 from tracekit.search.base import Goal, PlannedPasses, Selection, log_spaced_sizes
 from tracekit.search.baselines.attribution import weights_along_line
 from tracekit.search.prefix import best_prefixes, planned_prefixes
