@@ -1,18 +1,15 @@
 """Kinds of component: the activation that a component is a part of, its axes and its names.
 
-`KINDS` holds the built-in kinds, which `kinds.json` lists. A user's kind is a `Kind`, given to a
-`Tracer` in place of a name.
+`KINDS` holds the built-in kinds. A user's kind is a `Kind`, given to a `Tracer` in place of a name.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from jaxtyping import Float
@@ -24,6 +21,7 @@ from tracekit._util.files import tensors_digest
 from tracekit._util.options import is_int, short_repr
 from tracekit.errors import ComponentError, UnknownNameError
 
+_PATTERN_HOOK = "attn.hook_pattern"
 Axis = Literal["batch", "pos", "query", "key", "component", "d_head", "d_model"]
 
 
@@ -253,7 +251,7 @@ class Kind:
     @property
     def is_attention_pattern(self) -> bool:
         """Whether it is the attention after the softmax, whose rows are distributions over keys."""
-        return self.hook == "attn.hook_pattern"
+        return self.hook == _PATTERN_HOOK
 
     def expected_shape(
         self, *, rows: int, length: int, n_components: int, d_model: int
@@ -270,9 +268,120 @@ class Kind:
         return tuple(sizes[axis] for axis in self.axes)
 
 
-_DEFINITIONS = json.loads(Path(__file__).with_name("kinds.json").read_text(encoding="utf-8"))
-KINDS: dict[str, Kind] = {name: Kind(name=name, **rest) for name, rest in _DEFINITIONS.items()}
-"""Built-in kinds by name. Those of edges stand for a layer: `edges.py` numbers and names these."""
+_whole = partial(Kind, axes=("batch", "pos", "d_model"), width=None, learning_rate=0.01)
+_stream = partial(_whole, noun="residual stream", instead="residual")
+_head = partial(
+    Kind,
+    axes=("batch", "pos", "component", "d_head"),
+    width="n_heads",
+    noun="head",
+    instead="head-outputs",
+)
+_shared_head = partial(_head, width="n_key_value_heads", noun="key/value head")
+_unit = partial(Kind, axes=("batch", "pos", "component"), learning_rate=0.5)
+_edge = partial(
+    _whole, hook="hook_resid_pre", label="{index}>{layer}", noun="edge", instead="edges-by-block"
+)
+"""A kind of edge into a layer; `tracekit.components.edges` numbers and names the edges."""
+
+_KINDS = (
+    Kind(
+        name="attention-patterns",
+        hook=_PATTERN_HOOK,
+        axes=("batch", "component", "query", "key"),
+        width="n_heads",
+        label="L{layer}H{index}",
+        noun="head",
+        meaning="a head's attention weights over the prompt",
+        instead="head-outputs",
+    ),
+    _head(
+        name="head-outputs",
+        hook="attn.hook_z",
+        label="L{layer}H{index}",
+        meaning="a head's output before the output projection",
+        instead="mlp-blocks",
+    ),
+    _unit(
+        name="mlp-outputs",
+        hook="hook_mlp_out",
+        width="d_model",
+        label="L{layer}O{index}",
+        noun="coordinate of the MLP output",
+        meaning="one coordinate of what the MLP adds to the residual stream",
+        instead="mlp-neurons",
+        is_added=True,
+    ),
+    _unit(
+        name="mlp-neurons",
+        hook="mlp.hook_post",
+        width="d_mlp",
+        label="L{layer}N{index}",
+        noun="neuron",
+        meaning="one hidden unit of the MLP, after the activation function",
+        instead="mlp-outputs or mlp-blocks",
+    ),
+    _whole(
+        name="mlp-blocks",
+        hook="hook_mlp_out",
+        label="MLP{layer}",
+        noun="MLP block",
+        meaning="all that an MLP layer adds to the residual stream",
+        instead="mlp-neurons",
+        is_added=True,
+    ),
+    _whole(
+        name="attention-blocks",
+        hook="hook_attn_out",
+        label="ATT{layer}",
+        noun="attention block",
+        meaning="all that an attention layer adds to the residual stream",
+        instead="head-outputs",
+        is_added=True,
+    ),
+    _head(name="queries", hook="attn.hook_q", label="L{layer}Q{index}", meaning="a head's queries"),
+    _shared_head(
+        name="keys",
+        hook="attn.hook_k",
+        label="L{layer}K{index}",
+        meaning="the keys of a key/value head, which several heads may share",
+    ),
+    _shared_head(
+        name="values",
+        hook="attn.hook_v",
+        label="L{layer}V{index}",
+        meaning="the values of a key/value head, which several heads may share",
+    ),
+    _stream(
+        name="residual",
+        hook="hook_resid_post",
+        label="R{layer}",
+        meaning="the residual stream after a block",
+        instead="residual-before",
+    ),
+    _stream(
+        name="residual-before",
+        hook="hook_resid_pre",
+        label="RB{layer}",
+        meaning="the residual stream before a block",
+    ),
+    _stream(
+        name="residual-between",
+        hook="hook_resid_mid",
+        label="RM{layer}",
+        meaning="the residual stream between attention and MLP",
+    ),
+    _edge(
+        name="edges", meaning="what a head or MLP hands to one query, key, value or MLP behind it"
+    ),
+    _edge(name="edges-by-head", meaning="what a head or MLP hands to one head or MLP behind it"),
+    _edge(
+        name="edges-by-block",
+        meaning="what an attention or MLP block hands to one behind it",
+        instead="head-outputs+mlp-blocks",
+    ),
+)
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
 
 _USER_KINDS: dict[str, Kind] = {}
 """Kinds that users defined, by name; registered when a registry is built from them."""
