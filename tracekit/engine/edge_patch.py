@@ -80,7 +80,7 @@ class EdgePatch:
         return _EdgeRun(self, weights, _ActiveEdges.of(self.graph, every)).hooks()
 
     def sparse_pass(
-        self, masks: Float[Tensor, "set component"], *, starts_from_counterfactual: bool
+        self, masks: AnyMask, *, starts_from_counterfactual: bool
     ) -> tuple[list[Hook], KnownOutputs]:
         """Hooks that apply masks to all receivers, without gradients.
 
@@ -88,7 +88,7 @@ class EdgePatch:
         registry. The second value then has the parts that no kept edge leaves, which may be left
         out if all tokens are patched.
         """
-        is_moved = (masks != starts_from_counterfactual).any(0).cpu()
+        is_moved = (masks != starts_from_counterfactual).flatten(0, -2).any(0).float().cpu()
         edges = {site.layer: mask_entries(site, is_moved).any(-1) for site in self.registry.sites}
         active = _ActiveEdges.of(self.graph, edges)
         rows = self._by_row(masks - float(starts_from_counterfactual))
@@ -145,7 +145,7 @@ class _ActiveEdges:
     Both are on the CPU.
     """
 
-    receivers: list[list[Bool[Tensor, " label"]]]
+    receivers: list[list[Bool[Tensor, " _label"]]]
     """By layer, for each of its groups in `EdgeGraph.receivers`."""
     senders_into: Bool[Tensor, "layer sender"]
     """The senders whose changes are read in each layer."""

@@ -372,7 +372,11 @@ class PreparedData:
         return self.cuda_graphs.run(run, name, masks, batch, source, residual)
 
     def hooks_and_skipping(
-        self, batch: Batch, source: Activations, masks: Masks, layers: Container[int] | None = None
+        self,
+        batch: Batch,
+        source: Activations,
+        masks: AnyMask,
+        layers: Container[int] | None = None,
     ) -> tuple[list[Hook], AbstractContextManager[None]]:
         """Hooks that apply masks to a batch, and a context that leaves parts out of their pass."""
         skipper, outputs = None, None
@@ -384,18 +388,19 @@ class PreparedData:
         else:
             hooks = self.hooks(batch, source, masks, layers)
             if self._skips_parts and self.patches_all_tokens:
-                is_replaced = (masks == 1).all(0).cpu()
+                is_replaced = (masks == 1).flatten(0, -2).all(0).cpu()
                 outputs = replaced_parts(self.model, self.registry, source, is_replaced)
                 skipper = self.capabilities.part_skipper(self.model) if outputs else None
         if skipper is None or outputs is None or not self.patches_all_tokens:
             return hooks, nullcontext()
         return hooks, skipper.skip(self.model, outputs)
 
-    def _keep_few(self, masks: Masks) -> Bool[Tensor, " set"]:
+    def _keep_few(self, masks: AnyMask) -> Bool[Tensor, " set"]:
         """Which masks keep fewer components than they patch; none if no parts are left out."""
         if not self._skips_parts:
             return torch.zeros(len(masks), dtype=torch.bool)
-        return ((masks != 1).sum(1) < (masks != 0).sum(1)).cpu()
+        kept, patched = (masks != 1).flatten(1), (masks != 0).flatten(1)
+        return (kept.sum(1) < patched.sum(1)).cpu()
 
     @property
     def _skips_parts(self) -> bool:
