@@ -5,11 +5,11 @@ had up to 3.9. FOLDER is where that lies, apart from the installed one:
 
     pip install --no-deps --target FOLDER transformer-lens==3.9.0 better-abc
 
-All sides get the same random weights and token ids. Each runs one task in a process of its own, on
-one thread, and they take turns. A time is processor time (on a GPU, wall time) from a loaded model
-and token ids to the scores. Before it, the process does the task on other pairs. Work is what torch
-counts in matrix products, as a multiple of a plain forward pass over the same pairs. Memory is the
-peak beyond what the process held before.
+All sides get the same random weights and token ids. Each does its tasks in a process of its own, on
+one thread, and the sides take turns. A time is processor time (on a GPU, wall time) from a loaded
+model and token ids to the scores. Before it, the process does the same on two other pairs, so that
+imports and checks of the model are left out. Work is what torch counts in matrix products, in plain
+forward passes over the same pairs. Memory is the peak beyond what the process held before.
 
 EAP-IG is run from a copy in which scores lie on the model's device (the original says "cuda"), and
 it gets token ids in place of text. Nothing is downloaded.
@@ -202,10 +202,10 @@ def rows_of_table(
             cells.append(f"{statistics.median(times):.0f} ({max(times):.0f})")
         ratios = [a.seconds / b.seconds for a, b in zip(theirs, own, strict=True)]
         cells.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f})")
-        cells.append(", ".join(f"{max(run.passes for run in each):.1f}" for each in (theirs, own)))
-        cells.append(
-            ", ".join(f"{max(run.mebibytes for run in each):.0f}" for each in (theirs, own))
-        )
+        passes = [max(run.passes for run in each) for each in (theirs, own)]
+        cells.append(", ".join(f"{each:.1f}" for each in passes) if all(passes) else "")
+        memory = [max(run.mebibytes for run in each) for each in (theirs, own)]
+        cells.append(", ".join(f"{each:.0f}" for each in memory))
         expected = scores[side][task]
         gap = (scores["tracekit"][task] - expected).abs().max() / expected.abs().max()
         cells.append(f"{gap:.0e}")
