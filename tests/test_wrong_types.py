@@ -53,6 +53,10 @@ CALLS = {
     "name": (lambda t, r, v: tk.load_pairs(tiny.rows(2), t.model, name=v), wrong(str, list, dict)),
     "ids": (lambda t, r, v: tk.PromptPairs.from_ids(v), WRONG),
     "share": (lambda t, r, v: t.pairs.split(v), WRONG),
+    "rows of LaTeX": (
+        lambda t, r, v: t.interactions(["L0H0", "L1H1"]).to_latex(rows=v),
+        wrong(int, type(None)),
+    ),
     "groups": (lambda t, r, v: t.pairs.grouped(v), WRONG),
     "pairs": (lambda t, r, v: tk.Tracer(t.model, v), WRONG),
     "held_out": (lambda t, r, v: tk.Tracer(t.model, t.pairs, held_out=v), WRONG),

@@ -216,6 +216,12 @@ class Kind:
         lists = {name: list(values[name]) for name in ("axes", "feature_layers")}
         return KindSpec(**{**values, **lists})
 
+    @classmethod
+    def from_definition(cls, definition: KindSpec) -> Kind:
+        """The kind of a definition, without its features."""
+        tuples = {name: tuple(definition[name]) for name in ("axes", "feature_layers")}
+        return cls(**{**definition, **tuples})
+
     def width_in(self, shape: Any) -> int:
         """Number of components of this kind in a layer; `shape` has the sizes of the model."""
         if self.width is None:

@@ -519,7 +519,7 @@ class ComponentRegistry(Sequence[Component]):
                     "ascending indices below the width."
                 )
             if entry["definition"] is not None:
-                register_kind(Kind(**entry["definition"]))  # type: ignore[arg-type]
+                register_kind(Kind.from_definition(entry["definition"]))
             kind = kind_of(entry["kind"])
             edges = EdgeGraph(**entry["edges"]) if "edges" in entry else None
             _check_edges(kind, layer, width, edges, sites)
