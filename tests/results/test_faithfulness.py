@@ -197,8 +197,8 @@ def test_of_results_curves_and_fronts(tracer):
     assert (frame["faithfulness_low"] <= frame["faithfulness"] + 1e-6).all()
     figure = found.curve()
     drawn = {trace.name: list(trace.y) for trace in figure.data if trace.name}
-    assert drawn["faithfulness"] == list(frame["faithfulness"])
-    assert drawn["completeness"] == list(frame["completeness"])
+    assert drawn["faithfulness, 95 % interval"] == list(frame["faithfulness"])
+    assert drawn["completeness, 95 % interval"] == list(frame["completeness"])
     front = tracer.pareto(max_budget=3, statistics=False, max_passes=40)
     short = tracer.faithfulness(front)
     with pytest.raises(BudgetError, match="do not cover them. Take a front without max_budget"):

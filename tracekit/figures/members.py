@@ -319,9 +319,8 @@ def _boxes(
         for n, name in enumerate(names)
     ]
     by_row = [[n for n, layer in enumerate(layers) if layer == row] for row in rows]
-    right = max(
-        _PLOT, *(1.25 * len(each) * max(widths[n] for n in each) for each in by_row if each)
-    )
+    needed = [1.25 * len(each) * max(widths[n] for n in each) for each in by_row if each]
+    right = max([_PLOT, *needed])
     places: dict[int, tuple[float, int]] = {}
     for number, nodes in enumerate(by_row):
         cell = right / max(1, len(nodes))
