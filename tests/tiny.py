@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
 import torch
 
 import tracekit as tk
-from tests.architectures import D_MODEL, N_HEADS, N_LAYERS, VOCABULARY, random_model
+from tests.architectures import ARCHITECTURES, D_MODEL, N_HEADS, N_LAYERS, VOCABULARY, random_model
 from tracekit.models.hooked import HookedModel, weights_digest
 
 __all__ = [
+    "ARCHITECTURE_CASES",
     "DIGESTS",
     "D_MODEL",
     "METHOD_OPTIONS",
@@ -28,6 +30,14 @@ __all__ = [
 ]
 
 hf_model = random_model
+
+ARCHITECTURE_CASES = [
+    name
+    if name in ("gpt2", "llama", "gemma2", "gpt_neox")
+    else pytest.param(name, marks=pytest.mark.slow)
+    for name in ARCHITECTURES
+]
+"""Every architecture, of which a default run takes four."""
 
 DIGESTS: dict[HookedModel, str] = {}
 """Shared models, with what tells their weights from others."""

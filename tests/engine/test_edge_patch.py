@@ -10,14 +10,12 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tests.architectures import ARCHITECTURES
 from tracekit.components import ComponentRegistry
 from tracekit.components.edges import EDGE_KINDS
 from tracekit.engine import checks, edge_patch
 from tracekit.errors import ComponentError, HookPointError
 
 METRIC = "logit-difference"
-IN_SHORT = ("gpt2", "llama", "gemma2", "gpt_neox")
 
 
 def bridged(architecture):
@@ -25,13 +23,7 @@ def bridged(architecture):
 
 
 @pytest.mark.parametrize("kind", EDGE_KINDS)
-@pytest.mark.parametrize(
-    "architecture",
-    [
-        name if name in IN_SHORT else pytest.param(name, marks=pytest.mark.slow)
-        for name in ARCHITECTURES
-    ],
-)
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURE_CASES)
 def test_edges_of_a_node_are_its_patch_and_all_edges_the_counterfactual_run(architecture, kind):
     model, pairs = bridged(architecture), tiny.pairs(4)
     engine = tiny.engine(model, pairs, kind, METRIC)

@@ -10,13 +10,11 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tests.architectures import ARCHITECTURES
 from tracekit.components.edges import EDGE_KINDS
 from tracekit.engine import Capabilities, part_skipping
 from tracekit.errors import ModelWarning, UnreliableResultWarning
 
 SHARES = (0.001, 0.02, 0.1, 0.3, 0.5)
-IN_SHORT = ("gpt2", "llama", "gemma2", "gpt_neox")
 ADDS_STREAM = ("bloom", "mpt")
 """Their MLPs add the stream to what they return."""
 NODES = ("head-outputs+mlp-blocks", "attention-blocks+mlp-blocks", "head-outputs", "mlp-blocks")
@@ -28,15 +26,14 @@ def expect_warning(is_expected):
 
 
 def masks_of(engine, shares=SHARES, seed=0):
-    """Random sets of each share of the edges, of at least one, and their complements."""
-    drawn = torch.rand(
-        len(shares), engine.n_components, generator=torch.Generator().manual_seed(seed)
-    )
-    sizes = [max(1, round(share * engine.n_components)) for share in shares]
-    sets = torch.stack(
-        [row <= row.sort().values[n - 1] for row, n in zip(drawn, sizes, strict=True)]
-    )
-    return torch.cat([sets, ~sets, torch.zeros_like(sets[:1]), torch.ones_like(sets[:1])]).float()
+    """Random sets of some shares of the components, their complements, and none and all of them."""
+    size = (len(shares), engine.n_components)
+    draws = torch.rand(size, generator=torch.Generator().manual_seed(seed))
+    sets = torch.zeros(size, dtype=torch.bool)
+    for row, draw, share in zip(sets, draws, shares, strict=True):
+        row[draw.argsort()[: max(1, round(share * engine.n_components))]] = True
+    ends = torch.tensor([[False], [True]]).expand(-1, engine.n_components)
+    return torch.cat([sets, ~sets, ends]).float()
 
 
 def both_ways(model, pairs, kinds, metric="logit-difference", **options):
@@ -62,13 +59,7 @@ def assert_equal(fast, plain):
 
 
 @pytest.mark.parametrize("kind", EDGE_KINDS)
-@pytest.mark.parametrize(
-    "architecture",
-    [
-        name if name in IN_SHORT else pytest.param(name, marks=pytest.mark.slow)
-        for name in ARCHITECTURES
-    ],
-)
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURE_CASES)
 def test_sparse_passes_are_the_plain_ones(architecture, kind):
     fast, plain = both_ways(tiny.shared_model(architecture), tiny.pairs(5, longest=1), kind)
     assert (fast._edge_skipper is None) == (architecture in ADDS_STREAM)
@@ -167,13 +158,7 @@ def test_parts_that_no_kept_edge_leaves_are_not_computed():
 
 @pytest.mark.parametrize("source", ["counterfactual", "zero", "noise"])
 @pytest.mark.parametrize("kinds", NODES)
-@pytest.mark.parametrize(
-    "architecture",
-    [
-        name if name in IN_SHORT else pytest.param(name, marks=pytest.mark.slow)
-        for name in ARCHITECTURES
-    ],
-)
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURE_CASES)
 def test_sets_of_nodes_are_the_same_in_whole_passes(architecture, kinds, source):
     model, pairs = tiny.shared_model(architecture), tiny.pairs(5, longest=1)
     data = tk.Tracer(model, pairs, kinds, "logit-difference", source=source).engine.pairs

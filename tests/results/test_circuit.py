@@ -51,6 +51,12 @@ def test_edges_among_the_nodes_of_a_result(result):
     assert of_edges(shape, among=of_nodes) == expected
 
 
+def test_a_circuit_without_heads_has_a_figure():
+    tracer = tk.Tracer(tiny.shared_model("gpt2"), tiny.pairs(4), "edges-by-block")
+    figure = tracer.as_result(["E>logits"]).circuit()
+    assert {text.text for text in figure.layout.annotations} >= {"E", "logits"}
+
+
 def test_the_figure_has_the_strongest_edges(result):
     figure = result.circuit(n=10)
     scores = {

@@ -48,7 +48,7 @@ class Rows:
         return cls(clean, corrupted, [ids(2) for _ in clean])
 
     def difference(self, logits: Tensor) -> Tensor:
-        """The metric of each pair: the logit of the second answer less that of the first."""
+        """The metric of each pair: the logit of the second answer minus the logit of the first."""
         last = torch.tensor([len(row) - 1 for row in self.clean])
         first, second = torch.tensor(self.answers).T
         number = torch.arange(len(last))
@@ -160,17 +160,17 @@ class Tracekit:
 
     def circuit(self, rows: Rows, size: int) -> Job:
         """The effect of patching all edges but those of a circuit, on each pair."""
-        kept = set(random_circuit(self.shape, size, 0))
-        mask = torch.tensor([label not in kept for label in edge_labels(self.shape)]).float()
+        circuit = set(random_circuit(self.shape, size, 0))
+        mask = torch.tensor([label not in circuit for label in edge_labels(self.shape)]).float()
         return lambda: self.tracer(rows, "edges").evaluate(mask, per_example=True), Tensor.flatten
 
     def next_circuit(self, rows: Rows, size: int) -> Job:
         """The same with a tracer that measured another circuit before."""
         tracer = self.tracer(rows, "edges")
-        kept = [set(random_circuit(self.shape, size, seed)) for seed in range(2)]
+        circuits = [set(random_circuit(self.shape, size, seed)) for seed in range(2)]
         before, mask = (
             torch.tensor([label not in each for label in edge_labels(self.shape)]).float()
-            for each in reversed(kept)
+            for each in reversed(circuits)
         )
         tracer.evaluate(before)
         return lambda: tracer.evaluate(mask, per_example=True), Tensor.flatten
