@@ -59,6 +59,8 @@ def test_pairs_without_end_have_one_seed_after_the_other(gpt2_tokenizer):
         for seed in (3, 4, 5)
     ]
     assert isinstance(source, tk.data.EndlessPairs)
+    again = eval(source.code(), {"tk": tk, "model": gpt2_tokenizer})
+    assert next(iter(again)).fingerprint == next(iter(source)).fingerprint
     # Each iteration begins at the first seed, also while another one is under way.
     first = iter(source)
     assert next(first).fingerprint == expected[0]

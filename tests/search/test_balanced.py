@@ -66,6 +66,9 @@ class Counted:
     def overshoots(self, mask):
         return self._last(mask) < self.enough
 
+    def score_of_means(self, mask):
+        return -abs(self._last(mask) - self.enough)
+
 
 @pytest.mark.parametrize(
     ("n", "size", "n_below", "enough", "found"),

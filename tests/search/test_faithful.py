@@ -129,7 +129,10 @@ def test_every_search_maximises_it_and_reports_effects(model, is_exchanged, scor
     chosen = target.set_effects([tiny.members_of(result)]).mean().item()
     if method in ("exhaustive", "local-search"):
         assert chosen == pytest.approx(scores.max().item(), abs=1e-5)
-    singles = [scores[index].item() for index in range(12)]
+    # Rankings choose between sets by their mean effects as well.
+    measure = target.mean_scores if method == "mask-ig" else target.set_effects
+    alone = measure([tiny.members_of(result), *((index,) for index in range(12))], "sets")
+    chosen, *singles = alone.reshape(13, -1).mean(1).tolist()
     assert chosen > max(singles)
 
 
@@ -224,3 +227,45 @@ def test_fronts_by_effect_know_what_a_faithful_search_measured(model, is_exchang
     for each in trades:
         if len(each.members) >= front.sizes[0]:
             assert front.at(len(each.members)).effect >= each.effect - 1e-5
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_sets_are_compared_by_their_examples_and_by_their_means(tracer, weight):
+    target, numbers = make_target(tracer.engine, Faithful(complement=weight)), torch.arange(11)
+
+    def by_hand(members, some):
+        sides = (members, complement_of(members, 12))
+        own, others = (tracer.engine.effects(from_indices(each, 12).float()) for each in sides)
+        own, others, full = (each[some] for each in (own, others, tracer.engine.full_effects))
+        each = full.abs() - (1 - weight) * (full - own).abs() - weight * others.abs()
+        means = own.mean(), others.mean(), full.mean()
+        of_means = means[2].abs() - (1 - weight) * (means[2] - means[0]).abs()
+        return each.mean(), of_means - weight * means[1].abs()
+
+    for some in (numbers, numbers[2:7]):
+        expected = torch.stack([sum(by_hand(members, some)) / 2 for members in SETS])
+        scores = target.mean_scores(SETS, "sets", examples=some)
+        assert torch.allclose(scores, expected, atol=1e-5)
+    target.effects(from_indices(SETS[2], 12))
+    expected = by_hand(SETS[2], numbers)[1].item()
+    assert target.score_of_means(from_indices(SETS[2], 12)) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_sampled_gradients_are_those_of_the_score_on_average(tracer, weight):
+    target = make_target(tracer.engine, Faithful(complement=weight))
+    mask, some = torch.linspace(0.1, 0.9, 12), torch.tensor([1, 4, 8])
+    _, whole = target.gradient(mask, torch.ones_like, some)
+    generator, before = torch.Generator().manual_seed(0), target.cost
+    sampled = [target.sampled_gradient(mask, some, generator) for _ in range(40)]
+    # Each of them runs one mask, and is of one of the two sides.
+    assert (target.cost - before).backward == pytest.approx(40 * 3 / 11, abs=1e-3)
+    sides = torch.stack(sampled).unique(dim=0)
+    assert len(sides) == (1 if weight in (0.0, 1.0) else 2)
+    first = torch.tensor([torch.equal(each, sides[0]) for each in sampled]).float().mean().item()
+    if len(sides) == 2:
+        assert min(abs(first - weight), abs(1 - first - weight)) < 0.2
+        mixes = [w * sides[0] + (1 - w) * sides[1] for w in (weight, 1 - weight)]
+        assert min((mix - whole).abs().max().item() for mix in mixes) < 1e-5
+    else:
+        assert torch.allclose(sides[0], whole, atol=1e-5)

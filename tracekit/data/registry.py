@@ -131,13 +131,20 @@ class EndlessPairs:
         seeds = count(self.first_seed)
         return (load_dataset(self.dataset, self.model, seed=s, **self.options) for s in seeds)
 
+    def code(self) -> str:
+        """Python that draws the pairs for a `model`."""
+        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        first_seed = f"first_seed={self.first_seed}"
+        return f"tk.data.endless_pairs({self.dataset!r}, model, {first_seed}{options})"
+
 
 def endless_pairs(
     name: str, model: HookedModel | str | Path, *, n: int = 16, first_seed: int = 1, **options: Any
 ) -> EndlessPairs:
     """Pairs of a generated data set without end: `n` of each seed, from `first_seed` on.
 
-    Different seeds may give the same pair, and `tracer.certify` leaves out those that it had.
+    `tracer.certify` tests sets on them, and with `training_pairs` searches train on them. Different
+    seeds may give the same pair, and `certify` leaves out those that it had.
 
     Args:
         name: A data set with the options `n` and `seed`, such as `ioi`.

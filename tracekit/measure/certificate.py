@@ -22,7 +22,7 @@ from tracekit._util.options import check_int, short_repr
 from tracekit._util.versions import versions
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
-from tracekit.data.pair import Ids, PromptPair
+from tracekit.data.pair import SeenPrompts
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset, load_origin
 from tracekit.engine.engine import Engine
@@ -308,12 +308,11 @@ class _FreshPairs:
     ) -> None:
         """Notes the pairs of a question, and the prompts that a saved result was selected on."""
         self.n_left_out, self.dataset = 0, ""
-        self._digests = {*members.searched.prompts} if isinstance(members, TraceResult) else set()
-        self._prompts, self._counterfactuals = set[Ids](), set[Ids]()
-        self._groups = {pair.group for pair in question.pairs} - {None}
-        self._note(question.pairs)
+        self._seen = SeenPrompts(question.pairs)
+        if isinstance(members, TraceResult):
+            self._seen.digests |= {*members.searched.prompts}
         if is_held_out_seen:
-            self._note(question.held_out_pairs or ())
+            self._seen.add(question.held_out_pairs or ())
 
     def batches(self, sources: Mapping[str, Source]) -> Iterator[tuple[str, PromptPairs]]:
         """A batch of each source in turn, with its name."""
@@ -330,25 +329,13 @@ class _FreshPairs:
                     continue
                 if not isinstance(batch, PromptPairs):
                     raise PairsError(f"A batch of pairs is {short_repr(batch)}. Give PromptPairs.")
-                fresh = [n for n, pair in enumerate(batch) if not self._is_seen(pair)]
+                fresh = [n for n, pair in enumerate(batch) if not self._seen.has(pair)]
                 n_stale[name] = 0 if fresh else n_stale[name] + 1
                 self.n_left_out += len(batch) - len(fresh)
-                self._note(batch)
+                self._seen.add(batch)
                 self.dataset = self.dataset or batch.name
                 if fresh:
                     yield name, batch.subset(fresh)
-
-    def _is_seen(self, pair: PromptPair) -> bool:
-        return (
-            pair.prompt_ids in self._prompts | self._counterfactuals
-            or pair.counterfactual_ids in self._prompts
-            or pair.group in self._groups
-            or pair.prompts_digest in self._digests
-        )
-
-    def _note(self, pairs: Iterable[PromptPair]) -> None:
-        self._prompts |= {pair.prompt_ids for pair in pairs}
-        self._counterfactuals |= {pair.counterfactual_ids for pair in pairs}
 
 
 def _split(pairs: PromptPairs) -> Iterator[PromptPairs]:

@@ -41,6 +41,17 @@ from tracekit.search.targets import ConstraintEffect
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainingPairs:
+    """Pairs that a search drew to train on, none of them searched or held out."""
+
+    n_pairs: int
+    fingerprint: str
+    """Digest of the fingerprints of all batches, in the order in which they were drawn."""
+    code: str | None = None
+    """Python that draws them again for a `model`; None if they are of no generated data set."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunFacts:
     """How a set was found, and the work that it took."""
 
@@ -68,6 +79,8 @@ class RunFacts:
     held_out_by: Mapping[str, float] | None = None
     """With `objective="auto"`, the mean effect of each search's selection from one half of the
     examples on the other half, by method; part of the choice between them (`search/auto.py`)."""
+    training: TrainingPairs | None = None
+    """Pairs that were drawn to train on, if there were some."""
     versions: Mapping[str, str]
     """Versions of Python and of the packages that numbers depend on."""
 

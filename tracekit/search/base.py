@@ -141,10 +141,11 @@ class PlannedPasses:
 class Search(Protocol):
     """A search method: an immutable value that holds its options.
 
-    It may also have the class variables `title`, for figures and tables (default: its name), and
+    It may also have the class variables `title`, for figures and tables (default: its name);
     `records_every_size`, whether its history holds an effect (`effect`) for each of several sizes
-    (`n_selected`; default: no). With a method `planned_passes(n_components, goal)`, which returns
-    `PlannedPasses`, it can be estimated and has a progress bar with an end.
+    (`n_selected`; default: no); and `trains`, whether each epoch trains on the next of
+    `target.training_targets()` (default: no). With a method `planned_passes(n_components, goal)`,
+    which returns `PlannedPasses`, it can be estimated and has a progress bar with an end.
     """
 
     name: ClassVar[str]

@@ -23,7 +23,7 @@ from tracekit.engine.set_effects import SetRecorder
 from tracekit.errors import ConfigError, NothingFoundError
 from tracekit.metrics import Effects, Metric, MetricFunction, resolve_metric
 from tracekit.search.objectives import Objective, PositiveNumber, named_metric
-from tracekit.search.targets import ConstraintEffect, Sets, SomeExamples, Target
+from tracekit.search.targets import ConstraintEffect, DrawEngines, Sets, SomeExamples, Target
 
 SCORE_OUTSIDE = -1e9
 """Score of a measured set that lies just outside the bound: below that of any other."""
@@ -236,15 +236,20 @@ def make_target(
     sign: int = 1,
     record: SetRecorder | None = None,
     record_effects: SetRecorder | None = None,
+    draw: DrawEngines | None = None,
 ) -> Target:
     """The target of an objective, within the bound of a constraint.
 
     Arguments are as in `Target`; the engine of the constraint measures its metric for the same
     components. `record` is called with sets within the bound, `record_effects` with all of them.
     """
-    own_record = record if constraint is None else None
     target = Target.of(
-        engine, objective, sign=sign, record=own_record, record_effects=record_effects
+        engine,
+        objective,
+        sign=sign,
+        record=record if constraint is None else None,
+        record_effects=record_effects,
+        draw=draw,
     )
     return target if constraint is None else BoundedTarget(target, *constraint, record)
 

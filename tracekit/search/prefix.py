@@ -100,7 +100,8 @@ def _balanced_prefix(target: Target, order: Sequence[int], scores: Mask, size: i
     The last components push the metric back. Two sets are measured: the first components, and
     those with the largest absolute scores, which may include some of the last. If the faithfulness
     of one of them is above 1, bisection looks for a number of last components in between; if that
-    of both is, for a larger number. The measured set with the best score is returned.
+    of both is, for a larger number. The measured set is returned whose mean score, averaged with
+    the score of its mean effects, is best.
     """
 
     def measured(n_last: int) -> Selection:
@@ -120,7 +121,7 @@ def _balanced_prefix(target: Target, order: Sequence[int], scores: Mask, size: i
             tried[middle] = measured(middle)
             is_like_first = faithful.overshoots(tried[middle].mask) == overshoots
             low, high = (middle, high) if is_like_first else (low, middle)
-    return max(tried.values(), key=lambda each: each.effect)
+    return max(tried.values(), key=lambda each: each.effect + faithful.score_of_means(each.mask))
 
 
 def planned_prefixes(n_components: int, goal: Goal, ranking_cost: Cost) -> PlannedPasses:

@@ -11,8 +11,9 @@ complement takes two passes instead of one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +41,8 @@ Sets = Iterable[Sequence[int]]
 """Sets of components, by flat index."""
 SomeExamples = Int[Tensor, " some"] | None
 """Numbers of the examples that are used; None: all."""
+DrawEngines = Callable[[], Iterator[Engine]]
+"""Begins to draw pairs, and gives the engine of each batch of them, without end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,7 @@ class Target:
     """The target of faithful sets that this one is or is made of, if it is one."""
     ranking_sign: int = 1
     """Factor of gradients in rankings: -1 where faithful sets have effects below 0, else 1."""
+    _draw: DrawEngines | None = None
 
     def __init__(
         self,
@@ -89,6 +93,7 @@ class Target:
         sign: int = 1,
         record: SetRecorder | None = None,
         record_effects: SetRecorder | None = None,
+        draw: DrawEngines | None = None,
     ) -> None:
         """Makes a target of an engine's effects.
 
@@ -98,8 +103,9 @@ class Target:
             sign: Factor of the effects in the scores: -1 to look for sets with effects below 0.
             record: Is called with every set that was measured on all examples, and its scores.
             record_effects: Is called with these sets and their effects.
+            draw: Draws pairs that searches train on, and gives the engine of each batch.
         """
-        self.sign, self._objective = sign, objective
+        self.sign, self._objective, self._draw = sign, objective, draw
         self._engine, self._record, self._record_effects = engine, record, record_effects
         self._metric = metric = score_metric(engine.metric, objective, sign)
         with_metric = engine if metric is engine.metric else engine.with_metric(metric)
@@ -157,7 +163,24 @@ class Target:
 
     def with_engine(self, engine: Engine) -> Target:
         """The same on the examples of another engine, without recorders."""
-        return type(self)(engine, self._objective, sign=self.sign)
+        return type(self)(engine, self._objective, sign=self.sign, draw=self._draw)
+
+    @property
+    def draws_pairs(self) -> bool:
+        """Whether searches train on pairs that are drawn for them, and not on the examples."""
+        return self._draw is not None
+
+    def training_targets(self) -> Iterator[Target]:
+        """The target of each epoch: this one, or that of pairs drawn for the epoch, without end."""
+        if self._draw is None:
+            yield from repeat(self)
+            return
+        for engine in self._draw():
+            target = self.with_engine(replace(engine, account=self._engine.account))
+            target.engine = replace(target.engine, account=self.engine.account)
+            # The clean and the counterfactual run, which are made for this epoch alone.
+            self.engine.account.add_examples(2 * engine.n_examples)
+            yield target
 
     @property
     def cost(self) -> Cost:
@@ -177,6 +200,12 @@ class Target:
     ) -> Float[Tensor, "set some"]:
         """Scores of sets, on all examples or on some; `label` names the progress bar."""
         return self._scores([self.engine.set_effects(sets, label, examples=examples)], examples)
+
+    def mean_scores(
+        self, sets: Sets, label: str, *, examples: SomeExamples = None
+    ) -> Float[Tensor, " set"]:
+        """What a search compares sets by: the mean of their scores over the examples."""
+        return self.set_effects(sets, label, examples=examples).mean(1)
 
     def report(self, members: Sequence[int]) -> ConstraintEffect | None:
         """Effect of a set on the constrained metric; None without a constraint."""
@@ -247,6 +276,15 @@ class Target:
         """Scores, and the gradient of their weighted sum, on some examples or on all."""
         return self.engine.gradient(mask, example_weights, examples)
 
+    def sampled_gradient(
+        self, mask: Mask, examples: Int[Tensor, " some"], generator: torch.Generator
+    ) -> Mask:
+        """A random gradient, at half the cost where possible, whose mean is that of summed scores.
+
+        `generator` draws which part of the scores is differentiated.
+        """
+        return self.gradient(mask, torch.ones_like, examples)[1]
+
     def predict_changes(
         self, members: ComponentSet, *, examples: SomeExamples = None
     ) -> FirstOrderPrediction:
@@ -312,14 +350,14 @@ class FaithfulTarget(Target):
     _objective: Faithful
 
     def __init__(
-        self, engine: Engine, objective: Faithful, *, sign: int = 1, **recorders: Any
+        self, engine: Engine, objective: Faithful, *, sign: int = 1, **options: Any
     ) -> None:
-        """Makes a target, and measures all components first; recorders as in `Target`."""
+        """Makes a target, and measures all components first; options as in `Target`."""
         self._full, self.faithful = engine.full_effects, self
         self.ranking_sign = -1 if self._full.mean() < 0 else 1
         self.measured: dict[ComponentSet, EffectAndComplement] = {}
         """Every set that was measured on all examples with its complement, and these."""
-        super().__init__(engine, objective, **recorders)
+        super().__init__(engine, objective, **options)
 
     @property
     def full_effects(self) -> Effects:
@@ -352,10 +390,34 @@ class FaithfulTarget(Target):
         self, sets: Sets, label: str = "effects", *, examples: SomeExamples = None
     ) -> Float[Tensor, "set some"]:
         """Scores of sets, on all examples or on some; `label` names the progress bar."""
+        return self._scores(self._both_effects(sets, label, examples), examples)
+
+    def mean_scores(
+        self, sets: Sets, label: str, *, examples: SomeExamples = None
+    ) -> Float[Tensor, " set"]:
+        """What a search compares sets by: the mean score, averaged with `score_of_means`."""
+        own, others = self._both_effects(sets, label, examples)
+        full = self._full if examples is None else self._full[examples]
+        of_means = self._objective.scores(own.mean(1), others.mean(1), full.mean())
+        return (self._scores([own, others], examples).mean(1) + of_means) / 2
+
+    def score_of_means(self, mask: BinaryMask) -> float:
+        """The score of the mean effects of a measured set, its complement and all components.
+
+        A set with the right effect on average may do too much on some examples and too little on
+        others, which its mean score punishes and its faithfulness on further examples does not.
+        """
+        own, others = map(torch.tensor, self.measured[members_of_mask(mask)])
+        return self._objective.scores(own, others, self._full.mean()).item()
+
+    def _both_effects(
+        self, sets: Sets, label: str, examples: SomeExamples
+    ) -> Sequence[Float[Tensor, "set some"]]:
+        """Effects of sets, and of their complements."""
         listed = [tuple(members) for members in sets]
         others = [complement_of(members, self.n_components) for members in listed]
         rows = self.engine.set_effects([*listed, *others], label, examples=examples)
-        return self._scores(rows.split([len(listed)] * 2), examples)
+        return rows.split([len(listed)] * 2)
 
     def _scores(self, effects: Sequence[Tensor], numbers: SomeExamples = None) -> Tensor:
         own, others = effects
@@ -402,6 +464,26 @@ class FaithfulTarget(Target):
             combine=lambda own, others, numbers: self._scores([own, others], numbers),
             with_complement=True,
         )
+
+    def sampled_gradient(
+        self, mask: Mask, examples: Int[Tensor, " some"], generator: torch.Generator
+    ) -> Mask:
+        """The gradient by the effects of the set alone, or of its complement, each by its weight.
+
+        A coin that falls on the complement with a probability of w takes one of the two terms of
+        the score, so each gradient runs one mask, and the mean of many is that of the whole score.
+        """
+        drawn = torch.rand((), generator=generator).item() < self._objective.complement
+        one_term = Faithful(complement=float(drawn))
+        full = to_device(self._full, self.engine.device)
+        _, gradient = gradients.gradient(
+            self.engine,
+            1 - mask if drawn else mask,
+            torch.ones_like,
+            examples,
+            combine=lambda each, numbers: one_term.scores(each, each, full[numbers]),
+        )
+        return -gradient if drawn else gradient
 
     def predict_changes(
         self, members: ComponentSet, *, examples: SomeExamples = None

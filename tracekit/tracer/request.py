@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast, get_args
 
 from tracekit._util.names import ObjectiveName, SignName, choices_text
 from tracekit._util.options import check_seed, short_repr
+from tracekit.data.prompts import PromptPairs
 from tracekit.engine.effects import check_metric
 from tracekit.engine.engine import Engine
 from tracekit.engine.sources import OtherModel
 from tracekit.errors import BudgetError, ConfigError
 from tracekit.measure.question import KnownSets, Question
+from tracekit.measure.training_pairs import TrainingSource
 from tracekit.results.result import check_level
 from tracekit.search import Goal, Search
 from tracekit.search.auto import FEWEST_EXAMPLES, Auto
@@ -41,6 +43,8 @@ class Request:
     objective: ObjectiveName | Objective | None = None
     sign: SignName | None = None
     constraint: Constraint | None = None
+    training_pairs: Iterable[PromptPairs] | None = None
+    """Batches of pairs without end that the search trains on, in place of the searched examples."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -72,6 +76,8 @@ class ResolvedRequest:
     """Of the effects that are sought, 1 or -1."""
     constraint: tuple[Constraint, Engine] | None = None
     """The constraint, and the engine that measures it."""
+    training: TrainingSource | None = None
+    """Draws the pairs that the search trains on, if not the searched examples."""
     seed: int = 0
 
     @property
@@ -111,6 +117,7 @@ class ResolvedRequest:
             sign=self.sign,
             record=None if recorder is None else recorder.record,
             record_effects=self.question.sets.record,
+            draw=None if self.training is None else self.training.engines,
         )
 
 
@@ -165,6 +172,7 @@ def resolve_request(
         check_metric(engine)
         constraint = request.constraint, engine
     return ResolvedRequest(
+        training=_training_source(question, request),
         question=question,
         search=search,
         goal=goal,
@@ -173,6 +181,22 @@ def resolve_request(
         constraint=constraint,
         seed=request.seed,
     )
+
+
+def _training_source(question: Question, request: Request) -> TrainingSource | None:
+    if request.training_pairs is None:
+        return None
+    if not getattr(request.search, "trains", False):
+        raise ConfigError(
+            f"The method {request.search.name!r} does not train on pairs. Leave out "
+            "training_pairs, or use learned-ranking, pgb-ct or dcm."
+        )
+    if request.constraint is not None:
+        raise ConfigError(
+            "A constraint is measured on the searched examples, and training_pairs are others. "
+            "Leave one of them out."
+        )
+    return TrainingSource(question, request.training_pairs)
 
 
 def resolve_front(question: Question, request: Request, *, statistics: bool) -> ResolvedRequest:

@@ -180,6 +180,7 @@ def results_of(
                     stopped=selection.stopped,
                     held_out_by=selection.held_out_by,
                     n_skipped=selection.n_skipped,
+                    training=None if request.training is None else request.training.drawn,
                     versions=versions(),
                 ),
                 registry=question.registry,

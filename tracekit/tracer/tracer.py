@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
@@ -191,6 +191,7 @@ class Tracer:
         objective: ObjectiveName | Objective | None = ...,
         sign: SignName | None = ...,
         constraint: Constraint | None = ...,
+        training_pairs: Iterable[PromptPairs] | None = ...,
         observe: Observer | None = ...,
         seed: int = ...,
         **options: Any,
@@ -207,6 +208,7 @@ class Tracer:
         objective: ObjectiveName | Objective | None = ...,
         sign: SignName | None = ...,
         constraint: Constraint | None = ...,
+        training_pairs: Iterable[PromptPairs] | None = ...,
         observe: Observer | None = ...,
         seed: int = ...,
         **options: Any,
@@ -223,6 +225,7 @@ class Tracer:
         objective: ObjectiveName | Objective | None = None,
         sign: SignName | None = None,
         constraint: Constraint | None = None,
+        training_pairs: Iterable[PromptPairs] | None = None,
         observe: Observer | None = None,
         seed: int = 0,
         **options: Any,
@@ -250,6 +253,10 @@ class Tracer:
                 `full`, that of the effect of all components. By default that of `target_effect`,
                 `full` where the source is another model, else `positive`.
             constraint: A metric to leave within bounds: only sets within them are given back.
+            training_pairs: Pairs without end that `learned-ranking`, PGB-CT or DCM trains on, such
+                as `tk.data.endless_pairs("ioi", model)`, or another iterable of `PromptPairs`. Each
+                epoch draws new ones; pairs that are searched or held out are left out. The searched
+                examples then only decide between sets. `result.run.training` says what was drawn.
             observe: Is called with a `RunRecord` at the start, at every step, with every result and
                 at the end; one of `tracekit.tracer.trackers`, say. If it raises, that is a warning.
             seed: Seed of the search; the same seed gives the same result.
@@ -263,6 +270,7 @@ class Tracer:
             BudgetError: About the budget.
             TargetNotReachedError: No set that was tried reaches the target, or is so faithful.
             NothingFoundError: No set within the bound of `constraint`, or no path of edges.
+            PairsError: The `training_pairs` are no pairs, or have an end.
         """
         request = Request(
             search=make(method, options, signature(self.run).parameters),
@@ -273,6 +281,7 @@ class Tracer:
             objective=objective,
             sign=sign,
             constraint=constraint,
+            training_pairs=training_pairs,
             seed=seed,
         )
         self._last = results = run_search(self.question, request, observe)

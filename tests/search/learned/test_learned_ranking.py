@@ -95,7 +95,7 @@ def test_a_ranking_that_gets_worse_is_not_the_answer(monkeypatch):
     goal, start = Goal(budgets=(1, 2, 3, 4)), LearnedRanking(epochs=1, learning_rate=1e-9)
     expected = [members(each) for each in start.search(PlantedTarget(), goal, 0)]
 
-    def away(self, target, scores, size, examples):
+    def away(self, target, scores, size, examples, generator):
         return torch.where(SINGLES > 0.3, 1.0, -1.0)
 
     monkeypatch.setattr(LearnedRanking, "_gradient", away)
@@ -135,7 +135,7 @@ def test_a_soft_mask_has_its_size_and_the_derivatives_of_its_threshold(size):
         soft = search._soft_mask(scores, size)
         return -(value(soft.float()) * target.factors[examples]).sum().item()
 
-    gradient = search._gradient(target, scores.float(), size, examples)
+    gradient = search._gradient(target, scores.float(), size, examples, torch.Generator())
     for index, step in enumerate(1e-2 * torch.eye(8, dtype=torch.float64)):
         slope = (loss(scores + step) - loss(scores - step)) / 2e-2
         assert gradient[index].item() == pytest.approx(slope, abs=2e-3)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import ClassVar
 
 import torch
@@ -34,9 +35,12 @@ _SMALLEST, _LARGEST = 0.001, 0.5
 """Sizes that are trained, as shares of the components."""
 _CHECKED = 0.25
 """Share of the examples that are not trained on, and decide which ranking is best at which size. Of
-fewer than four examples, all are trained on, and the last ranking is the answer."""
-_CHECKS, _SIZES_CHECKED = 4, 6
-"""Rankings that training leaves, and sizes at most that are checked beside the budgets."""
+fewer than four examples, all are trained on, and the last ranking is the answer. Where pairs are
+drawn to train on, all examples decide."""
+_CHECKS, _SIZES_CHECKED = 4, 7
+"""Rankings that training leaves, and sizes that are checked: the budgets, and others if few."""
+_WEIGHTS_OF_LAST = 0.1, 0.25, 0.5, 1.0
+"""Weights of components that push the metric back, against others, in rankings by the gradient."""
 _BISECTIONS = 40
 _EPS = 0.01
 """Adam's epsilon relative to the largest entry of a gradient: near zero, steps are small too."""
@@ -48,10 +52,12 @@ class LearnedRanking(ValidatedFields):
 
     name: ClassVar[str] = "learned-ranking"
     title: ClassVar[str] = "learned ranking"
+    trains: ClassVar[bool] = True
 
     epochs: PositiveInt = 40
-    """Passes over the three quarters of the examples that are trained on. The others decide for
-    each budget among the first ranking, those at four points of the training, and the sizes."""
+    """Passes over the three quarters of the examples that are trained on, or batches of drawn
+    pairs. The other examples decide for each budget among the first rankings, those at four points
+    of the training, and the sizes."""
     batch_size: PositiveInt = 8
     """Examples per step. Changes the result."""
     learning_rate: PositiveFloat = 0.05
@@ -64,9 +70,13 @@ class LearnedRanking(ValidatedFields):
     def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """Two passes an epoch and for each point of the line, those of the checks and prefixes."""
         gradients = self.epochs + self.steps + 1
-        checks = _CHECKED * (_CHECKS + 2) * len(_checked_sizes(n_components, goal))
+        n_sizes = len(_checked_sizes(n_components, goal))
+        checks = _CHECKED * (_CHECKS + 1) * n_sizes
         answers = len(goal.budgets) if goal.target is None else most_prefixes(n_components)
-        return PlannedPasses(cost=Cost(gradients + checks + answers, gradients))
+        return PlannedPasses(
+            cost=Cost(gradients + checks + answers, gradients),
+            if_faithful=Cost(_CHECKED * len(_WEIGHTS_OF_LAST) * n_sizes),
+        )
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Trains rankings, and measures the best set within each budget."""
@@ -104,6 +114,8 @@ class LearnedRanking(ValidatedFields):
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(target.n_examples, generator=generator).tolist()
         set_aside, rest = split_disjoint(target.pairs, order, int(_CHECKED * len(order)))
+        if target.draws_pairs:
+            set_aside = rest = order
         trained, checked = torch.tensor(rest), torch.tensor(set_aside)
         rankings, means, stopped = list[Mask](), list[Tensor](), None
 
@@ -112,8 +124,7 @@ class LearnedRanking(ValidatedFields):
             if set_aside:
                 order = ranking(scores)
                 sets = [prefix_members(target, order, size) for size in sizes]
-                effects = target.set_effects(sets, "examples set aside", examples=checked)
-                row = effects.mean(1)
+                row = target.mean_scores(sets, "examples set aside", examples=checked)
             # Only what was measured: Ctrl-C may come in between.
             rankings.append(scores)
             means.append(row)
@@ -132,14 +143,16 @@ class LearnedRanking(ValidatedFields):
     def _first_scores(self, target: Target, examples: Int[Tensor, " some"]) -> list[Mask]:
         """Scores to start from: quantiles in the order of the integrated gradients, or zeros.
 
-        For a faithful target, also in the order of their absolute values.
+        For a faithful target, also in orders between theirs and that of their absolute values.
         """
         n = target.n_components
         if not self.steps:
             return [torch.zeros(n)]
         line = line_gradient(target, self.steps, self.name, examples)
         normal = -torch.special.ndtri((torch.arange(n) + 0.5) / n)
-        lines = [line] if target.faithful is None else [line, line.abs()]
+        lines = [line]
+        if target.faithful is not None:
+            lines += [torch.where(line > 0, line, -weight * line) for weight in _WEIGHTS_OF_LAST]
         return [torch.empty(n).index_copy(0, torch.tensor(ranking(each)), normal) for each in lines]
 
     def _descend(
@@ -152,14 +165,16 @@ class LearnedRanking(ValidatedFields):
         """Trains the scores in place, and yields their mean over each section of the training."""
         smallest, largest = _trained_sizes(target.n_components)
         optimizer = torch.optim.Adam([scores], lr=self.learning_rate, betas=(0.9, 0.99))
+        targets = target.training_targets()
         for epochs in torch.arange(self.epochs).tensor_split(min(_CHECKS, self.epochs)):
             total, n_steps = torch.zeros_like(scores), 0
-            for _ in epochs:
-                order = torch.randperm(len(trained), generator=generator)
-                for examples in trained[order].split(self.batch_size):
+            for source in islice(targets, len(epochs)):
+                numbers = trained if source is target else torch.arange(source.n_examples)
+                order = torch.randperm(len(numbers), generator=generator)
+                for examples in numbers[order].split(self.batch_size):
                     share = torch.rand((), generator=generator).item()
                     size = smallest * (largest / smallest) ** share
-                    scores.grad = self._gradient(target, scores, size, examples)
+                    scores.grad = self._gradient(source, scores, size, examples, generator)
                     largest_entry = scores.grad.abs().max().item()
                     optimizer.param_groups[0]["eps"] = _EPS * max(largest_entry, 1e-12)
                     optimizer.step()
@@ -167,11 +182,16 @@ class LearnedRanking(ValidatedFields):
             yield total / n_steps
 
     def _gradient(
-        self, target: Target, scores: Mask, size: float, examples: Int[Tensor, " some"]
+        self,
+        target: Target,
+        scores: Mask,
+        size: float,
+        examples: Int[Tensor, " some"],
+        generator: torch.Generator,
     ) -> Mask:
-        """Gradient of the negative mean score of examples, under the soft mask of a size."""
+        """Gradient of the negative sum of the scores of examples, under the soft mask of a size."""
         mask = self._soft_mask(scores, size)
-        _, gradient = target.gradient(mask, lambda each: -torch.ones_like(each), examples)
+        gradient = -target.sampled_gradient(mask, examples, generator)
         require_finite_gradient(gradient, target.metric)
         slope = mask * (1 - mask) / self.temperature
         # tau moves with each score so that the sum of the mask stays.
@@ -199,5 +219,6 @@ def _checked_sizes(n_components: int, goal: Goal) -> list[int]:
     """The budgets and smaller sizes, ascending; without budgets, sizes that are trained."""
     smallest, largest = map(round, _trained_sizes(n_components))
     largest = goal.budgets[-1] if goal.budgets else largest
-    spaced = log_spaced_sizes(min(smallest, largest), largest, _SIZES_CHECKED)
+    n_spaced = max(2, _SIZES_CHECKED - len(goal.budgets))
+    spaced = log_spaced_sizes(min(smallest, largest), largest, n_spaced)
     return sorted({*spaced, *goal.budgets})

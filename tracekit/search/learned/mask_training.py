@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar
 
 import torch
@@ -21,6 +22,7 @@ from tracekit._util.options import Share, ValidatedFields
 from tracekit.components import kind_of, masks
 from tracekit.components.masks import BinaryMask, Mask
 from tracekit.engine.cost import Cost
+from tracekit.errors import ConfigError
 from tracekit.search.base import Goal, PlannedPasses, Selection
 from tracekit.search.learned.lambda_search import (
     TrainingRun,
@@ -46,6 +48,7 @@ class MaskTraining(ValidatedFields, ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]
+    trains: ClassVar[bool] = True
     default_trials: ClassVar[int] = DEFAULT_TRIALS
 
     lambda1: NonNegativeFloat | None = None
@@ -159,9 +162,11 @@ class MaskTraining(ValidatedFields, ABC):
         optimizer = torch.optim.Adam([mask], lr=self._learning_rate(target))
         reward = LossGradient(target, make_loss(self.loss, target))
         run = TrainingRun(lambda1)
-        for epoch in range(self.epochs):
+        for epoch, trained in enumerate(islice(target.training_targets(), self.epochs)):
+            if trained is not target:
+                reward = LossGradient(trained, make_loss(self.loss, trained))
             reward_gradient_sum = torch.zeros_like(mask)
-            for examples in self._order(target, epoch, seed).split(self.batch_size):
+            for examples in self._order(trained, epoch, seed).split(self.batch_size):
                 gradient = reward.step(mask, examples)
                 reward_gradient_sum -= gradient
                 mask.grad = gradient + self.penalty_gradient(lambda1, mask, epoch)
@@ -188,6 +193,11 @@ class MaskTraining(ValidatedFields, ABC):
 
     def _order(self, target: Target, epoch: int, seed: int) -> Tensor:
         if self.example_order is not None:
+            if target.draws_pairs:
+                raise ConfigError(
+                    "example_order orders the given examples, and the search trains on others. "
+                    "Leave out example_order or training_pairs."
+                )
             return torch.tensor(list(self.example_order[epoch]))
         generator = torch.Generator().manual_seed((seed * 100_003 + epoch) % 2**63)
         return torch.randperm(target.n_examples, generator=generator)
