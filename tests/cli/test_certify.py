@@ -118,6 +118,24 @@ def ioi_folder(gpt2_tokenizer, tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore::tracekit.errors.ModelWarning")
+def test_a_trace_trains_on_new_pairs_of_its_data_set(command, ioi_folder, tmp_path):
+    model = tk.TraceResult.load(ioi_folder).model_facts.path
+    options = ("--model", model, "--dataset", "ioi", "--data-option", "n=6", "--quiet")
+    search = ("--method", "dcm", "--option", "lambda1=0.001", "--option", "epochs=2")
+    output = ("--output", tmp_path, "--metric", "logit-difference", "--fresh-training")
+    code, _, err = command("trace", *options, *search, *output)
+    assert code == 0, err
+    (folder,) = [file.parent for file in tmp_path.rglob("result.json")]
+    training = tk.TraceResult.load(folder).run.training
+    # A batch of 16 is more than the six that are searched.
+    assert training.n_pairs == 32
+    assert training.code == "tk.data.endless_pairs('ioi', model, first_seed=1, n=16)"
+    command_options = ("--dataset", "demo-facts", "--method", "dcm", "--fresh-training")
+    code, _, err = command("trace", *command_options, "--output", tmp_path / "other")
+    assert (code, "demo-facts' is not drawn by a seed" in " ".join(err.split())) == (1, True)
+
+
+@pytest.mark.filterwarnings("ignore::tracekit.errors.ModelWarning")
 def test_claims_are_tested_on_each_wording_and_measured_again(command, ioi_folder):
     claim = ("--effect", "-50", "--max-examples", "200", "--quiet")
     code, _, err = command("certify", ioi_folder, "--wordings", *claim)

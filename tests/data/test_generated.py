@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from itertools import islice
 from string import Formatter
 from typing import get_args
@@ -70,6 +70,23 @@ def test_pairs_without_end_have_one_seed_after_the_other(gpt2_tokenizer):
         source.first_seed = 4
     with pytest.raises(ConfigError, match="'winobias' is not drawn by a seed. Use one of counterf"):
         tk.data.endless_pairs("winobias", gpt2_tokenizer)
+
+
+def test_further_pairs_are_of_the_seeds_after_that_of_given_ones(gpt2_tokenizer):
+    pairs = tk.load_dataset("ioi", gpt2_tokenizer, n=5, seed=3, wording="friends")[:2]
+    source = tk.data.further_pairs(pairs, gpt2_tokenizer)
+    assert (source.dataset, source.first_seed) == ("ioi", 4)
+    assert source.options == {"n": 16, "wording": "friends"}
+    by_wording = tk.data.further_pairs(pairs, gpt2_tokenizer, by_wording=True)
+    assert {name: each.options["wording"] for name, each in by_wording.items()} == {
+        name: name for name in tk.data.DATASETS["ioi"].wordings
+    }
+    with pytest.raises(ConfigError) as raised:
+        tk.data.further_pairs(replace(pairs, origin=None), gpt2_tokenizer)
+    assert str(raised.value) == (
+        "The pairs are of no data set that is generated from a seed, so no further ones can be "
+        "drawn. Load them with tk.load_dataset, or give pairs of your own."
+    )
 
 
 @pytest.mark.parametrize("wording", get_args(generated.YearWording))

@@ -342,19 +342,16 @@ def certify(values: OptionValues, run: RunFolder) -> None:
 
 def _fresh_pairs(tracer: tk.Tracer, names: list[str], is_each_wording: bool) -> Any:
     """Pairs as `tracer.certify` takes them; None: the held-out ones."""
-    from tracekit.data import describe, endless_pairs, wordings
+    from tracekit.data import describe, further_pairs
 
     if names:
         sources = {name: tk.load_dataset(name, tracer.model) for name in names}
         return sources if len(names) > 1 else sources[names[0]]
     origin = tracer.pairs.origin
-    drawn = {"n", "seed"} | ({"wording"} if is_each_wording else set())
-    if origin is None or not (is_each_wording or drawn <= {*describe(origin.dataset).options}):
+    is_drawn = origin is not None and {"n", "seed"} <= {*describe(origin.dataset).options}
+    if origin is None or not (is_each_wording or is_drawn):
         return None
-    options = {name: origin.options[name] for name in {*origin.options} - drawn}
-    first_seed = 1 + origin.options.get("seed", 0)
-    draw = wordings if is_each_wording else endless_pairs
-    return draw(origin.dataset, tracer.model, first_seed=first_seed, **options)
+    return further_pairs(tracer.pairs, tracer.model, by_wording=is_each_wording)
 
 
 def _print(certificate: Any, before: str = "") -> None:

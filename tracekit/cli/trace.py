@@ -45,12 +45,16 @@ from tracekit.errors import SearchStoppedWarning
     target_effect=HOW.number("Instead of a budget: the effect to reach."),
     faithfulness=HOW.number("Instead of a budget: the smallest set as faithful as this, e.g. 0.9."),
     method=HOW.names(f"{choices_text(MethodName)}{SEVERAL} Default: pgb-ct+local."),
+    fresh_training=HOW.flag(
+        "Train on new pairs of a generated data set (learned-ranking, pgb-ct, dcm)."
+    ),
     option=HOW.settings(
         f"Option of a method as name=value, e.g. lambda1=0.001 or random:draws=200{SEVERAL}"
     ),
 )
 def trace(values: OptionValues) -> None:
     """Traces any model on any data set, and writes figures and results."""
+    from tracekit.data import further_pairs
     from tracekit.tracer.estimate import estimate_run
     from tracekit.tracer.request import Request
     from tracekit.tracer.search import run_search
@@ -64,6 +68,8 @@ def trace(values: OptionValues) -> None:
         goal = goal_arguments(values, by_method[name])
         arguments.append({"search": tk.search.make(name, by_method[name]), "seed": seed, **goal})
     tracer, request_options = build_search(values)
+    if values["fresh_training"]:
+        request_options["training_pairs"] = further_pairs(tracer.pairs, tracer.model)
     requests = [Request(**each, **request_options) for each in arguments]
     if values["dry_run"]:
         parts = [tracer.pairs, *filter(None, [tracer.held_out])]

@@ -11,5 +11,6 @@ from tracekit.data.registry import Dataset as Dataset
 from tracekit.data.registry import EndlessPairs as EndlessPairs
 from tracekit.data.registry import describe as describe
 from tracekit.data.registry import endless_pairs as endless_pairs
+from tracekit.data.registry import further_pairs as further_pairs
 from tracekit.data.registry import load_dataset as load_dataset
 from tracekit.data.registry import wordings as wordings

@@ -167,6 +167,29 @@ def endless_pairs(
     return EndlessPairs(name, model, first_seed, {"n": n} | options)
 
 
+def further_pairs(
+    pairs: PromptPairs, model: HookedModel, *, by_wording: bool = False
+) -> EndlessPairs | dict[str, EndlessPairs]:
+    """Pairs without end of the data set that pairs are of, from the seed after theirs on.
+
+    If `by_wording`, those of each of its wordings, as in `wordings`.
+
+    Raises:
+        ConfigError: The pairs are of no data set that is generated from a seed.
+    """
+    origin = pairs.origin
+    if origin is None:
+        raise ConfigError(
+            "The pairs are of no data set that is generated from a seed, so no further ones can be "
+            "drawn. Load them with tk.load_dataset, or give pairs of your own."
+        )
+    drawn = {"n", "seed", "wording"} if by_wording else {"n", "seed"}
+    options = {name: origin.options[name] for name in {*origin.options} - drawn}
+    first_seed = 1 + origin.options.get("seed", 0)
+    draw = wordings if by_wording else endless_pairs
+    return draw(origin.dataset, model, first_seed=first_seed, **options)
+
+
 def wordings(
     name: str, model: HookedModel | str | Path, *, n: int = 16, first_seed: int = 1, **options: Any
 ) -> dict[str, EndlessPairs]:
