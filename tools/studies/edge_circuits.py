@@ -10,7 +10,7 @@ on each fresh example, all other edges patched. Lines that the file has are not 
 Rankings are `attribution` (EAP), `eap-ig` and `mask-ig`, by size as MIB ranks and by sign, with the
 edges that lie on no path and with others in their place (`on paths`); what `tracer.run` selects by
 `mask-ig` and by `learned-ranking`, which trains on the examples that rank (`given`) or on new ones
-(`drawn`).
+(`drawn`); and the latter among the edges of 60 nodes only, which `mask-ig` ranks first (`nodes`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,18 @@ from tracekit.components.masks import complement_of, members_of_mask, ranking
 from tracekit.data.pair import SeenPrompts
 from tracekit.results.faithfulness import MIB_SHARES
 from tracekit.results.intervals import ratio_interval
+from tracekit.search import LearnedRanking, Search, Target
 
 SHARES = MIB_SHARES[:-1]
 FEW = SHARES[:3]
 """Shares at which rankings are measured with edges on no path, of which larger sets have few."""
 FIRST_DRAWN = 1_000_000
 """Seed of the pairs that a search draws to train on; those of `draw` begin far below."""
+
+N_NODES = 60
+"""Heads and MLPs between which `nodes` looks for edges."""
+LAST = -20.0
+"""A score below that of any other edge, which training does not change."""
 
 app = typer.Typer(add_completion=False)
 
@@ -118,14 +124,33 @@ def measure(
     def _n(share: float) -> int:
         return int(share * n_edges + 1e-9)
 
-    def select(method: str, training: Any = None) -> tuple[list[ComponentSet], float]:
+    def select(method: Any, training: Any = None) -> tuple[list[ComponentSet], float]:
         search = tk.search.make(method, {})
         curve = own.run(search, budgets=SHARES, seed=draw, training_pairs=training)
         sets = [members_of_mask(result.binary_mask) for result in curve]
         return sets, curve[0].cost.forward_equivalents
 
+    def among_nodes() -> Search:
+        """A learned ranking whose sets have edges among a few nodes only."""
+        kinds = ["head-outputs", "mlp-outputs"]
+        of_nodes = tk.Tracer(loaded, searched, kinds, "logit-difference", progress=False)
+        nodes = of_nodes.run("mask-ig", budget=N_NODES, objective="faithful", sign="full")
+        among = tk.components.ComponentRegistry.of_edges(loaded.cfg, among=nodes)
+        is_last = torch.ones(n_edges, dtype=torch.bool)
+        is_last[[own.registry.index(among.label(n)) for n in range(len(among))]] = False
+
+        class Among(LearnedRanking):
+            def _first_scores(self, target: Target, examples: torch.Tensor) -> list[torch.Tensor]:
+                whole = super()._first_scores(target, examples)
+                return [each.masked_fill(is_last, LAST) for each in whole]
+
+        return Among()
+
     for method in methods.split(","):
-        if method == "given":
+        if method == "nodes":
+            source = Fresh(task, loaded, examples, FIRST_DRAWN * (draw + 1), judged)
+            tell("learned among 60 nodes", lambda: select(among_nodes(), source))  # noqa: B023
+        elif method == "given":
             tell("learned, given pairs", lambda: select("learned-ranking"))
         elif method == "drawn":
             source = Fresh(task, loaded, examples, FIRST_DRAWN * (draw + 1), judged)
