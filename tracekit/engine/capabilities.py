@@ -32,7 +32,8 @@ from tracekit.models.hooked import (
     random_tokens,
 )
 
-_SHORTEST = 8
+_SHORTEST, _ROUNDED = 8, 32
+"""Tokens of the shortest rows that are tested, and of which lengths are multiples."""
 
 
 class Capabilities:
@@ -53,6 +54,7 @@ class Capabilities:
         self._part_skippers: dict[EdgesBy | None, PartSkipper | None] = {}
         self._packing = packing
         self._packing_refusals: dict[int, str] = {}
+        self._longest_packed = 0
         self._has_warned = False
 
     @classmethod
@@ -101,10 +103,18 @@ class Capabilities:
         """
         if self._packing is not None:
             return self._packing
+        if length <= self._longest_packed:
+            return True
         length = max(length, _SHORTEST)
         if length not in self._packing_refusals:
-            with freeze(model), torch.no_grad():
-                self._packing_refusals[length] = _reason_not_packed(model, length)
+            # Rounded up, so that the rows of another data set need no test of their own.
+            rounded = min(-(-length // _ROUNDED) * _ROUNDED, int(model.cfg.n_ctx) - 1)
+            for tried in sorted({length, max(length, rounded)}, reverse=True):
+                with freeze(model), torch.no_grad():
+                    self._packing_refusals[length] = _reason_not_packed(model, tried)
+                if not self._packing_refusals[length]:
+                    self._longest_packed = tried
+                    break
         refusal = self._packing_refusals[length]
         if refusal and warns and not self._has_warned:
             _warn_of_slow_path(model, refusal, "x and y of an example are run as two sequences")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil, nan
 from operator import itemgetter
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -39,6 +40,8 @@ class BatchEffects(NamedTuple):
 
 _MAX_ALONE = 64
 """Largest number of rows that run alone for a noise floor."""
+_CHOICES_OF_RUNS: WeakKeyDictionary[PreparedData, Float[Tensor, "run 5"]] = WeakKeyDictionary()
+"""First choices in the clean and the counterfactual run, which are counted once for a data set."""
 
 
 def metric_effects(
@@ -80,16 +83,20 @@ def stream_effects(data: PreparedData, mask: ComponentsLike) -> Iterator[BatchEf
         yield measured
 
 
-def check_metric(data: PreparedData) -> None:
+def check_metric(data: PreparedData, moved: ContinuationLogProbs | None = None) -> None:
     """Refuses a metric whose effect on an example depends on the other examples of a batch.
 
+    `moved` are log-probabilities of all examples under the full mask, if they were measured.
     Several ranks skip the check: if one raised an error, the others would wait for it.
     """
     if data.ranks.count > 1:
         return
     batch = data.batches[0]
     with data.measuring():
-        ((_, _, moved),) = data.passes(_as_stack(data, torch.ones(data.n_components)), [batch])
+        if moved is None:
+            ((_, _, moved),) = data.passes(_as_stack(data, torch.ones(data.n_components)), [batch])
+        else:
+            moved = moved.map(itemgetter(batch.examples))
         _check_independence(data, batch, data.metric, data.clean_of(batch), moved)
 
 
@@ -144,41 +151,43 @@ def count_choices(
     begins with x, both can be chosen. Values are NaN without a y, and in the second row without a
     counterfactual run (`other`, whose clean run it is).
     """
-    reads: list[Reading] = ["argmax", "distribution"]
-    if "token-sets" in data.metric.reads:
-        reads.append("token-sets")
-    masks = data.masks_of(sets)
+    reads, masks = data.choice_reads, data.masks_of(sets)
     sums = torch.zeros(2 + len(sets), 5, device=data.device)
+    earlier, is_denoising = _CHOICES_OF_RUNS.get(data), data.metric.direction == "denoising"
     with data.measuring():
-        for batch in data.batches:
-            runs = [data.forward_pass.log_probs(batch, [], reads=reads)]
-            if other is not None:
+        for batch in data.batches if sets or earlier is None else []:
+            if data.counts_choices:
+                runs = [data.clean_of(batch, reads)]
+            else:
+                runs = [data.forward_pass.log_probs(batch, [], reads=reads)]
+            if other is not None and (is_denoising or earlier is None):
                 parts = []
                 for part in other.batches_of(batch.examples.cpu(), of_all_ranks=True):
                     order = (part.examples[:, None] == batch.examples).nonzero()[:, 1]
                     parts.append((order, other.forward_pass.log_probs(part, [], reads=reads)))
                 runs.append(join_batches(parts, len(batch.examples), Ranks()))
-            if data.metric.direction == "denoising":
+            if is_denoising:
                 runs.reverse()
             for row, run in enumerate(runs):
-                sums[row] += _sum_choices(batch, runs[0], run)[0]
+                sums[row] += sum_choices(data, batch, runs[0], run)[0]
             # Without a set, `passes` would still run the counterfactual prompts.
             for _, some, run in data.passes(masks, [batch] if sets else [], reads=reads):
-                sums[2:][some] += _sum_choices(batch, runs[0], run)
+                sums[2:][some] += sum_choices(data, batch, runs[0], run)
     data.account.add_examples(len(sets) * data.n_examples)
     (sums,) = data.ranks.sum_ranks(sums.cpu())
     sums[:, 3:] /= data.n_examples
     if other is None:
         sums[1] = nan
+    sums[:2] = _CHOICES_OF_RUNS.setdefault(data, sums[:2].clone())
     return sums
 
 
-def _sum_choices(
-    batch: Batch, clean: ContinuationLogProbs, run: ContinuationLogProbs
+def sum_choices(
+    data: PreparedData, batch: Batch, clean: ContinuationLogProbs, run: ContinuationLogProbs
 ) -> Float[Tensor, "run 5"]:
     """Sums of the columns of `count_choices` over a batch; `run` may be several runs in a row."""
     n, is_x, is_y = len(batch.examples), run.require("x_is_argmax"), run.y_is_argmax
-    if run.x_set is not None:
+    if data.reads_token_sets:
         choices = run.require("set_choice").reshape(-1, n, 1, 1)
         is_x, is_y = (batch.token_sets == choices).any(-1).unbind(-1)
         if run.y_set is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -17,10 +19,22 @@ from tracekit.components.members import ComponentsLike
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import gradients
 from tracekit.engine.cost import Account, Cost
+from tracekit.engine.effects import sum_choices
 from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
 from tracekit.engine.prepared import PreparedData
 from tracekit.engine.set_effects import SetRecorder, set_effects
 from tracekit.metrics import Effects, Metric
+
+_MOST_KEPT = 512
+"""Binary masks of which the latest measurements are kept."""
+
+
+class MeasuredMask(NamedTuple):
+    """What a pass measured of a binary mask on all examples."""
+
+    effects: Effects
+    choices: Float[Tensor, "5"] | None
+    """First choices, as `count_choices` has them; None if they were not counted."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,6 +45,8 @@ class Engine(PreparedData):
     """Gets the binary sets measured on all examples and their effects; after Ctrl-C too."""
     _full_effects: list[Effects] = field(default_factory=list, repr=False)
     """One entry, once `full_effects` are measured; copies with the same metric share the list."""
+    _lately: dict[bytes, MeasuredMask] = field(default_factory=dict, repr=False)
+    """What `effects` measured of the last binary masks, by digest; shared as well."""
 
     @property
     def fingerprint(self) -> str:
@@ -43,7 +59,8 @@ class Engine(PreparedData):
 
     def with_metric(self, metric: Metric) -> Engine:
         """The same data, and all that was run once, under another metric that they suit."""
-        return replace(self, metric=metric, account=Account(), record=None, _full_effects=[])
+        fresh: dict[str, Any] = {"account": Account(), "_full_effects": [], "_lately": {}}
+        return replace(self, metric=metric, record=None, **fresh)
 
     @property
     def edge_paths(self) -> EdgePaths | None:
@@ -68,6 +85,16 @@ class Engine(PreparedData):
         """Effects of all components together: the reference line of every figure."""
         self.prepare_full_effects()
         return self._full_effects[0]
+
+    def measured_lately(self, members: ComponentSet) -> MeasuredMask | None:
+        """What one of the last calls of `effects` measured of a set; None if there was none."""
+        return self._lately.get(_digest(masks.from_indices(members, self.n_components)))
+
+    def known_effects(self, members: ComponentSet) -> Effects:
+        """Effects of a set, which is measured unless it was lately."""
+        lately = self.measured_lately(members)
+        mask = masks.from_indices(members, self.n_components)
+        return self.effects(mask) if lately is None else lately.effects
 
     def prepare_full_effects(self) -> None:
         """Measures the effects of all components, unless that was done before."""
@@ -94,19 +121,34 @@ class Engine(PreparedData):
         stack = to_device(checked[None] if checked.ndim == 1 else checked, self.device)
         effects = torch.zeros(len(stack), self.n_examples, device=self.device)
         batches = self.batches if examples is None else self.batches_of(examples)
+        is_binary = examples is None and bool(((checked == 0) | (checked == 1)).all())
+        counts, reads = torch.zeros(len(stack), 5, device=self.device), [*self.metric.reads]
+        if is_counted := is_binary and self.counts_choices:
+            reads += self.choice_reads
         with self.measuring():
-            for batch, some, log_probs in self.passes(stack, batches):
+            for batch, some, log_probs in self.passes(stack, batches, reads=reads):
                 effects[some, batch.examples] = self.effects_from(batch, log_probs)
+                if is_counted:
+                    counts[some] += sum_choices(self, batch, self.clean_of(batch, reads), log_probs)
         n_examples = self.n_examples if examples is None else len(examples)
         self.account.add_examples(len(stack) * n_examples)
-        (effects,) = self.ranks.sum_ranks(effects.cpu())
+        effects, counts = self.ranks.sum_ranks(effects.cpu(), counts.cpu())
+        counts[:, 3:] /= self.n_examples
         for row in effects:
             self.check_finite(row)
-        is_binary = bool(((checked == 0) | (checked == 1)).all())
-        if self.record is not None and examples is None and checked.ndim == 1 and is_binary:
-            self.record([tuple(checked.nonzero()[:, 0].tolist())], effects)
+        if is_binary:
+            self._keep(stack, effects, counts if is_counted else None)
+            if self.record is not None and checked.ndim == 1:
+                self.record([tuple(checked.nonzero()[:, 0].tolist())], effects)
         picked = effects if examples is None else effects[:, examples]
         return picked[0] if checked.ndim == 1 else picked
+
+    def _keep(self, masks: Mask, effects: Tensor, counts: Tensor | None) -> None:
+        for number, mask in enumerate(masks):
+            choices = None if counts is None else counts[number]
+            self._lately[_digest(mask)] = MeasuredMask(effects[number].clone(), choices)
+        for oldest in list(self._lately)[:-_MOST_KEPT]:
+            del self._lately[oldest]
 
     def set_effects(
         self,
@@ -161,3 +203,7 @@ class Engine(PreparedData):
             NotDifferentiableError: The metric has no gradient.
         """
         return gradients.predict_changes(self, members, examples=examples)
+
+
+def _digest(mask: Mask) -> bytes:
+    return sha256(mask.bool().cpu().numpy().tobytes()).digest()

@@ -180,6 +180,10 @@ class CleanRun:
     _was_read: set[Reading] = field(default_factory=set)
     _latest: tuple[Batch, ContinuationLogProbs] | None = None
 
+    def keeps(self, reads: Sequence[Reading]) -> bool:
+        """Whether everything that is read of all examples is there already."""
+        return self._was_read.issuperset(reads)
+
     def log_probs_of_all(
         self, batches: Sequence[Batch], reads: Sequence[Reading], n_examples: int
     ) -> ContinuationLogProbs:

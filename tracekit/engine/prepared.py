@@ -59,6 +59,8 @@ DEFAULT_ROWS = 64
 """Examples per pass on a CPU; more would not make it faster."""
 _PROBED_ROWS, _SHARE_OF_MEMORY = 8, 0.25
 """Examples whose memory is measured; part of a card's free memory that a pass may take."""
+_MOST_DISTRIBUTION_BYTES = 2**26
+"""Clean distributions that are kept to count first choices; 341 examples of SmolLM2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,6 +279,32 @@ class PreparedData:
     def prepare_clean(self) -> None:
         """Runs the prompts as they are, unless that was done before."""
         self._clean_log_probs(self.metric.reads)
+
+    @property
+    def choice_reads(self) -> list[Reading]:
+        """What first choices are counted from (`effects.count_choices`)."""
+        by_sets: list[Reading] = ["token-sets"] if self.reads_token_sets else []
+        return ["argmax", "distribution", *by_sets]
+
+    @property
+    def reads_token_sets(self) -> bool:
+        """Whether several tokens count as x or y."""
+        return "token-sets" in self.metric.reads
+
+    @property
+    def counts_choices(self) -> bool:
+        """Whether first choices are counted in the passes that measure effects.
+
+        The divergence needs the clean distributions, which have to be kept for that.
+        """
+        is_noising = self.metric.direction == "noising"
+        return is_noising and self.clean_run.keeps(self.choice_reads)
+
+    def prepare_choices(self) -> None:
+        """Runs the prompts as they are and keeps their distributions, if these are small."""
+        n_bytes = self.n_examples * int(self.model.cfg.d_vocab) * torch.float32.itemsize
+        if n_bytes <= _MOST_DISTRIBUTION_BYTES:
+            self._clean_log_probs([*self.metric.reads, *self.choice_reads])
 
     def clean_of(
         self, batch: Batch, reads: Sequence[Reading] | None = None

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import assert_never
@@ -16,7 +17,7 @@ from typing_extensions import assert_never
 from tracekit._util.clusters import count_text
 from tracekit._util.options import short_repr
 from tracekit.components import ComponentRegistry, ComponentSet
-from tracekit.components.masks import complement_of, from_indices
+from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import position_names
@@ -221,14 +222,17 @@ class Question:
         """Values of sets on the searched examples, and on those held out.
 
         `effects` are those of the sets on the searched examples. All others together are measured
-        on both.
+        on both, unless the search did that.
         """
         others = [complement_of(members, len(self.registry)) for members in sets]
 
         def measured(is_held_out: bool, effects: Sequence[Effects]) -> list[OnExamples]:
             engine = self.eval_engine if is_held_out else self.search_engine
             label = "complements, held out" if is_held_out else "complements"
-            without = engine.set_effects(others, label)
+            lately = [engine.measured_lately(each) for each in others]
+            new = [each for each, row in zip(others, lately, strict=True) if row is None]
+            rest = iter(engine.set_effects(new, label) if new else ())
+            without = [next(rest) if each is None else each.effects for each in lately]
             choices = self.choices(sets, is_held_out=is_held_out)
             rows = zip(effects, without, range(2, len(choices)), strict=True)
             return [on_examples(engine, *row, choices=choices[[0, 1, n]]) for *row, n in rows]
@@ -236,16 +240,28 @@ class Question:
         searched = measured(False, effects)
         if self.held_out_engine is None:
             return [(each, None) for each in searched]
-        masks = [from_indices(members, len(self.registry)).float() for members in sets]
-        held_out = measured(True, [self.held_out_engine.effects(mask) for mask in masks])
+        held_out = measured(True, [*map(self.held_out_engine.known_effects, sets)])
         return list(zip(searched, held_out, strict=True))
 
+    def prepare_choices(self) -> None:
+        """Lets passes that measure effects count first choices, where they can."""
+        for engine in filter(None, (self.search_engine, self.held_out_engine)):
+            engine.prepare_choices()
+
     def choices(self, sets: Sequence[ComponentSet] = (), *, is_held_out: bool = False) -> Tensor:
-        """First choices without and with each of some sets; see `count_choices`."""
+        """First choices without and with each of some sets; see `count_choices`.
+
+        Those that were counted with the effects of a set are not counted again.
+        """
         own, other = self.eval_engine if is_held_out else self.search_engine, None
         with suppress(PairsError):  # The source is not a run that denoising could start from.
             other = self.opposite.eval_engine if is_held_out else self.opposite.search_engine
-        return count_choices(own, other, sets)
+        lately = [own.measured_lately(each) for each in sets]
+        known = [None if each is None else each.choices for each in lately]
+        new = [each for each, row in zip(sets, known, strict=True) if row is None]
+        counts = iter(count_choices(own, other, new))
+        rows = [next(counts), next(counts)]
+        return torch.stack(rows + [next(counts) if row is None else row for row in known])
 
     def facts_of_patch(self, engine: Engine) -> dict[str, Any]:
         """Returns fields of a `PatchedSet` that `engine` measures."""
