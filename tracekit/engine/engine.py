@@ -59,7 +59,9 @@ class Engine(PreparedData):
 
     def with_metric(self, metric: Metric) -> Engine:
         """The same data, and all that was run once, under another metric that they suit."""
-        fresh: dict[str, Any] = {"account": Account(), "_full_effects": [], "_lately": {}}
+        # A metric that only has another name gives the same effects.
+        lately = self._lately if metric.function is self.metric.function else {}
+        fresh: dict[str, Any] = {"account": Account(), "_full_effects": [], "_lately": lately}
         return replace(self, metric=metric, record=None, **fresh)
 
     @property
@@ -89,6 +91,10 @@ class Engine(PreparedData):
     def measured_lately(self, members: ComponentSet) -> MeasuredMask | None:
         """What one of the last calls of `effects` measured of a set; None if there was none."""
         return self._lately.get(_digest(masks.from_indices(members, self.n_components)))
+
+    def forget_sets(self) -> None:
+        """Forgets what was measured lately, so that a run takes what was planned for it."""
+        self._lately.clear()
 
     def known_effects(self, members: ComponentSet) -> Effects:
         """Effects of a set, which is measured unless it was lately."""

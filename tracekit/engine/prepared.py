@@ -292,18 +292,21 @@ class PreparedData:
         return "token-sets" in self.metric.reads
 
     @property
-    def counts_choices(self) -> bool:
-        """Whether first choices are counted in the passes that measure effects.
+    def can_count_choices(self) -> bool:
+        """Whether the clean distributions, which the divergence is measured from, may be kept."""
+        n_bytes = self.n_examples * int(self.model.cfg.d_vocab) * torch.float32.itemsize
+        most, bound = _MOST_DISTRIBUTION_BYTES, self.config.max_memory
+        is_small = n_bytes <= (most if bound is None else min(most, bound))
+        return is_small and self.ranks.count == 1 and self.metric.direction == "noising"
 
-        The divergence needs the clean distributions, which have to be kept for that.
-        """
-        is_noising = self.metric.direction == "noising"
-        return is_noising and self.clean_run.keeps(self.choice_reads)
+    @property
+    def counts_choices(self) -> bool:
+        """Whether first choices are counted in the passes that measure effects."""
+        return self.can_count_choices and self.clean_run.keeps(self.choice_reads)
 
     def prepare_choices(self) -> None:
         """Runs the prompts as they are and keeps their distributions, if these are small."""
-        n_bytes = self.n_examples * int(self.model.cfg.d_vocab) * torch.float32.itemsize
-        if n_bytes <= _MOST_DISTRIBUTION_BYTES:
+        if self.can_count_choices:
             self._clean_log_probs([*self.metric.reads, *self.choice_reads])
 
     def clean_of(

@@ -243,10 +243,11 @@ class Question:
         held_out = measured(True, [*map(self.held_out_engine.known_effects, sets)])
         return list(zip(searched, held_out, strict=True))
 
-    def prepare_choices(self) -> None:
-        """Lets passes that measure effects count first choices, where they can."""
+    def prepare_run(self) -> None:
+        """Lets passes count first choices, where they can, and forgets sets of earlier runs."""
         for engine in filter(None, (self.search_engine, self.held_out_engine)):
             engine.prepare_choices()
+            engine.forget_sets()
 
     def choices(self, sets: Sequence[ComponentSet] = (), *, is_held_out: bool = False) -> Tensor:
         """First choices without and with each of some sets; see `count_choices`.

@@ -132,7 +132,7 @@ class PlannedPasses:
     cost: Cost
     """Passes over the data at most; of gradients, both ways are counted."""
     is_exact: bool = False
-    """Whether it takes exactly these."""
+    """Whether it takes exactly these, and measures what it selects by `Target.effects`."""
     if_faithful: Cost = field(default_factory=Cost)
     """At most so many more for faithful sets, where then all gradients are of the mean effect."""
 

@@ -14,6 +14,7 @@ from tracekit.search.auto import Auto
 from tracekit.search.backward import most_backward_passes
 from tracekit.search.base import PlannedPasses, planned_passes_of
 from tracekit.search.baselines.empirical_bayes_topk import sizes_ranked_alone
+from tracekit.search.objectives import Faithful, LogOdds
 from tracekit.search.targets import Target
 from tracekit.tracer.request import ResolvedRequest
 
@@ -63,7 +64,7 @@ def plan(request: ResolvedRequest) -> Plan | None:
         search=request.searches[0],
         cost=planned.cost,
         is_exact=planned.is_exact,
-        extra_passes=_passes_of_results(request, max(1, len(request.goal.budgets))),
+        extra_passes=_passes_of_results(request, max(1, len(request.goal.budgets)), request.search),
         limited=_costs_of_limited_searches(request, has_halves=isinstance(request.search, Auto)),
     )
 
@@ -81,7 +82,7 @@ def plan_front(request: ResolvedRequest, *, statistics: bool) -> Plan | None:
         goal = Goal(budgets=tuple(sorted({*sizes, *sizes_ranked_alone(n, 1, last)})))
         alone = _planned(request, target, request.searches[1], goal)
         cost += Cost() if alone is None else alone.cost
-    extra = _passes_of_results(request, last)
+    extra = _passes_of_results(request, last, joint)
     if statistics or is_choice:
         # Searches on both halves of the examples, whose sets are measured on the other half.
         goal = Goal(budgets=sizes)
@@ -133,15 +134,23 @@ def _planned(
     return PlannedPasses(cost=cost, is_exact=planned.is_exact and is_plain)
 
 
-def _passes_of_results(request: ResolvedRequest, n_results: int) -> float:
+def _passes_of_results(request: ResolvedRequest, n_results: int, search: Search) -> float:
     """Passes by which results are measured: complements, held-out examples, further metrics."""
     question = request.question
-    n_held_out = 0 if question.held_out_engine is None else question.held_out_engine.n_examples
-    has_extra = len(question.extra_metrics) > 0
-    share = n_held_out / question.search_engine.n_examples
-    # A set that was chosen by scores takes one more pass, which measures its effects.
-    again = 0 if request.by_effect else 1
-    return n_results * (again + 2 + has_extra + share * (3 + has_extra))
+    planned = planned_passes_of(search, len(question.registry), request.goal_of_search)
+    by_masks = planned is not None and planned.is_exact
+    # Scores are made of the effects themselves, for faithful sets with those of the complement.
+    has_effects = by_masks and request.sign > 0 and not isinstance(request.objective, LogOdds)
+    has_both = by_masks and isinstance(request.objective, Faithful)
+    passes, has_extra = 0.0, len(question.extra_metrics) > 0
+    for engine in filter(None, (question.search_engine, question.held_out_engine)):
+        is_searched = engine is question.search_engine
+        # Else a set that was chosen by scores takes one more pass, which measures its effects.
+        is_measured = is_searched and (request.by_effect or has_effects or has_both)
+        has_choices = engine.can_count_choices and (by_masks or not is_measured)
+        is_needed = (not is_measured, not (is_searched and has_both), not has_choices, has_extra)
+        passes += sum(is_needed) * engine.n_examples / question.search_engine.n_examples
+    return n_results * passes
 
 
 def _costs_of_limited_searches(request: ResolvedRequest, *, has_halves: bool) -> tuple[Cost, ...]:

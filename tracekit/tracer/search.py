@@ -66,7 +66,7 @@ def run_search(
 ) -> list[TraceResult]:
     """The results that a request asks for, with the warnings about them; see `Tracer.run`."""
     resolved = resolve_request(question, request)
-    question.prepare_choices()
+    question.prepare_run()
     planned = plan(resolved)
     diagnostics.warn_before(resolved, request.sign, planned)
     with Observed(observe, resolved) as observed:
