@@ -54,7 +54,6 @@ class Capabilities:
         self._part_skippers: dict[EdgesBy | None, PartSkipper | None] = {}
         self._packing = packing
         self._packing_refusals: dict[int, str] = {}
-        self._longest_packed = 0
         self._has_warned = False
 
     @classmethod
@@ -103,23 +102,19 @@ class Capabilities:
         """
         if self._packing is not None:
             return self._packing
-        if length <= self._longest_packed:
-            return True
         length = max(length, _SHORTEST)
-        if length not in self._packing_refusals:
-            # Rounded up, so that the rows of another data set need no test of their own.
-            rounded = min(-(-length // _ROUNDED) * _ROUNDED, int(model.cfg.n_ctx) - 1)
-            for tried in sorted({length, max(length, rounded)}, reverse=True):
+        # Rounded up, so that other data sets need no test; a window may lie in between.
+        rounded = min(-(-length // _ROUNDED) * _ROUNDED, int(model.cfg.n_ctx) - 1)
+        for tried in (max(length, rounded), length):
+            if tried not in self._packing_refusals:
                 with freeze(model), torch.no_grad():
-                    self._packing_refusals[length] = _reason_not_packed(model, tried)
-                if not self._packing_refusals[length]:
-                    self._longest_packed = tried
-                    break
-        refusal = self._packing_refusals[length]
-        if refusal and warns and not self._has_warned:
+                    self._packing_refusals[tried] = _reason_not_packed(model, tried)
+            if not (refusal := self._packing_refusals[tried]):
+                return True
+        if warns and not self._has_warned:
             _warn_of_slow_path(model, refusal, "x and y of an example are run as two sequences")
             self._has_warned = True
-        return not refusal
+        return False
 
 
 _PROBED: WeakKeyDictionary[Any, dict[tuple[torch.dtype, torch.device], Capabilities]]

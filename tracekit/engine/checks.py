@@ -149,7 +149,7 @@ def check_engine(engine: Engine) -> None:
             f"positions={engine.config.positions!r}. Choose components and positions that reach "
             "the scored tokens."
         )
-    check_metric(probe, moved)
+    check_metric(probe)
     _warn_of_zeroed_streams(engine)
 
 

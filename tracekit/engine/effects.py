@@ -83,20 +83,16 @@ def stream_effects(data: PreparedData, mask: ComponentsLike) -> Iterator[BatchEf
         yield measured
 
 
-def check_metric(data: PreparedData, moved: ContinuationLogProbs | None = None) -> None:
+def check_metric(data: PreparedData) -> None:
     """Refuses a metric whose effect on an example depends on the other examples of a batch.
 
-    `moved` are log-probabilities of all examples under the full mask, if they were measured.
     Several ranks skip the check: if one raised an error, the others would wait for it.
     """
     if data.ranks.count > 1:
         return
     batch = data.batches[0]
     with data.measuring():
-        if moved is None:
-            ((_, _, moved),) = data.passes(_as_stack(data, torch.ones(data.n_components)), [batch])
-        else:
-            moved = moved.map(itemgetter(batch.examples))
+        ((_, _, moved),) = data.passes(_as_stack(data, torch.ones(data.n_components)), [batch])
         _check_independence(data, batch, data.metric, data.clean_of(batch), moved)
 
 
@@ -156,10 +152,8 @@ def count_choices(
     earlier, is_denoising = _CHOICES_OF_RUNS.get(data), data.metric.direction == "denoising"
     with data.measuring():
         for batch in data.batches if sets or earlier is None else []:
-            if data.counts_choices:
-                runs = [data.clean_of(batch, reads)]
-            else:
-                runs = [data.forward_pass.log_probs(batch, [], reads=reads)]
+            is_kept, run_plain = data.counts_choices, data.forward_pass.log_probs
+            runs = [data.clean_of(batch, reads) if is_kept else run_plain(batch, [], reads=reads)]
             if other is not None and (is_denoising or earlier is None):
                 parts = []
                 for part in other.batches_of(batch.examples.cpu(), of_all_ranks=True):
@@ -187,7 +181,7 @@ def sum_choices(
 ) -> Float[Tensor, "run 5"]:
     """Sums of the columns of `count_choices` over a batch; `run` may be several runs in a row."""
     n, is_x, is_y = len(batch.examples), run.require("x_is_argmax"), run.y_is_argmax
-    if data.reads_token_sets:
+    if "token-sets" in data.metric.reads:
         choices = run.require("set_choice").reshape(-1, n, 1, 1)
         is_x, is_y = (batch.token_sets == choices).any(-1).unbind(-1)
         if run.y_set is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -26,15 +25,7 @@ from tracekit.engine.set_effects import SetRecorder, set_effects
 from tracekit.metrics import Effects, Metric
 
 _MOST_KEPT = 512
-"""Binary masks of which the latest measurements are kept."""
-
-
-class MeasuredMask(NamedTuple):
-    """What a pass measured of a binary mask on all examples."""
-
-    effects: Effects
-    choices: Float[Tensor, "5"] | None
-    """First choices, as `count_choices` has them; None if they were not counted."""
+"""Binary masks whose measurements are kept at most."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,8 +36,8 @@ class Engine(PreparedData):
     """Gets the binary sets measured on all examples and their effects; after Ctrl-C too."""
     _full_effects: list[Effects] = field(default_factory=list, repr=False)
     """One entry, once `full_effects` are measured; copies with the same metric share the list."""
-    _lately: dict[bytes, MeasuredMask] = field(default_factory=dict, repr=False)
-    """What `effects` measured of the last binary masks, by digest; shared as well."""
+    lately: dict[bytes, tuple[Effects, Tensor | None]] = field(default_factory=dict, repr=False)
+    """Effects of binary masks by digest, with first choices if these were counted; shared too."""
 
     @property
     def fingerprint(self) -> str:
@@ -60,9 +51,10 @@ class Engine(PreparedData):
     def with_metric(self, metric: Metric) -> Engine:
         """The same data, and all that was run once, under another metric that they suit."""
         # A metric that only has another name gives the same effects.
-        lately = self._lately if metric.function is self.metric.function else {}
-        fresh: dict[str, Any] = {"account": Account(), "_full_effects": [], "_lately": lately}
-        return replace(self, metric=metric, record=None, **fresh)
+        lately = self.lately if metric.function is self.metric.function else {}
+        return replace(
+            self, metric=metric, account=Account(), record=None, _full_effects=[], lately=lately
+        )
 
     @property
     def edge_paths(self) -> EdgePaths | None:
@@ -88,19 +80,10 @@ class Engine(PreparedData):
         self.prepare_full_effects()
         return self._full_effects[0]
 
-    def measured_lately(self, members: ComponentSet) -> MeasuredMask | None:
-        """What one of the last calls of `effects` measured of a set; None if there was none."""
-        return self._lately.get(_digest(masks.from_indices(members, self.n_components)))
-
-    def forget_sets(self) -> None:
-        """Forgets what was measured lately, so that a run takes what was planned for it."""
-        self._lately.clear()
-
-    def known_effects(self, members: ComponentSet) -> Effects:
-        """Effects of a set, which is measured unless it was lately."""
-        lately = self.measured_lately(members)
-        mask = masks.from_indices(members, self.n_components)
-        return self.effects(mask) if lately is None else lately.effects
+    def measured_lately(self, members: ComponentSet) -> tuple[Effects | None, Tensor | None]:
+        """Effects and first choices of a set as `effects` measured them lately, if it did."""
+        unknown = None, None
+        return self.lately.get(_digest(masks.from_indices(members, self.n_components)), unknown)
 
     def prepare_full_effects(self) -> None:
         """Measures the effects of all components, unless that was done before."""
@@ -143,18 +126,14 @@ class Engine(PreparedData):
         for row in effects:
             self.check_finite(row)
         if is_binary:
-            self._keep(stack, effects, counts if is_counted else None)
+            if len(self.lately) >= _MOST_KEPT:
+                self.lately.clear()
+            for mask_of_row, row, count in zip(stack, effects, counts, strict=True):
+                self.lately[_digest(mask_of_row)] = row.clone(), count if is_counted else None
             if self.record is not None and checked.ndim == 1:
                 self.record([tuple(checked.nonzero()[:, 0].tolist())], effects)
         picked = effects if examples is None else effects[:, examples]
         return picked[0] if checked.ndim == 1 else picked
-
-    def _keep(self, masks: Mask, effects: Tensor, counts: Tensor | None) -> None:
-        for number, mask in enumerate(masks):
-            choices = None if counts is None else counts[number]
-            self._lately[_digest(mask)] = MeasuredMask(effects[number].clone(), choices)
-        for oldest in list(self._lately)[:-_MOST_KEPT]:
-            del self._lately[oldest]
 
     def set_effects(
         self,

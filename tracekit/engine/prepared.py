@@ -283,26 +283,21 @@ class PreparedData:
     @property
     def choice_reads(self) -> list[Reading]:
         """What first choices are counted from (`effects.count_choices`)."""
-        by_sets: list[Reading] = ["token-sets"] if self.reads_token_sets else []
-        return ["argmax", "distribution", *by_sets]
-
-    @property
-    def reads_token_sets(self) -> bool:
-        """Whether several tokens count as x or y."""
-        return "token-sets" in self.metric.reads
+        reads: list[Reading] = ["argmax", "distribution", "token-sets"]
+        return reads if "token-sets" in self.metric.reads else reads[:2]
 
     @property
     def can_count_choices(self) -> bool:
         """Whether the clean distributions, which the divergence is measured from, may be kept."""
         n_bytes = self.n_examples * int(self.model.cfg.d_vocab) * torch.float32.itemsize
-        most, bound = _MOST_DISTRIBUTION_BYTES, self.config.max_memory
-        is_small = n_bytes <= (most if bound is None else min(most, bound))
+        bound = self.config.max_memory
+        is_small = n_bytes <= _MOST_DISTRIBUTION_BYTES and (bound is None or n_bytes <= bound)
         return is_small and self.ranks.count == 1 and self.metric.direction == "noising"
 
     @property
     def counts_choices(self) -> bool:
         """Whether first choices are counted in the passes that measure effects."""
-        return self.can_count_choices and self.clean_run.keeps(self.choice_reads)
+        return self.can_count_choices and self.clean_run.was_read.issuperset(self.choice_reads)
 
     def prepare_choices(self) -> None:
         """Runs the prompts as they are and keeps their distributions, if these are small."""

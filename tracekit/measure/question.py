@@ -17,7 +17,7 @@ from typing_extensions import assert_never
 from tracekit._util.clusters import count_text
 from tracekit._util.options import short_repr
 from tracekit.components import ComponentRegistry, ComponentSet
-from tracekit.components.masks import complement_of
+from tracekit.components.masks import complement_of, from_indices
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import position_names
@@ -229,10 +229,10 @@ class Question:
         def measured(is_held_out: bool, effects: Sequence[Effects]) -> list[OnExamples]:
             engine = self.eval_engine if is_held_out else self.search_engine
             label = "complements, held out" if is_held_out else "complements"
-            lately = [engine.measured_lately(each) for each in others]
-            new = [each for each, row in zip(others, lately, strict=True) if row is None]
+            known = [engine.measured_lately(each)[0] for each in others]
+            new = [each for each, row in zip(others, known, strict=True) if row is None]
             rest = iter(engine.set_effects(new, label) if new else ())
-            without = [next(rest) if each is None else each.effects for each in lately]
+            without = [next(rest) if row is None else row for row in known]
             choices = self.choices(sets, is_held_out=is_held_out)
             rows = zip(effects, without, range(2, len(choices)), strict=True)
             return [on_examples(engine, *row, choices=choices[[0, 1, n]]) for *row, n in rows]
@@ -240,25 +240,22 @@ class Question:
         searched = measured(False, effects)
         if self.held_out_engine is None:
             return [(each, None) for each in searched]
-        held_out = measured(True, [*map(self.held_out_engine.known_effects, sets)])
+        masks = [from_indices(members, len(self.registry)).float() for members in sets]
+        held_out = measured(True, [self.held_out_engine.effects(mask) for mask in masks])
         return list(zip(searched, held_out, strict=True))
 
     def prepare_run(self) -> None:
         """Lets passes count first choices, where they can, and forgets sets of earlier runs."""
         for engine in filter(None, (self.search_engine, self.held_out_engine)):
             engine.prepare_choices()
-            engine.forget_sets()
+            engine.lately.clear()
 
     def choices(self, sets: Sequence[ComponentSet] = (), *, is_held_out: bool = False) -> Tensor:
-        """First choices without and with each of some sets; see `count_choices`.
-
-        Those that were counted with the effects of a set are not counted again.
-        """
+        """First choices without and with each of some sets, counted unless they are known."""
         own, other = self.eval_engine if is_held_out else self.search_engine, None
         with suppress(PairsError):  # The source is not a run that denoising could start from.
             other = self.opposite.eval_engine if is_held_out else self.opposite.search_engine
-        lately = [own.measured_lately(each) for each in sets]
-        known = [None if each is None else each.choices for each in lately]
+        known = [own.measured_lately(each)[1] for each in sets]
         new = [each for each, row in zip(sets, known, strict=True) if row is None]
         counts = iter(count_choices(own, other, new))
         rows = [next(counts), next(counts)]

@@ -138,18 +138,16 @@ def _passes_of_results(request: ResolvedRequest, n_results: int, search: Search)
     """Passes by which results are measured: complements, held-out examples, further metrics."""
     question = request.question
     planned = planned_passes_of(search, len(question.registry), request.goal_of_search)
-    by_masks = planned is not None and planned.is_exact
-    # Scores are made of the effects themselves, for faithful sets with those of the complement.
-    has_effects = by_masks and request.sign > 0 and not isinstance(request.objective, LogOdds)
-    has_both = by_masks and isinstance(request.objective, Faithful)
-    passes, has_extra = 0.0, len(question.extra_metrics) > 0
-    for engine in filter(None, (question.search_engine, question.held_out_engine)):
-        is_searched = engine is question.search_engine
-        # Else a set that was chosen by scores takes one more pass, which measures its effects.
-        is_measured = is_searched and (request.by_effect or has_effects or has_both)
-        has_choices = engine.can_count_choices and (by_masks or not is_measured)
-        is_needed = (not is_measured, not (is_searched and has_both), not has_choices, has_extra)
-        passes += sum(is_needed) * engine.n_examples / question.search_engine.n_examples
+    by_masks, objective = planned is not None and planned.is_exact, request.objective
+    is_faithful, has_extra = isinstance(objective, Faithful), len(question.extra_metrics) > 0
+    # Many scores are made of effects, for faithful sets of both sides; others take a further pass.
+    is_of_effects = is_faithful or (request.sign > 0 and not isinstance(objective, LogOdds))
+    is_known = request.by_effect or (by_masks and is_of_effects)
+    counts = question.search_engine.can_count_choices and (by_masks or not is_known)
+    passes = 3 - is_known - (by_masks and is_faithful) - counts + has_extra
+    if (held_out := question.held_out_engine) is not None:
+        share = held_out.n_examples / question.search_engine.n_examples
+        return n_results * (passes + share * (3 - held_out.can_count_choices + has_extra))
     return n_results * passes
 
 

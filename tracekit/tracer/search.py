@@ -155,7 +155,9 @@ def results_of(
     engine, extra_metrics = question.search_engine, question.extra_metrics
     effects: Sequence[Effects] = [each.effects for each in selections]
     if not request.by_effect:
-        effects = [*map(engine.known_effects, sets)]
+        known = [engine.measured_lately(members)[0] for members in sets]
+        rows = zip(known, selections, strict=True)
+        effects = [engine.effects(each.mask) if row is None else row for row, each in rows]
     facts, by_example = question.model_facts, question.on_examples(sets, effects)
     rows = zip(selections, by_example, bounds, histories, strict=True)
     results = []

@@ -63,10 +63,13 @@ class LearnedRanking(ValidatedFields):
 
     def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """Two passes an epoch and for each point of the line, those of the checks and prefixes."""
-        gradients = self.epochs + self.steps + 1
+        gradients, share = self.epochs + self.steps + 1, 1 - _CHECKED
         checks = _CHECKED * (_CHECKS + 2) * len(_checked_sizes(n_components, goal))
         answers = len(goal.budgets) if goal.target is None else most_prefixes(n_components)
-        return PlannedPasses(cost=Cost(gradients + checks + answers, gradients))
+        # Of few or dependent examples fewer are set aside: more are trained on, fewer checked.
+        trained = [Cost(gradients, gradients), Cost(share * gradients + checks, share * gradients)]
+        most = max(trained, key=lambda cost: cost.forward_equivalents)
+        return PlannedPasses(cost=most + Cost(answers))
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Trains rankings, and measures the best set within each budget."""
