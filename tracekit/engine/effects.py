@@ -38,6 +38,8 @@ class BatchEffects(NamedTuple):
     y: Float[Tensor, " example"] | None
 
 
+_MOST_DISTRIBUTION_BYTES = 2**26
+"""Clean distributions that are kept to count first choices; 341 examples of SmolLM2."""
 _MAX_ALONE = 64
 """Largest number of rows that run alone for a noise floor."""
 _CHOICES_OF_RUNS: WeakKeyDictionary[PreparedData, Float[Tensor, "run 5"]] = WeakKeyDictionary()
@@ -136,6 +138,32 @@ def empty_mask_effect(data: PreparedData) -> float:
         return torch.maximum(effect, (now.x - clean.x).abs().max()).item()
 
 
+def choice_reads(data: PreparedData) -> list[Reading]:
+    """What first choices are counted from."""
+    reads: list[Reading] = ["argmax", "distribution", "token-sets"]
+    return reads if "token-sets" in data.metric.reads else reads[:2]
+
+
+def can_count_choices(data: PreparedData) -> bool:
+    """Whether the clean distributions, which the divergence is measured from, may be kept."""
+    n_bytes = data.n_examples * int(data.model.cfg.d_vocab) * torch.float32.itemsize
+    bound = data.config.max_memory
+    is_small = n_bytes <= _MOST_DISTRIBUTION_BYTES and (bound is None or n_bytes <= bound)
+    return is_small and data.ranks.count == 1 and data.metric.direction == "noising"
+
+
+def counts_choices(data: PreparedData) -> bool:
+    """Whether passes that measure effects count first choices: the clean run is kept for it."""
+    return can_count_choices(data) and data.clean_run.was_read.issuperset(choice_reads(data))
+
+
+def prepare_choices(data: PreparedData) -> None:
+    """Makes the clean run and keeps what first choices are counted from, if that may be kept."""
+    if can_count_choices(data):
+        reads = [*data.metric.reads, *choice_reads(data)]
+        data.clean_run.log_probs_of_all(data.batches, reads, data.n_examples)
+
+
 def count_choices(
     data: PreparedData, other: PreparedData | None, sets: Sequence[ComponentSet]
 ) -> Float[Tensor, "run 5"]:
@@ -147,12 +175,12 @@ def count_choices(
     begins with x, both can be chosen. Values are NaN without a y, and in the second row without a
     counterfactual run (`other`, whose clean run it is).
     """
-    reads, masks = data.choice_reads, data.masks_of(sets)
+    reads, masks = choice_reads(data), data.masks_of(sets)
     sums = torch.zeros(2 + len(sets), 5, device=data.device)
     earlier, is_denoising = _CHOICES_OF_RUNS.get(data), data.metric.direction == "denoising"
     with data.measuring():
         for batch in data.batches if sets or earlier is None else []:
-            is_kept, run_plain = data.counts_choices, data.forward_pass.log_probs
+            is_kept, run_plain = counts_choices(data), data.forward_pass.log_probs
             runs = [data.clean_of(batch, reads) if is_kept else run_plain(batch, [], reads=reads)]
             if other is not None and (is_denoising or earlier is None):
                 parts = []

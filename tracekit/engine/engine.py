@@ -18,7 +18,7 @@ from tracekit.components.members import ComponentsLike
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import gradients
 from tracekit.engine.cost import Account, Cost
-from tracekit.engine.effects import sum_choices
+from tracekit.engine.effects import choice_reads, counts_choices, sum_choices
 from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
 from tracekit.engine.prepared import PreparedData
 from tracekit.engine.set_effects import SetRecorder, set_effects
@@ -82,8 +82,8 @@ class Engine(PreparedData):
 
     def measured_lately(self, members: ComponentSet) -> tuple[Effects | None, Tensor | None]:
         """Effects and first choices of a set as `effects` measured them lately, if it did."""
-        unknown = None, None
-        return self.lately.get(_digest(masks.from_indices(members, self.n_components)), unknown)
+        mask = masks.from_indices(members, self.n_components)
+        return self.lately.get(_digest(mask), (None, None))
 
     def prepare_full_effects(self) -> None:
         """Measures the effects of all components, unless that was done before."""
@@ -112,8 +112,8 @@ class Engine(PreparedData):
         batches = self.batches if examples is None else self.batches_of(examples)
         is_binary = examples is None and bool(((checked == 0) | (checked == 1)).all())
         counts, reads = torch.zeros(len(stack), 5, device=self.device), [*self.metric.reads]
-        if is_counted := is_binary and self.counts_choices:
-            reads += self.choice_reads
+        if is_counted := is_binary and counts_choices(self):
+            reads += choice_reads(self)
         with self.measuring():
             for batch, some, log_probs in self.passes(stack, batches, reads=reads):
                 effects[some, batch.examples] = self.effects_from(batch, log_probs)

@@ -59,8 +59,6 @@ DEFAULT_ROWS = 64
 """Examples per pass on a CPU; more would not make it faster."""
 _PROBED_ROWS, _SHARE_OF_MEMORY = 8, 0.25
 """Examples whose memory is measured; part of a card's free memory that a pass may take."""
-_MOST_DISTRIBUTION_BYTES = 2**26
-"""Clean distributions that are kept to count first choices; 341 examples of SmolLM2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,30 +277,6 @@ class PreparedData:
     def prepare_clean(self) -> None:
         """Runs the prompts as they are, unless that was done before."""
         self._clean_log_probs(self.metric.reads)
-
-    @property
-    def choice_reads(self) -> list[Reading]:
-        """What first choices are counted from (`effects.count_choices`)."""
-        reads: list[Reading] = ["argmax", "distribution", "token-sets"]
-        return reads if "token-sets" in self.metric.reads else reads[:2]
-
-    @property
-    def can_count_choices(self) -> bool:
-        """Whether the clean distributions, which the divergence is measured from, may be kept."""
-        n_bytes = self.n_examples * int(self.model.cfg.d_vocab) * torch.float32.itemsize
-        bound = self.config.max_memory
-        is_small = n_bytes <= _MOST_DISTRIBUTION_BYTES and (bound is None or n_bytes <= bound)
-        return is_small and self.ranks.count == 1 and self.metric.direction == "noising"
-
-    @property
-    def counts_choices(self) -> bool:
-        """Whether first choices are counted in the passes that measure effects."""
-        return self.can_count_choices and self.clean_run.was_read.issuperset(self.choice_reads)
-
-    def prepare_choices(self) -> None:
-        """Runs the prompts as they are and keeps their distributions, if these are small."""
-        if self.can_count_choices:
-            self._clean_log_probs([*self.metric.reads, *self.choice_reads])
 
     def clean_of(
         self, batch: Batch, reads: Sequence[Reading] | None = None

@@ -8,6 +8,7 @@ from typing import Any
 
 from tracekit._util import progress
 from tracekit.engine.cost import Cost
+from tracekit.engine.effects import can_count_choices
 from tracekit.measure.front_statistics import MOST_CONTROLS, sizes_of_statistics
 from tracekit.search import Goal, Search
 from tracekit.search.auto import Auto
@@ -64,7 +65,7 @@ def plan(request: ResolvedRequest) -> Plan | None:
         search=request.searches[0],
         cost=planned.cost,
         is_exact=planned.is_exact,
-        extra_passes=_passes_of_results(request, max(1, len(request.goal.budgets)), request.search),
+        extra_passes=_passes_of_results(request, max(1, len(request.goal.budgets))),
         limited=_costs_of_limited_searches(request, has_halves=isinstance(request.search, Auto)),
     )
 
@@ -82,7 +83,7 @@ def plan_front(request: ResolvedRequest, *, statistics: bool) -> Plan | None:
         goal = Goal(budgets=tuple(sorted({*sizes, *sizes_ranked_alone(n, 1, last)})))
         alone = _planned(request, target, request.searches[1], goal)
         cost += Cost() if alone is None else alone.cost
-    extra = _passes_of_results(request, last, joint)
+    extra = _passes_of_results(request, last)
     if statistics or is_choice:
         # Searches on both halves of the examples, whose sets are measured on the other half.
         goal = Goal(budgets=sizes)
@@ -134,20 +135,21 @@ def _planned(
     return PlannedPasses(cost=cost, is_exact=planned.is_exact and is_plain)
 
 
-def _passes_of_results(request: ResolvedRequest, n_results: int, search: Search) -> float:
+def _passes_of_results(request: ResolvedRequest, n_results: int) -> float:
     """Passes by which results are measured: complements, held-out examples, further metrics."""
     question = request.question
-    planned = planned_passes_of(search, len(question.registry), request.goal_of_search)
-    by_masks, objective = planned is not None and planned.is_exact, request.objective
+    n, goal, objective = len(question.registry), request.goal_of_search, request.objective
+    planned = [planned_passes_of(search, n, goal) for search in request.searches]
+    by_masks = all(each is not None and each.is_exact for each in planned)
     is_faithful, has_extra = isinstance(objective, Faithful), len(question.extra_metrics) > 0
     # Many scores are made of effects, for faithful sets of both sides; others take a further pass.
     is_of_effects = is_faithful or (request.sign > 0 and not isinstance(objective, LogOdds))
     is_known = request.by_effect or (by_masks and is_of_effects)
-    counts = question.search_engine.can_count_choices and (by_masks or not is_known)
+    counts = can_count_choices(question.search_engine) and (by_masks or not is_known)
     passes = 3 - is_known - (by_masks and is_faithful) - counts + has_extra
     if (held_out := question.held_out_engine) is not None:
         share = held_out.n_examples / question.search_engine.n_examples
-        return n_results * (passes + share * (3 - held_out.can_count_choices + has_extra))
+        passes += share * (3 - can_count_choices(held_out) + has_extra)
     return n_results * passes
 
 

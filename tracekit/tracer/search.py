@@ -93,16 +93,20 @@ def search(
     with progress_bar(request, planned, on_note):
         target = request.target(recorded)
         before, start = target.cost, time.perf_counter()
+
+        def select() -> list[Selection]:
+            chosen = request.search.search(target, request.goal_of_search, request.seed)
+            return [drop_idle_edges(target, each) for each in chosen]
+
         try:
-            selections, work = measure_work(request, target, lambda: _select(request, target))
+            selections, work = measure_work(request, target, select)
         except TargetNotReachedError as error:
             if request.sign > 0:
                 raise
             also = "Effects below 0 are sought, and all effects in this message are times -1."
             raise TargetNotReachedError(f"{error} {also}") from None
         except KeyboardInterrupt:
-            best = _best_so_far(request, recorded)
-            selections = [drop_idle_edges(target, each) for each in best]
+            selections = [drop_idle_edges(target, e) for e in _best_so_far(request, recorded)]
             work = Work(cost=target.cost - before, seconds=time.perf_counter() - start)
         if request.constraint is not None and request.goal.budgets:
             selections = [best_within(selections, budget) for budget in request.goal.budgets]
@@ -113,11 +117,6 @@ def search(
         results = results_of(request, selections, bounds, work)
         question.sets.selected |= {members_of(each, each.registry) for each in results}
         return results
-
-
-def _select(request: ResolvedRequest, target: Target) -> list[Selection]:
-    selections = request.search.search(target, request.goal_of_search, request.seed)
-    return [drop_idle_edges(target, each) for each in selections]
 
 
 def _best_so_far(request: ResolvedRequest, recorded: KnownSets) -> list[Selection]:
@@ -155,9 +154,8 @@ def results_of(
     engine, extra_metrics = question.search_engine, question.extra_metrics
     effects: Sequence[Effects] = [each.effects for each in selections]
     if not request.by_effect:
-        known = [engine.measured_lately(members)[0] for members in sets]
-        rows = zip(known, selections, strict=True)
-        effects = [engine.effects(each.mask) if row is None else row for row, each in rows]
+        lately = zip(selections, map(engine.measured_lately, sets), strict=True)
+        effects = [engine.effects(s.mask) if row is None else row for s, (row, _) in lately]
     facts, by_example = question.model_facts, question.on_examples(sets, effects)
     rows = zip(selections, by_example, bounds, histories, strict=True)
     results = []

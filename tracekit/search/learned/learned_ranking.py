@@ -68,7 +68,7 @@ class LearnedRanking(ValidatedFields):
         answers = len(goal.budgets) if goal.target is None else most_prefixes(n_components)
         # Of few or dependent examples fewer are set aside: more are trained on, fewer checked.
         trained = [Cost(gradients, gradients), Cost(share * gradients + checks, share * gradients)]
-        most = max(trained, key=lambda cost: cost.forward_equivalents)
+        most = max(trained, key=lambda each: each.forward_equivalents)
         return PlannedPasses(cost=most + Cost(answers))
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
