@@ -207,8 +207,7 @@ def _sign_of(question: Question, sign: SignName | None, target: float | None) ->
     if sign is None and target:
         sought = 1 if target > 0 else -1
     elif sign == "full" or (sign is None and is_between_models):
-        # The clean run is made here then, and gives what first choices are counted from as well.
-        prepare_choices(question.search_engine)
+        prepare_choices(question.search_engine)  # Reads more of the clean run that this takes.
         sought = -1 if question.search_engine.full_effects.mean() < 0 else 1
     else:
         sought = -1 if sign == "negative" else 1

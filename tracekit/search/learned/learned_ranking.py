@@ -67,9 +67,10 @@ class LearnedRanking(ValidatedFields):
         checks = _CHECKED * (_CHECKS + 2) * len(_checked_sizes(n_components, goal))
         answers = len(goal.budgets) if goal.target is None else most_prefixes(n_components)
         # Of few or dependent examples fewer are set aside: more are trained on, fewer checked.
-        trained = [Cost(gradients, gradients), Cost(share * gradients + checks, share * gradients)]
-        most = max(trained, key=lambda each: each.forward_equivalents)
-        return PlannedPasses(cost=most + Cost(answers))
+        ways = [Cost(gradients, gradients), Cost(share * gradients + checks, share * gradients)]
+        return PlannedPasses(
+            cost=Cost(answers) + max(ways, key=lambda way: way.forward_equivalents)
+        )
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Trains rankings, and measures the best set within each budget."""
