@@ -32,8 +32,7 @@ from tracekit.models.hooked import (
     random_tokens,
 )
 
-_SHORTEST, _ROUNDED = 8, 32
-"""Tokens of the shortest rows that are tested, and of which lengths are multiples."""
+_SHORTEST, _ROUNDED = 8, 32  # Tokens of the shortest rows that are tested; steps of longer ones.
 
 
 class Capabilities:

@@ -68,9 +68,8 @@ class LearnedRanking(ValidatedFields):
         answers = len(goal.budgets) if goal.target is None else most_prefixes(n_components)
         # Of few or dependent examples fewer are set aside: more are trained on, fewer checked.
         ways = [Cost(gradients, gradients), Cost(share * gradients + checks, share * gradients)]
-        return PlannedPasses(
-            cost=Cost(answers) + max(ways, key=lambda way: way.forward_equivalents)
-        )
+        most = max(ways, key=lambda way: way.forward_equivalents)
+        return PlannedPasses(cost=most + Cost(answers))
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
         """Trains rankings, and measures the best set within each budget."""
