@@ -61,6 +61,7 @@ def run_front(
     Ctrl-C, or a limit, after the search ends the front with what was found until then.
     """
     resolved = resolve_front(question, request, statistics=statistics)
+    question.prepare_run()
     planned = plan_front(resolved, statistics=statistics)
     diagnostics.warn_before(resolved, request.sign, planned)
     with Observed(observe, resolved) as observed:

@@ -8,12 +8,14 @@ from typing import Any
 
 from tracekit._util import progress
 from tracekit.engine.cost import Cost
+from tracekit.engine.effects import can_count_choices
 from tracekit.measure.front_statistics import MOST_CONTROLS, sizes_of_statistics
 from tracekit.search import Goal, Search
 from tracekit.search.auto import Auto
 from tracekit.search.backward import most_backward_passes
 from tracekit.search.base import PlannedPasses, planned_passes_of
 from tracekit.search.baselines.empirical_bayes_topk import sizes_ranked_alone
+from tracekit.search.objectives import Faithful, LogOdds
 from tracekit.search.targets import Target
 from tracekit.tracer.request import ResolvedRequest
 
@@ -125,6 +127,8 @@ def _planned(
         cost += target.cost_of(Cost(max(1, len(goal.budgets))))
     if more.forward and request.constraint is None:
         cost -= Cost(planned.cost.backward, planned.cost.backward)
+    if request.training is not None:
+        cost += planned.if_drawn
     if request.constraint is not None:
         share = request.constraint[1].n_examples / target.n_examples
         cost += Cost(2 * max(1, len(goal.budgets)) * share)
@@ -136,12 +140,19 @@ def _planned(
 def _passes_of_results(request: ResolvedRequest, n_results: int) -> float:
     """Passes by which results are measured: complements, held-out examples, further metrics."""
     question = request.question
-    n_held_out = 0 if question.held_out_engine is None else question.held_out_engine.n_examples
-    has_extra = len(question.extra_metrics) > 0
-    share = n_held_out / question.search_engine.n_examples
-    # A set that was chosen by scores takes one more pass, which measures its effects.
-    again = 0 if request.by_effect else 1
-    return n_results * (again + 2 + has_extra + share * (3 + has_extra))
+    n, goal, objective = len(question.registry), request.goal_of_search, request.objective
+    planned = [planned_passes_of(search, n, goal) for search in request.searches]
+    by_masks = all(each is not None and each.is_exact for each in planned)
+    is_faithful, has_extra = isinstance(objective, Faithful), len(question.extra_metrics) > 0
+    # Many scores are made of effects, for faithful sets of both sides; others take a further pass.
+    is_of_effects = is_faithful or (request.sign > 0 and not isinstance(objective, LogOdds))
+    is_known = request.by_effect or (by_masks and is_of_effects)
+    counts = can_count_choices(question.search_engine) and (by_masks or not is_known)
+    passes = 3 - is_known - (by_masks and is_faithful) - counts + has_extra
+    if (held_out := question.held_out_engine) is not None:
+        share = held_out.n_examples / question.search_engine.n_examples
+        passes += share * (3 - can_count_choices(held_out) + has_extra)
+    return n_results * passes
 
 
 def _costs_of_limited_searches(request: ResolvedRequest, *, has_halves: bool) -> tuple[Cost, ...]:

@@ -9,7 +9,7 @@ from typing import cast, get_args
 from tracekit._util.names import ObjectiveName, SignName, choices_text
 from tracekit._util.options import check_seed, short_repr
 from tracekit.data.prompts import PromptPairs
-from tracekit.engine.effects import check_metric
+from tracekit.engine.effects import check_metric, prepare_choices
 from tracekit.engine.engine import Engine
 from tracekit.engine.sources import OtherModel
 from tracekit.errors import BudgetError, ConfigError
@@ -231,6 +231,7 @@ def _sign_of(question: Question, sign: SignName | None, target: float | None) ->
     if sign is None and target:
         sought = 1 if target > 0 else -1
     elif sign == "full" or (sign is None and is_between_models):
+        prepare_choices(question.search_engine)  # Reads more of the clean run that this takes.
         sought = -1 if question.search_engine.full_effects.mean() < 0 else 1
     else:
         sought = -1 if sign == "negative" else 1

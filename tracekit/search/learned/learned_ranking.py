@@ -69,13 +69,20 @@ class LearnedRanking(ValidatedFields):
 
     def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """Two passes an epoch and for each point of the line, those of the checks and prefixes."""
-        gradients = self.epochs + self.steps + 1
-        n_sizes = len(_checked_sizes(n_components, goal))
-        checks = _CHECKED * (_CHECKS + 1) * n_sizes
+        gradients, share = self.epochs + self.steps + 1, 1 - _CHECKED
+        n_sizes, n_lines = len(_checked_sizes(n_components, goal)), len(_WEIGHTS_OF_LAST)
+        checks = (_CHECKS + 1) * n_sizes
         answers = len(goal.budgets) if goal.target is None else most_prefixes(n_components)
+        # Of few or dependent examples fewer are set aside: more are trained on, fewer checked.
+        ways = [
+            Cost(gradients, gradients),
+            Cost(share * gradients + _CHECKED * checks, share * gradients),
+        ]
+        most = max(ways, key=lambda way: way.forward_equivalents)
         return PlannedPasses(
-            cost=Cost(gradients + checks + answers, gradients),
-            if_faithful=Cost(_CHECKED * len(_WEIGHTS_OF_LAST) * n_sizes),
+            cost=most + Cost(answers),
+            if_faithful=Cost(_CHECKED * n_lines * n_sizes),
+            if_drawn=Cost(3 * self.epochs + 2 * share * (checks + n_lines * n_sizes)),
         )
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:

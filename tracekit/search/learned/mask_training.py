@@ -109,7 +109,10 @@ class MaskTraining(ValidatedFields, ABC):
         measured = runs * self.epochs * (1 + len(goal.budgets))
         if goal.target is not None:
             measured += most_prefixes(n_components)
-        return PlannedPasses(cost=Cost(gradients + measured + n_answers, gradients))
+        return PlannedPasses(
+            cost=Cost(gradients + measured + n_answers, gradients),
+            if_drawn=Cost(3 * runs * self.epochs),
+        )
 
     def _most_runs(self, goal: Goal) -> int:
         if self.lambda1 is not None:
