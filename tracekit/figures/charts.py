@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 
 from tracekit._util.deferred import pd
 from tracekit.figures import style
+from tracekit.figures.layout import text_width
 
 _PATTERNS = ("", "/", ".", "x", "-", "+")
 """Fill patterns of bars, one per series."""
@@ -113,12 +114,12 @@ def bars(chart: Chart, *, log_y: bool = False) -> go.Figure:
     return _finish(figure, chart)
 
 
-def _finish(figure: go.Figure, chart: Chart) -> go.Figure:
+def _finish(figure: go.Figure, chart: Chart, **size: Any) -> go.Figure:
     x_title, y_title = chart.axis_titles
     figure.update_xaxes(title_text=x_title)
     figure.update_yaxes(title_text=y_title, exponentformat="power")
     figure.update_layout(showlegend=True)
-    return style.finish(style.frame(figure), chart.title, chart.subtitle)
+    return style.finish(style.frame(figure), chart.title, chart.subtitle, **size)
 
 
 def similarities(frame: pd.DataFrame, *, title: str, subtitle: str = "") -> go.Figure:
@@ -274,6 +275,68 @@ def strengths(
     figure.update_xaxes(range=[-0.04 * largest, 1.06 * largest])
     plot = _STRENGTH_PLOT, _STRENGTH_ROW * n
     return style.finish(figure, title, subtitle, plot=plot, grows="rows")
+
+
+_SCATTER_PLOT = (style.WIDTH - 90.0, 330.0)
+_MANY, _PLACES = 2000, (120, 92)
+"""Points beyond which one is drawn at each place, and the columns and rows of places."""
+
+
+def scatter(chart: Chart, line: tuple[float, float], n_outliers: int) -> go.Figure:
+    """A point per row, the first `n_outliers` marked and labelled, and a line by slope and start.
+
+    Of more than 2000 others, one point is drawn at each place. A label without room is left out.
+    """
+    values = chart.frame[[chart.x, chart.y]]
+    low, high = values.min(), values.max()
+    room = 0.06 * (high - low).where(high > low, 1.0)
+    low, high = low - room, high + room
+    places = (values - low) / (high - low)
+    outliers, others = chart.frame[:n_outliers], chart.frame[n_outliers:]
+    legend = "components"
+    if len(others) > _MANY:
+        is_repeated = (places[n_outliers:] * _PLACES).astype(int).duplicated()
+        legend += f" (one at each place, {(~is_repeated).sum():,} of {len(others):,})"
+        others = others[~is_repeated]
+    figure, ends = go.Figure(), [low[chart.x], high[chart.x]]
+    figure.add_scatter(
+        x=ends,
+        y=[line[1] + line[0] * end for end in ends],
+        name="y = x" if line == (1, 0) else "equal standard scores",
+        mode="lines",
+        line={"color": "black", "width": 1.2, "dash": "dot"},
+    )
+    for rows, name, color, symbol, size in (
+        (others, legend, style.BELOW, "circle", 5),
+        (outliers, "outliers", style.SELECTED, "diamond", 9),
+    ):
+        figure.add_scatter(
+            x=rows[chart.x],
+            y=rows[chart.y],
+            name=name,
+            mode="markers",
+            marker={"color": color, "symbol": symbol, "size": size, "line": {"width": 0.5}},
+            customdata=list(map(style.plain, rows[chart.series])),
+            hovertemplate=f"%{{customdata}}<br>{chart.axis_titles[0]}: %{{x:.4g}}<br>"
+            f"{chart.axis_titles[1]}: %{{y:.4g}}<extra></extra>",
+        )
+    texts, sides = [""] * len(outliers), ["middle right"] * len(outliers)
+    taken: list[tuple[float, float, float]] = []
+    for number, (x, y) in enumerate(places[:n_outliers].to_numpy()):
+        name = style.plain(outliers[chart.series].iloc[number])
+        # Texts take more of the plot in print.
+        width = 1.3 * text_width(name, style.TICK_SIZE) / _SCATTER_PLOT[0]
+        for side, low_x, high_x in (("right", x, x + width), ("left", x - width, x)):
+            is_free = all(high_x < a or b < low_x or abs(y - at) > 0.06 for a, b, at in taken)
+            if is_free and 0 < low_x and high_x < 1:
+                texts[number], sides[number] = name, f"middle {side}"
+                taken.append((low_x, high_x, y))
+                break
+    labels = {"text": texts, "textposition": sides, "textfont_size": style.TICK_SIZE}
+    figure.data[-1].update(mode="markers+text", **labels)
+    figure.update_xaxes(range=ends)
+    figure.update_yaxes(range=[low[chart.y], high[chart.y]])
+    return _finish(figure, chart, plot=_SCATTER_PLOT)
 
 
 _UNSEEN = {"mode": "markers", "marker_opacity": 0, **style.QUIET}

@@ -30,6 +30,7 @@ from tracekit.results.display import html_card, line, table_html
 from tracekit.results.intervals import row_intervals
 from tracekit.results.panels import CellColor, scale_of
 from tracekit.results.result import Results, TraceResult
+from tracekit.results.scores import compare_scores
 from tracekit.results.significance import p_values, zero_below_rounding
 
 
@@ -82,6 +83,20 @@ class Comparison(Results):
         If some results have held-out examples, with the effects on these and their intervals.
         """
         return effect_curve(self.results, spreads=True)
+
+    @check_keywords
+    def scatter(self, *, n: int = 8) -> go.Figure:
+        """Scores of two results against each other; see `compare_scores`.
+
+        Raises:
+            ComparisonError: There are not two results.
+        """
+        if len(self) != 2:
+            raise ComparisonError(
+                f"A scatter has two axes, and there are {len(self)} results. Give two of them: "
+                "tk.compare([first, second]).scatter()."
+            )
+        return compare_scores(*self.results, self.labels).scatter(n=n)  # type: ignore[arg-type]
 
     def similarities(self) -> go.Figure:
         """The table of `jaccard` as a figure."""
