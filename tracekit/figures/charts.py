@@ -288,16 +288,14 @@ def scatter(chart: Chart, line: tuple[float, float], n_outliers: int) -> go.Figu
     Of more than 2000 others, one point is drawn at each place. A label without room is left out.
     """
     values = chart.frame[[chart.x, chart.y]]
-    low, high = values.min(), values.max()
-    room = 0.06 * (high - low).where(high > low, 1.0)
-    low, high = low - room, high + room
-    places = (values - low) / (high - low)
+    room = 0.06 * (values.max() - values.min()).replace(0, 1)
+    low, high = values.min() - room, values.max() + room
+    places, legend = (values - low) / (high - low), "components"
     outliers, others = chart.frame[:n_outliers], chart.frame[n_outliers:]
-    legend = "components"
     if len(others) > _MANY:
-        is_repeated = (places[n_outliers:] * _PLACES).astype(int).duplicated()
-        legend += f" (one at each place, {(~is_repeated).sum():,} of {len(others):,})"
-        others = others[~is_repeated]
+        is_new = ~(places[n_outliers:] * _PLACES).astype(int).duplicated()
+        legend += f" (one at each place, {is_new.sum():,} of {len(others):,})"
+        others = others[is_new]
     figure, ends = go.Figure(), [low[chart.x], high[chart.x]]
     figure.add_scatter(
         x=ends,
@@ -306,6 +304,14 @@ def scatter(chart: Chart, line: tuple[float, float], n_outliers: int) -> go.Figu
         mode="lines",
         line={"color": "black", "width": 1.2, "dash": "dot"},
     )
+    labels, taken = [], list[tuple[float, float, float]]()
+    for name, (x, y) in zip(outliers[chart.series], places.to_numpy(), strict=False):
+        # Texts stand towards the middle, and take more of the plot in print.
+        width = 1.3 * text_width(name, style.TICK_SIZE) / _SCATTER_PLOT[0]
+        start = x - width * (x > 0.5)
+        is_free = all(abs(start - a) > max(width, b) or abs(y - c) > 0.06 for a, b, c in taken)
+        taken += [(start, width, y)] * is_free
+        labels.append(style.plain(name) * is_free)
     for rows, name, color, symbol, size in (
         (others, legend, style.BELOW, "circle", 5),
         (outliers, "outliers", style.SELECTED, "diamond", 9),
@@ -314,26 +320,15 @@ def scatter(chart: Chart, line: tuple[float, float], n_outliers: int) -> go.Figu
             x=rows[chart.x],
             y=rows[chart.y],
             name=name,
-            mode="markers",
+            mode="markers" if rows is others else "markers+text",
             marker={"color": color, "symbol": symbol, "size": size, "line": {"width": 0.5}},
+            text=None if rows is others else labels,
+            textposition=[f"middle {'left' if x > 0.5 else 'right'}" for x in places[chart.x][:n_outliers]],
+            textfont={"size": style.TICK_SIZE},
             customdata=list(map(style.plain, rows[chart.series])),
             hovertemplate=f"%{{customdata}}<br>{chart.axis_titles[0]}: %{{x:.4g}}<br>"
             f"{chart.axis_titles[1]}: %{{y:.4g}}<extra></extra>",
         )
-    texts, sides = [""] * len(outliers), ["middle right"] * len(outliers)
-    taken: list[tuple[float, float, float]] = []
-    for number, (x, y) in enumerate(places[:n_outliers].to_numpy()):
-        name = style.plain(outliers[chart.series].iloc[number])
-        # Texts take more of the plot in print.
-        width = 1.3 * text_width(name, style.TICK_SIZE) / _SCATTER_PLOT[0]
-        for side, low_x, high_x in (("right", x, x + width), ("left", x - width, x)):
-            is_free = all(high_x < a or b < low_x or abs(y - at) > 0.06 for a, b, at in taken)
-            if is_free and 0 < low_x and high_x < 1:
-                texts[number], sides[number] = name, f"middle {side}"
-                taken.append((low_x, high_x, y))
-                break
-    labels = {"text": texts, "textposition": sides, "textfont_size": style.TICK_SIZE}
-    figure.data[-1].update(mode="markers+text", **labels)
     figure.update_xaxes(range=ends)
     figure.update_yaxes(range=[low[chart.y], high[chart.y]])
     return _finish(figure, chart, plot=_SCATTER_PLOT)

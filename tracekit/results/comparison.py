@@ -84,19 +84,9 @@ class Comparison(Results):
         """
         return effect_curve(self.results, spreads=True)
 
-    @check_keywords
-    def scatter(self, *, n: int = 8) -> go.Figure:
-        """Scores of two results against each other; see `compare_scores`.
-
-        Raises:
-            ComparisonError: There are not two results.
-        """
-        if len(self) != 2:
-            raise ComparisonError(
-                f"A scatter has two axes, and there are {len(self)} results. Give two of them: "
-                "tk.compare([first, second]).scatter()."
-            )
-        return compare_scores(*self.results, self.labels).scatter(n=n)  # type: ignore[arg-type]
+    def scatter(self) -> go.Figure:
+        """Scores of the last result against those of the first; see `compare_scores`."""
+        return compare_scores(self[0], self[-1], (self.labels[0], self.labels[-1])).scatter()
 
     def similarities(self) -> go.Figure:
         """The table of `jaccard` as a figure."""

@@ -56,14 +56,8 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         """The effects, for `compare_scores`."""
         values = torch.full((len(self.registry),), torch.nan)
         values[list(self.members)] = self.effects.to(values.dtype)
-        return Scores(
-            registry=self.registry,
-            values=values,
-            axis_title=f"single {self.axis_label}",
-            effect=self.axis_label,
-            setting=f"{self.intervention}, n = {self.n_text}",
-            figure_title=data_and_model(self.dataset, self.model),
-        )
+        title, setting = f"single {self.axis_label}", f"{self.intervention}, n = {self.n_text}"
+        return Scores(self, values, title, self.axis_label, setting)
 
     @cached_property
     def table(self) -> pd.DataFrame:
