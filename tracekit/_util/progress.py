@@ -227,13 +227,12 @@ def track(items: Iterable[_T], label: str, *, shown: bool | None) -> Iterator[_T
     """Shows a bar or lines for a loop, unless it is short or within a run that has a bar."""
     total = len(items) if hasattr(items, "__len__") else None  # type: ignore[arg-type]
     is_short = total is not None and total < _FEWEST_STEPS
-    if shown is False or _CURRENT.get() is not None or is_short:
-        yield from items
-        return
-    with _opened(label, total, "steps", shown=shown) as bar:
+    unit = "" if is_short or _CURRENT.get() is not None else "steps"
+    with _opened(label, total, unit, shown=shown) as bar:
         for item in items:
             yield item
-            bar.update(1)
+            if bar is not None:
+                bar.update(1)
 
 
 def _import_tqdm() -> Any:

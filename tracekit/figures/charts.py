@@ -288,7 +288,7 @@ def scatter(chart: Chart, line: tuple[float, float], n_outliers: int) -> go.Figu
     Of more than 2000 others, one point is drawn at each place. A label without room is left out.
     """
     values = chart.frame[[chart.x, chart.y]]
-    room = 0.06 * (values.max() - values.min()).replace(0, 1)
+    room = 0.08 * (values.max() - values.min()).replace(0, 1)
     low, high = values.min() - room, values.max() + room
     places, legend = (values - low) / (high - low), "components"
     outliers, others = chart.frame[:n_outliers], chart.frame[n_outliers:]
@@ -304,14 +304,20 @@ def scatter(chart: Chart, line: tuple[float, float], n_outliers: int) -> go.Figu
         mode="lines",
         line={"color": "black", "width": 1.2, "dash": "dot"},
     )
-    labels, taken = [], list[tuple[float, float, float]]()
-    for name, (x, y) in zip(outliers[chart.series], places.to_numpy(), strict=False):
-        # Texts stand towards the middle, and take more of the plot in print.
-        width = 1.3 * text_width(name, style.TICK_SIZE) / _SCATTER_PLOT[0]
-        start = x - width * (x > 0.5)
-        is_free = all(abs(start - a) > max(width, b) or abs(y - c) > 0.06 for a, b, c in taken)
-        taken += [(start, width, y)] * is_free
-        labels.append(style.plain(name) * is_free)
+    taken: list[tuple[float, float, float]] = []
+    labels, sides = [""] * len(outliers), ["top left"] * len(outliers)
+    rows = zip(outliers[chart.series], values.to_numpy(), places.to_numpy(), strict=False)
+    for number, (name, (x, y), (across, up)) in enumerate(rows):
+        # Texts stand away from the line, and take more of the plot in print.
+        width = text_width(name, 1.3 * style.TICK_SIZE) / _SCATTER_PLOT[0]
+        is_above = y > line[1] + line[0] * x
+        for side, start in (("left", across - width), ("right", across))[:: 1 if is_above else -1]:
+            is_free = all(abs(start - a) > max(width, b) or abs(up - c) > 0.06 for a, b, c in taken)
+            if is_free and 0 < start < 1 - width:
+                labels[number] = style.plain(name)
+                sides[number] = f"{'top' if is_above else 'bottom'} {side}"
+                taken.append((start, width, up))
+                break
     for rows, name, color, symbol, size in (
         (others, legend, style.BELOW, "circle", 5),
         (outliers, "outliers", style.SELECTED, "diamond", 9),
@@ -323,8 +329,9 @@ def scatter(chart: Chart, line: tuple[float, float], n_outliers: int) -> go.Figu
             mode="markers" if rows is others else "markers+text",
             marker={"color": color, "symbol": symbol, "size": size, "line": {"width": 0.5}},
             text=None if rows is others else labels,
-            textposition=[f"middle {'left' if x > 0.5 else 'right'}" for x in places[chart.x][:n_outliers]],
+            textposition=None if rows is others else sides,
             textfont={"size": style.TICK_SIZE},
+            cliponaxis=False,
             customdata=list(map(style.plain, rows[chart.series])),
             hovertemplate=f"%{{customdata}}<br>{chart.axis_titles[0]}: %{{x:.4g}}<br>"
             f"{chart.axis_titles[1]}: %{{y:.4g}}<extra></extra>",
