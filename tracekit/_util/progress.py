@@ -116,43 +116,53 @@ _LOCAL = local()
 
 
 @contextmanager
+def _watching(shown: bool | None) -> Iterator[_Watch]:
+    """The watch of this thread; the outermost call has a new one, which writes if `shown`."""
+    outer: _Watch | None = getattr(_LOCAL, "watch", None)
+    if outer is not None:
+        yield outer
+        return
+    watch, done = _Watch(), Event()
+    # Of the processes that a launcher has started, the first one writes.
+    if shown is not False and os.environ.get("RANK", "0") == "0":
+        # A daemon thread does not keep an interrupted program from ending.
+        Thread(target=watch.run, args=[done], daemon=True).start()
+    _LOCAL.watch = watch
+    try:
+        yield watch
+    finally:
+        done.set()
+        _LOCAL.watch = None
+
+
+@contextmanager
 def _opened(
     label: str, total: float | None = None, unit: str = "", *, shown: bool | None = None
 ) -> Iterator[Any]:
     """A bar, or what replaces it in the log, on the watch of the thread; None if not `shown`."""
-    watch: _Watch | None = getattr(_LOCAL, "watch", None)
-    done, is_first = Event(), watch is None
-    if watch is None:
-        watch = _LOCAL.watch = _Watch()
-        # Of the processes that a launcher has started, the first one writes.
-        if shown is not False and os.environ.get("RANK", "0") == "0":
-            # A daemon thread does not keep an interrupted program from ending.
-            Thread(target=watch.run, args=[done], daemon=True).start()
-    bar: Any = None
-    if unit and (shown or (shown is None and is_interactive())):
-        bar = _import_tqdm()(
-            desc=label,
-            total=total,
-            unit=unit,
-            bar_format=_FORMAT_WITHOUT_END if total is None else _FORMAT,
-            leave=False,
-            mininterval=0.2,
-            dynamic_ncols=not _in_notebook(),
-        )
-    elif shown is not False:
-        bar = _Work(label, total, unit)
-    watch.open += [] if bar is None else [bar]
-    try:
-        yield bar
-    finally:
-        if bar is not None:
-            watch.open.remove(bar)
-            bar.close()
-        if _is_bar(bar):
-            watch.quiet_since = time.monotonic()
-        if is_first:
-            done.set()
-            _LOCAL.watch = None
+    with _watching(shown) as watch:
+        bar: Any = None
+        if unit and (shown or (shown is None and is_interactive())):
+            bar = _import_tqdm()(
+                desc=label,
+                total=total,
+                unit=unit,
+                bar_format=_FORMAT_WITHOUT_END if total is None else _FORMAT,
+                leave=False,
+                mininterval=0.2,
+                dynamic_ncols=not _in_notebook(),
+            )
+        elif shown is not False:
+            bar = _Work(label, total, unit)
+        watch.open += [] if bar is None else [bar]
+        try:
+            yield bar
+        finally:
+            if bar is not None:
+                watch.open.remove(bar)
+                bar.close()
+            if _is_bar(bar):
+                watch.quiet_since = time.monotonic()
 
 
 def _is_bar(work: Any) -> bool:
