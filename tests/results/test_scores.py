@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,6 @@ from scipy import stats
 
 import tracekit as tk
 from tests import tiny
-from tests.files import renamed
 from tests.latex import check_latex
 from tracekit.errors import ComparisonError, ComponentError, ConfigError
 from tracekit.figures import charts
@@ -70,12 +70,12 @@ class TestData:
         assert abs(slope) == pytest.approx(y.std() / x.std())
         assert np.sign(slope) == np.sign(compared.pearson)
         assert start + slope * x.mean() == pytest.approx(y.mean())
-        assert compared.table["residual"].to_numpy() == pytest.approx((y - slope * x - start))
+        assert compared.table["residual"].to_numpy() == pytest.approx(y - slope * x - start)
 
     def test_the_largest_residual_is_first(self, tracer, attribution):
         scores = numbers(tracer, noise=0.0)
         plain = {label: 3.0 * i for i, label in enumerate(scores)}
-        own = renamed(attribution, component_scores=torch.tensor(list(plain.values())))
+        own = replace(attribution, component_scores=torch.tensor(list(plain.values())))
         assert own.compare_scores(scores).table["component"][0] == tracer.registry.label(4)
 
     def test_both_orders_rank_components_alike(self, tracer, attribution, single):
