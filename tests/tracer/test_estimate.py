@@ -9,7 +9,7 @@ import sys
 import warnings
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -683,7 +683,7 @@ class TestWhereItIsShown:
                 assert pass_time(3.0) == [(1.0, f"{label} ...")]
 
     def test_loops_say_their_steps_and_short_ones_that_they_run(self, pass_time):
-        loop = _progress.track(range(40), "generate", shown=None)
+        loop: Any = _progress.track(range(40), "generate", shown=None)
         next(loop)
         next(loop)
         assert pass_time(2.0) == [(1.0, "generate: 1 of 40 steps in 1 s, about 39 s left")]
@@ -737,7 +737,8 @@ class TestWhereItIsShown:
             said = capsys.readouterr().err.splitlines()
             assert all(re.match(rf"{label}( \(.*\))?(:| \.\.\.)", line) for line in said), said
             assert bool(said) == is_said, call
-        assert any("of 36 passes in" in line for line in said) or call != "run"
+            is_counted = any(re.search(r"\(?.*of 36 passes in", line) for line in said)
+            assert is_counted == is_said or call != "run"
 
     def test_on_in_terminals(self, model, bars, monkeypatch):
         terminal = io.StringIO()
