@@ -19,7 +19,7 @@ _CHOICES = {
     "choices": "method, n_selected, examples, run, n, first_x, first_y, neither, log_odds, kl",
 }
 _ESTIMATES = {
-    "estimates": "method, passes, further, is_exact, example_passes, rows, seconds, memory"
+    "estimates": "method, passes, further, is_exact, example_passes, rows, seconds, memory, faster"
 }
 _CHECKS = {"checks": "color, check, finding"}
 _TABLES: dict[str, dict[str, str]] = {

@@ -48,11 +48,12 @@ class TestDryRun:
             *("--method", "top-k", "--method", "pgb-ct+local", "--save-config", "run.toml"),
         )
         assert code == 0, err
-        assert "top-k: 9 passes and 2 besides, about " in out
-        assert "pgb-ct+local: up to 250 passes, at most about " in out
+        assert "top-k: 9 passes and 2 for the results, about " in out
+        assert "pgb-ct+local: up to 250 passes, about " in out
         assert re.search(
-            r"In all at most about .*; \d+ MiB of memory. Nothing was run or written.", out
+            r"Estimated: about .* in all; \d+ MiB of memory. Nothing was run or written.", out
         )
+        assert "Faster" not in out
         assert not any(tmp_path.iterdir())
 
     def test_checks_the_pairs(self, command, tmp_path, demo_model):
@@ -78,7 +79,7 @@ class TestDryRun:
         )
         assert code == 0, err
         # The limit is one of local search; eight heads alone and four sets of them come besides.
-        assert "local-search: up to 40 passes and 106 besides, at most about " in out
+        assert "local-search: up to 40 passes and 106 for the results, about " in out
         assert not any(tmp_path.iterdir())
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import itertools
 import math
 import re
 import sys
 import warnings
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -384,10 +383,71 @@ class TestTime:
 
 def test_an_estimate_is_one_line(tracer):
     text = repr(tracer.estimate(budget=3))
-    assert text.startswith("Estimate(pgb-ct+local: up to 250 passes, at most about ")
-    assert "at most" not in repr(tracer.estimate("top-k", budget=3))
+    assert text.startswith("Estimate(pgb-ct+local: up to 250 passes, about ")
+    assert "at most" not in text + repr(tracer.estimate("top-k", budget=3))
+    assert "Faster" not in text
     assert "MiB" in text
     assert "\n" not in text
+
+
+class TestFaster:
+    """Where a run takes long, its estimate names what takes minutes, and how many."""
+
+    @pytest.fixture
+    def slow(self, model, monkeypatch):
+        """A tracer whose passes over its 40 examples take so many seconds, and gradients too."""
+        tracer = tk.Tracer(model, tiny.pairs(40), "head-outputs", "logit-difference")
+
+        def with_pass_of(seconds):
+            probed = (seconds / 5, seconds / 5)
+            monkeypatch.setattr(estimating, "_seconds_of_passes", lambda *_, **__: probed)
+            estimating._PACES.clear()
+            return tracer
+
+        yield with_pass_of
+        estimating._PACES.clear()
+
+    def test_is_a_ranking_by_gradients_if_that_takes_minutes(self, slow):
+        tracer = slow(60.0)
+        estimate = tracer.estimate("greedy", budget=6)
+        by_gradients = tracer.estimate("mask-ig", budget=6, steps=10)
+        assert estimate.seconds > by_gradients.seconds > 600
+        # 11 gradients of a minute are too many; of some of the examples they are not.
+        few = int(40 * 300 / by_gradients.seconds)
+        assert estimate.faster == f"mask-ig on {few} of the 40 examples, about 5 min"
+        tracer = slow(20.0)
+        estimate = tracer.estimate("greedy", budget=6)
+        seconds = tracer.estimate("mask-ig", budget=6).seconds
+        assert 60 < seconds < 600 < estimate.seconds
+        assert estimate.faster == f"mask-ig, about {duration_text(seconds)}"
+        assert repr(estimate).endswith(f". Faster: {estimate.faster}")
+
+    def test_is_of_a_front_a_curve_of_a_few_sizes(self, slow):
+        estimate = slow(15.0).estimate_pareto(max_budget=6)
+        assert estimate.seconds > 600
+        pattern = r"mask-ig with budgets=\[1, 2, 3, 4, 5, 6\], about \d+ min"
+        assert re.fullmatch(pattern, estimate.faster)
+
+    def test_is_fewer_examples_where_nothing_else_is(self, slow):
+        tracer = slow(100.0)
+        estimate = tracer.estimate("mask-ig", budget=6)
+        few, n, minutes = map(int, re.findall(r"\d+", estimate.faster))
+        assert estimate.faster == f"{few} of the 40 examples, about {minutes} min"
+        assert 8 <= few == int(40 * 300 / estimate.seconds)
+        assert minutes == round(few / n * estimate.seconds / 60)
+        tracer, members = slow(15.0), tracer.registry[:5]
+        assert " of the 40 examples, about " in tracer.estimate_explain(members).faster
+        estimate = tracer.estimate_minimality(members)
+        is_long = estimate.seconds > 600
+        assert is_long == (" of the 40 examples, about " in estimate.faster)
+
+    def test_is_nothing_where_eight_examples_take_too_long(self, slow):
+        assert slow(1e4).estimate("mask-ig", budget=6).faster == ""
+
+    def test_is_no_gradient_where_the_metric_has_none(self, slow, model):
+        tracer = slow(20.0)
+        counted = tk.Tracer(model, tracer.pairs, "head-outputs", "accuracy")
+        assert re.match(r"\d+ of the 40", counted.estimate("greedy", budget=6).faster)
 
 
 @pytest.mark.slow
@@ -555,10 +615,29 @@ class TestBar:
 
 
 class TestWhereItIsShown:
-    @pytest.fixture(autouse=True)
-    def _nothing_was_said(self, monkeypatch):
-        for name in ("last_line", "last_step"):
-            monkeypatch.setattr(_progress._ProgressLines, name, -math.inf)
+    @pytest.fixture
+    def clock(self, monkeypatch):
+        """Time in these tests; no thread looks at it but the test."""
+        now = [1000.0]
+        monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(_progress.Thread, "start", lambda thread: None)
+        monkeypatch.setattr(_progress._Watch, "last_line", -math.inf)
+        monkeypatch.setattr(_progress._Watch, "last_label", "")
+        return now
+
+    @pytest.fixture
+    def pass_time(self, clock, capsys):
+        """Lets seconds pass, with four looks in each; gives the lines and when they came."""
+
+        def passing(seconds):
+            lines, start = [], clock[0]
+            while clock[0] < start + seconds:
+                clock[0] += 0.25
+                _progress._LOCAL.watch.write_if_due()
+                lines += [(clock[0] - start, each) for each in capsys.readouterr().err.splitlines()]
+            return lines
+
+        return passing
 
     def test_off_elsewhere(self, model, bars):
         assert not _progress.is_interactive()
@@ -566,43 +645,100 @@ class TestWhereItIsShown:
         tracer.run("top-k", budget=2)
         assert not bars.bars
 
-    @pytest.mark.slow
+    def test_a_wait_is_said_after_a_second_and_twice_a_minute(self, pass_time):
+        with _progress.report_waiting("certify"):
+            assert pass_time(0.75) == []
+            assert pass_time(70.0) == [
+                (0.25, "certify ..."),
+                (30.25, "certify: 31 s so far"),
+                (60.25, "certify: 61 s so far"),
+            ]
+
+    def test_bars_say_how_far_they_are_also_within_a_long_step(self, pass_time):
+        with (
+            _progress.report_waiting("certify"),
+            _progress.open_bar("controls", 40, 10, shown=None) as progress,
+        ):
+            progress.advance(100)
+            assert pass_time(31.0) == [
+                (1.0, "certify (controls): 10 of 40 passes in 1 s, about 3 s left"),
+                (31.0, "certify (controls): 10 of 40 passes in 31 s, about 2 min left"),
+            ]
+
+    def test_short_calls_after_each_other_say_nothing(self, pass_time):
+        for _ in range(50):
+            with _progress.report_waiting("evaluate"):
+                assert pass_time(0.5) == []
+
+    def test_equal_calls_share_two_lines_a_minute(self, pass_time):
+        lines = []
+        for _ in range(10):
+            with _progress.report_waiting("evaluate"):
+                lines += pass_time(6.0)
+        assert [line for _, line in lines] == ["evaluate ..."] * 2
+
+    def test_other_calls_are_said_at_once(self, pass_time):
+        for label in ("evaluate", "controls"):
+            with _progress.report_waiting(label):
+                assert pass_time(3.0) == [(1.0, f"{label} ...")]
+
+    def test_loops_say_their_steps_and_short_ones_that_they_run(self, pass_time):
+        loop: Any = _progress.track(range(40), "generate", shown=None)
+        next(loop)
+        next(loop)
+        assert pass_time(2.0) == [(1.0, "generate: 1 of 40 steps in 1 s, about 39 s left")]
+        loop.close()
+        for _ in _progress.track([0], "check", shown=None):
+            assert pass_time(2.0) == [(1.0, "check ...")]
+        assert _progress._LOCAL.watch is None
+
+    @pytest.mark.parametrize("inner", [None, False])
+    def test_what_is_turned_off_is_silent_with_all_within(self, pass_time, inner):
+        with _progress.report_waiting("run", shown=False), _progress.report_waiting("a"):
+            assert _progress._LOCAL.watch.open[-1].label == "a"
+            assert [each.label for each in _progress._LOCAL.watch.open] == ["a"]
+
+    def test_bars_of_terminals_are_not_disturbed(self, pass_time, bars):
+        with _progress.report_waiting("run"):
+            with _progress.open_bar("greedy", 40, 10, shown=True):
+                assert pass_time(40.0) == []
+            assert pass_time(2.0) == [(1.0, "run: 41 s so far")]
+
+    def test_one_of_several_processes_writes(self, monkeypatch):
+        started = []
+        monkeypatch.setattr(_progress.Thread, "start", lambda thread: started.append(thread))
+        for rank in ("0", "1"):
+            monkeypatch.setenv("RANK", rank)
+            with _progress.report_waiting("run"):
+                pass
+        assert len(started) == 1
+
     @pytest.mark.parametrize(("given", "is_said"), [(None, True), (False, False)])
-    def test_elsewhere_a_line_a_minute(self, model, bars, monkeypatch, capsys, given, is_said):
-        """Of what runs, how far it is, and how long it took; the clock ticks with every look."""
+    def test_calls_of_a_tracer_are_said(self, model, monkeypatch, capsys, given, is_said):
+        """By the thread, whatever they do and how far they are."""
         warnings.simplefilter("ignore")
-        clock = itertools.count(0, 25.0)
-        monkeypatch.setattr(_progress.time, "monotonic", lambda: next(clock))
+        for name, value in {"_FIRST_LINE_AFTER": 0.0, "_LINE_EVERY": 0.0, "_TICK": 1e-3}.items():
+            monkeypatch.setattr(_progress, name, value)
         tracer = tk.Tracer(model, tiny.pairs(12), "head-outputs", progress=given, max_batch_size=4)
-        capsys.readouterr()
-        tracer.run("greedy", budget=3)
-        said = capsys.readouterr().err.splitlines()
-        pattern = r"greedy: \d+ of 36 passes in \d+ (s|min)(, about \d+ (s|min) left)?"
-        assert all(re.fullmatch(pattern, line) or " run: 3 of 3 steps" in line for line in said)
-        assert bool(said) == is_said
-        assert not bars.bars
-        batches = _progress.track(iter(range(6)), "generate", shown=given)
-        assert [*batches] == [*range(6)]
-        said = capsys.readouterr().err.splitlines()
-        assert said == (["generate: 3 steps in 75 s", "generate: 6 steps in 2 min"] * is_said)
-
-    def test_bars_after_each_other_share_a_minute(self, monkeypatch, capsys):
-        now = [1000.0]
-        monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
-        for label, pause in (("first", 0.0), ("second", 5.0), ("third", 600.0)):
-            now[0] += pause
-            for _ in _progress.track(range(4), label, shown=None):
-                now[0] += 10.0
-        # 40 s of the first, 5 of a pause and 20 of the second; the third begins anew.
-        assert capsys.readouterr().err == "second: 2 of 4 steps in 20 s, about 20 s left\n"
-
-    def test_elsewhere_proposals_of_pairs_are_said(self, model, monkeypatch, capsys):
-        warnings.simplefilter("ignore")
-        clock = itertools.count(0, 25.0)
-        tracer = tk.Tracer(model, tiny.pairs(12), "head-outputs")
-        monkeypatch.setattr(_progress.time, "monotonic", lambda: next(clock))
-        tracer.strongest_pairs(2)
-        assert re.search(r"proposals of pairs: \d+ passes in \d+ s\n", capsys.readouterr().err)
+        for call, label in {
+            "run": "greedy",
+            "pareto": "pareto",
+            "controls": "controls",
+            "single_effects": "single effects",
+            "strongest_pairs": "strongest pairs",
+            "faithfulness": "faithfulness",
+            "minimality": "minimality",
+        }.items():
+            capsys.readouterr()
+            options = {"run": ("greedy",), "strongest_pairs": (2,)}
+            few = {"run": {"budget": 3}, "pareto": {"max_budget": 2, "max_passes": 20}}
+            members = () if call in ("pareto", "single_effects") else (tracer.registry[:3],)
+            getattr(tracer, call)(*options.get(call, members), **few.get(call, {}))
+            said = capsys.readouterr().err.splitlines()
+            assert all(re.match(rf"{label}( \(.*\))?(:| \.\.\.)", line) for line in said), said
+            assert bool(said) == is_said, call
+            is_counted = any(re.search(r"\(?.*of 36 passes in", line) for line in said)
+            assert is_counted == is_said or call != "run"
 
     def test_on_in_terminals(self, model, bars, monkeypatch):
         terminal = io.StringIO()

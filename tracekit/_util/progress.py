@@ -1,35 +1,35 @@
-"""One progress bar for a whole run, with an estimate of the remaining time.
+"""What runs and how far it is: a progress bar in notebooks and terminals, else lines in the log.
 
-Outside of notebooks and terminals, e.g. in a batch system, it is one line per minute in the log.
+Lines come from a thread: one soon after a call begins, and one every half minute, also where a
+single step takes longer or nothing counts the steps.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
-from threading import Event, Thread
+from threading import Event, Thread, local
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 OnNote = Callable[..., None] | None
 """Called with the values of each `report_values`, whether a bar is shown or not."""
 _FORMAT = (
-    "{desc}: {percentage:3.0f}% |{bar}| {n:.0f} of {total:.0f} passes "
+    "{desc}: {percentage:3.0f}% |{bar}| {n:.0f} of {total:.0f} {unit} "
     "[{elapsed}, {remaining} left{postfix}]"
 )
-_FORMAT_WITHOUT_END = "{desc}: {n:.0f} passes [{elapsed}{postfix}]"
+_FORMAT_WITHOUT_END = "{desc}: {n:.0f} {unit} [{elapsed}{postfix}]"
 _FEWEST_STEPS = 3
 """Steps below which a loop has no bar of its own."""
-_LINE_EVERY, _PAUSE = 60.0, 10.0
-"""Seconds between two lines; seconds without a step after which the minute starts again."""
-_FIRST_LINE_AFTER = 0.25
-"""Seconds before the first line about a wait; shorter waits write nothing."""
+_FIRST_LINE_AFTER, _LINE_EVERY, _TICK = 1.0, 30.0, 0.25
+"""Seconds before the first line about a call, between two lines, and between two looks."""
 
 
 def is_interactive() -> bool:
@@ -53,35 +53,120 @@ def duration_text(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-class _ProgressLines:
-    """Replaces the bar outside of terminals: writes one line per minute to standard error."""
+@dataclass(eq=False)
+class _Work:
+    """Something that runs and how far it is; replaces the bar outside of terminals."""
 
-    last_line = last_step = -inf
-    """When any bar last wrote a line, and last took a step."""
-
-    def __init__(self, label: str, total: float | None, unit: str) -> None:
-        self._label, self._total, self._unit, self.n = label, total, unit, 0.0
-        self._start = time.monotonic()
-        if self._start - _ProgressLines.last_step > _PAUSE:
-            _ProgressLines.last_line = self._start
+    label: str
+    total: float | None = None
+    unit: str = ""
+    """What is counted; empty if nothing is."""
+    n: float = 0.0
+    start: float = field(default_factory=lambda: time.monotonic())
 
     def update(self, n: float) -> None:
         self.n += n
-        _ProgressLines.last_step = now = time.monotonic()
-        if now - _ProgressLines.last_line < _LINE_EVERY:
-            return
-        _ProgressLines.last_line = now
-        taken = now - self._start
-        of_all = f" of {self._total:.0f}" if self._total else ""
-        left = taken * (self._total / self.n - 1) if self._total and self.n else 0.0
-        more = f", about {duration_text(left)} left" if left > 0.5 else ""
-        line = f"{self._label}: {self.n:.0f}{of_all} {self._unit} in {duration_text(taken)}{more}\n"
-        sys.stderr.write(line)
-        sys.stderr.flush()
 
     def set_postfix(self, values: object, refresh: bool) -> None: ...
 
     def close(self) -> None: ...
+
+    def progress_text(self, now: float) -> str:
+        """How far it is and how long it took, e.g. `: 9 of 36 passes in 10 s, about 30 s left`."""
+        taken = now - self.start
+        if not self.unit:
+            return " ..." if taken < _LINE_EVERY else f": {duration_text(taken)} so far"
+        of_all = f" of {self.total:.0f}" if self.total else ""
+        left = taken * (self.total / self.n - 1) if self.total and self.n else 0.0
+        more = f", about {duration_text(left)} left" if left > 0.5 else ""
+        return f": {self.n:.0f}{of_all} {self.unit} in {duration_text(taken)}{more}"
+
+
+class _Watch:
+    """What is open in a thread, from the call of the user inwards, and the lines about it."""
+
+    last_line, last_label = -inf, ""
+    """When a line was last written about any call, and which call that was."""
+
+    def __init__(self) -> None:
+        self.open: list[Any] = []
+        self.quiet_since = time.monotonic()
+
+    def write_if_due(self) -> None:
+        """Writes a line if the call has run for a second; about the same call twice a minute."""
+        now, work = time.monotonic(), list(self.open)
+        # Bars of tqdm draw themselves.
+        if not work or now - self.quiet_since < _FIRST_LINE_AFTER or any(map(_is_bar, work)):
+            return
+        label, *inner = dict.fromkeys(each.label for each in work)
+        if label == _Watch.last_label and now - _Watch.last_line < _LINE_EVERY:
+            return
+        _Watch.last_line, _Watch.last_label = now, label
+        shown = f"{label} ({', '.join(inner)})" if inner else label
+        sys.stderr.write(f"{shown}{work[-1].progress_text(now)}\n")
+        sys.stderr.flush()
+
+    def run(self, done: Event) -> None:
+        while not done.wait(_TICK):
+            self.write_if_due()
+
+
+_LOCAL = local()
+"""Has the `watch` of what the user called in this thread, if something runs."""
+
+
+@contextmanager
+def _watching(shown: bool | None) -> Iterator[_Watch]:
+    """The watch of this thread; the outermost call has a new one, which writes if `shown`."""
+    outer: _Watch | None = getattr(_LOCAL, "watch", None)
+    if outer is not None:
+        yield outer
+        return
+    watch, done = _Watch(), Event()
+    # Of the processes that a launcher has started, the first one writes.
+    if shown is not False and os.environ.get("RANK", "0") == "0":
+        # A daemon thread does not keep an interrupted program from ending.
+        Thread(target=watch.run, args=[done], daemon=True).start()
+    _LOCAL.watch = watch
+    try:
+        yield watch
+    finally:
+        done.set()
+        _LOCAL.watch = None
+
+
+@contextmanager
+def _opened(
+    label: str, total: float | None = None, unit: str = "", *, shown: bool | None = None
+) -> Iterator[Any]:
+    """A bar, or what replaces it in the log, on the watch of the thread; None if not `shown`."""
+    with _watching(shown) as watch:
+        bar: Any = None
+        if unit and (shown or (shown is None and is_interactive())):
+            bar = _import_tqdm()(
+                desc=label,
+                total=total,
+                unit=unit,
+                bar_format=_FORMAT_WITHOUT_END if total is None else _FORMAT,
+                leave=False,
+                mininterval=0.2,
+                dynamic_ncols=not _in_notebook(),
+            )
+        elif shown is not False:
+            bar = _Work(label, total, unit)
+        watch.open += [] if bar is None else [bar]
+        try:
+            yield bar
+        finally:
+            if bar is not None:
+                watch.open.remove(bar)
+                bar.close()
+            if _is_bar(bar):
+                watch.quiet_since = time.monotonic()
+
+
+def _is_bar(work: Any) -> bool:
+    return not isinstance(work, _Work | None)
 
 
 @dataclass(eq=False)
@@ -134,62 +219,30 @@ def open_bar(
     if outer is not None:
         yield outer
         return
-    bar: Any = None
-    if shown or (shown is None and is_interactive()):
-        bar = _import_tqdm()(
-            desc=label,
-            total=passes,
-            bar_format=_FORMAT_WITHOUT_END if passes is None else _FORMAT,
-            leave=False,
-            mininterval=0.2,
-            dynamic_ncols=not _in_notebook(),
-        )
-    elif shown is None:
-        bar = _ProgressLines(label, passes, "passes")
-    progress = RunProgress(bar, passes, n_examples, on_note)
-    token = _CURRENT.set(progress)
-    try:
-        yield progress
-    finally:
-        _CURRENT.reset(token)
-        if bar is not None:
-            bar.close()
+    with _opened(label, passes, "passes", shown=shown) as bar:
+        progress = RunProgress(bar, passes, n_examples, on_note)
+        token = _CURRENT.set(progress)
+        try:
+            yield progress
+        finally:
+            _CURRENT.reset(token)
 
 
-@contextmanager
-def report_waiting(label: str) -> Iterator[None]:
-    """Reports a block without steps in the log: soon after its start, then every minute."""
-    done, start = Event(), time.monotonic()
-
-    def write_lines() -> None:
-        text = ""
-        while not done.wait(_LINE_EVERY if text else _FIRST_LINE_AFTER):
-            text = f": {duration_text(time.monotonic() - start)} so far" if text else " ..."
-            sys.stderr.write(f"{label}{text}\n")
-            sys.stderr.flush()
-
-    if not is_interactive():
-        # A daemon thread does not keep an interrupted program from ending.
-        Thread(target=write_lines, daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
+def report_waiting(label: str, *, shown: bool | None = None) -> AbstractContextManager[Any]:
+    """Says that a block runs: soon after its start and every half minute, with its inner bars."""
+    return _opened(label, shown=shown)
 
 
 def track(items: Iterable[_T], label: str, *, shown: bool | None) -> Iterator[_T]:
     """Shows a bar or lines for a loop, unless it is short or within a run that has a bar."""
     total = len(items) if hasattr(items, "__len__") else None  # type: ignore[arg-type]
     is_short = total is not None and total < _FEWEST_STEPS
-    if shown is False or _CURRENT.get() is not None or is_short:
-        yield from items
-    elif shown or is_interactive():
-        yield from _import_tqdm()(items, desc=label, leave=False)
-    else:
-        lines = _ProgressLines(label, total, "steps")
+    unit = "" if is_short or _CURRENT.get() is not None else "steps"
+    with _opened(label, total, unit, shown=shown) as bar:
         for item in items:
             yield item
-            lines.update(1)
+            if bar is not None:
+                bar.update(1)
 
 
 def _import_tqdm() -> Any:

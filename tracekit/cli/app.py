@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 
 from tracekit._util.markup import clean_text
 from tracekit._util.options import short_repr
+from tracekit._util.progress import report_waiting
 from tracekit._util.version import __version__
 from tracekit.cli.console import console, error_console, print_problem
 from tracekit.errors import ConfigError, TracekitError
@@ -79,8 +80,10 @@ def _add_json_option(command: Callable[..., None]) -> Callable[..., None]:
     def run(**values: Any) -> None:
         if values.pop("as_json"):
             console.begin_document(command.__name__)
+        name = f"tracekit {command.__name__.replace('_', '-')}"
         try:
-            command(**values)
+            with report_waiting(name, shown=False if values.get("quiet") else None):
+                command(**values)
         except BaseException as error:
             console.print_document(error)
             raise

@@ -378,7 +378,7 @@ def build_tracer(
         setup,
         max_batch_size=values["max_batch_size"],
         max_memory=None if memory is None else memory * 2**20,
-        progress=False if values.get("quiet", True) else None,
+        progress=False if values.get("quiet") else None,
         held_out=held_out,
         extra_metrics=values.get("extra_metric") or (),
     )

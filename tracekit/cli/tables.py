@@ -163,11 +163,12 @@ def print_estimates(estimates: Iterable[Estimate]) -> None:
     record_table("estimates", Table.of_rows([asdict(each) for each in all_estimates]))
     for each in all_estimates:
         console.print(f"{each.method}: {each.total}")
+        if each.faster:
+            console.print(f"  Faster: {each.faster}")
     memory = max((each.memory for each in all_estimates if each.memory is not None), default=None)
     memory_text = "" if memory is None else f"; {memory / 2**20:.0f} MiB of memory"
-    bound = "" if all(each.is_exact for each in all_estimates) else "at most "
     seconds = duration_text(sum(each.seconds for each in all_estimates))
-    console.print(f"In all {bound}about {seconds}{memory_text}. Nothing was run or written.")
+    console.print(f"Estimated: about {seconds} in all{memory_text}. Nothing was run or written.")
 
 
 def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = False) -> None:

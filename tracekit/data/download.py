@@ -10,6 +10,7 @@ import logging
 from pathlib import Path
 from typing import Any, cast
 
+from tracekit._util.progress import report_waiting
 from tracekit._util.warn import warn
 from tracekit.errors import DataFormatError, DataNotFoundError, DataWarning
 
@@ -33,6 +34,7 @@ def read_lines(dataset: str, data_dir: Path | None, name: str) -> list[str]:
     return list(filter(None, map(str.strip, read_file(dataset, data_dir, name).splitlines())))
 
 
+@report_waiting("Reading the data set")
 def _cached_path(dataset: str, name: str) -> Path:
     remote = FILES[dataset].get("remotes", {}).get(name)
     if remote is None:

@@ -78,7 +78,7 @@ class EngineConfig:
     distributions, for metrics that read them, and passes of more than 64 examples may each take as
     many. Changes no result. None: no bound."""
     progress: bool | None = False
-    """Whether to show progress bars. None: in notebooks and terminals, else a line a minute."""
+    """Whether to show progress bars. None: in notebooks and terminals, else two lines a minute."""
     capabilities: Capabilities | None = None
     """Optimisations to use, with equal results; None: those that the model supports when tried."""
 

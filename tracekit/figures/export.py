@@ -19,6 +19,7 @@ from plotly.offline import get_plotlyjs
 
 from tracekit._util.files import draft_folder, write_atomically
 from tracekit._util.options import as_path, check_keywords
+from tracekit._util.progress import report_waiting
 from tracekit.errors import ConfigError, FigureExportError
 from tracekit.figures import browser_process
 from tracekit.figures.layout import FONT_SIZE, PER_INCH, place, resized
@@ -120,6 +121,7 @@ def write_all(figures: Mapping[str | Path, go.Figure]) -> list[Path]:
     return _write(figures, _PIXELS_PER_POINT)
 
 
+@report_waiting("Writing figures")
 def _write(figures: Mapping[str | Path, go.Figure], scale: float) -> list[Path]:
     named = {as_path("path", name): figure for name, figure in figures.items()}
     images = {path: figure for path, figure in named.items() if path.suffix != ".html"}

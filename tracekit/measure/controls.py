@@ -157,7 +157,7 @@ def controls(
     require_full_effect(engine, 1 if engine.full_effects.mean() > 0 else -1)
     before, n_sets = engine.cost, len(both) // 2
     sets, complements = both[:n_sets], both[n_sets:]
-    with progress.open_bar("controls", None, engine.n_examples, shown=engine.config.progress):
+    with progress.open_bar("controls", len(both), engine.n_examples, shown=engine.config.progress):
         effects = engine.set_effects(sets, "controls")
         others = engine.set_effects(complements, "complements")
     full, data = engine.full_effects, engine.pairs

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from tracekit._util.arguments import check_arguments
 from tracekit._util.markup import interval_text
 from tracekit._util.options import as_path, short_repr
+from tracekit._util.progress import report_waiting
 from tracekit._util.table import Column, Table, join_labels
 from tracekit.components import Component
 from tracekit.data.display import make_shown_pair
@@ -57,6 +58,7 @@ _CHECKED = (
 
 
 @check_arguments
+@report_waiting("Writing the report")
 def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     """Writes a page on some results: setting, figures, sets, examples, and how to repeat the runs.
 

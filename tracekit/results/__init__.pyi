@@ -14,6 +14,8 @@ from tracekit.results.pareto_front import SizeStatistics as SizeStatistics
 from tracekit.results.pareto_front import TradeOff as TradeOff
 from tracekit.results.published_circuits import Against as Against
 from tracekit.results.result import TraceResult as TraceResult
+from tracekit.results.scores import ScoreComparison as ScoreComparison
+from tracekit.results.scores import compare_scores as compare_scores
 from tracekit.results.single_effects import SingleEffects as SingleEffects
 from tracekit.results.stability import Stability as Stability
 from tracekit.results.tables import curve_data as curve_data

@@ -18,6 +18,7 @@ from tracekit.figures.cells import ColorScale, LayersOn, draw_panels
 from tracekit.figures.style import data_and_model, plain
 from tracekit.results.on_examples import OfMembers
 from tracekit.results.panels import check_cells, panels_of
+from tracekit.results.scores import Scores, compare_scores
 from tracekit.results.significance import Mark, PValues, few_examples_note
 from tracekit.results.storage import SavedTable
 
@@ -47,6 +48,16 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
     def n_examples(self) -> int:
         """How many examples the effects are means over."""
         return self.n_measured_on
+
+    compare_scores = compare_scores
+
+    @property
+    def scores(self) -> Scores:
+        """The effects, for `compare_scores`."""
+        values = torch.full((len(self.registry),), torch.nan)
+        values[list(self.members)] = self.effects.to(values.dtype)
+        title, setting = f"single {self.axis_label}", f"{self.intervention}, n = {self.n_text}"
+        return Scores(self, values, title, self.axis_label, setting)
 
     @cached_property
     def table(self) -> pd.DataFrame:

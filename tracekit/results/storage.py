@@ -313,6 +313,8 @@ def _decoded(entry: Any, annotation: Any, name: str, tensors: dict[str, Tensor])
     bare = without_none(annotation)
     if is_tensor(bare):
         value = tensors.pop(name, None) if entry is None else torch.tensor(entry)
+        if entry is not None and "int64" in bare.dtypes:
+            value = torch.tensor(entry).long()  # Lists in documents are read as floats.
         if value is None and bare is annotation:
             raise ValueError(f"the tensor {name} is missing")
         if value is not None and not isinstance(value, bare):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit._util.files import marker_file, remove_leftovers
+from tracekit._util.progress import report_waiting
 from tracekit.errors import NoResultError, WorkerError
 from tracekit.runs.executors import Workers, make_workers
 from tracekit.runs.grid import part_of
@@ -90,7 +91,8 @@ def run_jobs(
     else:
         worker, missing = Worker(environment, root), dict[str, str]()
         for job in unique:
-            outcomes.append(try_job(worker, job, missing))
+            with report_waiting(job.description, shown=progress):
+                outcomes.append(try_job(worker, job, missing))
             on_done(outcomes[-1])
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     if failures and len(failures) == len(outcomes):

@@ -19,7 +19,7 @@ from tracekit._util.files import hold_lock, write_csv
 from tracekit._util.markup import clean_text
 from tracekit._util.options import as_path, check_int, check_names, convert, is_int
 from tracekit._util.processes import exit_if_restarted
-from tracekit._util.progress import is_interactive
+from tracekit._util.progress import is_interactive, report_waiting
 from tracekit._util.table import Table, latex_text
 from tracekit._util.warn import warn
 from tracekit.engine.setup import SETUP_OPTIONS, Setup
@@ -252,7 +252,7 @@ def sweep(
         max_batch_size: Examples per pass; changes no result.
         model_options: Further options of `load_model`, e.g. `{"revision": "main"}`.
         progress: Whether to show a progress bar. None: in notebooks and terminals; elsewhere every
-            run says once a minute how far it is.
+            run says twice a minute how far it is.
         on_done: Called with each run or failure, in this process.
         **further: The other fields of `Grid`, e.g. `components`, `metrics`, `seeds`, `limit`,
             `held_out`; and fields of `Setup` that all runs share, e.g. `source`.
@@ -287,7 +287,8 @@ def sweep(
     folder = as_path("output", output)
     total = len(part_of(planned, part))
     bar = tqdm(total=total, disable=not shows_bar, unit="run", desc="sweep")
-    with _make_folder(folder), _lock_output(folder, part), bar:
+    waiting = report_waiting("sweep", shown=False if shows_bar else progress)
+    with waiting, _make_folder(folder), _lock_output(folder, part), bar:
 
         def count(outcome: Run | Failure) -> None:
             bar.set_postfix_str(clean_text(outcome.job.description))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from inspect import signature
 from typing import Any, Concatenate, NamedTuple
@@ -27,8 +27,8 @@ from tracekit.measure.evaluation import PlannedSets
 from tracekit.measure.explanation import plan_explanation
 from tracekit.measure.question import Question
 from tracekit.results.display import text_html
-from tracekit.search import DEFAULT_METHOD, LocalSearch, Search, make
-from tracekit.search.base import PlannedPasses
+from tracekit.search import DEFAULT_METHOD, LocalSearch, MaskIG, Search, make
+from tracekit.search.base import PlannedPasses, log_spaced_sizes
 from tracekit.search.constraint import Constraint
 from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.tracer.plan import Plan, plan, plan_front
@@ -41,6 +41,9 @@ _PROBED_EXAMPLES = 8
 """Examples that they are measured on; on an accelerator a batch, as it idles on fewer."""
 _LEAST_SECONDS = 0.3
 """A shorter probe times calls rather than passes: a larger one follows."""
+_LONG, _SIZES_OF_FRONT = 600.0, 12
+"""Seconds from which an estimate names a faster way, and the sizes of it in place of a front."""
+_BY_GRADIENTS = ("mask-ig", "eap-ig", "attribution")
 _PACES: WeakKeyDictionary[PreparedData, dict[tuple[Any, ...], Pace]] = WeakKeyDictionary()
 """By data; by whether a gradient was taken, and the sets that were measured."""
 
@@ -70,23 +73,25 @@ class Estimate:
     rows: int
     """Examples that go through the model at once at most, each under one mask."""
     seconds: float
-    """Wall time, from a timed probe; at most about that where `is_exact` is false."""
+    """Estimated wall time, from a timed probe; on a busier machine a run takes longer."""
     memory: int | None
     """Bytes at the peak: of the accelerator in the probe, or of this process; None if unknown."""
+    faster: str = ""
+    """What answers the same question in minutes, and its estimated time, where this takes long."""
 
     @property
     def total(self) -> str:
-        """Passes and time in words, as `up to 98 passes and 290 besides, at most about 4 min`."""
-        bound, most = ("", "") if self.is_exact else ("up to ", "at most ")
-        besides = f" and {self.further:.0f} besides" if self.further > 0.05 * self.passes else ""
-        passes, duration = f"{self.passes:.0f} passes{besides}", duration_text(self.seconds)
-        return f"{bound}{passes}, {most}about {duration}"
+        """Passes and time in words, as `up to 98 passes and 290 for the results, about 4 min`."""
+        further = f" and {self.further:.0f} for the results" * (self.further > 0.05 * self.passes)
+        passes = f"{'' if self.is_exact else 'up to '}{self.passes:.0f} passes{further}"
+        return f"{passes}, about {duration_text(self.seconds)}"
 
     def __repr__(self) -> str:
         memory = "" if self.memory is None else f"; {self.memory / 2**20:.0f} MiB"
+        faster = f". Faster: {self.faster}" if self.faster else ""
         return clean_text(
             f"Estimate({self.method}: {self.total}; {self.example_passes:.0f} examples are "
-            f"run, up to {self.rows} at once{memory})"
+            f"run, up to {self.rows} at once{memory}){faster}"
         )
 
     _repr_html_ = text_html
@@ -191,7 +196,7 @@ def estimate_run(question: Question, request: Request) -> Estimate:
     resolved = resolve_request(question, request)
     if getattr(request.search, "lambda1", None) is None:
         resolved.goal.require(request.search.name)
-    return _estimate_plan(question, request, plan(resolved))
+    return _with_faster(question, _estimate_plan(question, request, plan(resolved)), request)
 
 
 def estimate_pareto(
@@ -218,7 +223,9 @@ def estimate_pareto(
 def estimate_front(question: Question, request: Request, *, statistics: bool = True) -> Estimate:
     """As `estimate_pareto`, of a request for a front."""
     resolved = resolve_front(question, request, statistics=statistics)
-    return _estimate_plan(question, request, plan_front(resolved, statistics=statistics))
+    slow = _estimate_plan(question, request, plan_front(resolved, statistics=statistics))
+    sizes = log_spaced_sizes(1, resolved.goal.budgets[-1], _SIZES_OF_FRONT)
+    return _with_faster(question, slow, replace(request, budget=None, budgets=sizes))
 
 
 def estimate_explain(
@@ -234,7 +241,8 @@ def estimate_explain(
         question.eval_engine, chosen, max_sets=max_sets, look_outside=look_outside
     )
     sets = [(*chosen[:i], *chosen[i + 1 :]) for i in range(min(len(chosen), _PROBED))]
-    return _estimate_passes("explain", planned, question.eval_engine, sets=sets)
+    slow = _estimate_passes("explain", planned, question.eval_engine, sets=sets)
+    return _with_faster(question, slow)
 
 
 def estimate_of(
@@ -252,7 +260,7 @@ def estimate_of(
             (engine.n_examples, len(sets), _pace_of(engine, sets=sets[:: -(-len(sets) // _PROBED)]))
             for engine, sets in planned(question, *args, **options)
         ]
-        return Estimate(
+        slow = Estimate(
             method=name,
             passes=sum(n_sets for _, n_sets, _ in parts),
             is_exact=is_exact,
@@ -261,9 +269,34 @@ def estimate_of(
             seconds=sum(n_sets * pace.forward for _, n_sets, pace in parts),
             memory=parts[-1][2].memory,
         )
+        return _with_faster(question, slow)
 
     estimate.__doc__ = f"As `estimate`, of `{name}` with these arguments."
     return estimate
+
+
+def _with_faster(question: Question, slow: Estimate, request: Request | None = None) -> Estimate:
+    """Names a ranking by gradients, fewer examples or both: the first that takes minutes."""
+    n, ways = question.eval_engine.n_examples, [("", slow)]
+    if slow.seconds < _LONG:
+        return slow
+    is_smooth = question.search_engine.metric.differentiable
+    if request is not None and is_smooth and request.search.name not in _BY_GRADIENTS:
+        by_gradients = replace(request, search=MaskIG())
+        resolved = resolve_request(question, by_gradients)
+        sizes = "" if request.budgets is None else f" with budgets={list(request.budgets)}"
+        if resolved.goal.budgets or resolved.goal.target is not None:
+            quick = _estimate_plan(question, by_gradients, plan(resolved))
+            ways.insert(0, (f"{MaskIG.name}{sizes}", quick))
+    for name, way in ways:
+        if way.seconds < _LONG:
+            return replace(slow, faster=f"{name}, about {duration_text(way.seconds)}")
+    for name, way in reversed(ways):
+        few = int(n * 0.5 * _LONG / way.seconds)
+        if few >= _PROBED_EXAMPLES:
+            on = f"{few} of the {n} examples, about {duration_text(way.seconds * few / n)}"
+            return replace(slow, faster=f"{name} on {on}" if name else on)
+    return slow
 
 
 def _estimate_plan(question: Question, request: Request, planned: Plan | None) -> Estimate:

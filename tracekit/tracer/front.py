@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+from tracekit._util.progress import report_waiting
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
 from tracekit.components.masks import members_of_mask
@@ -60,28 +61,29 @@ def run_front(
 
     Ctrl-C, or a limit, after the search ends the front with what was found until then.
     """
-    resolved = resolve_front(question, request, statistics=statistics)
-    question.prepare_run()
-    planned = plan_front(resolved, statistics=statistics)
-    diagnostics.warn_before(resolved, request.sign, planned)
-    with Observed(observe, resolved) as observed:
-        with progress_bar(resolved, planned, observed.step):
-            target = resolved.target()
-            sets = _best_of_every_size(resolved, target)
-            notes = [_INTERRUPTED] if sets.best.stopped == "interrupted" else []
-            with _until_stopped(notes):
-                if statistics and not notes:
-                    sets = _walk_from_all(resolved, target, sets)
-                if isinstance(resolved.search, Auto) and not notes:
-                    sets = _choose(resolved, target, sets)
-            front = _measured_front(resolved, target, sets)
-            with _until_stopped(notes):
-                if statistics and not notes:
-                    front = _with_statistics(resolved, target, sets, front)
-            for note in notes:
-                warn(note, SearchStoppedWarning)
-        observed.results(front.results)
-    diagnostics.warn_of_circuits(front.results)
+    with report_waiting("pareto", shown=question.config.progress):
+        resolved = resolve_front(question, request, statistics=statistics)
+        question.prepare_run()
+        planned = plan_front(resolved, statistics=statistics)
+        diagnostics.warn_before(resolved, request.sign, planned)
+        with Observed(observe, resolved) as observed:
+            with progress_bar(resolved, planned, observed.step):
+                target = resolved.target()
+                sets = _best_of_every_size(resolved, target)
+                notes = [_INTERRUPTED] if sets.best.stopped == "interrupted" else []
+                with _until_stopped(notes):
+                    if statistics and not notes:
+                        sets = _walk_from_all(resolved, target, sets)
+                    if isinstance(resolved.search, Auto) and not notes:
+                        sets = _choose(resolved, target, sets)
+                front = _measured_front(resolved, target, sets)
+                with _until_stopped(notes):
+                    if statistics and not notes:
+                        front = _with_statistics(resolved, target, sets, front)
+                for note in notes:
+                    warn(note, SearchStoppedWarning)
+            observed.results(front.results)
+        diagnostics.warn_of_circuits(front.results)
     return front
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from tracekit._util.progress import OnNote
+from tracekit._util.progress import OnNote, report_waiting
 from tracekit._util.versions import versions
 from tracekit.components.masks import from_indices, members_of_mask
 from tracekit.components.members import members_of
@@ -65,17 +65,18 @@ def run_search(
     question: Question, request: Request, observe: Observer | None = None
 ) -> list[TraceResult]:
     """The results that a request asks for, with the warnings about them; see `Tracer.run`."""
-    resolved = resolve_request(question, request)
-    question.prepare_run()
-    planned = plan(resolved)
-    diagnostics.warn_before(resolved, request.sign, planned)
-    with Observed(observe, resolved) as observed:
-        results = search(resolved, planned, observed.step)
-        if request.faithfulness is not None:
-            results = [TraceCurve(tuple(results)).smallest(faithfulness=request.faithfulness)]
-        observed.results(results)
-    question.results.extend(results)
-    diagnostics.warn_of_results(results, question.search_engine.pairs, question.noise_floor)
+    with report_waiting(request.search.name, shown=question.config.progress):
+        resolved = resolve_request(question, request)
+        question.prepare_run()
+        planned = plan(resolved)
+        diagnostics.warn_before(resolved, request.sign, planned)
+        with Observed(observe, resolved) as observed:
+            results = search(resolved, planned, observed.step)
+            if request.faithfulness is not None:
+                results = [TraceCurve(tuple(results)).smallest(faithfulness=request.faithfulness)]
+            observed.results(results)
+        question.results.extend(results)
+        diagnostics.warn_of_results(results, question.search_engine.pairs, question.noise_floor)
     return results
 
 

@@ -15,6 +15,7 @@ from typing_extensions import ParamSpec, Unpack
 from tracekit._util.arguments import check_arguments
 from tracekit._util.names import MethodChoice, MetricChoice, SignName
 from tracekit._util.options import check_keywords, check_names
+from tracekit._util.progress import report_waiting
 from tracekit._util.ranks import Ranks
 from tracekit.components import ComponentRegistry
 from tracekit.components.registry import Components
@@ -69,12 +70,13 @@ def as_method(
     function: Callable[Concatenate[Question, _P], _R],
 ) -> Callable[Concatenate[Any, _P], _R]:
     """A function of a question as a method of the tracer that asks it, on an unchanged model."""
-    called = check_keywords(function)
+    called, label = check_keywords(function), function.__name__.replace("_", " ")
 
     @wraps(function)
     def method(self: Tracer, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        checks.check_model_unchanged(self.question.search_engine)
-        return called(self.question, *args, **kwargs)
+        with report_waiting(label, shown=self.question.config.progress):
+            checks.check_model_unchanged(self.question.search_engine)
+            return called(self.question, *args, **kwargs)
 
     first, *others = signature(function).parameters.values()
     method.__signature__ = signature(function).replace(  # type: ignore[attr-defined]
@@ -129,7 +131,7 @@ class Tracer:
                 many as fit on a card.
             max_memory: Bytes of counterfactual activations on the device, as in `EngineConfig`.
             progress: Whether every run shows one progress bar, with the time that is left. None: in
-                notebooks and terminals; elsewhere a line a minute on the standard error.
+                notebooks and terminals; elsewhere two lines a minute on the standard error.
             capabilities: Optimisations to use; None: those that the model supports.
             **options: The other fields of `Setup`, e.g. `layers`, `positions` or `source`.
 
@@ -165,15 +167,16 @@ class Tracer:
             progress=progress if Ranks.current().is_first else False,
             capabilities=capabilities,
         )
-        self.question = bind(
-            components, model, pairs, config, held_out=held_out, extra_metrics=extra_metrics
-        )
-        for each in self.question.extra_metrics:
-            check_continuations(self.pairs, each)
-        checks.check_engine(self.engine)
-        if self.question.held_out_engine is not None:
-            check_disjoint(self.engine.pairs, self.question.held_out_engine.pairs)
-        diagnostics.warn_of_pairs(self.question)
+        with report_waiting("Preparing the tracer", shown=config.progress):
+            self.question = bind(
+                components, model, pairs, config, held_out=held_out, extra_metrics=extra_metrics
+            )
+            for each in self.question.extra_metrics:
+                check_continuations(self.pairs, each)
+            checks.check_engine(self.engine)
+            if self.question.held_out_engine is not None:
+                check_disjoint(self.engine.pairs, self.question.held_out_engine.pairs)
+            diagnostics.warn_of_pairs(self.question)
         self._last: Sequence[TraceResult] = ()
 
     def __repr__(self) -> str:
