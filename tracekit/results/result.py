@@ -31,7 +31,7 @@ from tracekit.results.circuit import circuit_figure, graph_of, nodes_of
 from tracekit.results.citation import bibtex
 from tracekit.results.display import effects_text, model_text, result_html
 from tracekit.results.faithfulness import Faithfulness
-from tracekit.results.mib import check_registry, write_mib
+from tracekit.results.mib import check_registry, write_mib, write_mib_circuits
 from tracekit.results.on_examples import OnExamples, examples_text
 from tracekit.results.panels import CellColor, has_cells, result_panels, scale_of
 from tracekit.results.published_circuits import Against, against, mask_of_circuit
@@ -518,6 +518,21 @@ class Results(Sequence[TraceResult]):
 
     def __getitem__(self, item: Any) -> Any:
         return self.results[item]
+
+    def to_mib(self, folder: str | Path) -> Path:
+        """Writes nine circuits of edges into a folder, which the MIB benchmark evaluates together.
+
+        They are for each share below 1 the largest set that has at most so many edges. MIB counts
+        an edge into a key or value once for each head that reads it. MIB finds the task and the
+        model in the name of the folder, e.g. `ioi_gpt2`.
+
+        Raises:
+            DataFormatError: The sets are not of all edges of a model, none is small enough for a
+                share, or the folder has other files that MIB would read.
+        """
+        path = as_path("folder", folder)
+        write_mib_circuits(path, self.results)
+        return path
 
     def smallest(
         self, *, effect: float | None = None, faithfulness: float | None = None
