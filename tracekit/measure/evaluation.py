@@ -209,7 +209,7 @@ def faithfulness(
         method=method,
         intervention=question.setup.intervention,
         examples=examples_of(engine, selected_on),
-        counts_like_mib=follows_mib or sum(counts) == n or (is_mib and is_within),
+        counts_like_mib=follows_mib or sum(counts) == n or is_within,
     )
 
 

@@ -65,9 +65,10 @@ def write_mib(path: Path, result: Any, scores: Mask) -> None:
     write_atomically(path, json.dumps(document, indent=1) + "\n")
 
 
-def write_mib_circuits(folder: Path, results: Sequence[Any]) -> None:
+def write_mib_circuits(folder: Path, results: Sequence[Any]) -> Path:
     """Writes a circuit for each share below 1; see `Results.to_mib`."""
-    counts, names = count_all_edges(results[0].registry), [f"{each:g}.json" for each in _BELOW_ALL]
+    check_registry(results[0].registry, all_edges=True)
+    counts, names = count_mib_edges(results[0].registry), [f"{each:g}.json" for each in _BELOW_ALL]
     others = {each.name for each in folder.glob("*") if each.suffix in (".json", ".pt")} - {*names}
     if others:
         raise DataFormatError(
@@ -86,15 +87,17 @@ def write_mib_circuits(folder: Path, results: Sequence[Any]) -> None:
     for name, result in zip(names, map(result_of.__getitem__, circuits), strict=True):
         # Read alone, the file is a ranking with the members first.
         write_mib(folder / name, result, result.binary_mask * torch.tensor(counts))
+    return folder
 
 
 def read_mib_circuits(folder: Path, registry: ComponentRegistry, cfg: Any) -> list[BinaryMask]:
     """Reads the nine circuits of a folder, by their number of edges as MIB counts them."""
-    counts, paths = torch.tensor(count_all_edges(registry)), sorted(folder.glob("*.json"))
+    check_registry(registry, all_edges=True)
+    counts, paths = torch.tensor(count_mib_edges(registry)), sorted(folder.glob("*.json"))
     if len(paths) != len(_BELOW_ALL):
         raise DataFormatError(
-            f"{folder} holds {len(paths)} .json files, and MIB evaluates nine circuits together, "
-            "one for each share of the edges from 0.1 to 50 %. Name a folder with nine."
+            f"{folder} holds {len(paths)} .json files, and MIB evaluates nine circuits together. "
+            "Name a folder with one for each share of the edges from 0.1 to 50 %."
         )
     n_inside = [read_mib(path, registry, cfg, "in_graph") for path in paths]
     for path, each in zip(paths, n_inside, strict=True):
@@ -166,17 +169,6 @@ def count_mib_edges(registry: ComponentRegistry) -> list[int]:
     return [len(_names(component, registry)) for component in registry]
 
 
-def count_all_edges(registry: ComponentRegistry) -> list[int]:
-    """As `count_mib_edges`; refuses any components but all edges of a model."""
-    check_registry(registry)
-    if registry.has_all_edges:
-        return count_mib_edges(registry)
-    raise DataFormatError(
-        f"A folder of MIB has circuits of all edges of a model, and {registry.describe()} were "
-        "traced. Trace components='edges' in all layers."
-    )
-
-
 def top_sets_counted_as_mib(
     scores: Mask, counts: Sequence[int], most: Sequence[int]
 ) -> list[tuple[int, ...]]:
@@ -199,8 +191,8 @@ def largest_sets_counted_as_mib(
     return [max(fitting, key=len, default=()) for fitting in rows]
 
 
-def check_registry(registry: ComponentRegistry) -> None:
-    """Refuses components that have no counterpart."""
+def check_registry(registry: ComponentRegistry, *, all_edges: bool = False) -> None:
+    """Refuses components that have no counterpart; with `all_edges`, any but all of a model."""
     for kind in registry.kinds:
         if kind not in (*_NODES, "edges"):
             raise DataFormatError(
@@ -210,6 +202,11 @@ def check_registry(registry: ComponentRegistry) -> None:
     if registry.spans or (registry.has_windows and registry.edges is None):
         raise DataFormatError(
             "Components of spans or windows have no node in a MIB file. Trace without them."
+        )
+    if all_edges and not registry.has_all_edges:
+        raise DataFormatError(
+            f"A folder of MIB has circuits of all edges of a model, and {registry.describe()} were "
+            "traced. Trace components='edges' in all layers."
         )
 
 

@@ -520,19 +520,16 @@ class Results(Sequence[TraceResult]):
         return self.results[item]
 
     def to_mib(self, folder: str | Path) -> Path:
-        """Writes nine circuits of edges into a folder, which the MIB benchmark evaluates together.
+        """Writes nine circuits of edges to a folder that the MIB benchmark reads, e.g. `ioi_gpt2`.
 
-        They are for each share below 1 the largest set that has at most so many edges. MIB counts
-        an edge into a key or value once for each head that reads it. MIB finds the task and the
-        model in the name of the folder, e.g. `ioi_gpt2`.
+        For each share below 1, that is the largest set within it, where an edge into a key or
+        value counts once for each head that reads it.
 
         Raises:
             DataFormatError: The sets are not of all edges of a model, none is small enough for a
                 share, or the folder has other files that MIB would read.
         """
-        path = as_path("folder", folder)
-        write_mib_circuits(path, self.results)
-        return path
+        return write_mib_circuits(as_path("folder", folder), self.results)
 
     def smallest(
         self, *, effect: float | None = None, faithfulness: float | None = None
