@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import pairwise
 
 import networkx
 import pytest
@@ -10,7 +12,10 @@ import torch
 
 import tracekit as tk
 from tests import tiny
+from tests.results.test_faithfulness import names_in_mib
 from tracekit.errors import ComponentError, ConfigError, DataFormatError
+from tracekit.results import ParetoFront, TraceCurve
+from tracekit.results.faithfulness import MIB_SHARES
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
@@ -158,3 +163,148 @@ def test_mib_files_come_back(result, tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"edges": edges}))
     with pytest.raises(DataFormatError, match=r"no score of input->m0 \(E>MLP0\)"):
         tracer.from_mib(path)
+
+
+# ---- folders of MIB --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def deep():
+    """A tracer of so many edges that MIB's smallest share has one; pairs of heads share keys."""
+    model = tk.load_model(tiny.hf_model("llama", num_hidden_layers=8))
+    return tk.Tracer(model, tiny.pairs(3, longest=1), "edges", "logit-difference")
+
+
+@pytest.fixture(scope="module")
+def curve(deep):
+    """Sets of budgets that count a shared key once, and smaller ones; mostly of shared keys."""
+    n, generator = len(deep.registry), torch.Generator().manual_seed(4)
+    drawn = torch.randperm(n, generator=generator).tolist()
+    drawn.sort(key=lambda i: "K" not in str(deep.registry[i]) and "V" not in str(deep.registry[i]))
+    order = list(dict.fromkeys([deep.registry.index("E>logits"), *drawn]))
+    sizes = sorted({*(int(share * n) for share in MIB_SHARES[:-1]), 2, 5, 10, 21, 60, 120, 250})
+    results = []
+    for size in sizes:
+        mask = torch.zeros(n)
+        mask[order[:size]] = 1
+        results.append(replace(deep.as_result(mask), budget=size))
+    return TraceCurve(tuple(results))
+
+
+def circuits_as_mib_reads_them(folder):
+    """The edges of each file in a folder, the fewest first, by the rules of MIB's evaluation.
+
+    It takes the first nine .json or .pt files, looks up every node and edge by its name in a graph
+    that it makes of cfg, and reads a score and whether the edge is in the graph.
+    """
+    files = [each for each in folder.iterdir() if each.suffix in (".json", ".pt")][:9]
+    circuits = []
+    for document in (json.loads(file.read_text()) for file in files):
+        cfg, nodes, edges = document["cfg"], ["input"], set()
+        assert not cfg["parallel_attn_mlp"]
+        assert cfg["d_model"] > 0
+        for layer in range(cfg["n_layers"]):
+            heads = [f"a{layer}.h{head}" for head in range(cfg["n_heads"])]
+            edges |= {f"{a}->{b}<{use}>" for a in nodes for b in heads for use in "qkv"}
+            edges |= {f"{a}->m{layer}" for a in [*nodes, *heads]}
+            nodes += [*heads, f"m{layer}"]
+        edges |= {f"{a}->logits" for a in nodes}
+        assert {*document["nodes"]} == {*nodes, "logits"}
+        assert all(node == {"in_graph": True} for node in document["nodes"].values())
+        assert {*document["edges"]} == edges
+        assert all(edge["score"] == float(edge["in_graph"]) for edge in document["edges"].values())
+        circuits.append({name for name, edge in document["edges"].items() if edge["in_graph"]})
+    return sorted(circuits, key=len), len(edges)
+
+
+def test_nine_circuits_are_written_as_mib_reads_and_counts_them(deep, curve, tmp_path):
+    folder = curve.to_mib(tmp_path / "new" / "ioi_tiny")
+    assert len([*folder.iterdir()]) == 9
+    circuits, n_edges = circuits_as_mib_reads_them(folder)
+    assert n_edges > len(deep.registry)
+    sets = []
+    for result in curve:
+        members = (each for each in deep.registry if str(each) in result.labels)
+        sets.append(set().union(*(names_in_mib(each, deep.registry) for each in members)))
+    too_large = 0
+    for share, circuit in zip(MIB_SHARES[:-1], circuits, strict=True):
+        fitting = [names for names in sets if len(names) <= int(share * n_edges)]
+        assert circuit == max(fitting, key=len)
+        budget = int(share * len(deep.registry))
+        too_large += len(sets[[each.budget for each in curve].index(budget)]) > share * n_edges
+    assert too_large
+
+
+def test_circuits_of_mib_come_back_with_its_areas(deep, curve, tmp_path):
+    folder = curve.to_mib(tmp_path / "ioi_tiny")
+    circuits, _ = circuits_as_mib_reads_them(folder)
+    back = deep.curve_from_mib(folder)
+    values = []
+    for circuit, result in zip(circuits, back[:-1], strict=True):
+        inside = [names_in_mib(each, deep.registry) <= circuit for each in deep.registry]
+        assert result.binary_mask.tolist() == inside
+        values.append(1 - deep.evaluate(1 - result.binary_mask.float()) / deep.full_effect)
+    assert back[-1].n_selected == len(deep.registry)
+    found = deep.faithfulness(back)
+    assert found.faithfulness == pytest.approx([*values, 1], abs=1e-5)
+    steps = list(pairwise(zip(MIB_SHARES, [*values, 1], strict=True)))
+    cpr = sum((b - a) * (u + v) / 2 for (a, u), (b, v) in steps)
+    cmd = sum((b - a) * (abs(1 - u) + abs(1 - v)) / 2 for (a, u), (b, v) in steps)
+    assert (found.cpr, found.cmd) == pytest.approx((cpr, cmd), abs=1e-5)
+    again = back.to_mib(tmp_path / "again")
+    for file in folder.iterdir():
+        assert (again / file.name).read_text() == file.read_text()
+
+
+def test_a_front_is_written_too(curve, tmp_path):
+    front = ParetoFront(curve.results, curve[-1].n_selected)
+    assert circuits_as_mib_reads_them(front.to_mib(tmp_path / "a")) == circuits_as_mib_reads_them(
+        curve.to_mib(tmp_path / "b")
+    )
+
+
+def test_folders_that_are_not_written(deep, curve, result, tmp_path):
+    with pytest.raises(DataFormatError, match=r"No set has at most 1 of the 1997 edges that MIB"):
+        TraceCurve(curve[3:]).to_mib(tmp_path / "ioi_tiny")
+    part = tk.Tracer(deep.model, tiny.pairs(3, longest=1), "edges", "logit-difference", layers=[0])
+    with pytest.raises(DataFormatError, match=r"circuits of all edges of a model, and .* were tr"):
+        TraceCurve((part.as_result(["E>MLP0"]),)).to_mib(tmp_path / "ioi_tiny")
+    heads = tk.Tracer(deep.model, tiny.pairs(3, longest=1), "head-outputs")
+    with pytest.raises(DataFormatError, match="and 32 head-outputs in layers 0-7 were traced"):
+        TraceCurve((heads.as_result(["L0H1"]),)).to_mib(tmp_path / "ioi_tiny")
+    blocks = tk.Tracer(deep.model, tiny.pairs(3, longest=1), "edges-by-block")
+    with pytest.raises(DataFormatError, match="edges-by-block have no node in a MIB file"):
+        TraceCurve((blocks.as_result(["E>MLP0"]),)).to_mib(tmp_path / "ioi_tiny")
+    assert list(tmp_path.iterdir()) == []
+    curve.save(tmp_path)
+    with pytest.raises(DataFormatError, match=r"holds curve.json, which MIB would read as a circ"):
+        curve.to_mib(tmp_path)
+
+
+def test_folders_that_are_not_read(deep, curve, tmp_path):
+    folder = curve.to_mib(tmp_path / "ioi_tiny")
+    path = folder / "0.5.json"
+    document = json.loads(path.read_text())
+    for flag, text in (
+        (False, r"0.5.json has E>L0K0 for some heads and not for others"),
+        (1, r"has no in_graph of input->a0.h0<k> \(E>L0K0\)"),
+    ):
+        edges = document["edges"] | {"input->a0.h1<k>": {"in_graph": True}}
+        changed = edges | {"input->a0.h0<k>": {"in_graph": flag}}
+        path.write_text(json.dumps({**document, "edges": changed}))
+        with pytest.raises(DataFormatError, match=text):
+            deep.curve_from_mib(folder)
+    path.unlink()
+    with pytest.raises(DataFormatError, match=r"ioi_tiny holds 8 .json files, and MIB evaluat"):
+        deep.curve_from_mib(folder)
+
+
+def test_a_set_below_its_budget_counts_at_its_share(deep, curve):
+    """As in MIB, where the circuit for a share has at most so many edges."""
+    n = len(deep.registry)
+    results = [replace(curve[0], budget=int(share * n)) for share in MIB_SHARES[:-1]]
+    whole = TraceCurve((*results, replace(deep.as_result("all"), budget=n)))
+    found, (value, *_) = deep.faithfulness(whole), deep.faithfulness(whole).faithfulness
+    assert found.shares == MIB_SHARES
+    assert found.cpr == pytest.approx(0.499 * value + 0.5 * (1 + value) / 2)
+    assert deep.faithfulness(TraceCurve(whole[:-1])).shares == ()

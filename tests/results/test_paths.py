@@ -44,6 +44,8 @@ def test_names_that_no_file_system_takes(tracer, measured, name, monkeypatch, tm
         lambda: InteractionGrid.load(f"{name}.json"),
         lambda: result.to_mib(name),
         lambda: tracer.from_mib(name),
+        lambda: TraceCurve((result,)).to_mib(name),
+        lambda: tracer.curve_from_mib(name),
         lambda: tracer.export(result, name),
         lambda: tracer.explore(result).save(name),
         lambda: tracer.pareto(max_budget=1, statistics=False, checkpoint=name),

@@ -23,9 +23,9 @@ from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, MaskError, UnreliableResultWarning
 from tracekit.measure.question import AnyMetric, Question, examples_of, further_metrics, on_examples
 from tracekit.metrics import Direction
+from tracekit.results import mib
 from tracekit.results.curve import TraceCurve
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness, Ranking
-from tracekit.results.mib import count_mib_edges, model_sizes, read_mib, top_sets_counted_as_mib
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 
@@ -156,7 +156,7 @@ def from_mib(question: Question, path: str | Path) -> Tensor:
     Raises:
         DataFormatError: The file is none, or is of another model or other components.
     """
-    return read_mib(as_path("path", path), question.registry, model_sizes(question.model.cfg))
+    return mib.read_mib(as_path("path", path), question.registry, question.model.cfg)
 
 
 def _index_name(question: Question, given: ComponentsLike, engine: Engine) -> str:
@@ -190,10 +190,14 @@ def faithfulness(
     """
     first = members[0] if isinstance(members, (ParetoFront, TraceCurve)) else members
     selected_on = question.selected_on(first) if isinstance(first, TraceResult) else None
-    n = len(question.registry)
+    counts, n = mib.count_mib_edges(question.registry), len(question.registry)
     ((engine, sets),) = planned_faithfulness(question, members, ranking=ranking)
     sets = sets[: len(sets) // 2]
-    is_mib = [*map(len, sets)] == [int(share * n) for share in MIB_SHARES]
+    # A set may be smaller than its budget.
+    budgets = [each.budget for each in members] if isinstance(members, TraceCurve) else []
+    is_mib = [int(share * n) for share in MIB_SHARES] in (budgets, [*map(len, sets)])
+    rows = zip(MIB_SHARES, sets, strict=False)
+    is_within = all(sum(counts[i] for i in each) <= share * sum(counts) for share, each in rows)
     follows_mib = ranking is not None or getattr(members, "largest", None) == n
     shares = MIB_SHARES if follows_mib or is_mib else ()
     method = getattr(first if ranking is None else members, "method", "")
@@ -205,7 +209,7 @@ def faithfulness(
         method=method,
         intervention=question.setup.intervention,
         examples=examples_of(engine, selected_on),
-        counts_like_mib=follows_mib or sum(count_mib_edges(question.registry)) == n,
+        counts_like_mib=follows_mib or sum(counts) == n or is_within,
     )
 
 
@@ -217,20 +221,18 @@ def planned_faithfulness(
 ) -> PlannedSets:
     """What `faithfulness` patches: sets, and after them the complement of each."""
     registry, n = question.registry, len(question.registry)
-    counts = count_mib_edges(registry)
+    counts = mib.count_mib_edges(registry)
     most = [int(share * sum(counts)) for share in MIB_SHARES]
     if ranking is not None:
         if ranking not in get_args(Ranking):
             raise ConfigError(f"Unknown ranking {ranking!r}. Use 'signed' or 'absolute'.")
         scores = scores_of(members, registry)
-        sets = top_sets_counted_as_mib(
+        sets = mib.top_sets_counted_as_mib(
             scores if ranking == "signed" else scores.abs(), counts, most
         )
     elif isinstance(members, ParetoFront) and members.largest == n:
         of_front = [members_of(members.at(size), registry) for size in members.sizes]
-        sizes = {each: sum(counts[index] for index in each) for each in of_front}
-        fitting = ([each for each in of_front if sizes[each] <= limit] for limit in most)
-        sets = [max(each, key=len, default=()) for each in fitting]
+        sets = mib.largest_sets_counted_as_mib(of_front, counts, most)
         # All components, of which no set of fewer may do better.
         sets[-1] = tuple(range(n))
     else:

@@ -1,4 +1,4 @@
-"""Importances in the format of the MIB benchmark (Mueller et al. 2025; EAP-IG's graphs).
+"""Files of the MIB benchmark (Mueller et al. 2025; EAP-IG's graphs).
 
 A file names heads `a5.h3`, MLPs `m5` and edges `a5.h3->a7.h2<q>`, and says of each how important it
 is and whether it is in the circuit. Heads are `head-outputs`, MLPs `mlp-blocks`, edges `edges`.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,14 @@ from typing import Any
 import torch
 
 from tracekit._util.files import write_atomically
-from tracekit.components import Component, ComponentRegistry
+from tracekit.components import Component, ComponentRegistry, ComponentSet
 from tracekit.components.edges import EMBEDDING, LOGITS
-from tracekit.components.masks import Mask, ranking
+from tracekit.components.masks import BinaryMask, Mask, members_of_mask, ranking
 from tracekit.errors import DataFormatError
+from tracekit.results.faithfulness import MIB_SHARES
 
 _NODES = {"head-outputs": "a{layer}.h{index}", "mlp-blocks": "m{layer}"}
+_BELOW_ALL = MIB_SHARES[:-1]
 SIZES = ("n_layers", "n_heads", "d_model", "parallel_attn_mlp")
 """Fields of the model in a file."""
 
@@ -63,28 +65,72 @@ def write_mib(path: Path, result: Any, scores: Mask) -> None:
     write_atomically(path, json.dumps(document, indent=1) + "\n")
 
 
-def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | bool]) -> Mask:
-    """Reads the importance of each component; `sizes` are those of the model that is traced."""
+def write_mib_circuits(folder: Path, results: Sequence[Any]) -> Path:
+    """Writes a circuit for each share below 1; see `Results.to_mib`."""
+    check_registry(results[0].registry, all_edges=True)
+    counts, names = count_mib_edges(results[0].registry), [f"{each:g}.json" for each in _BELOW_ALL]
+    others = {each.name for each in folder.glob("*") if each.suffix in (".json", ".pt")} - {*names}
+    if others:
+        raise DataFormatError(
+            f"{folder} holds {min(others)}, which MIB would read as a circuit. Name a folder "
+            "without other .json and .pt files."
+        )
+    most = [int(share * sum(counts)) for share in _BELOW_ALL]
+    result_of = {members_of_mask(result.binary_mask): result for result in results}
+    circuits = largest_sets_counted_as_mib([*result_of], counts, most)
+    if () in circuits:
+        raise DataFormatError(
+            f"No set has at most {most[circuits.index(())]} of the {sum(counts)} edges that MIB "
+            "counts, where an edge into a key or value counts once for each head that reads it. "
+            "Search with a smaller budget as well."
+        )
+    for name, result in zip(names, map(result_of.__getitem__, circuits), strict=True):
+        # Read alone, the file is a ranking with the members first.
+        write_mib(folder / name, result, result.binary_mask * torch.tensor(counts))
+    return folder
+
+
+def read_mib_circuits(folder: Path, registry: ComponentRegistry, cfg: Any) -> list[BinaryMask]:
+    """Reads the nine circuits of a folder, by their number of edges as MIB counts them."""
+    check_registry(registry, all_edges=True)
+    counts, paths = torch.tensor(count_mib_edges(registry)), sorted(folder.glob("*.json"))
+    if len(paths) != len(_BELOW_ALL):
+        raise DataFormatError(
+            f"{folder} holds {len(paths)} .json files, and MIB evaluates nine circuits together. "
+            "Name a folder with one for each share of the edges from 0.1 to 50 %."
+        )
+    n_inside = [read_mib(path, registry, cfg, "in_graph") for path in paths]
+    for path, each in zip(paths, n_inside, strict=True):
+        for index in ((each > 0) & (each < counts)).nonzero()[:1, 0].tolist():
+            raise DataFormatError(
+                f"{path} has {registry[index]} for some heads and not for others, which share this "
+                "key or value. tracekit patches it for all of them or for none."
+            )
+    return [each > 0 for each in sorted(n_inside, key=lambda each: each.sum().item())]
+
+
+def read_mib(path: Path, registry: ComponentRegistry, cfg: Any, field: str = "score") -> Mask:
+    """Reads importances, or how many edges of each component are `in_graph`; `cfg` is traced."""
     check_registry(registry)
+    sizes = model_sizes(cfg)
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"))
-        cfg, nodes = dict(document["cfg"]), dict(document["nodes"])
+        own, nodes = dict(document["cfg"]), dict(document["nodes"])
         entries = nodes if registry.edges is None else dict(document["edges"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataFormatError(
             f"{path} cannot be read as importances of MIB: a JSON file with the entries cfg, nodes "
             "and edges. Export it again."
         ) from error
-    lacking = [name for name in SIZES[:2] if name not in cfg]
-    if lacking:
-        raise DataFormatError(
-            f"{path} lacks the {lacking[0]} of its model, so nothing shows that the models are the "
-            "same. Export the file with its cfg."
-        )
     for name in SIZES:
-        if name in cfg and cfg[name] != sizes[name]:
+        if name in SIZES[:2] and name not in own:
             raise DataFormatError(
-                f"{path} is of another model: its {name} is {cfg[name]}, and that of the traced "
+                f"{path} lacks the {name} of its model, so nothing shows that the models are the "
+                "same. Export the file with its cfg."
+            )
+        if name in own and own[name] != sizes[name]:
+            raise DataFormatError(
+                f"{path} is of another model: its {name} is {own[name]}, and that of the traced "
                 f"model is {sizes[name]}. Trace the model that the file is of."
             )
     for name in nodes:
@@ -102,14 +148,14 @@ def read_mib(path: Path, registry: ComponentRegistry, sizes: Mapping[str, int | 
         scores.append(0.0)
         for name in _names(component, registry):
             entry = entries.get(name)
-            score: Any = entry.get("score") if isinstance(entry, dict) else None
-            is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
-            if not is_number or not abs(score) <= largest:
+            value: Any = entry.get(field) if isinstance(entry, dict) else None
+            is_flag, is_number = isinstance(value, bool), isinstance(value, (int, float))
+            if is_flag != (field == "in_graph") or not is_number or not abs(value) <= largest:
                 raise DataFormatError(
-                    f"{path} has no score of {name} ({component}). Score every node or edge, or "
+                    f"{path} has no {field} of {name} ({component}). Score every node or edge, or "
                     "trace only those that have one."
                 )
-            scores[-1] += float(score)
+            scores[-1] += float(value)
     return torch.tensor(scores)
 
 
@@ -136,8 +182,17 @@ def top_sets_counted_as_mib(
     return [tuple(sorted(order[: bisect_right(sizes, each)])) for each in most]
 
 
-def check_registry(registry: ComponentRegistry) -> None:
-    """Refuses components that have no counterpart."""
+def largest_sets_counted_as_mib(
+    sets: Sequence[ComponentSet], counts: Sequence[int], most: Sequence[int]
+) -> list[ComponentSet]:
+    """For each number in `most`, the largest set that is at most so many edges of MIB, or none."""
+    sizes = [sum(counts[index] for index in each) for each in sets]
+    rows = [[each for each, n in zip(sets, sizes, strict=True) if n <= limit] for limit in most]
+    return [max(fitting, key=len, default=()) for fitting in rows]
+
+
+def check_registry(registry: ComponentRegistry, *, all_edges: bool = False) -> None:
+    """Refuses components that have no counterpart; with `all_edges`, any but all of a model."""
     for kind in registry.kinds:
         if kind not in (*_NODES, "edges"):
             raise DataFormatError(
@@ -147,6 +202,11 @@ def check_registry(registry: ComponentRegistry) -> None:
     if registry.spans or (registry.has_windows and registry.edges is None):
         raise DataFormatError(
             "Components of spans or windows have no node in a MIB file. Trace without them."
+        )
+    if all_edges and not registry.has_all_edges:
+        raise DataFormatError(
+            f"A folder of MIB has circuits of all edges of a model, and {registry.describe()} were "
+            "traced. Trace components='edges' in all layers."
         )
 
 

@@ -31,7 +31,7 @@ from tracekit.results.circuit import circuit_figure, graph_of, nodes_of
 from tracekit.results.citation import bibtex
 from tracekit.results.display import effects_text, model_text, result_html
 from tracekit.results.faithfulness import Faithfulness
-from tracekit.results.mib import check_registry, write_mib
+from tracekit.results.mib import check_registry, write_mib, write_mib_circuits
 from tracekit.results.on_examples import OnExamples, examples_text
 from tracekit.results.panels import CellColor, has_cells, result_panels, scale_of
 from tracekit.results.published_circuits import Against, against, mask_of_circuit
@@ -534,6 +534,18 @@ class Results(Sequence[TraceResult]):
 
     def __getitem__(self, item: Any) -> Any:
         return self.results[item]
+
+    def to_mib(self, folder: str | Path) -> Path:
+        """Writes nine circuits of edges to a folder that the MIB benchmark reads, e.g. `ioi_gpt2`.
+
+        For each share below 1, that is the largest set within it, where an edge into a key or
+        value counts once for each head that reads it.
+
+        Raises:
+            DataFormatError: The sets are not of all edges of a model, none is small enough for a
+                share, or the folder has other files that MIB would read.
+        """
+        return write_mib_circuits(as_path("folder", folder), self.results)
 
     def smallest(
         self, *, effect: float | None = None, faithfulness: float | None = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tracekit._util.options import as_path
 from tracekit.components import ComponentSet, masks
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
@@ -16,6 +18,8 @@ from tracekit.measure.question import Question
 from tracekit.metrics import Effects
 from tracekit.models import model_name, weights_digest
 from tracekit.results.curve import TraceCurve
+from tracekit.results.faithfulness import MIB_SHARES
+from tracekit.results.mib import read_mib_circuits
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.search import Goal, Selection
@@ -49,6 +53,21 @@ def as_result(question: Question, members: ComponentsLike) -> TraceResult:
     """
     is_selected = question.selection_fingerprint(members) is not None
     return result_by_hand(question, members_of(members, question.registry), selected=is_selected)
+
+
+def curve_from_mib(question: Question, folder: str | Path) -> TraceCurve:
+    """The nine circuits of edges in a folder of the MIB benchmark, and that of all edges.
+
+    `faithfulness` of the curve has the CPR and the CMD that MIB computes on these examples.
+
+    Raises:
+        DataFormatError: The folder has not nine circuits, or they are of another model.
+    """
+    n, path = len(question.registry), as_path("folder", folder)
+    circuits = read_mib_circuits(path, question.registry, question.model.cfg)
+    rows = zip(MIB_SHARES, [*circuits, "all"], strict=True)
+    results = (replace(as_result(question, each), budget=int(share * n)) for share, each in rows)
+    return TraceCurve(tuple(results))
 
 
 def result_by_hand(

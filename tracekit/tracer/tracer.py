@@ -447,6 +447,7 @@ class Tracer:
     steer = as_method(generation.steer)
     generate = as_method(generation.generate)
     from_mib = as_method(evaluation.from_mib)
+    curve_from_mib = as_method(exploring.curve_from_mib)
     explore = as_method(exploring.explore)
     stability = as_method(repeated.stability)
 
