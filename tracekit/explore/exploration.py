@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
+from math import inf
 from typing import Any, Literal, get_args
 
 import torch
@@ -37,6 +39,10 @@ _MOST_UNDONE = 100
 """Sets that the history keeps."""
 _MOST_ALONE = 16
 """Components of a set beyond which they are not measured one by one unasked."""
+_STRONGEST = 12
+"""Components whose pairs a reader is likely to click."""
+_AT_ONCE = 64
+"""Sets that are measured between two looks at the clock."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,17 +237,47 @@ class Exploration:
             list(self._predict(members))
         return self.predictions.get(members)
 
-    def measure_singles(self) -> None:
-        """Measures every component alone, unless it was."""
-        missing = [i for i in range(self.n_components) if (i,) not in self.measurements]
-        if not missing:
-            return
-        checks.check_model_unchanged(self.engine)
-        start = time.perf_counter()
-        effects = self.engine.set_effects([(i,) for i in missing], "single components")
-        seconds = (time.perf_counter() - start) / len(missing)
-        for index, of_examples in zip(missing, effects, strict=True):
-            self._record(Measurement((index,), of_examples, seconds=seconds))
+    def likely_sets(self) -> Iterator[tuple[str, list[ComponentSet]]]:
+        """Sets that a reader of a saved page is likely to click, by kind, the likeliest first.
+
+        The strongest components are those of the largest effects alone, as far as measured by then.
+        """
+        members, everything = self.members, tuple(range(self.n_components))
+        yield "sets of the buttons and the slider", [(), everything, *self.front]
+        yield "sets with one member less", [tuple({*members} - {index}) for index in members]
+        yield "single components", [(index,) for index in everything]
+        ranked = sorted(everything, key=lambda index: -abs(self.alone(index) or 0.0))
+        strongest = ranked[:_STRONGEST]
+        yield f"pairs of the {len(strongest)} strongest", list(combinations(strongest, 2))
+        others = [index for index in ranked if index not in members]
+        yield "sets with one component more", [(*members, index) for index in others]
+
+    def missing_of(self, sets: Iterable[Iterable[int]]) -> list[ComponentSet]:
+        """Those of some sets that were not measured, each once."""
+        keys = dict.fromkeys(tuple(sorted(each)) for each in sets)
+        return [each for each in keys if each not in self.measurements]
+
+    def measure_sets(self, sets: Iterable[ComponentSet], end: float = inf) -> None:
+        """Measures those of some sets that were not, as far as there is time (`perf_counter`)."""
+        missing, pace = self.missing_of(sets), self.pace
+        if missing:
+            checks.check_model_unchanged(self.engine)
+        while missing:
+            start = time.perf_counter()
+            count = int(min((end - start) / max(pace, 1e-9), _AT_ONCE))
+            if count < 1:
+                return
+            chunk, missing = missing[:count], missing[count:]
+            effects = self.engine.set_effects(chunk, "sets to click")
+            pace = (time.perf_counter() - start) / count
+            for members, of_examples in zip(chunk, effects, strict=True):
+                self._record(Measurement(members, of_examples, seconds=pace))
+
+    @property
+    def pace(self) -> float:
+        """Seconds that a further set takes about: the mean of the sets measured here."""
+        taken = [each.seconds for each in self.measurements.values() if each.seconds is not None]
+        return sum(taken) / max(1, len(taken))
 
     def steps(self) -> Iterator[Event]:
         """Works on the present set, a batch a step; leave it when the set has changed.
