@@ -15,9 +15,10 @@ import plotly.graph_objects as go
 import traitlets
 from torch import Tensor
 
+from tracekit._util.arguments import check_arguments
 from tracekit._util.files import write_atomically
 from tracekit._util.markup import clean_text, html_text, script_json
-from tracekit._util.options import as_path, short_repr
+from tracekit._util.options import as_path
 from tracekit._util.progress import duration_text
 from tracekit._util.table import json_value
 from tracekit.components import Component, ComponentGrid, ComponentSet
@@ -26,7 +27,7 @@ from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike
 from tracekit.data.display import ShownTokens, make_shown_pair
 from tracekit.engine.setup import intervention_text
-from tracekit.errors import ComponentError, ConfigError
+from tracekit.errors import ComponentError
 from tracekit.explore.exploration import (
     Circuit,
     Event,
@@ -192,34 +193,28 @@ class Explorer(anywidget.AnyWidget):
         """Which of the sets that a reader is likely to click are measured, and what others cost."""
         exploration, kinds, likely = self.exploration, [], set()
         for kind, sets in exploration.likely_sets():
-            likely |= {tuple(sorted(each)) for each in sets}
+            likely.update(sets)
             n_measured = len(sets) - len(exploration.missing_of(sets))
             kinds += [f"{n_measured} of {len(sets)} {kind}"] if sets else []
         text = f"Measured around the set that the page opens with: {', '.join(kinds)}."
         missing, pace = exploration.missing_of(likely), exploration.pace
-        more = (
-            f" With the model, the {len(missing)} others of these take about "
+        if not missing:
+            return text
+        return (
+            f"{text} With the model, the {len(missing)} others of these take about "
             f"{duration_text(pace * len(missing))}; view = tracer.explore(...) and view.save(path, "
             f"seconds={ceil(pace * len(likely))}) measure all {len(likely)}."
         )
-        return text + more * bool(missing)
 
+    @check_arguments
     def save(self, path: str | Path, *, seconds: float = 60.0) -> Path:
         """Writes one HTML file in which all that was measured can be clicked; returns its path.
 
         It opens without a network and without a kernel; sets that were not measured say so. First,
         sets that a reader is likely to click are measured for up to `seconds`; `coverage` says
         beforehand how many there are and what they take, and the page says how many it has.
-
-        Raises:
-            ConfigError: The seconds are no number, or below 0.
         """
         path = as_path("path", path)
-        if not isinstance(seconds, (int, float)) or not seconds >= 0:
-            raise ConfigError(
-                f"seconds is {short_repr(seconds)}. Give the number of seconds that measuring may "
-                "take: 60, say, or 0 to measure nothing more."
-            )
         self.exploration.measure(complete=True)
         end = time.perf_counter() + seconds
         for _, sets in self.exploration.likely_sets():
