@@ -71,7 +71,7 @@ if os.environ.get("TRACEKIT_INTERSPHINX"):
         "plotly": ("https://plotly.com/python-api-reference", None),
         "transformers": ("https://huggingface.co/docs/transformers/main/en", None),
     }
-exclude_patterns = ["_build", "_ext", "images", "schemas", "**.ipynb_checkpoints"]
+exclude_patterns = ["_build", "_ext", "_templates", "images", "schemas", "**.ipynb_checkpoints"]
 
 # ---- pages ------------------------------------------------------------------------------------
 
@@ -152,9 +152,10 @@ html_static_path = ["_static"]
 # For programs that look for it at the root of the site; the wheel has it too.
 html_extra_path = ["../tracekit/llms.txt"]
 html_css_files = ["site.css"]
+html_js_files = ["versions.js"]
 html_copy_source = False
 html_show_sourcelink = False
-templates_path: list[str] = []
+templates_path = ["_templates"]
 html_theme_options = {"top_of_page_buttons": []}
 if "Repository" in _PROJECT["urls"]:
     html_theme_options |= {

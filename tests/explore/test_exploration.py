@@ -7,6 +7,8 @@ import json
 import re
 import sys
 from dataclasses import replace
+from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ from tracekit.errors import (
     NonFiniteMetricError,
 )
 from tracekit.explore import Exploration, Measurement, Prediction
+from tracekit.explore import exploration as module
 from tracekit.explore.exploration import Circuit, Progress, Unpredicted, members_of_key, set_key
 from tracekit.explore.explorer import entry_of
 from tracekit.measure.evaluation import measure_faithfulness
@@ -235,11 +238,70 @@ def test_singles_are_those_of_the_engine(engine):
     exploration = Exploration(engine, [4])
     kept = exploration.measure()
     exploration.select([4])
-    exploration.measure_singles()
+    exploration.measure_sets([(i,) for i in range(12)])
     alone = torch.tensor([exploration.alone(i) for i in range(12)])
     expected = engine.set_effects([(i,) for i in range(12)]).mean(1)
     torch.testing.assert_close(alone, expected)
     assert exploration.measurements[(4,)] is kept
+
+
+def test_likely_sets_begin_with_the_first_click_and_follow_the_strongest(engine):
+    exploration = Exploration(engine, [7, 1], front=[(1,), (1, 7)])
+    kinds = {}
+    for kind, sets in exploration.likely_sets():
+        exploration.measure_sets(sets)
+        assert exploration.missing_of(sets) == []
+        kinds[kind] = [tuple(sorted(each)) for each in sets]
+    everything = tuple(range(12))
+    assert list(kinds) == [
+        "sets of the buttons and the slider",
+        "sets with one member less",
+        "single components",
+        "pairs of the 12 strongest",
+        "sets with one component more",
+    ]
+    buttons, less, singles, pairs, more = kinds.values()
+    assert buttons == [(), everything, (1,), (1, 7)]
+    assert less == [(7,), (1,)]
+    assert singles == [(i,) for i in everything]
+    assert sorted(pairs) == list(combinations(everything, 2))
+    # Once singles are measured, the strongest come first.
+    alone = engine.set_effects(singles).mean(1).abs()
+    order = alone.argsort(descending=True, stable=True).tolist()
+    assert pairs[0] == tuple(sorted(order[:2]))
+    assert more == [tuple(sorted((1, 7, i))) for i in order if i not in (1, 7)]
+    # Measured together, and equal to what one pass each gives.
+    for members, measured in exploration.measurements.items():
+        expected = engine.effects(from_indices(members, 12))
+        torch.testing.assert_close(measured.effects, expected, rtol=1e-5, atol=1e-6)
+        assert measured.seconds > 0
+
+
+def test_sets_are_measured_as_long_as_there_is_time(engine, monkeypatch):
+    """By a clock on which a pass over the examples takes a second."""
+    exploration = Exploration(engine, [4])
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: clock.now)
+    real, calls = engine.set_effects, []
+
+    def slow(data, sets, label):
+        calls.append(len(sets))
+        clock.now += len(sets)
+        return real(sets, label)
+
+    monkeypatch.setattr(type(engine), "set_effects", slow)
+    exploration._record(Measurement((4,), engine.effects(from_indices((4,), 12)), seconds=2.0))
+    assert exploration.pace == 2
+    sets = [(i,) for i in range(12)]
+    exploration.measure_sets(sets, end=0.5)
+    assert calls == []
+    # The first guess is that of the set; then it is what the last sets took.
+    exploration.measure_sets(sets, end=7.0)
+    assert (calls, clock.now) == ([3, 4], 7)
+    assert len(exploration.missing_of(sets)) == 4
+    assert exploration.pace == (2 + 7) / 8
+    exploration.measure_sets(sets)
+    assert exploration.missing_of(sets) == []
 
 
 # ---- the widget, without a browser ------------------------------------------------------------
@@ -540,7 +602,7 @@ def test_saved_pages_hold_what_was_measured(demo, tmp_path):
     pytest.importorskip("anywidget")
     view = demo.explore(demo.registry[:2])
     view.measure_singles()
-    text = view.save(tmp_path / "deep" / "explore.html").read_text()
+    text = view.save(tmp_path / "deep" / "explore.html", seconds=0).read_text()
     (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
     data = json.loads(found)
     entries = {entry["key"]: entry for entry in data["table"]["measured"]}
@@ -549,6 +611,40 @@ def test_saved_pages_hold_what_was_measured(demo, tmp_path):
     assert entries["0-1"]["effect"] == demo.evaluate(demo.registry[:2])
     assert text.count("</script") == 2
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_saving_measures_what_a_reader_is_likely_to_click(demo, tmp_path):
+    pytest.importorskip("anywidget")
+    view = demo.explore(demo.registry[:2])
+    around = "Measured around the set that the page opens with: "
+    of_none = "0 of 2 sets of the buttons and the slider, 0 of 2 sets with one member less, "
+    assert view.coverage.startswith(f"{around}{of_none}0 of 16 single components, 1 of 66 pairs ")
+    # A set that is of two kinds is measured once.
+    n = len({tuple(sorted(each)) for _, sets in view.exploration.likely_sets() for each in sets})
+    assert n < 2 + 2 + 16 + 66 + 14
+    rest = (
+        rf" With the model, the {n - 1} others of these take about [\d.]+ s; view = tracer\.explore"
+        rf"\(\.\.\.\) and view\.save\(path, seconds=\d+\) measure all {n}\.$"
+    )
+    assert re.search(rest, view.coverage)
+    page = view.save(tmp_path / "none.html", seconds=0)
+    assert "0 of 16 single components" in page.read_text()
+    page = view.save(tmp_path / "all.html")
+    assert view.coverage == (
+        f"{around}2 of 2 sets of the buttons and the slider, 2 of 2 sets with one member less, "
+        "16 of 16 single components, 66 of 66 pairs of the 12 strongest, 14 of 14 sets with one "
+        "component more."
+    )
+    assert view.coverage in page.read_text()
+    view.select([])
+    assert "less" not in view.coverage
+    for seconds in (-1, float("nan"), "60"):
+        text = (
+            rf"^seconds is {seconds!r}\. Give the number of seconds that measuring may take: 60, "
+        )
+        with pytest.raises(ConfigError, match=text):
+            view.save(tmp_path / "bad.html", seconds=seconds)
+    assert not (tmp_path / "bad.html").exists()
 
 
 @pytest.mark.parametrize("are_grouped", [False, True])

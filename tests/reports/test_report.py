@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from html import unescape
 
+import pandas as pd
 import pytest
 
 import tracekit as tk
@@ -14,6 +16,7 @@ from tests import tiny
 from tests.cli.conftest import command  # noqa: F401
 from tests.files import renamed
 from tracekit._util.table import Table
+from tracekit.data.prompts import DataOrigin
 from tracekit.errors import NoResultError
 from tracekit.reports.page import Section, write_page
 
@@ -80,7 +83,7 @@ def test_a_report_says_what_was_found(tracer, runs, tmp_path):
 def test_a_report_repeats_its_runs(tracer, runs, tmp_path):
     (block,) = code(body(tk.report(runs[:3], tmp_path / "report.html")))
     assert block.count("tracer.run(") == 2
-    assert "held_out=tk.load_dataset('demo-facts', model).subset([12, 13, 14" in block
+    assert "held_out = tk.load_dataset('demo-facts', model).subset([12, 13, 14" in block
     assert "budgets=[2, 4]" in block
     names = {}
     exec(block, names)
@@ -118,9 +121,181 @@ def test_settings_are_repeated(demo_model, tmp_path, options):
     names = {}
     exec(block, names)
     (again,) = names["tracer"].results
+    assert names["effect"] == pytest.approx(result.effect, abs=1e-6)
     assert again.registry == result.registry
     assert again.effect == pytest.approx(result.effect, abs=1e-6)
     assert again.dataset_fingerprint == result.dataset_fingerprint
+
+
+def rows(women, men):
+    """Pairs of which each prompt names a woman's job, and its counterfactual a man's."""
+    texts = [(f"the {a} said that", f"the {b} said that") for a in women for b in men]
+    return [
+        {"prompt": text, "counterfactual": other, "x": " she", "y": " he", "weight": 1 + n % 3}
+        for n, (text, other) in enumerate(texts)
+    ]
+
+
+def own_tracer(model, pairs, fresh):
+    return tk.Tracer(model, pairs, "head-outputs", "logit-difference", held_out=fresh)
+
+
+def by_name(model, folder):
+    """A generated data set, by its seed."""
+    pairs = tk.load_dataset("variable-binding", model, n=24, seed=5)
+    pairs, fresh = pairs.split(0.4)
+    return tk.Tracer(model, pairs, "attention-patterns", "odds-ratio", held_out=fresh)
+
+
+def by_file(model, folder):
+    path = folder / "mine.csv"
+    table = pd.DataFrame(rows(("nurse", "maid", "florist"), ("welder", "miner", "pilot")))
+    table.assign(group=[f"g{n // 2}" for n in range(9)]).to_csv(path, index=False)
+    return own_tracer(model, *tk.load_pairs(path, model).split(0.5))
+
+
+def by_file_as_a_data_set(model, folder):
+    path = folder / "mine.jsonl"
+    both = rows(("nurse", "maid"), ("welder", "miner"))
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in both))
+    pairs = tk.load_dataset(str(path), model)
+    return own_tracer(model, pairs[[1, 0]], pairs[2:])
+
+
+def by_hand(model, folder):
+    """Searched pairs by name, and held-out ones of the user's own."""
+    fresh = tk.PromptPairs.from_text(rows(("florist",), ("welder", "miner", "pilot")), model)
+    pairs = tk.load_dataset("demo-bias", model)[:8]
+    return own_tracer(model, pairs, fresh)
+
+
+def by_spans(model, folder):
+    """Spans, token sets, a source, a direction, a part of the layers, further metrics."""
+    given = [
+        row | {"spans": {"job": [1, 2]}, "x_set_ids": [207, 90], "weight": 0.1 * (1 + number)}
+        for number, row in enumerate(_ids(rows(("nurse", "maid"), ("welder", "miner")), model))
+    ]
+    pairs = tk.PromptPairs.from_ids(given, name="spans")
+    return tk.Tracer(
+        model,
+        pairs[:2],
+        "attention-patterns+mlp-outputs",
+        "probability-drop",
+        layers=[0, 1],
+        direction="denoising",
+        split_by="span",
+        extra_metrics=["kl"],
+        held_out=pairs[2:],
+    )
+
+
+def by_noise(model, folder):
+    """Values that were drawn, whose seed the setting has."""
+    given = [{**row, "counterfactual": None} for row in rows(("nurse", "maid"), ("welder",) * 3)]
+    pairs = tk.PromptPairs.from_text(given, model)
+    source = tk.Noise(factor=2.5)
+    return tk.Tracer(
+        model, pairs[:3], "mlp-outputs", "kl", source=source, source_seed=7, held_out=pairs[3:]
+    )
+
+
+def _ids(texts, model):
+    ends = {
+        "prompt": "prompt_ids",
+        "counterfactual": "counterfactual_ids",
+        "x": "x_ids",
+        "y": "y_ids",
+    }
+    pairs = tk.PromptPairs.from_text(texts, model)
+    return [{key: getattr(pair, key) for key in ends.values()} for pair in pairs]
+
+
+@pytest.mark.parametrize(
+    "make", [by_name, by_file, by_file_as_a_data_set, by_hand, by_spans, by_noise]
+)
+def test_the_code_of_a_report_repeats_its_first_number(demo_model, tmp_path, monkeypatch, make):
+    """In a new namespace and another folder, without the files that the pairs are from."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    tracer = make(demo_model, folder)
+    result = tracer.run("greedy", budget=2, objective="median")
+    text = body(tk.report(result, tmp_path / "report.html"))
+    assert f"held-out examples their effect is {result.held_out_effect:.4g} (" in text
+    shutil.rmtree(folder)
+    monkeypatch.chdir(tmp_path)
+    (block,) = code(text)
+    assert str(tmp_path) not in text
+    names = {}
+    exec(block, names)
+    assert names["effect"] == pytest.approx(result.held_out_effect, abs=1e-6)
+    assert f"print(effect)  # {result.held_out_effect:.4g} in this report" in block
+    again = names["tracer"].results[-1]
+    assert (again.labels, again.run.objective) == (result.labels, "median")
+    assert again.held_out_effect == pytest.approx(result.held_out_effect, abs=1e-6)
+    # The page says the same of a saved run, if it has the pairs.
+    loaded = tk.TraceResult.load(result.save(tmp_path / "run"))
+    page = tk.report([loaded, tracer.pairs, tracer.held_out], tmp_path / "loaded.html")
+    assert code(body(page)) == [block]
+
+
+def test_data_sets_have_their_names_and_other_examples_their_tokens(demo_model, tmp_path):
+    block = _block(by_name(demo_model, tmp_path), tmp_path)
+    start = "tk.load_dataset('variable-binding', model, n=24, seed=5).subset(["
+    assert f"\npairs = {start}" in block
+    assert "from_ids" not in block
+    block = _block(by_hand(demo_model, tmp_path), tmp_path)
+    assert "\npairs = tk.load_dataset('demo-bias', model)[:8]\n" in block
+    assert "\nheld_out = tk.PromptPairs.from_ids([\n    {'prompt': 'the florist said" in block
+
+
+def _block(tracer, folder, **changes):
+    result = tracer.run("attribution", budget=2)
+    changed = replace(result, searched=replace(result.searched, **changes))
+    (block,) = code(body(tk.report(changed, folder / "report.html")))
+    return block
+
+
+def test_what_a_report_lacks_of_the_examples_is_asked_for(demo_model, tmp_path):
+    pairs = tk.PromptPairs.from_text(rows(("nurse",), ("welder", "miner", "pilot")), demo_model)
+    tracer = tk.Tracer(demo_model, pairs, "head-outputs", "logit-difference")
+    block = _block(tracer, tmp_path, pairs=None)
+    asked = "pairs = ...  # the 3 examples of 'pairs'; give their pairs to tk.report\n"
+    assert asked in block
+    assert "\nheld_out = None\n" in block
+    # Noise of the user's own is no row of tokens.
+    noisy = [{**row, "counterfactual": None} for row in rows(("nurse",), ("welder", "miner"))]
+    noise = tk.data.GaussianNoise(std=1.0)
+    drawn = tk.PromptPairs.from_text(noisy, demo_model, noise=noise)
+    tracer = tk.Tracer(demo_model, drawn, "head-outputs", "logit-difference")
+    assert "pairs = ...  # the 2 examples of 'pairs'; give" in _block(tracer, tmp_path)
+
+
+def test_folders_of_this_machine_are_not_in_the_code(demo_model, tmp_path):
+    tracer = by_hand(demo_model, tmp_path)
+    options = {"data_dir": "/home/me/data/winobias", "split": "test"}
+    origin = DataOrigin(dataset="winobias", options=options, examples=(2, 3))
+    assert "\npairs = tk.PromptPairs.from_ids([" in _block(tracer, tmp_path, origin=origin)
+    block = _block(tracer, tmp_path, origin=origin, pairs=None)
+    start = "tk.load_dataset('winobias', model, data_dir='winobias', split='test').subset([2, 3])"
+    assert f"\npairs = {start}\n" in block
+    for path in ("/home/me/mine.csv", "C:\\Users\\me\\mine.csv", "/mine.csv"):
+        origin = DataOrigin(dataset=path, options={}, examples=(0, 1))
+        block = _block(tracer, tmp_path, origin=origin, pairs=None)
+        assert "\npairs = tk.load_dataset('mine.csv', model)[:2]\n" in block
+    # Of a model, and of what a source reads.
+    result = tracer.run("attribution", budget=2)
+    source = "mean:pairs=/home/me/mine.csv,digest=0a"
+    moved = replace(
+        result,
+        model_facts=replace(result.model_facts, path="/home/me/models/small", revision=None),
+        setup=replace(result.setup, source=source),
+    )
+    (block,) = code(body(tk.report(moved, tmp_path / "report.html")))
+    assert "model = tk.load_model('small')\n" in block
+    assert "/home" not in block
+    facts = replace(result.model_facts, path="gpt2", revision="0123abc")
+    (block,) = code(body(tk.report(replace(result, model_facts=facts), tmp_path / "r.html")))
+    assert "model = tk.load_model('gpt2@0123abc')\n" in block
 
 
 def test_sets_by_hand_are_repeated_by_measuring_them(demo_model, tmp_path):
@@ -130,7 +305,7 @@ def test_sets_by_hand_are_repeated_by_measuring_them(demo_model, tmp_path):
     view.select([tk.Component("head-outputs", 1, 4)])
     (block,) = code(body(tk.report([view.result()], tmp_path / "report.html")))
     last = block.strip().splitlines()[-1]
-    assert last == "tracer.evaluate([tk.Component('head-outputs', 1, 4)])  # of 'by-hand'"
+    assert last == "tracer.evaluate(['L1H4'])  # of 'by-hand'"
     names = {}
     exec(block, names)
     assert eval(last, names) == pytest.approx(view.effect)
@@ -264,3 +439,13 @@ def test_a_report_on_edges_draws_their_circuit(tmp_path, any_model):
     tracer = tk.Tracer(any_model, tiny.pairs(6), "edges", "logit-difference")
     text = body(tk.report(tracer.run("attribution", budget=9, sign="full"), tmp_path / "e.html"))
     assert "9 strongest of 9 edges by score" in text
+
+
+def test_the_command_writes_out_pairs_from_a_file(demo_model, command, tmp_path):  # noqa: F811
+    tracer = by_file_as_a_data_set(demo_model, tmp_path)
+    tracer.run("attribution", budget=2).save(tmp_path / "run")
+    page = tmp_path / "report.html"
+    assert command("report", tmp_path / "run", "-o", page)[0] == 0
+    (block,) = code(body(page))
+    assert block.count(" = tk.PromptPairs.from_ids([\n") == 2
+    assert str(tmp_path) not in block

@@ -1,4 +1,7 @@
-"""Prints and writes the figures: `python -m tools.benchmarks [--quick] [--check] [--json FILE]`."""
+"""Prints and writes the figures: `python -m tools.benchmarks [--quick] [--check] [--json FILE]`.
+
+With `--quick`, a line with the commit is appended to a file that `tools.benchmarks.history` draws.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tools.benchmarks.figures import FIGURES, Figure, Plan
+from tools.benchmarks.history import FILE, append_line
 
 GROSS = 1.4
 """`--check` fails beyond this multiple of a bound: machines differ and are shared."""
@@ -30,6 +34,7 @@ def main(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "",
     repeats: Annotated[int, typer.Option(help="Runs that medians are taken of.")] = 5,
     json_file: Annotated[Path | None, typer.Option("--json", help="Where to write.")] = None,
+    history: Annotated[Path, typer.Option(help="Where --quick appends a line.")] = FILE,
 ) -> None:
     """Measures speed and memory."""
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -53,6 +58,8 @@ def main(
             "figures": [{**asdict(figure), "holds": figure.holds} for figure in figures],
         }
         json_file.write_text(json.dumps(written, indent=1) + "\n")
+    if quick:
+        append_line(history, machine(plan.device), figures)
     if check and (lost := [figure for figure in figures if gross(figure)]):
         console.print("Gross loss:", ", ".join(figure.name for figure in lost))
         raise typer.Exit(1)

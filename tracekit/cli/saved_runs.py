@@ -469,7 +469,10 @@ def _load_examples(results: list[Any]) -> list[tk.PromptPairs]:
     by_data: dict[str, tk.PromptPairs] = {}
     for each in results:
         first = each[0] if isinstance(each, Sequence) else each
-        if isinstance(first, tk.TraceResult) and first.searched.origin is not None:
+        parts = (first.searched, first.held_out) if isinstance(first, tk.TraceResult) else ()
+        for part in parts:
+            if part is None or part.origin is None:
+                continue
             path = first.model_facts.path or first.model
             # Some data sets, such as those with noise, need the model and not only its tokenizer.
             with suppress(TracekitError, OSError, ValueError, AttributeError):
@@ -477,5 +480,5 @@ def _load_examples(results: list[Any]) -> list[tk.PromptPairs]:
                     model = load_quietly(DEMO)
                 else:
                     model = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
-                by_data[first.dataset_fingerprint] = load_origin(first.searched.origin, model)
+                by_data[part.fingerprint] = load_origin(part.origin, model)
     return list(by_data.values())

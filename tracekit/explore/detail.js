@@ -12,7 +12,7 @@ function statusOf({ setup, known, session, host, members, now }) {
   if (!now) {
     const guess = known.guess(members);
     const waits = host.live && !known.problems.has(session.key);
-    const rest = [waits ? "measuring" : "not measured"];
+    const rest = [waits ? "measuring" : `not measured${host.saved ? ", and this page has no model to measure it" : ""}`];
     if (guess) rest.push(`predicted ${fmt(guess.value)} from ${guess.from}`);
     return { count, effect: null, rest };
   }
@@ -79,11 +79,11 @@ function namesOf({ labels }, key, most = 4) {
   return names.join(", ") || "the empty set";
 }
 
-function drawSaved(view) {
-  if (!view.host.saved) return;
-  view.nodes.saved.textContent =
-    "A saved page, no model stands behind it: of other sets it shows predictions only. Measured sets to click: " +
-    `${view.known.measured.size}. A line at the foot of a cell: a click leads to one of them.`;
+function drawSaved({ host, known, nodes, setup }) {
+  if (!host.saved) return;
+  nodes.saved.textContent =
+    `A saved page without the model. ${known.measured.size} measured sets can be clicked; of any other it shows ` +
+    `a prediction only. A line at the foot of a cell: a click leads to a measured set. ${setup.coverage ?? ""}`;
 }
 
 function describe({ known, setup }, name, key) {

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
+from math import inf
 from typing import Any, Literal, get_args
 
 import torch
@@ -37,6 +39,8 @@ _MOST_UNDONE = 100
 """Sets that the history keeps."""
 _MOST_ALONE = 16
 """Components of a set beyond which they are not measured one by one unasked."""
+_STRONGEST, _AT_ONCE = 12, 64
+"""Components whose pairs a reader is likely to click; sets measured between looks at the clock."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +139,12 @@ class Exploration:
         self.engine = engine
         self.n_components: int = engine.n_components
         self.front: tuple[ComponentSet, ...] = tuple(self._checked(each) for each in front)
-        self.measurements: dict[ComponentSet, Measurement] = {m.members: m for m in measured}
+        self.pace = 0.0
+        """Seconds that the last measured set took; 0 before."""
+        self.measurements: dict[ComponentSet, Measurement] = {}
         """Every measurement, by its set."""
+        for each in measured:
+            self._record(each)
         self.predictions: dict[ComponentSet, Prediction] = {}
         """Every prediction, by its set; single examples are kept for the latest only."""
         self.unpredicted: dict[ComponentSet, Unpredicted] = {}
@@ -231,17 +239,41 @@ class Exploration:
             list(self._predict(members))
         return self.predictions.get(members)
 
-    def measure_singles(self) -> None:
-        """Measures every component alone, unless it was."""
-        missing = [i for i in range(self.n_components) if (i,) not in self.measurements]
-        if not missing:
-            return
-        checks.check_model_unchanged(self.engine)
-        start = time.perf_counter()
-        effects = self.engine.set_effects([(i,) for i in missing], "single components")
-        seconds = (time.perf_counter() - start) / len(missing)
-        for index, of_examples in zip(missing, effects, strict=True):
-            self._record(Measurement((index,), of_examples, seconds=seconds))
+    def likely_sets(self) -> Iterator[tuple[str, list[ComponentSet]]]:
+        """Sets that a reader of a saved page is likely to click, by kind, the likeliest first.
+
+        The strongest components are those of the largest effects alone, as far as measured by then.
+        """
+        members, everything = self.members, tuple(range(self.n_components))
+        yield "sets of the buttons and the slider", [(), everything, *self.front]
+        toggled = {index: tuple(sorted({*members} ^ {index})) for index in everything}
+        yield "sets with one member less", [toggled[index] for index in members]
+        yield "single components", [(index,) for index in everything]
+        ranked = sorted(everything, key=lambda index: -abs(self.alone(index) or 0.0))
+        strongest = ranked[:_STRONGEST]
+        pairs = combinations(strongest, 2)
+        yield f"pairs of the {len(strongest)} strongest", [(min(each), max(each)) for each in pairs]
+        others = [index for index in ranked if index not in members]
+        yield "sets with one component more", [toggled[index] for index in others]
+
+    def missing_of(self, sets: Iterable[ComponentSet]) -> list[ComponentSet]:
+        """Those of some sets that were not measured, each once."""
+        return [each for each in dict.fromkeys(sets) if each not in self.measurements]
+
+    def measure_sets(self, sets: Iterable[ComponentSet], end: float = inf) -> None:
+        """Measures those of some sets that were not, as far as there is time (`perf_counter`)."""
+        if missing := self.missing_of(sets):
+            checks.check_model_unchanged(self.engine)
+        while missing:
+            start = time.perf_counter()
+            count = int(min(_AT_ONCE, (end - start) / max(self.pace, 1e-9)))
+            if count < 1:
+                return
+            chunk, missing = missing[:count], missing[count:]
+            effects = self.engine.set_effects(chunk, "sets to click")
+            seconds = (time.perf_counter() - start) / len(chunk)
+            for members, of_examples in zip(chunk, effects, strict=True):
+                self._record(Measurement(members, of_examples, seconds=seconds))
 
     def steps(self) -> Iterator[Event]:
         """Works on the present set, a batch a step; leave it when the set has changed.
@@ -309,6 +341,7 @@ class Exploration:
         weighted = replace(
             measurement, bounds=self.engine.metric.bounds, **self.engine.pairs.statistics_options
         )
+        self.pace = measurement.seconds or self.pace
         self.measurements[measurement.members] = weighted
         return weighted
 

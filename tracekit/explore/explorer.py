@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import Callable, Iterable, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ import plotly.graph_objects as go
 import traitlets
 from torch import Tensor
 
+from tracekit._util.arguments import check_arguments
 from tracekit._util.files import write_atomically
 from tracekit._util.markup import clean_text, html_text, script_json
 from tracekit._util.options import as_path
+from tracekit._util.progress import duration_text
 from tracekit._util.table import json_value
 from tracekit.components import Component, ComponentGrid, ComponentSet
 from tracekit.components.kinds import kind_of
@@ -170,8 +174,8 @@ class Explorer(anywidget.AnyWidget):
         return None if circuit is None else circuit.scores
 
     def measure_singles(self) -> None:
-        """Measures every component alone: for colours, hover texts and saved pages."""
-        self.exploration.measure_singles()
+        """Measures every component alone: for colours and hover texts."""
+        self.exploration.measure_sets([(i,) for i in range(self.exploration.n_components)])
         self._send_table()
 
     def result(self) -> TraceResult:
@@ -184,13 +188,37 @@ class Explorer(anywidget.AnyWidget):
         result = self.result()
         return result.heatmap() if result.registry.edges is None else result.circuit()
 
-    def save(self, path: str | Path) -> Path:
-        """Writes one HTML file with everything measured so far; returns its path.
+    @property
+    def coverage(self) -> str:
+        """Which of the sets that a reader is likely to click are measured, and what others cost."""
+        exploration, kinds, likely = self.exploration, [], set()
+        for kind, sets in exploration.likely_sets():
+            likely.update(sets)
+            n_measured = len(sets) - len(exploration.missing_of(sets))
+            kinds += [f"{n_measured} of {len(sets)} {kind}"] if sets else []
+        text = f"Measured around the set that the page opens with: {', '.join(kinds)}."
+        missing, pace = exploration.missing_of(likely), exploration.pace
+        if not missing:
+            return text
+        return (
+            f"{text} With the model, the {len(missing)} others of these take about "
+            f"{duration_text(pace * len(missing))}; view = tracer.explore(...) and view.save(path, "
+            f"seconds={ceil(pace * len(likely))}) measure all {len(likely)}."
+        )
 
-        It opens without a network and without a kernel; sets that were not measured say so.
+    @check_arguments
+    def save(self, path: str | Path, *, seconds: float = 60.0) -> Path:
+        """Writes one HTML file in which all that was measured can be clicked; returns its path.
+
+        It opens without a network and without a kernel; sets that were not measured say so. First,
+        sets that a reader is likely to click are measured for up to `seconds`; `coverage` says
+        beforehand how many there are and what they take, and the page says how many it has.
         """
         path = as_path("path", path)
         self.exploration.measure(complete=True)
+        end = time.perf_counter() + seconds
+        for _, sets in self.exploration.likely_sets():
+            self.exploration.measure_sets(sets, end)
         self.faithfulness()
         measured = self.exploration.measurements
         for members in list(measured):
@@ -200,7 +228,8 @@ class Explorer(anywidget.AnyWidget):
         parts, table = self.page, table_of(self.exploration)
         table |= {name: base64.b64encode(table[name]).decode() for name in ("effects", "gains")}
         state = self.exploration.state()
-        data = script_json({"parts": parts, "setup": self.setup, "state": state, "table": table})
+        setup = {**self.setup, "coverage": self.coverage}
+        data = script_json({"parts": parts, "setup": setup, "state": state, "table": table})
         write_atomically(path, f"{parts[0]}{data}{parts[1]}{SCRIPT}{parts[2]}")
         self._send_table()
         return path

@@ -436,6 +436,7 @@ def on_examples(
         prompts=tuple(pair.prompts_digest for pair in pairs),
         origin=pairs.origin,
         chat=pairs.chat,
+        pairs=engine.pairs_given,
         metric=engine.metric.name,
         direction=engine.metric.direction,
         choices=choices,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,11 +15,11 @@ from tracekit._util.markup import interval_text
 from tracekit._util.options import as_path, short_repr
 from tracekit._util.progress import report_waiting
 from tracekit._util.table import Column, Table, join_labels
-from tracekit.components import Component
 from tracekit.data.display import make_shown_pair
+from tracekit.data.pair import PromptPair, pairs_from_ids
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import DATASETS
-from tracekit.errors import ComparisonError, NoResultError
+from tracekit.errors import ComparisonError, NoResultError, PairsError
 from tracekit.measure import Attention, Explanation, Look, Paths, SideEffects
 from tracekit.metrics import METRICS
 from tracekit.reports.page import Section, write_page
@@ -29,7 +30,7 @@ from tracekit.results.curve import all_results, is_several
 from tracekit.results.display import facts_table
 from tracekit.results.generations import Generations
 from tracekit.results.interactions import InteractionGrid
-from tracekit.results.on_examples import largest_share
+from tracekit.results.on_examples import OnExamples, largest_share
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.search import METHODS, LocalSearch
@@ -67,7 +68,7 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
     Args:
         results: Results and what was measured of them, as in `Reported`; folders, of which all that
             was saved there or below is reported; and pairs, such as `tracer.pairs`, whose prompts
-            stand in the table of examples.
+            stand in the table of examples. Results that were not loaded know theirs.
         path: The HTML file, which is returned; it holds all it needs, and opens without a network.
 
     Raises:
@@ -84,13 +85,13 @@ def report(results: Iterable[Reported] | Reported, path: str | Path) -> Path:
         raise NoResultError("There is no result to report. Give at least one.")
     groups = _grouped(given)
     grids = [each for each in given if isinstance(each, InteractionGrid)]
-    prompts = {each.fingerprint: _prompts(each) for each in given if isinstance(each, PromptPairs)}
+    data = {each.fingerprint: each for each in given if isinstance(each, PromptPairs)}
     sections = []
     for look in (each for each in given if isinstance(each, Look)):
         figures = [] if look.where is None else [look.where.heatmap(normalised=True)]
         figures += [largest.heatmap() for largest in look.sets[-1:]]
         sections.append(Section(heading="A first look", figures=figures, code=str(look)))
-    sections += [s for group in groups for s in _sections(group, prompts, len(groups) > 1)]
+    sections += [s for group in groups for s in _sections(group, data, len(groups) > 1)]
     sections += [_explanation_section(each) for each in given if isinstance(each, Explanation)]
     attention = [each for each in given if isinstance(each, Attention)]
     sections += [_paths_section(each, attention) for each in given if isinstance(each, Paths)]
@@ -141,7 +142,7 @@ def _grouped(given: Sequence[Reported]) -> list[_Group]:
 
 
 def _sections(
-    group: _Group, prompts: Mapping[str, list[str]], is_one_of_several: bool
+    group: _Group, data: Mapping[str, PromptPairs], is_one_of_several: bool
 ) -> list[Section]:
     results = group.results
     comparison = compare(results)
@@ -185,10 +186,12 @@ def _sections(
         ),
         Section(
             heading="Effects on the searched examples",
-            table=_examples(comparison, prompts.get(first.searched.fingerprint, [])),
+            table=_examples(
+                comparison, first.searched.pairs or data.get(first.searched.fingerprint)
+            ),
             note=" ".join(notes),
         ),
-        Section(heading="To repeat", code=_code(group)),
+        Section(heading="To repeat", code=_code(group, best, data)),
     ]
 
 
@@ -210,10 +213,9 @@ def _setting(result: TraceResult) -> Table:
 
 
 def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:
-    largest: dict[str, TraceResult] = {}
-    for result in sorted(group.results, key=lambda result: result.n_selected):
-        largest[result.series] = result
-    drawn = list(largest.values())[-_MOST_PANELS:]
+    by_size = sorted(group.results, key=lambda result: result.n_selected)
+    # The largest set of each search.
+    drawn = list({result.series: result for result in by_size}.values())[-_MOST_PANELS:]
     figures = [comparison.curve(), compare(drawn).heatmap()]
     figures += [each.circuit() for each in drawn if each.registry.edges is not None]
     for front in group.fronts:
@@ -221,27 +223,24 @@ def _figures(group: _Group, comparison: Comparison) -> list[go.Figure]:
     return figures
 
 
-def _examples(comparison: Comparison, texts: list[str]) -> Table:
+def _examples(comparison: Comparison, pairs: PromptPairs | None) -> Table:
     """Effects on single examples, those with the largest first where not all have room."""
     results = comparison.results[-_MOST_COLUMNS:]
     labels = comparison.labels[-_MOST_COLUMNS:]
-    order = results[-1].per_example.abs().argsort(descending=True).tolist()[:_MOST_EXAMPLES]
-    numbers = sorted(order)
+    order = results[-1].per_example.abs().argsort(descending=True)
+    numbers = sorted(order[:_MOST_EXAMPLES].tolist())
     columns = [Column("example", "example", numbers)]
-    if texts:
-        columns.append(Column("prompt", "prompt", [texts[number] for number in numbers]))
+    if pairs is not None:
+        texts = [_prompt(pairs[number], pairs.token_texts) for number in numbers]
+        columns.append(Column("prompt", "prompt", texts))
     for result, label in zip(results, labels, strict=True):
         columns.append(Column(label, label, result.per_example[numbers].tolist()))
     return Table(columns)
 
 
-def _prompts(pairs: PromptPairs) -> list[str]:
-    texts = []
-    for pair in pairs:
-        given = (pair.texts or {}).get("prompt")
-        tokens = [text for text, _ in make_shown_pair(pair, pairs.token_texts).prompt]
-        texts.append(given if isinstance(given, str) and given else " ".join(tokens))
-    return texts
+def _prompt(pair: PromptPair, token_texts: Mapping[int, str]) -> str:
+    tokens = [text for text, _ in make_shown_pair(pair, token_texts).prompt]
+    return (pair.texts or {}).get("prompt") or " ".join(tokens)
 
 
 def _explanation_section(why: Explanation) -> Section:
@@ -298,31 +297,35 @@ def _generations_section(written: Generations) -> Section:
     )
 
 
-def _code(group: _Group) -> str:
-    """Python that builds the tracer and runs each search once more, as far as results say how."""
-    first = group.results[0]
-    n = len(first.per_example)
-    facts = first.model_facts
+def _code(group: _Group, best: TraceResult, data: Mapping[str, PromptPairs]) -> str:
+    """Python that measures the best set and runs each search once more, as far as results say how.
+
+    Names of folders are left out: they are those of one machine.
+    """
+    facts, searched, held_out = best.model_facts, best.searched, best.held_out
     dtype = f", dtype={facts.dtype!r}" if facts.dtype in ("bfloat16", "float16") else ""
-    model = f"model = tk.load_model({facts.path or first.model!r}{dtype})"
-    lines = ["import tracekit as tk", "", model]
-    pairs = f"...  # the {n} examples of {first.dataset!r}, which were made by hand"
-    origin = first.searched.origin
-    lines.append(f"pairs = {pairs if origin is None else origin.code()}")
-    setup = first.setup.named(first.registry)
-    lines += ["tracer = tk.Tracer(", "    model,", "    pairs,", "    tk.Setup("]
-    fields = setup.code()
+    path = facts.path or best.model
+    path += f"@{facts.revision}" if facts.revision and "@" not in path else ""
+    model = f"model = tk.load_model({_without_folders(repr(path))}{dtype})"
+    digest = f"assert tk.models.weights_digest(model) == {facts.weights_digest!r}"
+    lines = ["import tracekit as tk", "", model, digest]
+    lines += _pairs_lines("pairs", searched, data)
+    lines += ["held_out = None"] if not held_out else _pairs_lines("held_out", held_out, data)
+    setup, fields = best.setup, best.setup.code()
     # Where the code takes something of the reader's.
     notes = {"metric": "" if setup.metric in METRICS else "  # your function"}
     notes["source"] = f"  # {setup.source!r}" if fields.get("source") == "..." else ""
-    lines += [f"        {name}={code},{notes.get(name, '')}" for name, code in fields.items()]
-    lines.append("    ),")
-    if first.held_out is not None and first.held_out.origin is not None:
-        lines.append(f"    held_out={first.held_out.origin.code()},")
-    if first.extra_metrics:
-        lines.append(f"    extra_metrics={list(first.extra_metrics)!r},")
-    lines.append(")")
-    lines.append(f"assert tracer.pairs.fingerprint == {first.dataset_fingerprint!r}")
+    options = [f"{name}={code},{notes.get(name, '')}" for name, code in fields.items()]
+    lines += ["tracer = tk.Tracer(", "    model,", "    pairs,", "    tk.Setup("]
+    lines += [f"        {_without_folders(option)}" for option in options]
+    lines += [
+        "    ),",
+        "    held_out=held_out,",
+        f"    extra_metrics={[*best.extra_metrics]!r},",
+        ")",
+        f"effect = tracer.evaluate({best.labels!r})",
+        f"print(effect)  # {(held_out or searched).mean:.4g} in this report",
+    ]
     of_fronts = {id(result) for front in group.fronts for result in front}
     by_run: dict[tuple[Any, ...], list[TraceResult]] = {}
     for result in group.results:
@@ -334,12 +337,47 @@ def _code(group: _Group) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _without_folders(code: str) -> str:
+    """Code with the last part of each absolute path alone."""
+    return re.sub(r"(?<=['\"=])(?:[A-Za-z]:)?[/\\]+(?:[^'\",/\\]*[/\\]+)*", "", code)
+
+
+def _pairs_lines(name: str, of: OnExamples, data: Mapping[str, PromptPairs]) -> list[str]:
+    """Python that makes examples: by the name of their data set, or token by token."""
+    origin, pairs = of.origin, of.pairs or data.get(of.fingerprint)
+    code = f"...  # the {of.n_examples} examples of {of.dataset!r}; give their pairs to tk.report"
+    if origin is not None:
+        code = _without_folders(origin.code())
+    is_local = origin is None or origin.dataset not in DATASETS or "data_dir" in origin.options
+    if is_local and pairs is not None and (rows := _rows(pairs)):
+        written = "".join(f"    {row!r},\n" for row in rows)
+        code = f"tk.PromptPairs.from_ids([\n{written}], name={of.dataset!r})"
+    return [f"{name} = {code}", f"assert {name}.fingerprint == {of.fingerprint!r}"]
+
+
+def _rows(pairs: PromptPairs) -> list[dict[str, Any]]:
+    """Rows for `from_ids`; empty where rows do not say all, as of noise or of implied spans."""
+    rows = []
+    names = ("prompt_ids", "x_ids", "y_ids", "x_set_ids", "y_set_ids", "weight", "group")
+    for pair in pairs:
+        row = {**(pair.texts or {}), **{name: getattr(pair, name) for name in names}}
+        row["counterfactual_ids"] = getattr(pair.counterfactual, "ids", None)
+        for name in ("spans", "counterfactual_spans"):
+            spans = (getattr(pair, name) or {}).items()
+            row[name] = {key: (at[0], at[-1] + 1) for key, at in spans}
+        # What a row says by default is left out.
+        rows.append({name: value for name, value in row.items() if value not in (None, 1.0, {})})
+    with suppress(PairsError):
+        if PromptPairs(pairs=tuple(pairs_from_ids(rows))).fingerprint == pairs.fingerprint:
+            return rows
+    return []
+
+
 def _run(results: Sequence[TraceResult]) -> str:
     """Code that searches once more; `results` are those of one run."""
     first = results[0]
     if first.method not in METHODS:
-        members = ", ".join(map(_component_code, first.components))
-        return f"tracer.evaluate([{members}])  # of {first.method!r}"
+        return f"tracer.evaluate({first.labels!r})  # of {first.method!r}"
     arguments = [repr(first.method)]
     budgets = sorted({result.budget for result in results if result.budget is not None})
     if first.target_effect is not None:
@@ -350,13 +388,6 @@ def _run(results: Sequence[TraceResult]) -> str:
         arguments.append(f"budget={budgets[0]}")
     arguments += _search_options(first)
     return f"tracer.run({', '.join(arguments)}){_note_on_run(first)}"
-
-
-def _component_code(component: Component) -> str:
-    if component.ends:
-        return repr(str(component))
-    span = f", {component.span!r}" if component.span else ""
-    return f"tk.Component({component.kind!r}, {component.layer}, {component.index}{span})"
 
 
 def _front_run(front: ParetoFront) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, nan
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ from tracekit.results.display import InWords, text_html
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.intervals import effect_interval
 from tracekit.results.significance import NO_P, few_examples_note
-from tracekit.results.storage import InFolder
+from tracekit.results.storage import NOT_SAVED, InFolder
 
 
 def examples_text(selected_on: str | None, measured_on: str, n: str) -> str:
@@ -113,6 +113,8 @@ class OnExamples(OverExamples):
     chat: Mapping[str, Any] | None = None
     """Arguments of the chat template that wrote the prompts, with the time that it read, if it did;
     None: no template did."""
+    pairs: PromptPairs | None = field(default=None, repr=False, metadata=NOT_SAVED)
+    """The examples as they were given; None in a result that was loaded."""
     metric: str
     """By which metric the effects are."""
     direction: str

@@ -141,7 +141,7 @@ def explore(
     view = tracer.explore(tracer.run(budget=6))
     view  # the last line of a cell shows it
     view.components, view.effect  # what is on screen, in the next cell
-    view.save("explore.html")  # everything measured so far, clickable without a kernel
+    view.save("explore.html")  # a page to click on without a kernel
     ```
 
     Args:
@@ -177,12 +177,7 @@ def explore(
         to_members(start),
         front=[members_of(result, registry) for result in front or ()],
         measured=[
-            Measurement(
-                complement_of(members, len(registry)) if is_other else members,
-                effects,
-                **each.searched.statistics_options,
-                bounds=question.search_engine.metric.bounds,
-            )
+            Measurement(complement_of(members, len(registry)) if is_other else members, effects)
             for members, each in earlier
             for is_other, effects in enumerate((each.searched.effects, each.searched.complement))
             if effects is not None
