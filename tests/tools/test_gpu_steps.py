@@ -17,7 +17,7 @@ from tools.benchmarks.gpu import Plan, Record, Step, main, read_records, run_ste
 
 def step_that_writes(file: Path, text: str, name: str | None = None, **how) -> Step:
     program = f"open({str(file)!r}, 'a').write({text!r}); print('wrote', {text!r})"
-    return Step(name or f"step {text}", ("-c", program), **how)
+    return Step(name or f"step {text}", ("-c", program), **{"limit": 20.0} | how)
 
 
 def run(steps, file, seconds=60.0, **how):
@@ -44,7 +44,7 @@ def test_a_second_call_runs_only_what_is_missing(tmp_path, capsys):
 def test_a_step_that_fails_is_recorded_and_repeated_only_on_request(tmp_path):
     log, file = tmp_path / "log", tmp_path / "gpu.jsonl"
     program = f"open({str(log)!r}, 'a').write('x'); print('before'); raise ValueError('no memory')"
-    fails, next_one = Step("fails", ("-c", program)), step_that_writes(log, "b")
+    fails, next_one = Step("fails", ("-c", program), 20), step_that_writes(log, "b")
     assert run([fails, next_one], file)
     assert log.read_text() == "xb"
     record = read_records(file)[fails.name, fails.arguments]
@@ -66,19 +66,22 @@ def test_a_step_ends_at_its_limit_with_all_that_it_started(tmp_path):
         f"pathlib.Path({str(pid)!r}).write_text(str(child.pid)); print('waits', flush=True); "
         "time.sleep(60)"
     )
-    start = time.monotonic()
-    assert run([Step("waits", ("-c", program), limit=3)], file)
-    assert time.monotonic() - start < 30
+    assert run([Step("waits", ("-c", program), limit=5)], file)
     (record,) = read_records(file).values()
     assert record.outcome == "out of time"
-    assert record.error == "It did not end within 3 s. The last it wrote: waits"
-    assert not is_alive(int(pid.read_text()))
+    assert record.error == "It did not end within 5 s. The last it wrote: waits"
+    assert record.seconds < 50
+    assert has_ended(int(pid.read_text()))
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that ended may stay in the table until its parent reads it."""
+def has_ended(pid: int) -> bool:
+    """Whether a process ends within seconds; it may stay in the table until its parent reads it."""
     status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    for _ in range(100):
+        if not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def test_no_step_is_begun_that_might_not_end_in_time(tmp_path, capsys):
@@ -129,7 +132,7 @@ def test_a_call_that_is_ended_leaves_no_record_and_no_process(tmp_path):
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait(30) != 0
     assert not file.exists()
-    assert not is_alive(int(pid.read_text()))
+    assert has_ended(int(pid.read_text()))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -22,6 +22,7 @@ import tracekit as tk
 from tracekit.components import ComponentRegistry
 from tracekit.components.connected import paths_of
 from tracekit.components.masks import complement_of
+from tracekit.data.registry import describe
 from tracekit.engine.engine import Engine
 from tracekit.metrics import resolve_metric
 
@@ -37,7 +38,8 @@ def main(
     """Prints the ratios."""
     torch.set_num_threads(threads)
     model = tk.load_model(model_name, device=device)
-    data = tk.load_dataset(task, model)[:pairs]
+    size = {"n": pairs} if "n" in describe(task).options else {}
+    data = tk.load_dataset(task, model, **size)[:pairs]
     metric = resolve_metric("logit-difference")
     edges, heads, nodes = (
         Engine.build(model, data, ComponentRegistry.build(model.cfg, kind), metric)
