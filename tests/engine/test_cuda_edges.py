@@ -19,13 +19,15 @@ from tracekit.components.masks import complement_of
 from tracekit.engine import Capabilities
 from tracekit.engine.gradients import expand
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-ARCHITECTURES = ["llama", "gpt2", "gemma2"]
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+on_devices = pytest.mark.parametrize("device", ["cpu", GPU])
+on_devices_slowly = pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.slow), GPU]
+)
+CASES = [*(("llama", kind) for kind in EDGE_KINDS), ("gpt2", "edges"), ("gemma2", "edges")]
 METRIC = "logit-difference"
 CLOSE = {"rtol": 1e-3, "atol": 1e-4}
 SLOPES_CLOSE = {"rtol": 1e-2, "atol": 1e-3}
-
-pytestmark = pytest.mark.parametrize("device", DEVICES)
 
 
 @functools.cache
@@ -44,12 +46,13 @@ def engines(device, architecture, kind, **options):
     return here, there
 
 
-def tracers(device, architecture, kind="edges"):
+@functools.cache
+def tracers(device):
     """The same question on the CPU and on the device."""
     fresh = tiny.pairs(6, seed=1, longest=1)
     return tuple(
-        tk.Tracer(model, tiny.pairs(12, longest=1), kind, METRIC, held_out=fresh)
-        for model in (tiny.shared_model(architecture), model_on(device, architecture))
+        tk.Tracer(model, tiny.pairs(12, longest=1), "edges", METRIC, held_out=fresh)
+        for model in (tiny.shared_model("llama"), model_on(device, "llama"))
     )
 
 
@@ -59,8 +62,8 @@ def random_mask(engine):
     return (1.25 * drawn - 0.125).clamp(0, 1)
 
 
-@pytest.mark.parametrize("kind", EDGE_KINDS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@on_devices
+@pytest.mark.parametrize(("architecture", "kind"), CASES)
 def test_masks_have_the_effects_and_gradients_of_the_cpu(device, architecture, kind):
     here, there = engines(device, architecture, kind)
     mask = random_mask(here)
@@ -76,11 +79,10 @@ def test_masks_have_the_effects_and_gradients_of_the_cpu(device, architecture, k
     torch.testing.assert_close(by_example[1], by_example[0], **SLOPES_CLOSE)
 
 
-@pytest.mark.parametrize("max_memory", [None, 0])
-@pytest.mark.parametrize("kind", EDGE_KINDS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_sparse_passes_have_the_effects_of_the_cpu(device, architecture, kind, max_memory):
-    here, there = engines(device, architecture, kind, max_memory=max_memory)
+@on_devices
+@pytest.mark.parametrize(("architecture", "kind"), CASES)
+def test_sparse_passes_have_the_effects_of_the_cpu(device, architecture, kind):
+    here, there = engines(device, architecture, kind)
     assert there._edge_skipper is not None
     masks = masks_of(here)
     expected = torch.stack([here.effects(mask) for mask in masks])
@@ -89,34 +91,38 @@ def test_sparse_passes_have_the_effects_of_the_cpu(device, architecture, kind, m
     torch.testing.assert_close(there.set_effects(sets), expected, **CLOSE)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_connected_circuits_have_the_effects_of_the_cpu(device, architecture):
-    here, there = engines(device, architecture, "edges")
+@on_devices
+def test_connected_circuits_have_the_effects_of_the_cpu(device):
+    """Also where the counterfactual run lies in host memory, or is repeated for every batch."""
+    here, there = engines(device, "llama", "edges")
+    _, bounded = engines(device, "llama", "edges", max_memory=0)
     order = torch.randperm(here.n_components, generator=torch.Generator().manual_seed(0)).tolist()
     for size in (4, 12, 40):
         members = here.edge_paths.first(order, size)
         sets = [members, complement_of(members, here.n_components)]
-        torch.testing.assert_close(there.set_effects(sets), here.set_effects(sets), **CLOSE)
+        expected = here.set_effects(sets)
+        torch.testing.assert_close(there.set_effects(sets), expected, **CLOSE)
+        torch.testing.assert_close(bounded.set_effects(sets), expected, **CLOSE)
+    stored = bounded.counterfactual_cache.storage
+    assert stored == ("host" if device == "cuda" else "recomputed")
 
 
+@on_devices_slowly
 @pytest.mark.parametrize("method", ["attribution", "eap-ig", "mask-ig"])
-@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_tracers_rank_as_on_the_cpu(device, architecture, method):
-    here, there = (tracer.run(method, budget=20) for tracer in tracers(device, architecture))
+def test_tracers_rank_as_on_the_cpu(device, method):
+    here, there = (tracer.run(method, budget=20) for tracer in tracers(device))
     torch.testing.assert_close(there.component_scores, here.component_scores, **SLOPES_CLOSE)
     assert there.effect == pytest.approx(here.effect, rel=1e-2, abs=1e-3)
-    assert there.faithfulness() == pytest.approx(here.faithfulness(), rel=1e-2, abs=1e-2)
+    values = [torch.tensor(result.faithfulness().faithfulness) for result in (here, there)]
+    torch.testing.assert_close(values[1], values[0], **SLOPES_CLOSE)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_a_learned_ranking_is_that_of_the_cpu(device, architecture):
+@on_devices_slowly
+def test_a_learned_ranking_is_that_of_the_cpu(device):
     """Its steps are recorded and replayed on a GPU."""
-    search = tk.search.make("learned-ranking", {"epochs": 4, "batch_size": 3})
-    here, there = (
-        tracer.run(search, budgets=[8, 30], seed=0) for tracer in tracers(device, architecture)
-    )
+    search = tk.search.make("learned-ranking", {"epochs": 2, "batch_size": 4})
+    here, there = (tracer.run(search, budgets=[8, 30], seed=0) for tracer in tracers(device))
+    # Rounding grows from step to step, and near scores may change places.
     for own, expected in zip(there, here, strict=True):
-        # Rounding grows from step to step; the scores begin with a variance of 1.
-        gaps = (own.component_scores - expected.component_scores).abs()
-        assert gaps.mean() < 0.01
-        assert own.faithfulness() == pytest.approx(expected.faithfulness(), abs=0.1)
+        assert own.effect == pytest.approx(expected.effect, abs=0.1)
+        assert (own.binary_mask != expected.binary_mask).sum() <= 4

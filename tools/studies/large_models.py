@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import resource
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
 from time import process_time
@@ -31,12 +31,16 @@ from tools.benchmarks.edges import time_in_turns
 from tools.benchmarks.setting import SIZES, Model, peak_bytes
 from tools.studies.edge_operations import PartShares, Shape, TouchedParts
 from tools.studies.scaling import drawn
+from tracekit.components import ComponentSet
 from tracekit.components.connected import EdgePaths, paths_of
 from tracekit.components.edges import EDGE_KINDS
 from tracekit.components.masks import complement_of, ranking
 from tracekit.engine.engine import Engine
-from tracekit.errors import ModelWarning
+from tracekit.errors import ModelWarning, UnreliableResultWarning
+from tracekit.metrics import resolve_metric
 from tracekit.models.hooked import dtype_of
+from tracekit.search import Goal, Target, make_target
+from tracekit.search.baselines.attribution import line_gradient
 
 SHARES = (0.001, 0.01, 0.1)
 """Sizes of sets, as shares of all edges."""
@@ -45,8 +49,8 @@ LENGTH = 16
 LENGTHS = (16, 128, 1024)
 CARD = 80 * 10**9
 """Bytes of the card in the tables."""
-QUARTER = 0.25
-"""Share of a card's free memory that a pass takes, unless `max_memory` bounds it further."""
+EIGHTH = 1 / 8
+"""Share of a card's free memory that changes of senders and their gradients take at most."""
 OF_SMOLLM2 = {
     0.001: PartShares(0, 0, 0, 0, 0),
     0.01: PartShares(0, 0, 0, 0, 0),
@@ -115,18 +119,11 @@ def sets_table(length: int) -> Iterator[list[str]]:
 
 
 def random_shares(shape: Shape) -> dict[float, PartShares]:
-    """What random connected sets touch: the median of three draws."""
-    by_share = {}
+    """What the connected sets that begin a random order touch."""
     paths, n_edges = EdgePaths(shape.registry()), shape.n_edges()
-    for share in SHARES:
-        drawn_shares = []
-        for seed in range(3):
-            generator = torch.Generator().manual_seed(seed)
-            order = torch.randperm(n_edges, generator=generator).tolist()
-            members = paths.first(order, int(share * n_edges))
-            drawn_shares.append(TouchedParts.of(shape, members).shares)
-        by_share[share] = PartShares(*map(median, zip(*drawn_shares, strict=True)))
-    return by_share
+    order = torch.randperm(n_edges, generator=torch.Generator().manual_seed(0)).tolist()
+    sets = {share: paths.first(order, int(share * n_edges)) for share in SHARES}
+    return {share: TouchedParts.of(shape, members).shares for share, members in sets.items()}
 
 
 def memory_table() -> Iterator[list[str]]:
@@ -155,7 +152,8 @@ def card_table() -> Iterator[list[str]]:
     yield ["---"] * (1 + 2 * len(LENGTHS))
     for name, shape in shapes().items():
         free = CARD - 2 * shape.n_parameters
-        rows = [int(QUARTER * free / (2 * shape.bank_bytes(2) * length)) for length in LENGTHS]
+        of_token = 2 * shape.bank_bytes(2)
+        rows = [max(1, int(EIGHTH * free / (of_token * length))) for length in LENGTHS]
         taken = [
             count * length * shape.gradient_bytes(2, length) / 1e9
             for count, length in zip(rows, LENGTHS, strict=True)
@@ -262,44 +260,52 @@ def count_operations(run: Callable[[], Any]) -> int:
 
 @app.command()
 def touched(
-    pairs: Annotated[int, typer.Option(help="Pairs that rank the edges.")] = 16,
+    pairs: Annotated[int, typer.Option(help="Pairs that rank the edges.")] = 8,
     tasks: Annotated[str, typer.Option(help="By commas.")] = "ioi,greater-than,gendered-pronouns",
-    methods: Annotated[
-        str, typer.Option(help="By commas.")
-    ] = "attribution,mask-ig,learned-ranking",
+    epochs: Annotated[int, typer.Option(help="Of a learned ranking; 0: none.")] = 0,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
 ) -> None:
     """Prints what connected sets of SmolLM2-135M touch, by task and ranking."""
     torch.set_num_threads(threads)
+    warnings.simplefilter("ignore", UnreliableResultWarning)
     model = tk.load_model("smollm2-135m")
+    shape = Shape.of("smollm2-135m", model.original_model.config)
+    metric, registry = resolve_metric("logit-difference"), shape.registry()
     by_share: dict[float, list[PartShares]] = {share: [] for share in SHARES}
     for task in tasks.split(","):
-        tracer = tk.Tracer(model, tk.load_dataset(task, model)[:pairs], "edges", "logit-difference")
-        registry = tracer.engine.registry
-        shape = Shape.of("smollm2-135m", model.original_model.config)
-        for method in methods.split(","):
-            scores = tracer.run(method, budgets=[int(SHARES[0] * len(registry))])[
-                -1
-            ].component_scores
-            assert scores is not None
-            for share, of_share in by_share.items():
-                size = int(share * len(registry))
-                members = paths_of(registry).first(ranking(scores), size)
+        data = tk.load_dataset(task, model)[:pairs]
+        target = make_target(Engine.build(model, data, registry, metric))
+        for name, sets in sets_of_edges(target, epochs):
+            for of_share, members in zip(by_share.values(), sets, strict=True):
                 parts = TouchedParts.of(shape, members)
                 of_share.append(parts.shares)
                 costs = [each(LENGTH) for each in (parts.others_patched, parts.patched)]
                 others, patched = (cost / shape.forward(LENGTH) for cost in costs)
                 typer.echo(
-                    f"{task}, {method}, {len(members)} edges: {parts.attentions} attentions, "
+                    f"{task}, {name}, {len(members)} edges: {parts.attentions} attentions, "
                     f"{parts.mlps} MLPs; {others:.2f} forward passes with others patched, "
                     f"{patched:.2f} patched"
                 )
     for share, values in by_share.items():
-        typer.echo(f"{share}: median {PartShares(*map(median, zip(*values, strict=True)))}")
-        most = PartShares(*map(max, zip(*values, strict=True)))
-        typer.echo(f"{share}: most {most}")
+        for name, choose in (("median", median), ("least", min), ("most", max)):
+            chosen = PartShares(*map(choose, zip(*values, strict=True)))
+            typer.echo(f"{100 * share:g} % of the edges, {name}: {chosen}")
     for share, of_random in random_shares(shape).items():
-        typer.echo(f"{share}: random {of_random}")
+        typer.echo(f"{100 * share:g} % of the edges, random: {of_random}")
+
+
+def sets_of_edges(target: Target, epochs: int) -> Iterator[tuple[str, Sequence[ComponentSet]]]:
+    """Sets of each size by rankings: the gradient halfway and along the line, and a learned one."""
+    sizes = tuple(int(share * target.n_components) for share in SHARES)
+    paths = paths_of(target.engine.registry)
+    for steps, name in ((1, "gradient halfway"), (3, "mask-ig, 3 steps")):
+        scores = line_gradient(target, steps, "mask-ig")
+        for order, how in ((scores, "by sign"), (scores.abs(), "by size")):
+            yield f"{name}, {how}", [paths.first(ranking(order), size) for size in sizes]
+    if epochs:
+        search = tk.search.make("learned-ranking", {"epochs": epochs})
+        selections = search.search(target, Goal(budgets=sizes), 0)
+        yield "learned ranking", [tuple(each.mask.nonzero()[:, 0].tolist()) for each in selections]
 
 
 @app.command()
