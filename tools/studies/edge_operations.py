@@ -201,7 +201,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class TouchedParts:
-    """What a set of edges touches: the senders and receivers of its edges, layer by layer."""
+    """What a set of edges touches: the senders and receivers of its edges, layer by layer.
+
+    Operations are those of connected sets; an edge into an attention that is left out costs less.
+    """
 
     shape: Shape
     graph: EdgeGraph
