@@ -23,6 +23,8 @@ from tools.benchmarks.setting import Model
 from tracekit._util.ranks import Ranks, join_launched, launched_device
 from tracekit.search import Goal
 
+QUICK = {"n_layer": 12, "n_embd": 48}
+"""Sizes that `--quick` changes."""
 TASKS = ("an epoch of PGB-CT", "top-k, 24 heads")
 
 
@@ -50,13 +52,14 @@ class Timed:
         Ranks.sum_ranks = timed
 
 
-def work(file: Path, device: str | None) -> None:
+def work(file: Path, device: str | None, *, quick: bool) -> None:
     """Times the tasks in this process; the first rank writes what they took."""
     torch.set_num_threads(1)
     ranks = join_launched()
     where = torch.device((launched_device() or "cuda") if device == "cuda" else "cpu")
-    model = Model.make(where, bare=False)
+    model = Model.make(where, bare=False, **(QUICK if quick else {}))
     pairs = model.pairs("winobias")
+    pairs = pairs.subset(range(64)) if quick else pairs
     engine = model.engine(pairs)
     order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0)).tolist()
     search = tk.search.PGBCT(lambda1=1e-4, epochs=1, example_order=[order])
@@ -84,18 +87,23 @@ def work(file: Path, device: str | None) -> None:
         file.write_text(json.dumps(took))
 
 
-def timed(ranks: int, device: str, *, copies: int = 1) -> dict[str, tuple[float, float, float]]:
+def timed(
+    ranks: int, device: str, *, copies: int = 1, quick: bool = False
+) -> dict[str, tuple[float, float, float]]:
     """What the tasks take, and what of it goes to waiting and adding up, by so many processes.
 
     Args:
         ranks: Processes that share a trace.
         device: Where.
         copies: How many such traces run at the same time; the slowest counts.
+        quick: Whether the model is narrow, and the pairs are few.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{number}.json" for number in range(copies)]
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        program = ["-m", "tools.benchmarks.ranks", "--device", device, "--work"]
+        program = ["-m", "tools.benchmarks.ranks", "--device", device]
+        program += ["--quick"] if quick else []
+        program += ["--work"]
         running = [
             subprocess.Popen([sys.executable, *launcher, *program, str(file)]) for file in files
         ]
@@ -110,13 +118,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--quick", action="store_true", help="a narrow model and 64 pairs")
     parser.add_argument("--work", type=Path, help="used by the launched processes")
     given = parser.parse_args()
     if given.work is not None:
-        work(given.work, given.device)
+        work(given.work, given.device, quick=given.quick)
         return
-    alone, together = timed(1, given.device), timed(given.ranks, given.device)
-    beside = timed(1, given.device, copies=given.ranks)
+    alone, together = (timed(count, given.device, quick=given.quick) for count in (1, given.ranks))
+    beside = timed(1, given.device, copies=given.ranks, quick=given.quick)
     for name in TASKS:
         ratio = alone[name][0] / together[name][0]
         possible = given.ranks * alone[name][0] / beside[name][0]

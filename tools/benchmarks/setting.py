@@ -30,6 +30,7 @@ METRICS = {"facts": "probability-ratio"}
 NOISE = GaussianNoise(std=3 * 0.2015)
 SIZES: Mapping[str, transformers.PretrainedConfig] = {
     "gpt2": transformers.GPT2Config(),
+    "gpt2-medium": transformers.GPT2Config(n_layer=24, n_head=16, n_embd=1024),
     "gpt2-xl": transformers.GPT2Config(n_layer=48, n_head=25, n_embd=1600),
     "smollm2-135m": transformers.LlamaConfig(
         vocab_size=50_257,  # Of GPT-2's tokenizer; its own has 49,152.
@@ -38,6 +39,24 @@ SIZES: Mapping[str, transformers.PretrainedConfig] = {
         num_hidden_layers=30,
         num_attention_heads=9,
         num_key_value_heads=3,
+        tie_word_embeddings=True,
+    ),
+    "qwen2.5-0.5b": transformers.Qwen2Config(
+        vocab_size=151_936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    ),
+    "llama-3.2-1b": transformers.LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
         tie_word_embeddings=True,
     ),
     "llama-3-8b": transformers.LlamaConfig(

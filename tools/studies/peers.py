@@ -1,7 +1,8 @@
-"""Speed beside other packages: `python -m tools.studies.peers CHECKOUT --lens FOLDER`.
+"""Speed beside other packages: `python -m tools.studies.peers [CHECKOUT] --lens FOLDER`.
 
-CHECKOUT is one of github.com/hannamw/EAP-IG. It needs the HookedTransformer that TransformerLens
-had up to 3.9. FOLDER is where that lies, apart from the installed one:
+CHECKOUT is one of github.com/hannamw/EAP-IG; without it, this peer is left out. It needs the
+HookedTransformer that TransformerLens had up to 3.9. FOLDER is where that lies, apart from the
+installed one; without it, only the installed TransformerLens is compared:
 
     pip install --no-deps --target FOLDER transformer-lens==3.9.0 better-abc
 
@@ -25,7 +26,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -38,6 +38,7 @@ import torch
 import typer
 from torch.utils.flop_counter import FlopCounterMode
 
+from tools.benchmarks.edges import clock
 from tools.studies import peer_sides as sides
 
 SIDES: dict[str, Any] = {
@@ -106,14 +107,6 @@ def peak_memory(device: str, *, restart: bool = False) -> float:
     status = Path("/proc/self/status").read_text().splitlines()
     (line,) = (line for line in status if line.startswith("VmHWM"))
     return int(line.split()[1]) / 1024
-
-
-def clock(device: str) -> float:
-    """Seconds so far: processor time, or wall time once a GPU has done its work."""
-    if device == "cpu":
-        return time.process_time()
-    torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def operations(run: Callable[[], Any]) -> int:
@@ -213,7 +206,7 @@ def rows_of_table(
 
 
 def main(
-    checkout: Annotated[Path, typer.Argument(help="Of EAP-IG.")],
+    checkout: Annotated[Path | None, typer.Argument(help="Of EAP-IG.")] = None,
     lens: Annotated[Path | None, typer.Option(help="Folder of TransformerLens 3.9.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     shape: Annotated[str, typer.Option(help=f"{' or '.join(sides.SHAPES)}.")] = "small",
@@ -232,10 +225,12 @@ def main(
     scores: dict[str, dict[str, torch.Tensor]] = {}
     with TemporaryDirectory() as name:
         folder = Path(name)
-        old = [adapted(checkout, folder), *([lens] if lens else [])]
+        old = [adapted(checkout, folder)] if checkout else []
+        old += [lens] if lens else []
+        left_out = {*(() if lens else OLD), *(() if checkout else ("EAP-IG",))}
         for side in [*SIDES] * turns:
             chosen = [each for each, task in tasks.items() if side in ("tracekit", *task.peers)]
-            if not chosen or (side in OLD and lens is None):
+            if not chosen or side in left_out:
                 continue
             file, counts = folder / f"{side}.pt", "count" if count and side not in scores else ""
             arguments = [side, shape, device, str(file), counts, *chosen]

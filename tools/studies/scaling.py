@@ -35,8 +35,8 @@ class Point:
     mebibytes: float
 
 
-def drawn(examples: int, length: int) -> PromptPairs:
-    """Random pairs of one shape."""
+def drawn(examples: int, length: int, prompt_length: int = PROMPT) -> PromptPairs:
+    """Random pairs of one shape; `length` is that of the continuations."""
     generator = torch.Generator().manual_seed(0)
 
     def ids(count: int) -> list[int]:
@@ -44,7 +44,7 @@ def drawn(examples: int, length: int) -> PromptPairs:
 
     rows = []
     for _ in range(examples):
-        prompt = ids(PROMPT)
+        prompt = ids(prompt_length)
         other = [*ids(1), *prompt[1:]]
         rows.append(
             {

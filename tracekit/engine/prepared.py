@@ -151,7 +151,8 @@ class PreparedData:
         if registry.edges is not None:
             bound = config.max_memory
             if bound is None and forward_pass.device.type == "cuda":
-                bound = _available_bytes(forward_pass.device)
+                # Norms and blocks keep as much as the changes of senders.
+                bound = _available_bytes(forward_pass.device) // 2
             size = min(size, max_edge_rows(registry, model, layout.longest_row, bound))
         config, first = replace(config, max_batch_size=size), None
         if ranks.count > 1:
