@@ -56,6 +56,7 @@ def searched(engine, method, seed=0):
     return selection
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kinds", KINDS)
 def test_a_search_of_replayed_passes_finds_the_same(replayed, monkeypatch, kinds, method):

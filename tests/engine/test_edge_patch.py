@@ -22,6 +22,7 @@ def bridged(architecture):
     return tiny.shared_model(architecture)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kind", EDGE_KINDS)
 @pytest.mark.parametrize("architecture", tiny.ARCHITECTURE_CASES)
 def test_edges_of_a_node_are_its_patch_and_all_edges_the_counterfactual_run(architecture, kind):

@@ -30,6 +30,7 @@ def random_mask(n, seed=0):
     return torch.rand(n, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kinds", ALL_KINDS)
 @pytest.mark.parametrize("noise", [False, True])
 def test_the_empty_mask_has_no_effect_and_the_full_mask_has_one(any_model, kinds, noise):

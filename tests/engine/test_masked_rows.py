@@ -78,6 +78,7 @@ def replacing(means, mask, n_prompt):
     return change
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("positions", ["prompt", "last", "all"])
 @pytest.mark.parametrize("plainly", [False, True])
 def test_means_are_over_the_keys_that_a_query_sees(windowed, positions, plainly):

@@ -58,6 +58,7 @@ def assert_equal(fast, plain):
     torch.testing.assert_close(fast.set_effects(sets), expected, **close)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kind", EDGE_KINDS)
 @pytest.mark.parametrize("architecture", tiny.ARCHITECTURE_CASES)
 def test_sparse_passes_are_the_plain_ones(architecture, kind):
@@ -156,6 +157,7 @@ def test_parts_that_no_kept_edge_leaves_are_not_computed():
     assert computed("E>MLP0", "MLP0>L2Q3", "L2H3>logits") == ["MLP0", "ATT2"]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("source", ["counterfactual", "zero", "noise"])
 @pytest.mark.parametrize("kinds", NODES)
 @pytest.mark.parametrize("architecture", tiny.ARCHITECTURE_CASES)
