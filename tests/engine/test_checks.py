@@ -17,6 +17,8 @@ from tracekit.engine.checks import check_engine, check_sites
 from tracekit.errors import HookPointError, IdentityCheckError, ModelWarning, UnsupportedModelError
 from tracekit.models import hooked
 
+pytestmark = pytest.mark.lens
+
 
 # The slow tests try every kind in every architecture.
 @pytest.mark.pairwise

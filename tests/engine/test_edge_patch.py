@@ -15,6 +15,8 @@ from tracekit.components.edges import EDGE_KINDS
 from tracekit.engine import checks, edge_patch
 from tracekit.errors import ComponentError, HookPointError
 
+pytestmark = pytest.mark.lens
+
 METRIC = "logit-difference"
 
 

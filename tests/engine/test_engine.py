@@ -106,6 +106,7 @@ def reference_scores(model, pairs, kinds, mask, positions):
     return torch.stack(scores).reshape(-1, 2)
 
 
+@pytest.mark.lens
 @pytest.mark.pairwise
 @pytest.mark.parametrize("kinds", ALL_KINDS)
 @pytest.mark.parametrize("positions", SCOPES, ids=str)
@@ -119,6 +120,7 @@ def test_the_engine_equals_one_example_at_a_time(any_model, kinds, positions):
     torch.testing.assert_close(found.y, expected[:, 1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.lens
 def test_the_engine_equals_one_example_at_a_time_with_noise(any_model):
     pairs = tiny.pairs(4, seed=1, noise=True)
     engine = tiny.engine(any_model, pairs, "mlp-outputs")
@@ -159,6 +161,7 @@ def rows_around_the_limit(n_x=1, n_y=1, lengths=(2, 4, 6, 7, 9, 11)):
     ]
 
 
+@pytest.mark.lens
 @pytest.mark.parametrize("positions", ["prompt", "all"])
 @pytest.mark.parametrize("capabilities", [None, tk.Capabilities.none()])
 def test_rows_on_both_sides_of_a_long_rope_limit_never_share_a_batch(
@@ -216,6 +219,7 @@ def test_continuations_on_both_sides_of_a_long_rope_limit_are_refused(
     assert tk.Tracer(tk.load_model(tiny.hf_model("phi3")), pairs).full_effect
 
 
+@pytest.mark.lens
 def test_all_head_outputs_and_blocks_leave_the_difference_of_the_embeddings(any_model):
     """With every block's output counterfactual, only the embeddings remain of the clean run."""
     rows = tiny.rows(1)[0]
@@ -275,6 +279,7 @@ def test_many_masks_at_once_equal_one_at_a_time(any_model, pairs):
         assert mean.item() == pytest.approx(engine.effects(mask).mean().item(), rel=2e-4, abs=2e-5)
 
 
+@pytest.mark.lens
 @pytest.mark.parametrize("kinds", ["attention-patterns", "head-outputs+mlp-blocks", "mlp-neurons"])
 def test_gradients_equal_finite_differences(any_model, pairs, kinds):
     engine = tiny.engine(any_model, pairs, kinds, "logit-difference", max_batch_size=3)
@@ -302,6 +307,7 @@ def test_a_minibatch_gradient_is_that_of_its_examples(model, pairs):
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.lens
 def test_permuting_heads_permutes_the_mask(pairs):
     """Heads of a layer moved about in the weights are found where they were moved to."""
     hf, moved = tiny.hf_model("gpt2"), tiny.hf_model("gpt2")
@@ -324,6 +330,7 @@ def test_permuting_heads_permutes_the_mask(pairs):
         assert (before[4:8] - before[4:8][order]).abs().max() > 1e-3
 
 
+@pytest.mark.lens
 def test_an_intervention_is_no_run_of_the_model_left_changed(model, pairs):
     tokens = torch.tensor([[1, 2, 3, 4]])
     before = model.run_with_hooks(tokens, fwd_hooks=[])
@@ -337,6 +344,7 @@ def test_an_intervention_is_no_run_of_the_model_left_changed(model, pairs):
     thawed.requires_grad_(False)
 
 
+@pytest.mark.lens
 def test_dropout_is_off_while_tracing(pairs):
     hf = tiny.hf_model("gpt2")
     model = tk.load_model(hf)

@@ -18,6 +18,8 @@ from tracekit.cli.models import REFUSED
 from tracekit.components import KINDS
 from tracekit.errors import HookPointError
 
+pytestmark = pytest.mark.lens
+
 BLOCKS = (
     "transformer.h",
     "transformer.blocks",

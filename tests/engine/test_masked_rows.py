@@ -14,6 +14,8 @@ from tests import tiny
 from tests.engine.test_sources import PlainPatterns
 from tracekit.errors import SourceError
 
+pytestmark = pytest.mark.lens
+
 WINDOWS = {
     "llama": {},
     "mistral": {"sliding_window": 4},

@@ -14,6 +14,8 @@ from tracekit.components.edges import EDGE_KINDS
 from tracekit.engine import Capabilities, part_skipping
 from tracekit.errors import ModelWarning, UnreliableResultWarning
 
+pytestmark = pytest.mark.lens
+
 SHARES = (0.001, 0.02, 0.1, 0.3, 0.5)
 ADDS_STREAM = ("bloom", "mpt")
 """Their MLPs add the stream to what they return."""
