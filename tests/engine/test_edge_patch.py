@@ -75,6 +75,7 @@ def test_single_edges_are_paths(architecture):
     assert n_compared > 10
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("at", ["prompt", "last", "spans"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
 def test_gradients_are_differences(architecture, at):

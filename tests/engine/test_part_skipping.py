@@ -69,6 +69,7 @@ def test_sparse_passes_are_the_plain_ones(architecture, kind):
     assert_equal(fast, plain)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("setting", ["mean", "noise", "denoising", "kl", "longer", "last", "all"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 def test_settings_change_nothing(architecture, setting):
@@ -89,6 +90,7 @@ def test_settings_change_nothing(architecture, setting):
     assert_equal(fast, plain)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("positions", ["prompt", "last", "all"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "glm4"])
 def test_rounding_does_not_decide_what_zero_ablation_of_most_edges_does(architecture, positions):

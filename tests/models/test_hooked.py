@@ -89,6 +89,7 @@ def weight(model):
     return model.original_model.transformer.wte.weight.requires_grad_(True)
 
 
+@pytest.mark.pairwise
 @pytest.mark.lens
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", KINDS_OF_HOOKS)
