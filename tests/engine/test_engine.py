@@ -79,8 +79,8 @@ def reference_scores(model, pairs, kinds, mask, positions):
             run([*pair.counterfactual_ids, *read], hooks)
             length = len(pair.prompt_ids) + len(read)
             places = {"prompt": range(length), "all": range(length), "last": [length - 1]}
-            given = positions if isinstance(positions, list) else places[positions]
-            chosen = [q + len(pair.prompt_ids) if q < 0 else q for q in given]
+            indices = positions if isinstance(positions, list) else places[positions]
+            chosen = [q + len(pair.prompt_ids) if q < 0 else q for q in indices]
 
             def patch(site, cache=cache, chosen=chosen, length=length):
                 def act(value, hook):
@@ -114,10 +114,10 @@ def test_the_engine_equals_one_example_at_a_time(any_model, kinds, positions):
     pairs = tiny.pairs(4, seed=1)
     engine = tiny.engine(any_model, pairs, kinds, positions=positions)
     mask = random_mask(engine.n_components)
-    found = masked_log_probs(engine, mask)
+    log_probs = masked_log_probs(engine, mask)
     expected = reference_scores(any_model, pairs, kinds, mask, positions)
-    torch.testing.assert_close(found.x, expected[:, 0], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found.y, expected[:, 1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(log_probs.x, expected[:, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(log_probs.y, expected[:, 1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.lens
@@ -177,10 +177,10 @@ def test_rows_on_both_sides_of_a_long_rope_limit_never_share_a_batch(
         max_batch_size=64,
     )
     mask = random_mask(engine.n_components)
-    found = masked_log_probs(engine, mask)
+    log_probs = masked_log_probs(engine, mask)
     expected = reference_scores(long_rope_model, pairs, "attention-patterns", mask, positions)
-    torch.testing.assert_close(found.x, expected[:, 0], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found.y, expected[:, 1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(log_probs.x, expected[:, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(log_probs.y, expected[:, 1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("source", ["mean", "zero", "noise"])
@@ -476,9 +476,9 @@ def test_weights_make_the_plain_mean_the_weighted_one(model, metric):
     mask = torch.rand(plain.n_components, generator=torch.Generator().manual_seed(3))
     expected = (share * plain.effects(mask)).sum().item()
     assert ours.effects(mask).mean().item() == pytest.approx(expected, rel=1e-5)
-    found = ours.set_effects([(0, 5), (3,)]).mean(1)
+    means = ours.set_effects([(0, 5), (3,)]).mean(1)
     singles = plain.set_effects([(0, 5), (3,)])
-    torch.testing.assert_close(found, (share * singles).sum(1))
+    torch.testing.assert_close(means, (share * singles).sum(1))
     _, gradient = ours.gradient(mask, torch.ones_like)
     alone = [plain.gradient(mask, torch.ones_like, torch.tensor([i]))[1] for i in range(5)]
     torch.testing.assert_close(gradient, (5 * share[:, None] * torch.stack(alone)).sum(0))

@@ -113,6 +113,7 @@ def without_counterfactuals(rows=ROWS):
 
 
 @pytest.mark.lens
+@pytest.mark.pairwise
 class TestAgainstHuggingFace:
     def test_zero(self, bridge, kind, plain, mask_of):
         zeros = {n: torch.zeros(64, 24) for n in range(len(plain.modules))}
