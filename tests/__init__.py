@@ -1,5 +1,5 @@
-"""The checker of annotations in tests: beartype, with `int` accepted where `float` is asked for."""
+"""Tests of tracekit."""
 
-from beartype import BeartypeConf, beartype
+from tests.annotations import check
 
-check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+__all__ = ["check"]

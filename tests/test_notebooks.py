@@ -12,6 +12,7 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 
 
+@pytest.mark.slow
 def test_notebooks_on_a_pretrained_model_are_skipped_with_the_reason():
     pytest.importorskip("nbclient")
     spec = importlib.util.spec_from_file_location("execute", FOLDER / "execute.py")

@@ -13,6 +13,8 @@ from tests.conftest import SHARED
 from tracekit.engine.effects import masked_log_probs
 from tracekit.metrics import Metric
 
+pytestmark = pytest.mark.lens
+
 FILES = [
     "gpt2_101/heads_winobias",
     "gpt2_101/heads_winogender",

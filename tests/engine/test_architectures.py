@@ -16,6 +16,8 @@ from tracekit.cli.models import REFUSED as TABLE
 from tracekit.components import KINDS
 from tracekit.errors import UnknownNameError
 
+pytestmark = pytest.mark.lens
+
 FIRST = tuple(ARCHITECTURES)[:14]
 """Those that are tested in every run; the others are soak tests."""
 EACH = [

@@ -13,6 +13,8 @@ from tracekit.engine.block_skipping import BlockSkipper
 from tracekit.engine.capabilities import capabilities_of
 from tracekit.models.architectures import residual_hook
 
+pytestmark = pytest.mark.lens
+
 
 def test_blocks_are_whole_again_after_an_error(model):
     blocks = capabilities_of(model).block_skipper

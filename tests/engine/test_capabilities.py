@@ -15,6 +15,8 @@ from tests import tiny
 from tracekit.engine.capabilities import capabilities_of
 from tracekit.errors import ModelWarning
 
+pytestmark = pytest.mark.lens
+
 
 def random_sets(engine, count, seed=0, largest=6):
     generator = torch.Generator().manual_seed(seed)

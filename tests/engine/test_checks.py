@@ -17,7 +17,11 @@ from tracekit.engine.checks import check_engine, check_sites
 from tracekit.errors import HookPointError, IdentityCheckError, ModelWarning, UnsupportedModelError
 from tracekit.models import hooked
 
+pytestmark = pytest.mark.lens
 
+
+# The slow tests try every kind in every architecture.
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kinds", list(KINDS))
 def test_every_kind_passes_on_models_that_work(any_model, kinds):
     check_sites(any_model, tk.components.ComponentRegistry.build(any_model.cfg, kinds))

@@ -36,6 +36,7 @@ def test_recomputed_sources_equal_kept_ones(any_model, kinds, positions):
     )
 
 
+@pytest.mark.lens
 @pytest.mark.parametrize("positions", SCOPES, ids=str)
 def test_sources_are_the_activations_of_the_counterfactual_run(any_model, positions):
     pairs = tiny.pairs(7, seed=6, longest=1)

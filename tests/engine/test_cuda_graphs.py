@@ -56,6 +56,7 @@ def searched(engine, method, seed=0):
     return selection
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kinds", KINDS)
 def test_a_search_of_replayed_passes_finds_the_same(replayed, monkeypatch, kinds, method):
@@ -71,6 +72,7 @@ def test_a_search_of_replayed_passes_finds_the_same(replayed, monkeypatch, kinds
     assert replayed() == n_replayed + 1
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("positions", ["prompt", "last", "all"])
 def test_filled_batches_give_the_same_numbers(replayed, any_model, positions):
     engine = tiny.engine(

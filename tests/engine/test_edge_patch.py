@@ -15,6 +15,8 @@ from tracekit.components.edges import EDGE_KINDS
 from tracekit.engine import checks, edge_patch
 from tracekit.errors import ComponentError, HookPointError
 
+pytestmark = pytest.mark.lens
+
 METRIC = "logit-difference"
 
 
@@ -22,6 +24,7 @@ def bridged(architecture):
     return tiny.shared_model(architecture)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kind", EDGE_KINDS)
 @pytest.mark.parametrize("architecture", tiny.ARCHITECTURE_CASES)
 def test_edges_of_a_node_are_its_patch_and_all_edges_the_counterfactual_run(architecture, kind):
@@ -72,6 +75,7 @@ def test_single_edges_are_paths(architecture):
     assert n_compared > 10
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("at", ["prompt", "last", "spans"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
 def test_gradients_are_differences(architecture, at):

@@ -30,6 +30,7 @@ def random_mask(n, seed=0):
     return torch.rand(n, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kinds", ALL_KINDS)
 @pytest.mark.parametrize("noise", [False, True])
 def test_the_empty_mask_has_no_effect_and_the_full_mask_has_one(any_model, kinds, noise):
@@ -78,8 +79,8 @@ def reference_scores(model, pairs, kinds, mask, positions):
             run([*pair.counterfactual_ids, *read], hooks)
             length = len(pair.prompt_ids) + len(read)
             places = {"prompt": range(length), "all": range(length), "last": [length - 1]}
-            given = positions if isinstance(positions, list) else places[positions]
-            chosen = [q + len(pair.prompt_ids) if q < 0 else q for q in given]
+            indices = positions if isinstance(positions, list) else places[positions]
+            chosen = [q + len(pair.prompt_ids) if q < 0 else q for q in indices]
 
             def patch(site, cache=cache, chosen=chosen, length=length):
                 def act(value, hook):
@@ -105,6 +106,7 @@ def reference_scores(model, pairs, kinds, mask, positions):
     return torch.stack(scores).reshape(-1, 2)
 
 
+@pytest.mark.lens
 @pytest.mark.pairwise
 @pytest.mark.parametrize("kinds", ALL_KINDS)
 @pytest.mark.parametrize("positions", SCOPES, ids=str)
@@ -112,12 +114,13 @@ def test_the_engine_equals_one_example_at_a_time(any_model, kinds, positions):
     pairs = tiny.pairs(4, seed=1)
     engine = tiny.engine(any_model, pairs, kinds, positions=positions)
     mask = random_mask(engine.n_components)
-    found = masked_log_probs(engine, mask)
+    log_probs = masked_log_probs(engine, mask)
     expected = reference_scores(any_model, pairs, kinds, mask, positions)
-    torch.testing.assert_close(found.x, expected[:, 0], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found.y, expected[:, 1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(log_probs.x, expected[:, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(log_probs.y, expected[:, 1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.lens
 def test_the_engine_equals_one_example_at_a_time_with_noise(any_model):
     pairs = tiny.pairs(4, seed=1, noise=True)
     engine = tiny.engine(any_model, pairs, "mlp-outputs")
@@ -158,6 +161,7 @@ def rows_around_the_limit(n_x=1, n_y=1, lengths=(2, 4, 6, 7, 9, 11)):
     ]
 
 
+@pytest.mark.lens
 @pytest.mark.parametrize("positions", ["prompt", "all"])
 @pytest.mark.parametrize("capabilities", [None, tk.Capabilities.none()])
 def test_rows_on_both_sides_of_a_long_rope_limit_never_share_a_batch(
@@ -173,10 +177,10 @@ def test_rows_on_both_sides_of_a_long_rope_limit_never_share_a_batch(
         max_batch_size=64,
     )
     mask = random_mask(engine.n_components)
-    found = masked_log_probs(engine, mask)
+    log_probs = masked_log_probs(engine, mask)
     expected = reference_scores(long_rope_model, pairs, "attention-patterns", mask, positions)
-    torch.testing.assert_close(found.x, expected[:, 0], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found.y, expected[:, 1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(log_probs.x, expected[:, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(log_probs.y, expected[:, 1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("source", ["mean", "zero", "noise"])
@@ -215,6 +219,7 @@ def test_continuations_on_both_sides_of_a_long_rope_limit_are_refused(
     assert tk.Tracer(tk.load_model(tiny.hf_model("phi3")), pairs).full_effect
 
 
+@pytest.mark.lens
 def test_all_head_outputs_and_blocks_leave_the_difference_of_the_embeddings(any_model):
     """With every block's output counterfactual, only the embeddings remain of the clean run."""
     rows = tiny.rows(1)[0]
@@ -274,6 +279,7 @@ def test_many_masks_at_once_equal_one_at_a_time(any_model, pairs):
         assert mean.item() == pytest.approx(engine.effects(mask).mean().item(), rel=2e-4, abs=2e-5)
 
 
+@pytest.mark.lens
 @pytest.mark.parametrize("kinds", ["attention-patterns", "head-outputs+mlp-blocks", "mlp-neurons"])
 def test_gradients_equal_finite_differences(any_model, pairs, kinds):
     engine = tiny.engine(any_model, pairs, kinds, "logit-difference", max_batch_size=3)
@@ -301,6 +307,7 @@ def test_a_minibatch_gradient_is_that_of_its_examples(model, pairs):
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.lens
 def test_permuting_heads_permutes_the_mask(pairs):
     """Heads of a layer moved about in the weights are found where they were moved to."""
     hf, moved = tiny.hf_model("gpt2"), tiny.hf_model("gpt2")
@@ -323,6 +330,7 @@ def test_permuting_heads_permutes_the_mask(pairs):
         assert (before[4:8] - before[4:8][order]).abs().max() > 1e-3
 
 
+@pytest.mark.lens
 def test_an_intervention_is_no_run_of_the_model_left_changed(model, pairs):
     tokens = torch.tensor([[1, 2, 3, 4]])
     before = model.run_with_hooks(tokens, fwd_hooks=[])
@@ -336,6 +344,7 @@ def test_an_intervention_is_no_run_of_the_model_left_changed(model, pairs):
     thawed.requires_grad_(False)
 
 
+@pytest.mark.lens
 def test_dropout_is_off_while_tracing(pairs):
     hf = tiny.hf_model("gpt2")
     model = tk.load_model(hf)
@@ -467,9 +476,9 @@ def test_weights_make_the_plain_mean_the_weighted_one(model, metric):
     mask = torch.rand(plain.n_components, generator=torch.Generator().manual_seed(3))
     expected = (share * plain.effects(mask)).sum().item()
     assert ours.effects(mask).mean().item() == pytest.approx(expected, rel=1e-5)
-    found = ours.set_effects([(0, 5), (3,)]).mean(1)
+    means = ours.set_effects([(0, 5), (3,)]).mean(1)
     singles = plain.set_effects([(0, 5), (3,)])
-    torch.testing.assert_close(found, (share * singles).sum(1))
+    torch.testing.assert_close(means, (share * singles).sum(1))
     _, gradient = ours.gradient(mask, torch.ones_like)
     alone = [plain.gradient(mask, torch.ones_like, torch.tensor([i]))[1] for i in range(5)]
     torch.testing.assert_close(gradient, (5 * share[:, None] * torch.stack(alone)).sum(0))

@@ -205,6 +205,7 @@ def of_heads(autoencoder, width=40):
     )
 
 
+@pytest.mark.lens
 @pytest.mark.filterwarnings("ignore:The features:tracekit.errors.ModelWarning")
 @pytest.mark.parametrize("positions", ["all", "last"])
 @pytest.mark.parametrize("made", [OfHeads, ReshapesItself])

@@ -11,6 +11,8 @@ from tests.architectures import ARCHITECTURES
 from tracekit.engine.head_reads import direct_contributions, measure_heads
 from tracekit.errors import UnsupportedModelError
 
+pytestmark = pytest.mark.lens
+
 HEADS = ((0, 1), (1, 3), (2, 0))
 _OUT = ("o_proj", "c_proj", "out_proj", "dense")
 _FINAL = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "norm_f")

@@ -18,6 +18,8 @@ from tracekit.cli.models import REFUSED
 from tracekit.components import KINDS
 from tracekit.errors import HookPointError
 
+pytestmark = pytest.mark.lens
+
 BLOCKS = (
     "transformer.h",
     "transformer.blocks",
@@ -118,9 +120,13 @@ def test_every_kind_is_that_of_plain_hooks(architecture):
         by_layer = torch.rand(
             len(reference.modules), reference.count, generator=torch.Generator().manual_seed(1)
         )
-        found = tracer.evaluate(by_layer.flatten(), per_example=True)
+        effects = tracer.evaluate(by_layer.flatten(), per_example=True)
         torch.testing.assert_close(
-            found, expected_effects(reference, by_layer), rtol=1e-3, atol=1e-3, msg=f"{kind} of it"
+            effects,
+            expected_effects(reference, by_layer),
+            rtol=1e-3,
+            atol=1e-3,
+            msg=f"{kind} of it",
         )
     assert set(plain.KINDS) < set(KINDS)
 
@@ -141,8 +147,8 @@ def test_attention_patterns_multiply_the_values(architecture):
         weights = torch.rand(heads.count, generator=generator)
         mask = torch.zeros(n_layers, heads.count)
         mask[layer] = weights
-        found = tracer.evaluate(mask.flatten(), per_example=True)
-        for effect, row in zip(found, ROWS, strict=True):
+        effects = tracer.evaluate(mask.flatten(), per_example=True)
+        for effect, row in zip(effects, ROWS, strict=True):
             prompt = row["prompt_ids"]
             with torch.no_grad():
                 clean, other = (

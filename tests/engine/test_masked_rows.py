@@ -14,6 +14,8 @@ from tests import tiny
 from tests.engine.test_sources import PlainPatterns
 from tracekit.errors import SourceError
 
+pytestmark = pytest.mark.lens
+
 WINDOWS = {
     "llama": {},
     "mistral": {"sliding_window": 4},
@@ -78,6 +80,7 @@ def replacing(means, mask, n_prompt):
     return change
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("positions", ["prompt", "last", "all"])
 @pytest.mark.parametrize("plainly", [False, True])
 def test_means_are_over_the_keys_that_a_query_sees(windowed, positions, plainly):

@@ -59,15 +59,15 @@ def test_so_is_one_among_others(max_batch_size):
     )
     ways = {"metric": "probability-drop", "max_batch_size": max_batch_size}
     tracer = tk.Tracer(MODEL, PAIRS, "head-outputs", extra_metrics=[metric], **ways)
-    said = pytest.raises(MetricError, match="'own' must depend on one example alone: it is")
-    with said:
+    refusal = pytest.raises(MetricError, match="'own' must depend on one example alone: it is")
+    with refusal:
         tracer.run("top-k", budget=2)
-    with said:
+    with refusal:
         tracer.evaluate(tracer.registry, metrics=["kl", metric])
     tracer = tk.Tracer(MODEL, PAIRS, "head-outputs", **ways)
-    with said:
+    with refusal:
         tracer.side_effects([tracer.registry[0]], {"own": (PAIRS, metric)})
-    with said:
+    with refusal:
         tracer.run("top-k", budget=2, constraint=tk.Constraint(metric=metric, at_most=0.1))
 
 
@@ -128,8 +128,8 @@ def test_types_with_a_gradient_lead_every_search_where_float32_does():
     for change in (torch.Tensor.double, lambda effects: effects * (_own / 2).double()):
         own = traced(change)
         for method in ("attribution", "mask-ig"):
-            found = own.run(method, budget=3)
-            assert found.labels == plain.run(method, budget=3).labels, method
+            result = own.run(method, budget=3)
+            assert result.labels == plain.run(method, budget=3).labels, method
 
 
 @pytest.mark.parametrize(

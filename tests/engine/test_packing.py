@@ -39,6 +39,7 @@ def close(value, expected, factor=1.0):
     torch.testing.assert_close(value, expected, rtol=factor * 5e-4, atol=factor * 2e-5)
 
 
+@pytest.mark.lens
 @pytest.mark.pairwise
 @pytest.mark.parametrize("positions", SCOPES, ids=str)
 @pytest.mark.parametrize("kinds", EVERY_KIND)

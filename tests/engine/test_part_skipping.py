@@ -14,6 +14,8 @@ from tracekit.components.edges import EDGE_KINDS
 from tracekit.engine import Capabilities, part_skipping
 from tracekit.errors import ModelWarning, UnreliableResultWarning
 
+pytestmark = pytest.mark.lens
+
 SHARES = (0.001, 0.02, 0.1, 0.3, 0.5)
 ADDS_STREAM = ("bloom", "mpt")
 """Their MLPs add the stream to what they return."""
@@ -58,6 +60,7 @@ def assert_equal(fast, plain):
     torch.testing.assert_close(fast.set_effects(sets), expected, **close)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kind", EDGE_KINDS)
 @pytest.mark.parametrize("architecture", tiny.ARCHITECTURE_CASES)
 def test_sparse_passes_are_the_plain_ones(architecture, kind):
@@ -66,6 +69,7 @@ def test_sparse_passes_are_the_plain_ones(architecture, kind):
     assert_equal(fast, plain)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("setting", ["mean", "noise", "denoising", "kl", "longer", "last", "all"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 def test_settings_change_nothing(architecture, setting):
@@ -86,6 +90,7 @@ def test_settings_change_nothing(architecture, setting):
     assert_equal(fast, plain)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("positions", ["prompt", "last", "all"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "glm4"])
 def test_rounding_does_not_decide_what_zero_ablation_of_most_edges_does(architecture, positions):
@@ -156,6 +161,7 @@ def test_parts_that_no_kept_edge_leaves_are_not_computed():
     assert computed("E>MLP0", "MLP0>L2Q3", "L2H3>logits") == ["MLP0", "ATT2"]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("source", ["counterfactual", "zero", "noise"])
 @pytest.mark.parametrize("kinds", NODES)
 @pytest.mark.parametrize("architecture", tiny.ARCHITECTURE_CASES)

@@ -14,6 +14,8 @@ from tools import planted
 from tracekit.engine import path_effects
 from tracekit.errors import ComponentError, ConfigError, HookPointError
 
+pytestmark = pytest.mark.lens
+
 _LLAMA = {
     "block": "model.layers.{}",
     "attention": "model.layers.{}.self_attn",

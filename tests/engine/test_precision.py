@@ -8,6 +8,8 @@ import torch
 import tracekit as tk
 from tests import tiny
 
+pytestmark = pytest.mark.lens
+
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 @pytest.mark.parametrize("kinds", ["attention-patterns", "head-outputs", "mlp-outputs"])

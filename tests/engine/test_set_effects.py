@@ -11,6 +11,8 @@ import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import from_indices
 
+pytestmark = pytest.mark.lens
+
 EVERY_KIND = [*tiny.PATCHED_KINDS, "+".join(tiny.WRITING_KINDS)]
 
 

@@ -112,6 +112,8 @@ def without_counterfactuals(rows=ROWS):
     return [{k: v for k, v in row.items() if k != "counterfactual_ids"} for row in rows]
 
 
+@pytest.mark.lens
+@pytest.mark.pairwise
 class TestAgainstHuggingFace:
     def test_zero(self, bridge, kind, plain, mask_of):
         zeros = {n: torch.zeros(64, 24) for n in range(len(plain.modules))}
@@ -240,6 +242,7 @@ class PlainPatterns:
         return {layer: (value / total).float() for layer, value in sums.items()}
 
 
+@pytest.mark.lens
 @pytest.mark.parametrize("source", ["zero", "mean"])
 def test_attention_patterns_under_constants(architecture, bridge, mask_of, source):
     """Every query gets zeros, or the mean row, cut to the keys it sees and made a distribution."""
@@ -276,6 +279,7 @@ def test_attention_patterns_under_constants(architecture, bridge, mask_of, sourc
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.lens
 class TestScores:
     """A kind of one's own with queries and keys that is no distribution."""
 
@@ -591,6 +595,7 @@ def test_equal_prompts_with_other_noise_share_nothing(model, direction):
 
 
 class TestMeaning:
+    @pytest.mark.lens
     def test_attention_patterns_stay_distributions_under_means(self, any_model, even_pairs):
         tracer = tk.Tracer(any_model, even_pairs, "attention-patterns", source="mean")
         names = tracer.registry.hook_names
@@ -822,6 +827,7 @@ class TestRefusals:
             tk.Tracer(model, mixed)
 
 
+@pytest.mark.lens
 @pytest.mark.parametrize("source", ["zero", "mean"])
 @pytest.mark.parametrize("is_processed", [False, True])
 def test_zero_ablation_of_processed_weights_warns_once(source, is_processed):

@@ -88,6 +88,7 @@ def plain_effect(plain, row, by_span, names):
     return odds(plain.mixed(weights, moved, len(prompt))) - odds(lambda layer, value: None)
 
 
+@pytest.mark.lens
 @pytest.mark.pairwise(without=is_missing)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -151,6 +152,7 @@ def test_spans_under_every_source_equal_plain_hooks(architecture, kind, source, 
         assert found.abs().max() > 1e-2
 
 
+@pytest.mark.lens
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds_at_all_positions_equal_plain_hooks(architecture, kind):
@@ -239,6 +241,7 @@ def test_spans_make_up_the_whole_prompt(any_model):
     assert split.evaluate(only_last.flatten()) == pytest.approx(last.evaluate(mask), abs=1e-5)
 
 
+@pytest.mark.lens
 @pytest.mark.pairwise
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("kind", ["head-outputs", "residual", "mlp-outputs"])
@@ -280,6 +283,7 @@ def test_positions_are_spans_of_their_own(any_model):
         )
 
 
+@pytest.mark.lens
 def test_restoring_the_residual_stream_reaches_the_clean_score(any_model):
     """Denoising: after the last block nothing is left of the counterfactual prompt."""
     rows = [{**row, "x_ids": row["x_ids"][:1], "y_ids": row["y_ids"][:1]} for row in tiny.rows(6)]

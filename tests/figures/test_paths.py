@@ -24,8 +24,8 @@ def drawn_network(layers, ends, **options):
 
 def parts_of(figure):
     """Lines with the heads that lie on them, and boxes."""
-    drawn = [trace for trace in figure.data if trace.text]
-    return drawn[::2], drawn[1::2], figure.layout.shapes
+    traces = [trace for trace in figure.data if trace.text]
+    return traces[::2], traces[1::2], figure.layout.shapes
 
 
 def test_arrows_stay_within_the_plot():
@@ -41,10 +41,10 @@ def test_arrows_stay_within_the_plot():
 @pytest.mark.parametrize("seed", range(4))
 def test_lines_pass_by_other_nodes_and_heads_touch_theirs(seed):
     """In the coordinates of the plot, in which boxes, lines and tips of heads are drawn."""
-    drawn = random.Random(seed)
-    layers = sorted(drawn.choices([0, 1, 1.5, 7, 8, 12, 12.5, 20, 23, 23, 23.5, 29], k=24))
+    generator = random.Random(seed)
+    layers = sorted(generator.choices([0, 1, 1.5, 7, 8, 12, 12.5, 20, 23, 23, 23.5, 29], k=24))
     pairs = [(i, j) for i in range(24) for j in range(24) if layers[i] < layers[j]]
-    values = [(i, j, drawn.uniform(-1, 1), True) for i, j in drawn.sample(pairs, 30)]
+    values = [(i, j, generator.uniform(-1, 1), True) for i, j in generator.sample(pairs, 30)]
     figure = drawn_network(layers, values)
     lines, heads, boxes = parts_of(figure)
     by_size = sorted(values, key=lambda each: abs(each[2]))

@@ -130,13 +130,13 @@ def test_the_figure_draws_the_strongest_arrows(paths):
     means = torch.linspace(-0.5, 1, len(paths.rows))[:, None]
     paths = replace(paths, effects=0.2 * paths.effects + means)
     figure = paths.network()
-    drawn = [trace for trace in figure.data if trace.text]
-    lines, heads = drawn[::2], drawn[1::2]
-    drawn = paths.table[paths.table["is_apart"]].head(20).to_dict("records")
-    assert len(lines) == len(heads) == len(drawn) > 10
+    traces = [trace for trace in figure.data if trace.text]
+    lines, heads = traces[::2], traces[1::2]
+    rows = paths.table[paths.table["is_apart"]].head(20).to_dict("records")
+    assert len(lines) == len(heads) == len(rows) > 10
     # The strongest lie on top.
-    largest = abs(drawn[0]["effect"])
-    for row, line, head in zip(drawn[::-1], lines, heads, strict=True):
+    largest = abs(rows[0]["effect"])
+    for row, line, head in zip(rows[::-1], lines, heads, strict=True):
         assert line.text.startswith(f"{row['sender']} to {row['receiver']}: ")
         is_above = row["effect"] > 0
         assert line.line.dash == ("solid" if is_above else "dash")
@@ -147,7 +147,7 @@ def test_the_figure_draws_the_strongest_arrows(paths):
         assert line.y[0] < line.y[-1] == head.y[0]
     texts = [note.text for note in figure.layout.annotations]
     assert texts[-6:] == ["embedding", *paths.labels, "logits"]
-    letters = sorted(row["strongest"][:1] for row in drawn)
+    letters = sorted(row["strongest"][:1] for row in rows)
     assert sorted(texts[:-6]) == letters
     places = {note.text: (note.x, note.y) for note in figure.layout.annotations}
     assert places["embedding"][1] < min(places[label][1] for label in paths.labels)

@@ -93,42 +93,44 @@ def test_intervals_and_p_values_are_of_the_examples_that_proposed_nothing(tracer
     testing = order[n // 2 :].sort().values
     # All pairs are measured where there are few components.
     few = tracer.registry[:5]
-    found = tracer.strongest_pairs(10, components=few, seed=3)
-    assert found.n_measured == 10
-    rows = [names.index(frozenset(each)) for each in zip(found.first, found.second, strict=True)]
+    table = tracer.strongest_pairs(10, components=few, seed=3)
+    assert table.n_measured == 10
+    rows = [names.index(frozenset(each)) for each in zip(table.first, table.second, strict=True)]
     proposed = interactions[rows][:, order[: n // 2]].mean(1)
-    torch.testing.assert_close(found.proposed, proposed.float(), atol=1e-5, rtol=1e-3)
-    assert found.proposed.abs().tolist() == sorted(found.proposed.abs().tolist(), reverse=True)
+    torch.testing.assert_close(table.proposed, proposed.float(), atol=1e-5, rtol=1e-3)
+    assert table.proposed.abs().tolist() == sorted(table.proposed.abs().tolist(), reverse=True)
     tested = interactions[rows][:, testing]
-    torch.testing.assert_close(found.interactions, tested.mean(1).float(), atol=1e-5, rtol=1e-3)
-    torch.testing.assert_close(found.intervals, row_intervals(tested).float(), atol=1e-5, rtol=1e-3)
+    torch.testing.assert_close(table.interactions, tested.mean(1).float(), atol=1e-5, rtol=1e-3)
+    torch.testing.assert_close(table.intervals, row_intervals(tested).float(), atol=1e-5, rtol=1e-3)
     most = most_testable_rows(len(testing))
     expected = p_values(zero_below_rounding(tested[:most], scale[rows][:most][:, testing]))
-    torch.testing.assert_close(found.tests.q, expected.q, atol=2e-3, rtol=0)
-    assert found.to_frame()["q"].notna().sum() == min(most, 10)
-    assert found.examples == f"the half of the examples that proposed nothing, n = {len(testing)}"
+    torch.testing.assert_close(table.tests.q, expected.q, atol=2e-3, rtol=0)
+    assert table.to_frame()["q"].notna().sum() == min(most, 10)
+    assert table.examples == f"the half of the examples that proposed nothing, n = {len(testing)}"
 
 
 def test_held_out_examples_test_what_the_others_propose(tracer):
     own, fresh = tracer.pairs[:8], tracer.pairs[8:]
     both = tk.Tracer(tracer.model, own, "attention-patterns", layers=[1], held_out=fresh)
-    found = both.strongest_pairs(8, seed=3)
-    assert found.examples == f"held-out examples, n = {fresh.n_distinct}"
+    table = both.strongest_pairs(8, seed=3)
+    assert table.examples == f"held-out examples, n = {fresh.n_distinct}"
     named = {both.registry.label(n): n for n in range(len(both.registry))}
-    sets = [(named[a], named[b]) for a, b in zip(found.first, found.second, strict=True)]
+    sets = [(named[a], named[b]) for a, b in zip(table.first, table.second, strict=True)]
     for engine, values in (
-        (both.engine, found.proposed),
-        (both.question.held_out_engine, found.interactions),
+        (both.engine, table.proposed),
+        (both.question.held_out_engine, table.interactions),
     ):
         singles = engine.set_effects([(n,) for n in range(len(both.registry))])
         expected = engine.set_effects(sets) - torch.stack(
             [singles[i] + singles[j] for i, j in sets]
         )
         torch.testing.assert_close(values, expected.mean(1), atol=1e-5, rtol=1e-3)
-    assert len(found.tests.q) == min(8, most_testable_rows(fresh.n_distinct))
-    n_found = sum(found.tests.significant())
-    said = f"{len(found.tests.q)} tested, {n_found} with q < .05; l: effect (odds ratio \u2212 1); "
-    assert f"{said}counterfactual patching, held-out examples" in repr(found)
+    assert len(table.tests.q) == min(8, most_testable_rows(fresh.n_distinct))
+    n_found = sum(table.tests.significant())
+    count = (
+        f"{len(table.tests.q)} tested, {n_found} with q < .05; l: effect (odds ratio \u2212 1); "
+    )
+    assert f"{count}counterfactual patching, held-out examples" in repr(table)
 
 
 @pytest.mark.slow
@@ -137,10 +139,10 @@ def test_proposals_see_one_half_of_the_examples_only(tracer, monkeypatch):
     for name in ("predict_changes", "gradient"):
         original = getattr(type(tracer.engine), name)
 
-        def spy(engine, *given, original=original, **options):
-            examples = options.get("examples", given[2] if len(given) > 2 else None)
+        def spy(engine, *arguments, original=original, **options):
+            examples = options.get("examples", arguments[2] if len(arguments) > 2 else None)
             seen.append(tuple(examples.tolist()))
-            return original(engine, *given, **options)
+            return original(engine, *arguments, **options)
 
         monkeypatch.setattr(type(tracer.engine), name, spy)
     tracer.strongest_pairs(3, n_looked_at=4, seed=3)
@@ -150,29 +152,29 @@ def test_proposals_see_one_half_of_the_examples_only(tracer, monkeypatch):
 
 
 def test_what_is_patched_besides(tracer):
-    given = [tracer.registry[0], tracer.registry[9]]
-    found = tracer.strongest_pairs(3, components=tracer.registry[1:6], given=given)
-    assert found.given == ("L0H0", "L1H1")
+    condition = [tracer.registry[0], tracer.registry[9]]
+    table = tracer.strongest_pairs(3, components=tracer.registry[1:6], given=condition)
+    assert table.given == ("L0H0", "L1H1")
     examples = torch.randperm(16, generator=torch.Generator().manual_seed(0))
-    for half, values in ((examples[:8], found.proposed), (examples[8:], found.interactions)):
+    for half, values in ((examples[:8], table.proposed), (examples[8:], table.interactions)):
         of_half = tk.Tracer(tracer.model, tracer.pairs.subset(half.tolist()), "attention-patterns")
-        grid = of_half.interactions(tracer.registry[1:6], given=given).to_frame()
+        grid = of_half.interactions(tracer.registry[1:6], given=condition).to_frame()
         grid = grid.set_index(["first", "second"])["interaction"]
-        expected = [grid[pair] for pair in zip(found.first, found.second, strict=True)]
+        expected = [grid[pair] for pair in zip(table.first, table.second, strict=True)]
         assert values.tolist() == pytest.approx(expected, abs=1e-6, rel=1e-4)
     with pytest.raises(ComponentError, match="L0H0 is among those to be paired and patched in"):
-        tracer.strongest_pairs(components=tracer.registry[:3], given=given)
+        tracer.strongest_pairs(components=tracer.registry[:3], given=condition)
 
 
 def test_a_planted_pair_comes_first():
     planted = planted_model("or")
-    found = planted.tracer().strongest_pairs(3)
+    table = planted.tracer().strongest_pairs(3)
     label = planted.tracer().registry.label
     registry = planted.tracer().registry
-    assert {found.first[0], found.second[0]} == {
+    assert {table.first[0], table.second[0]} == {
         label(registry.index(component)) for component in planted.components
     }
-    assert found.interactions[0] == pytest.approx(1, abs=0.05)
+    assert table.interactions[0] == pytest.approx(1, abs=0.05)
 
 
 @pytest.mark.slow
@@ -180,39 +182,39 @@ def test_a_distance_is_second_order(tracer):
     """By KL every single slope at the clean run is 0, and pairs still are found."""
     model = tracer.model
     by_kl = tk.Tracer(model, tracer.pairs, "attention-patterns", "kl", layers=[1])
-    found = by_kl.strongest_pairs(5, n_looked_at=3)
+    table = by_kl.strongest_pairs(5, n_looked_at=3)
     proposing = torch.randperm(16, generator=torch.Generator().manual_seed(0))[:8].tolist()
     of_half = tk.Tracer(
         model, by_kl.pairs.subset(proposing), "attention-patterns", "kl", layers=[1]
     )
     frame = of_half.interactions().to_frame()[:5]
     expected = {frozenset(each) for each in zip(frame["first"], frame["second"], strict=True)}
-    listed = {frozenset(each) for each in zip(found.first, found.second, strict=True)}
+    listed = {frozenset(each) for each in zip(table.first, table.second, strict=True)}
     assert len(listed & expected) >= 4
-    assert torch.corrcoef(torch.stack([found.predicted, found.proposed]))[0, 1] > 0.5
+    assert torch.corrcoef(torch.stack([table.predicted, table.proposed]))[0, 1] > 0.5
 
 
 def test_weights_reach_the_intervals(model):
     rows = [{**row, "weight": 1 + 4 * (i % 2)} for i, row in enumerate(tiny.rows(16))]
     weighted = tk.Tracer(model, tk.PromptPairs.from_ids(rows), metric="logit-difference")
     few = weighted.registry[:3]
-    found = weighted.strongest_pairs(3, components=few, seed=3)
+    table = weighted.strongest_pairs(3, components=few, seed=3)
     named = {weighted.registry.label(n): n for n in range(len(weighted.registry))}
-    i, j = named[found.first[0]], named[found.second[0]]
+    i, j = named[table.first[0]], named[table.second[0]]
     effects = weighted.engine.set_effects([(i, j), (i,), (j,)])
     testing = torch.randperm(16, generator=torch.Generator().manual_seed(3))[8:].sort().values
     values = (effects[0] - effects[1] - effects[2])[testing]
     expected = effect_interval(values, weights=weighted.pairs.weights[testing])
-    assert found.intervals[0].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    assert table.intervals[0].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
 def test_few_examples_have_no_statistics(tracer):
     few = tk.Tracer(tracer.model, tracer.pairs[:4], "attention-patterns", layers=[1])
-    found = few.strongest_pairs(2)
-    assert found.tests is None
-    assert found.examples == "the examples that proposed them, n = 4"
-    assert found.intervals is None
-    assert "p" not in found.to_frame()
+    table = few.strongest_pairs(2)
+    assert table.tests is None
+    assert table.examples == "the examples that proposed them, n = 4"
+    assert table.intervals is None
+    assert "p" not in table.to_frame()
 
 
 @pytest.mark.slow
@@ -247,10 +249,10 @@ def test_bad_input(tracer):
 
 
 def test_the_strongest_pairs_in_latex(tracer):
-    found = tracer.strongest_pairs(4)
-    text = found.to_latex(rows=3)
+    table = tracer.strongest_pairs(4)
+    text = table.to_latex(rows=3)
     check_latex(text)
     n = len(tracer.registry)
     assert f"The 3 strongest of {n * (n - 1) // 2} pairs. " in caption_of(text)
     assert text.count("\\\n") == 1 + 3
-    assert found.first[0] in text
+    assert table.first[0] in text

@@ -61,6 +61,7 @@ def write(path, name: str, *, architecture: str | None = None, vocabulary: bool 
     return model
 
 
+@pytest.mark.lens
 @pytest.mark.parametrize("name", NAMES)
 def test_gguf_computes_what_its_weights_do_as_a_directory(tmp_path, name):
     original = write(tmp_path / "tiny.gguf", name)

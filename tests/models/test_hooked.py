@@ -27,6 +27,7 @@ def own_model():
 # ---- hooks that were left ---------------------------------------------------------------------
 
 
+@pytest.mark.lens
 @pytest.mark.parametrize("name", ["gpt2", "llama", "opt", "mixtral", "gemma2"])
 def test_left_hooks_of_the_libraries_are_none(name):
     model = tk.load_model(tiny.hf_model(name))
@@ -88,6 +89,8 @@ def weight(model):
     return model.original_model.transformer.wte.weight.requires_grad_(True)
 
 
+@pytest.mark.pairwise
+@pytest.mark.lens
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", KINDS_OF_HOOKS)
 def test_hooks_of_every_kind_are_warned_of_and_stored(kind, when, own_model):

@@ -55,6 +55,7 @@ def logits(model):
         return model.run_with_hooks(torch.tensor([[1, 2, 3]]), fwd_hooks=[])
 
 
+@pytest.mark.lens
 def test_every_way_in_gives_the_same_numbers(directory):
     hf = tiny.hf_model("llama")
     expected = hf(torch.tensor([[1, 2, 3]])).logits
@@ -114,6 +115,7 @@ def test_a_block_within_another_one_changes_nothing(directory):
     assert model.training
 
 
+@pytest.mark.lens
 def test_every_wrapper_of_a_model_is_frozen():
     hf = tiny.hf_model("llama")
     one, other = load_model(hf), load_model(hf)

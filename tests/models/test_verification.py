@@ -75,6 +75,7 @@ def test_weights_that_are_no_file_are_one_clear_error(tmp_path):
         tk.load_model(folder)
 
 
+@pytest.mark.lens
 @pytest.mark.parametrize("saved", [False, True], ids=["in memory", "from a directory"])
 def test_a_bridge_that_computes_other_numbers_is_refused(saved, tmp_path):
     """TransformerLens ignores `scale_attn_weights`: log-probabilities were off by over one nat."""
@@ -112,6 +113,7 @@ def test_a_model_that_cannot_be_run_by_itself_warns(monkeypatch):
         assert record_reference(hf, "broken") is None
 
 
+@pytest.mark.lens
 @pytest.mark.parametrize(
     ("architecture", "options", "said"),
     [

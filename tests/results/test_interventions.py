@@ -87,7 +87,7 @@ def outputs_of(tracer_of, tmp_path, command):  # noqa: F811
         for text in latex.values():
             check_latex(text)
         texts |= {f"{name} in LaTeX": text for name, text in latex.items()}
-        drawn = {
+        figures = {
             "heatmap": result.heatmap(),
             "heatmap of a saved result": saved.heatmap(),
             "circuit": of_edges.circuit(),
@@ -109,7 +109,7 @@ def outputs_of(tracer_of, tmp_path, command):  # noqa: F811
             "single effects": measured["single effects"].heatmap(),
             "stability": measured["stability"].heatmap(),
         }
-        texts |= {f"figure: {name}": f.layout.title.subtitle.text for name, f in drawn.items()}
+        texts |= {f"figure: {name}": f.layout.title.subtitle.text for name, f in figures.items()}
         texts["Markdown"] = compared.to_markdown()
         texts["commands"] = command("show", folder / "run")[1]
         texts["explorer"] = repr(explorer)

@@ -38,7 +38,7 @@ def test_none_is_beaten_in_both(is_denoising):
         for size in (1, 2)
         for members in combinations(range(9), size)
     }
-    kept = trade_offs(measured, [2], full=2.0, is_denoising=is_denoising)
+    front = trade_offs(measured, [2], full=2.0, is_denoising=is_denoising)
 
     def place(means):
         faithful = means.effect / 2 if is_denoising else 1 - means.complement / 2
@@ -46,9 +46,9 @@ def test_none_is_beaten_in_both(is_denoising):
 
     places = [place(means) for members, means in measured.items() if len(members) == 2]
     best = {p for p in places if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in places)}
-    assert {place(measured[each.members]) for each in kept} == best
-    assert len(kept) == len(best)
-    assert [each.effect for each in kept] == sorted((each.effect for each in kept), reverse=True)
+    assert {place(measured[each.members]) for each in front} == best
+    assert len(front) == len(best)
+    assert [each.effect for each in front] == sorted((each.effect for each in front), reverse=True)
 
 
 def test_a_front_knows_the_strongest_and_the_most_faithful_sets(tracer, fronts):
@@ -82,13 +82,13 @@ def test_the_smallest_faithful_set(fronts):
     ]
     close = [1 - abs(1 - each.faithfulness[0]) for each in scores]
     level = max(close) - 1e-3
-    found = front.smallest(faithfulness=level)
+    smallest = front.smallest(faithfulness=level)
     first = next(
         result
         for result, each, value in zip(front, scores, close, strict=True)
         if value >= level and each.completeness[0] < level
     )
-    assert found.labels == first.labels
+    assert smallest.labels == first.labels
     with pytest.raises(TargetNotReachedError, match=r"has a faithfulness within 0\.001 of 1 while"):
         front.smallest(faithfulness=0.999)
     for options in ({}, {"effect": 1.0, "faithfulness": 0.5}):

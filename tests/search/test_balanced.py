@@ -137,6 +137,7 @@ def test_a_set_that_overshoots_is_balanced_and_another_is_the_plain_prefix(
     assert (True, False) in seen
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kinds", ["head-outputs", "edges-by-block"])
 @pytest.mark.parametrize("method", ["top-k", "empirical-bayes-top-k", "attribution", "mask-ig"])
 def test_estimates_bound_the_passes_of_balancing(model, both, kinds, method):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import count
 
 import pytest
@@ -169,14 +170,23 @@ FORGED = {
 }
 
 
+@pytest.fixture(scope="module")
+def written(model, tmp_path_factory):
+    """A checkpoint, and how to go on with it."""
+    file = tmp_path_factory.mktemp("checkpoint") / "front.ckpt"
+    options = {"statistics": False, "max_passes": 40}
+    tk.Tracer(model, tiny.pairs(6, seed=3)).pareto(checkpoint=file, **options)
+    return file, options
+
+
 @pytest.mark.parametrize("change", FORGED)
-def test_a_checkpoint_of_another_form_is_refused(model, tmp_path, change):
-    file, data = tmp_path / "front.ckpt", tiny.pairs(6, seed=3)
-    options = {"statistics": False, "max_passes": 40, "checkpoint": file}
-    tk.Tracer(model, data).pareto(**options)
+def test_a_checkpoint_of_another_form_is_refused(model, written, tmp_path, change):
+    original, options = written
+    file = tmp_path / "front.ckpt"
+    shutil.copy(original, file)
     forged(file, FORGED[change])
     with pytest.raises(ResultFormatError, match="cannot be read. Delete it to start afresh"):
-        tk.Tracer(model, data).pareto(**options)
+        tk.Tracer(model, tiny.pairs(6, seed=3)).pareto(checkpoint=file, **options)
 
 
 def test_a_full_disk_costs_the_checkpoint_and_not_the_search(model, tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ def best_by_trying(every_set, size, bound):
 def test_every_search_stays_within_the_bound(model, tracer, neutral, every_set, method):
     _, _, unbound = max((row for row in every_set if len(row[0]) <= 3), key=lambda row: row[1])
     bound = 0.6 * unbound
-    options = {"epochs": 4} if method in ("pgb-ct", "dcm") else {}
+    options = {"epochs": 4} if method in ("pgb-ct", "dcm", "learned-ranking") else {}
     options |= {"trials": 1} if method == "pgb-ct" else {}
     options |= {"draws": 40} if method == "random" else {}
     keep = tk.Constraint(pairs=neutral, metric="kl", at_most=bound)

@@ -219,6 +219,7 @@ CALLS = {
 class TestPassesOfCallsOnASet:
     """`Tracer.estimate_controls` and its like."""
 
+    @pytest.mark.pairwise
     @pytest.mark.parametrize("direction", ["noising", "denoising"])
     @pytest.mark.parametrize("is_found", [True, False])
     @pytest.mark.parametrize("held_out", [None, tiny.pairs(9, seed=2)])

@@ -140,9 +140,9 @@ class TestTheSameEffect:
             "head-outputs",
             source="zero",
         )
-        given = exporting.copy_as_given(demo_model.tokenizer)
-        monkeypatch.setattr(exporting, "copy_as_given", lambda tokenizer: given)
-        monkeypatch.setattr(given, "encode", lambda text: [1])
+        tokenizer_copy = exporting.copy_as_given(demo_model.tokenizer)
+        monkeypatch.setattr(exporting, "copy_as_given", lambda tokenizer: tokenizer_copy)
+        monkeypatch.setattr(tokenizer_copy, "encode", lambda text: [1])
         with pytest.warns(ModelWarning, match="is read with ids of a text other than those of the"):
             tracer.export(["L0H0"], tmp_path / "edited")
 
@@ -258,13 +258,13 @@ CHANGED = [
     "name", [*CHANGED, "off", "lm_head", "second of two", "compiled", "all layers"]
 )
 def test_the_written_model_is_the_given_one_without_a_head(name, tmp_path):
-    given = TRACED[name]()
-    tracer = traced(tk.load_model(given), positions="all")
+    hf_model = TRACED[name]()
+    tracer = traced(tk.load_model(hf_model), positions="all")
     tracer.export(["L1H2"], tmp_path / "edited")
     written = AutoModelForCausalLM.from_pretrained(tmp_path / "edited")
     _, out = next(
         (path, module)
-        for path, module in given.named_modules()
+        for path, module in hf_model.named_modules()
         if path.endswith("layers.1.self_attn.o_proj")
     )
 
@@ -275,7 +275,7 @@ def test_the_written_model_is_the_given_one_without_a_head(name, tmp_path):
 
     out.register_forward_pre_hook(without_head)
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        expected = given(IDS).logits
+        expected = hf_model(IDS).logits
         torch.testing.assert_close(written(IDS).logits, expected, atol=1e-4, rtol=1e-4)
 
 

@@ -22,6 +22,7 @@ def bound():
     return tk.Constraint(pairs=tiny.pairs(5, seed=8), metric="kl", at_most=10.0)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("objective", [None, "mean", "median", "trimmed-mean"])
 @pytest.mark.parametrize("sign", ["positive", "negative"])
 @pytest.mark.parametrize("is_bounded", [False, True])

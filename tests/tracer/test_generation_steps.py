@@ -154,6 +154,7 @@ def patch_of(model, kind, ids, positions):
     return patch, torch.ones(len(registry))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kind", ["head-outputs", "attention-patterns", "keys", "residual-before"])
 @pytest.mark.parametrize(
     ("length", "positions"), [(1, [0]), (2, [0]), (7, [0]), (7, [6]), (7, [1, 3]), (7, range(7))]

@@ -148,6 +148,7 @@ def test_runs_are_kept(tracer):
     assert "12 attention-patterns in layers 0-2" in repr(tracer)
 
 
+@pytest.mark.lens
 def test_the_hook_factory_works_with_plain_transformer_lens(model):
     """MaskedPatch gives hooks that run_with_hooks takes as they are."""
     rows = tiny.rows(1)[0]
@@ -177,6 +178,7 @@ def test_settings_are_fixed(tracer):
             setattr(tracer.engine.config, name, None)
 
 
+@pytest.mark.lens
 def test_a_model_that_changed_since_is_noticed(pairs):
     model = tk.load_model(tiny.hf_model("gpt2"))
     tracer = tk.Tracer(model, pairs)
@@ -502,6 +504,7 @@ def test_heatmap_and_curve_after_a_front_draw_the_front_or_earlier_runs(model):
     assert tracer.heatmap().to_json() == result.heatmap().to_json()
 
 
+@pytest.mark.lens
 def test_a_metric_may_be_one_of_transformer_lens(model, pairs):
     def logit_diff(logits, answer_tokens):
         chosen = logits[:, -1].gather(-1, answer_tokens)
