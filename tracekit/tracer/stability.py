@@ -18,7 +18,7 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.resampled import ResampledEngine, SharedMeasurements
 from tracekit.errors import ConfigError
 from tracekit.measure.question import Question
-from tracekit.results.stability import Stability
+from tracekit.results.by_component import Stability
 from tracekit.search import DEFAULT_METHOD, Search, make
 from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.search.prefix import drop_idle_edges
