@@ -22,7 +22,7 @@ from tracekit.errors import ConfigError, MetricError
 from tracekit.figures.cells import ColorScale, LayersOn, draw_panels
 from tracekit.figures.style import data_and_model, plain
 from tracekit.metrics import Effects
-from tracekit.results.circuit import circuit_figure
+from tracekit.results.circuits import circuit_figure
 from tracekit.results.on_examples import OfMembers
 from tracekit.results.panels import check_cells, panels_of
 from tracekit.results.significance import Mark, PValues, few_examples_note
