@@ -20,8 +20,7 @@ from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.search.auto import FEWEST_EXAMPLES
 from tracekit.search.objectives import Faithful
-from tracekit.tracer.plan import Plan
-from tracekit.tracer.request import ResolvedRequest
+from tracekit.tracer.request import Plan, ResolvedRequest
 
 _NEAR_ZERO = 0.01
 """Effect below which a built-in metric (ratio, probability, nats) shows next to nothing."""

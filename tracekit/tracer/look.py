@@ -28,8 +28,7 @@ from tracekit.search import MaskIG
 from tracekit.tracer.diagnostics import FEWEST_TO_SHARE, TOO_LARGE_A_SHARE, largest_share
 from tracekit.tracer.display import tracer_text
 from tracekit.tracer.estimate import estimate, estimate_pareto
-from tracekit.tracer.plan import plan
-from tracekit.tracer.request import Request, resolve_request
+from tracekit.tracer.request import Request, plan, resolve_request
 from tracekit.tracer.search import search
 
 _LAYERS, _POSITIONS = 9, 12

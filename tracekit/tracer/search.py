@@ -28,8 +28,14 @@ from tracekit.search.objectives import Faithful, describe_objective
 from tracekit.search.prefix import drop_idle_edges
 from tracekit.search.targets import ConstraintEffect, Record, Target
 from tracekit.tracer import diagnostics
-from tracekit.tracer.plan import Plan, plan, progress_bar
-from tracekit.tracer.request import Request, ResolvedRequest, resolve_request
+from tracekit.tracer.request import (
+    Plan,
+    Request,
+    ResolvedRequest,
+    plan,
+    progress_bar,
+    resolve_request,
+)
 from tracekit.tracer.trackers import Observed, Observer
 
 _T = TypeVar("_T")
