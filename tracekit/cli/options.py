@@ -31,8 +31,7 @@ from tracekit._util.names import (
 from tracekit._util.options import field_help, field_hints
 from tracekit.cli import parsing
 from tracekit.cli.app import PANELS
-from tracekit.cli.console import console, print_step
-from tracekit.cli.files import check_file
+from tracekit.cli.console import check_file, console, print_step
 from tracekit.cli.tables import print_tracer
 from tracekit.engine.setup_fields import SetupFields
 from tracekit.errors import ConfigError, DataNotFoundError, UnknownNameError

@@ -19,8 +19,7 @@ from tracekit import models
 from tracekit._util.deferred import transformers
 from tracekit._util.table import Table
 from tracekit.cli.app import OptionValues, app
-from tracekit.cli.console import console
-from tracekit.cli.files import check_file, check_folder, write_figures
+from tracekit.cli.console import check_file, check_folder, console, write_figures
 from tracekit.cli.options import (
     DATA,
     EXAMPLE_KEYS,

@@ -12,8 +12,14 @@ from tracekit._util.markup import as_cells
 from tracekit._util.names import MethodName, choices_text
 from tracekit._util.table import Table
 from tracekit.cli.app import OptionValues, app
-from tracekit.cli.console import console, print_problem
-from tracekit.cli.files import check_file, check_folder, save_results, write_figures
+from tracekit.cli.console import (
+    check_file,
+    check_folder,
+    console,
+    print_problem,
+    save_results,
+    write_figures,
+)
 from tracekit.cli.options import (
     HOW,
     LIMITS,

@@ -186,8 +186,8 @@ class TraceResult(InFolder):
         """BibTeX of tracekit and its paper, and of the method and the data set if they have one."""
         origin = self.searched.origin
         names = (*_ALWAYS_CITED, self.method, "" if origin is None else origin.dataset)
-        entries = [_CITATIONS[name] for name in names if name in _CITATIONS]
-        return "\n\n".join(dict.fromkeys(entries)).replace("{version}", __version__)
+        entries = dict.fromkeys(_CITATIONS[name] for name in names if name in _CITATIONS)
+        return "\n\n".join(entries).replace("{version}", __version__)
 
     @property
     def method(self) -> str:
@@ -332,14 +332,13 @@ class TraceResult(InFolder):
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per component: name, place (and span), masks, score."""
         places = ["kind", "layer", "index", *(["span"] if self.registry.spans else [])]
-        scores = self.component_scores
         return pd.DataFrame(
             {
                 "component": [self.registry.label(i) for i in range(self.n_components)],
                 **{name: [getattr(each, name) for each in self.registry] for name in places},
                 "selected": self.binary_mask.numpy(),
                 "soft_mask": self.soft_mask.numpy(),
-                "score": None if scores is None else scores.numpy(),
+                "score": None if self.component_scores is None else self.component_scores.numpy(),
             }
         )
 
