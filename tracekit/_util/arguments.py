@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, wraps
 from inspect import Parameter, formatannotation, isclass, isfunction, signature, unwrap
 from numbers import Real
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from typing_extensions import get_protocol_members, is_protocol
 
-from tracekit._util.options import is_int, resolve_hints, short_repr
+from tracekit._util.options import is_int, short_repr
 from tracekit.errors import ConfigError, TracekitError
 
 _C = TypeVar("_C", bound=Callable[..., Any])
@@ -73,8 +74,13 @@ def _check_argument(name: str, value: object, hint: Any, error: Exception | None
 
 @cache
 def _parameter_hints(function: Any) -> dict[str, Any]:
-    function = unwrap(function)
-    return resolve_hints(function.__annotations__, function.__globals__)
+    """Annotations by parameter, without those whose names only type checkers import."""
+    function, hints = unwrap(function), {}
+    for name, annotation in function.__annotations__.items():
+        with suppress(NameError):
+            holder = SimpleNamespace(__annotations__={name: annotation})
+            hints |= get_type_hints(holder, globalns=function.__globals__)
+    return hints
 
 
 @cache

@@ -6,7 +6,7 @@ import ast
 import os
 import reprlib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache, wraps
@@ -15,7 +15,6 @@ from itertools import pairwise
 from numbers import Integral, Number
 from pathlib import Path
 from textwrap import dedent
-from types import SimpleNamespace
 from typing import Annotated, Any, TypeGuard, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -163,17 +162,11 @@ def field_hints(kind: type) -> dict[str, Any]:
     """Annotations of a class by name, without those whose names only type checkers import."""
     hints: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
-        hints |= resolve_hints(get_annotations(base), vars(sys.modules[base.__module__]))
-    return hints
-
-
-def resolve_hints(annotations: Mapping[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:
-    """What annotations stand for, without those whose names only type checkers import."""
-    hints: dict[str, Any] = {}
-    for name, annotation in annotations.items():
-        holder = SimpleNamespace(__annotations__={name: annotation})
-        with suppress(NameError):
-            hints |= get_type_hints(holder, globalns=namespace, include_extras=True)
+        for name, annotation in get_annotations(base).items():
+            holder = type("Holder", (), {"__annotations__": {name: annotation}})
+            with suppress(NameError):
+                namespace = vars(sys.modules[base.__module__])
+                hints |= get_type_hints(holder, globalns=namespace, include_extras=True)
     return hints
 
 
