@@ -8,8 +8,7 @@ from math import copysign
 from weakref import WeakSet
 
 from tracekit._util.warn import warn
-from tracekit.data.pairs_check import describe_bias
-from tracekit.data.pairs_report import make_report
+from tracekit.data.pairs_report import describe_bias, make_report
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
 from tracekit.errors import SearchStoppedWarning, UnreliableResultWarning
