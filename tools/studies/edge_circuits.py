@@ -26,7 +26,7 @@ import torch
 import typer
 
 import tracekit as tk
-from tracekit.cli.parsing import parse_options
+from tracekit.cli.options import parse_options
 from tracekit.components.masks import ranking
 from tracekit.data.registry import describe
 from tracekit.measure.evaluation import measure_faithfulness

@@ -34,9 +34,9 @@ from tracekit.cli.options import (
     WHAT,
     build_tracer,
     load_quietly,
+    parse_named_values,
     with_options,
 )
-from tracekit.cli.parsing import parse_named_values
 from tracekit.cli.tables import (
     print_estimates,
     print_facts,

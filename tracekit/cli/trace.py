@@ -31,9 +31,12 @@ from tracekit.cli.options import (
     WHAT,
     build_search,
     build_tracer,
+    goal_arguments,
+    parse_budget,
+    parse_options,
+    read_masks,
     with_options,
 )
-from tracekit.cli.parsing import goal_arguments, parse_budget, parse_options, read_masks
 from tracekit.cli.tables import (
     print_checks,
     print_estimates,
