@@ -22,7 +22,7 @@ from tracekit.engine.setup import SETUP_OPTIONS
 from tracekit.explore.explorer import Explorer
 from tracekit.results import Faithfulness, InteractionGrid, TraceCurve
 from tracekit.runs import Runs
-from tracekit.runs.grid import Grid
+from tracekit.runs.jobs import Grid
 from tracekit.search import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent

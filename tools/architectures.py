@@ -9,7 +9,7 @@ import typer
 
 from paper.models import PAPER_MODELS
 from tests.architectures import ARCHITECTURES, try_out
-from tracekit.cli.models import PAPER, REFUSED
+from tracekit.cli.data import PAPER, REFUSED
 
 _PAPER_KINDS = ("attention-patterns", "head-outputs", "mlp-outputs", "mlp-blocks")
 """Kinds that the paper traces."""

@@ -23,8 +23,7 @@ from paper.models import SINGLE_HEAD_TABLES
 from paper.published import SingleHeads, single_heads, table_of_heads
 from tracekit._util.table import Table
 from tracekit.cli.console import console, print_problem
-from tracekit.cli.options import load_quietly
-from tracekit.cli.parsing import parse_loading_options
+from tracekit.cli.options import load_quietly, parse_loading_options
 from tracekit.cli.tables import print_facts
 from tracekit.engine import checks
 from tracekit.errors import ComparisonError, DataFormatError, DataNotFoundError, TracekitError

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from tools.architectures import paper_models
-from tracekit.cli.models import PAPER
+from tracekit.cli.data import PAPER
 
 
 def test_models_are_listed_with_what_can_be_traced(command):

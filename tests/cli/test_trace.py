@@ -11,7 +11,7 @@ import pytest
 
 import tracekit as tk
 from tests.explore.bridge import CHROMIUM
-from tracekit.cli.parsing import parse_layers
+from tracekit.cli.options import parse_layers
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError
 

@@ -10,7 +10,7 @@ import pytest
 
 import tracekit as tk
 from tests.cli.conftest import run
-from tracekit.cli.parsing import parse_chat
+from tracekit.cli.options import parse_chat
 from tracekit.data import chat
 from tracekit.demo import MODEL_DIR
 from tracekit.errors import ConfigError, DataWarning, PairsError, UnsupportedModelError

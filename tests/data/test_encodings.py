@@ -12,7 +12,7 @@ import pytest
 CODE = """
 import json, sys
 from pathlib import Path
-from tracekit.cli.parsing import read_masks
+from tracekit.cli.options import read_masks
 from tracekit.data.download import read_lines
 from tracekit.data.from_file import read_rows
 from tools.validate import read_single_heads

@@ -14,7 +14,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tests.cli.conftest import run
-from tracekit.data import pairs_check
+from tracekit.data import pairs_report
 from tracekit.errors import ConfigError, DataWarning, PairsError
 
 
@@ -136,7 +136,7 @@ class TestColours:
 
 
 def test_there_is_a_bar(demo_model, bias, capsys, monkeypatch):
-    monkeypatch.setattr(pairs_check, "_BATCH", 4)
+    monkeypatch.setattr(pairs_report, "_BATCH", 4)
     bias.check(demo_model, progress=True)
     assert "check:   0%" in capsys.readouterr().err
     bias.check(demo_model)
@@ -175,7 +175,7 @@ class TestForms:
             values = [(planted.get((decode(a), decode(b)), 1e-6), len(b)) for a, b in sequences]
             return np.array([whole ** (1 / n) for whole, n in values])
 
-        monkeypatch.setattr(pairs_check, "_mean_probabilities", of)
+        monkeypatch.setattr(pairs_report, "_mean_probabilities", of)
         model = SimpleNamespace(tokenizer=tokenizer)
         return lines(pairs.check(model))
 

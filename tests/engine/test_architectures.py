@@ -12,7 +12,7 @@ import tracekit as tk
 from paper.models import PAPER_MODELS
 from tests import architectures, tiny
 from tests.architectures import ARCHITECTURES, random_model, try_out
-from tracekit.cli.models import REFUSED as TABLE
+from tracekit.cli.data import REFUSED as TABLE
 from tracekit.components import KINDS
 from tracekit.errors import UnknownNameError
 

@@ -14,7 +14,7 @@ import tracekit as tk
 from tests import plain, tiny
 from tests.architectures import ARCHITECTURES, random_model
 from tests.plain import Plain
-from tracekit.cli.models import REFUSED
+from tracekit.cli.data import REFUSED
 from tracekit.components import KINDS
 from tracekit.errors import HookPointError
 

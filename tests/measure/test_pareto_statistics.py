@@ -14,8 +14,7 @@ from tests import tiny
 from tests.conftest import FRONT_PASSES
 from tracekit.components.masks import from_indices
 from tracekit.errors import SearchStoppedWarning, UnreliableResultWarning
-from tracekit.measure.controls import control_sets
-from tracekit.measure.front_statistics import _from_all
+from tracekit.measure.controls import _from_all, control_sets
 from tracekit.measure.question import KnownSets
 from tracekit.results.comparison import jaccard
 from tracekit.search import Goal

@@ -10,9 +10,9 @@ from typing import get_args
 import tracekit as tk
 from tests import tiny
 from tracekit._util.names import MethodName
-from tracekit.results import citation
+from tracekit.results import result
 
-ENTRIES = json.loads(Path(citation.__file__).with_name("citations.json").read_text("utf-8"))
+ENTRIES = json.loads(Path(result.__file__).with_name("citations.json").read_text("utf-8"))
 
 
 def keys_in(text):

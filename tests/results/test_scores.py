@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 import torch
 from scipy import stats
+from tracekit.results.single_effects import SingleEffects
 
 import tracekit as tk
 from tests import tiny
 from tests.latex import check_latex
 from tracekit.errors import ComparisonError, ComponentError, ConfigError
 from tracekit.figures import charts
-from tracekit.results.single_effects import SingleEffects
 
 QUESTION: dict[str, Any] = {"components": "head-outputs", "metric": "logit-difference"}
 

@@ -15,7 +15,7 @@ from tracekit.errors import (
     UnknownModelError,
     UnknownNameError,
 )
-from tracekit.runs.grid import Grid, part_of
+from tracekit.runs.jobs import Grid, part_of
 
 PLAIN = {"models": ["demo"], "datasets": ["demo-bias"]}
 

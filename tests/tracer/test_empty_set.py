@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tracekit as tk
-from tracekit.cli.parsing import read_masks
+from tracekit.cli.options import read_masks
 from tracekit.errors import ComponentError, DataFormatError, MaskError, PairsError
 
 FORMS = [[], (), {}, set(), frozenset(), range(0), {1: []}, {0: (), 1: []}, [0] * 32]

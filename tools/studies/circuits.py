@@ -26,7 +26,7 @@ from torch import Tensor
 
 import tracekit as tk
 from tools.studies.solvers import real_engines
-from tracekit.cli.parsing import parse_options
+from tracekit.cli.options import parse_options
 from tracekit.components import ComponentRegistry
 from tracekit.components.masks import ranking
 from tracekit.engine.engine import Engine

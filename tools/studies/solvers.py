@@ -32,7 +32,7 @@ import typer
 
 import tracekit as tk
 from tools.benchmarks.setting import DATA
-from tracekit.cli.parsing import parse_options
+from tracekit.cli.options import parse_options
 from tracekit.components import ComponentRegistry
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import DATASETS

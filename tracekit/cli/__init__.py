@@ -4,7 +4,7 @@ Commands import heavy libraries when they run; `tracekit --help` needs none of t
 """
 
 # The order of the imports is that of `tracekit --help`.
-from tracekit.cli import demo, trace, saved_runs, data, models, sweep  # noqa: F401, I001
+from tracekit.cli import demo, trace, saved_runs, data, sweep  # noqa: F401, I001
 from tracekit.cli.app import app, main
 
 __all__ = ["app", "main"]

@@ -1,7 +1,9 @@
-"""`tracekit datasets`, `tracekit pairs` and `tracekit look`: data before they are traced."""
+"""`tracekit datasets`, `pairs`, `look` and `models`: data and models before they are traced."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -10,8 +12,7 @@ import tracekit as tk
 from tracekit._util.table import Table
 from tracekit.cli import options
 from tracekit.cli.app import OptionValues, app
-from tracekit.cli.console import console
-from tracekit.cli.files import check_file, check_folder
+from tracekit.cli.console import check_file, check_folder, console
 from tracekit.cli.options import EXAMPLE_KEYS, LIMITS, OPTIONAL_OUTPUT, OPTIONS, TRACE_KEYS
 from tracekit.cli.tables import print_checks, print_table, record_table
 
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
 
 _OMITTED = {"model", "dataset", "components", "layers", "split_by", "layer_window", "extra_metric"}
 """Shared options that `look` lacks, because they are arguments or fixed."""
+REFUSED = Path(__file__).with_name("refused_kinds.json")
+"""By architecture, the kinds that cannot be traced in it; `python -m tools.architectures`."""
+PAPER = Path(__file__).with_name("paper_models.json")
+"""The paper's models, with their numbers of components; stored, so that no library is loaded."""
+_REASONS = (
+    "residual-between: attention and MLP read the same residual stream, so there is none between "
+    "them. Use residual instead.",
+    "mlp-neurons: the hidden units of experts have no hook point. Use mlp-outputs or mlp-blocks "
+    "instead.",
+)
 
 
 @app.command()
@@ -95,3 +106,22 @@ def look(
     if values["output"] is not None:
         first_look.save(values["output"])
         console.print(f"Saved in {values['output']}/.", soft_wrap=True)
+
+
+@app.command()
+def models() -> None:
+    """Lists the paper's models, and what can be traced in which architecture.
+
+    Every check that a trace makes on its own model was made on a tiny random model of each
+    architecture. Others that TransformerLens supports can be traced too.
+    """
+    titles = {"model": "the paper's model", "hub": "hub name"}
+    rows = json.loads(PAPER.read_text(encoding="utf-8"))
+    print_table("paper_models", Table.of_rows(rows, titles))
+    rows = [
+        {"architecture": name, "kinds": f"all but {', '.join(kinds)}" if kinds else "every kind"}
+        for name, kinds in json.loads(REFUSED.read_text(encoding="utf-8")).items()
+    ]
+    print_table("architectures", Table.of_rows(rows, {"kinds": "can be traced by"}))
+    for reason in _REASONS:
+        console.print(reason, style="dim")

@@ -10,8 +10,7 @@ import tracekit as tk
 from tracekit._util.markup import interval_text, number_text
 from tracekit._util.table import Table
 from tracekit.cli.app import OptionValues, app
-from tracekit.cli.console import console
-from tracekit.cli.files import check_folder, save_results
+from tracekit.cli.console import check_folder, console, save_results
 from tracekit.cli.options import OPTIONS, WHAT, load_quietly, with_options
 from tracekit.cli.tables import print_results, print_table, print_tracer
 

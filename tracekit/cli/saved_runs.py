@@ -19,8 +19,7 @@ from tracekit import models
 from tracekit._util.deferred import transformers
 from tracekit._util.table import Table
 from tracekit.cli.app import OptionValues, app
-from tracekit.cli.console import console
-from tracekit.cli.files import check_file, check_folder, write_figures
+from tracekit.cli.console import check_file, check_folder, console, write_figures
 from tracekit.cli.options import (
     DATA,
     EXAMPLE_KEYS,
@@ -35,9 +34,9 @@ from tracekit.cli.options import (
     WHAT,
     build_tracer,
     load_quietly,
+    parse_named_values,
     with_options,
 )
-from tracekit.cli.parsing import parse_named_values
 from tracekit.cli.tables import (
     print_estimates,
     print_facts,

@@ -13,10 +13,14 @@ import typer
 
 from tracekit import runs
 from tracekit.cli.app import OptionValues, app
-from tracekit.cli.console import console
-from tracekit.cli.files import check_folder
-from tracekit.cli.options import OPTIONAL_OUTPUT, WORKER_KEYS, read_options, with_options
-from tracekit.cli.parsing import parse_named_values
+from tracekit.cli.console import check_folder, console
+from tracekit.cli.options import (
+    OPTIONAL_OUTPUT,
+    WORKER_KEYS,
+    parse_named_values,
+    read_options,
+    with_options,
+)
 from tracekit.cli.tables import print_table
 
 _MOST_ROWS = 40

@@ -12,8 +12,14 @@ from tracekit._util.markup import as_cells
 from tracekit._util.names import MethodName, choices_text
 from tracekit._util.table import Table
 from tracekit.cli.app import OptionValues, app
-from tracekit.cli.console import console, print_problem
-from tracekit.cli.files import check_file, check_folder, save_results, write_figures
+from tracekit.cli.console import (
+    check_file,
+    check_folder,
+    console,
+    print_problem,
+    save_results,
+    write_figures,
+)
 from tracekit.cli.options import (
     HOW,
     LIMITS,
@@ -25,9 +31,12 @@ from tracekit.cli.options import (
     WHAT,
     build_search,
     build_tracer,
+    goal_arguments,
+    parse_budget,
+    parse_options,
+    read_masks,
     with_options,
 )
-from tracekit.cli.parsing import goal_arguments, parse_budget, parse_options, read_masks
 from tracekit.cli.tables import (
     print_checks,
     print_estimates,

@@ -1,9 +1,9 @@
 from tracekit.data.counterfactuals import GaussianNoise as GaussianNoise
 from tracekit.data.from_file import load_pairs as load_pairs
 from tracekit.data.pair import PromptPair as PromptPair
-from tracekit.data.pairs_check import CheckLine as CheckLine
-from tracekit.data.pairs_check import PairsCheck as PairsCheck
+from tracekit.data.pairs_report import CheckLine as CheckLine
 from tracekit.data.pairs_report import Finding as Finding
+from tracekit.data.pairs_report import PairsCheck as PairsCheck
 from tracekit.data.pairs_report import PairsReport as PairsReport
 from tracekit.data.prompts import PromptPairs as PromptPairs
 from tracekit.data.registry import DATASETS as DATASETS

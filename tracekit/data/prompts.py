@@ -35,8 +35,13 @@ from tracekit.data.pair import (
     warn_of_groups,
     warn_of_overlap,
 )
-from tracekit.data.pairs_check import PairsCheck, check_pairs, select_known
-from tracekit.data.pairs_report import PairsReport, make_report
+from tracekit.data.pairs_report import (
+    PairsCheck,
+    PairsReport,
+    check_pairs,
+    make_report,
+    select_known,
+)
 from tracekit.data.spans import all_span_names, position_names
 from tracekit.data.templates import Template
 from tracekit.data.tokenization import embedding_width, encode_rows, require_tokenizer, token_texts

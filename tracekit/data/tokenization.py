@@ -156,7 +156,12 @@ def encode_rows(
                 # Tables and messages show the last message of a chat.
                 texts[-1][part] = given if isinstance(given, str) else str(given[-1]["content"])
                 row = {**row, part: text}
-        encoded.append(_encode_row(row, number, tokenizer, encode, bos, regions))
+        entry = _encode_row(row, number, encode, bos)
+        for part, key in _SPANS.items():
+            if row.get(key) is not None and row.get(part):
+                ids, places = entry[f"{part}_ids"], regions.get(part, ())
+                entry[key] = spans_from_text(tokenizer, row[part], ids, row[key], number, places)
+        encoded.append(entry)
     if warn:
         warn_of_boundaries(tokenizer, encoded)
     if warn and writer:
@@ -164,14 +169,7 @@ def encode_rows(
     return [entry | shown for entry, shown in zip(encoded, texts, strict=True)]
 
 
-def _encode_row(
-    row: Mapping[str, Any],
-    number: int,
-    tokenizer: Any,
-    encode: Encode,
-    bos: list[int],
-    regions: Mapping[str, Sequence[Region]],
-) -> dict[str, Any]:
+def _encode_row(row: Mapping[str, Any], number: int, encode: Encode, bos: list[int]) -> Any:
     given = {key: row[key] for key in sorted(TEXT_KEYS) if row.get(key) is not None}
     entry: dict[str, Any] = {k: v for k, v in given.items() if v or not isinstance(v, str)}
     _require_text(entry, number)
@@ -182,10 +180,6 @@ def _encode_row(
             entry[f"{key}_ids"] = own if own[:1] == bos else bos + own
         else:
             entry[f"{key}_ids"] = encode(row["prompt"], row[key])
-    for part, key in _SPANS.items():
-        if row.get(key) is not None and row.get(part):
-            ids, places = entry[f"{part}_ids"], regions.get(part, ())
-            entry[key] = spans_from_text(tokenizer, row[part], ids, row[key], number, places)
     for key in sorted(SET_KEYS & set(row)):
         entry[f"{key}_ids"] = _encode_set(encode, row, key, number)
     # Empty texts have no ids, which `from_ids` refuses.

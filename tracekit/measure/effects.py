@@ -34,10 +34,10 @@ from tracekit.engine.gradients import ExampleCurves
 from tracekit.errors import ComponentError
 from tracekit.measure.question import Question, examples_of
 from tracekit.metrics import Bounds
+from tracekit.results.by_component import SingleEffects
 from tracekit.results.interactions import InteractionGrid, StrongestPairs
 from tracekit.results.intervals import FEWEST, row_intervals
 from tracekit.results.significance import most_testable_rows, p_values, zero_below_rounding
-from tracekit.results.single_effects import SingleEffects
 from tracekit.search.targets import require_gradient
 
 _MOST_EFFECTS = 2**29

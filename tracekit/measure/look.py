@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from tracekit._util.markup import clean_text, html_card, html_text
 from tracekit._util.table import Table, join_labels
+from tracekit.results.by_component import SingleEffects
 from tracekit.results.on_examples import InFolder
 from tracekit.results.result import TraceResult
-from tracekit.results.single_effects import SingleEffects
 
 LookRow = dict[str, str | int | float | list[str] | None]
 

@@ -1,5 +1,8 @@
 from tracekit._util.table import Table as Table
+from tracekit.results.by_component import SingleEffects as SingleEffects
+from tracekit.results.by_component import Stability as Stability
 from tracekit.results.certificate import Certificate as Certificate
+from tracekit.results.circuits import Against as Against
 from tracekit.results.comparison import Comparison as Comparison
 from tracekit.results.comparison import compare as compare
 from tracekit.results.curve import TraceCurve as TraceCurve
@@ -12,10 +15,7 @@ from tracekit.results.intervals import effect_interval as effect_interval
 from tracekit.results.pareto_front import ParetoFront as ParetoFront
 from tracekit.results.pareto_front import SizeStatistics as SizeStatistics
 from tracekit.results.pareto_front import TradeOff as TradeOff
-from tracekit.results.published_circuits import Against as Against
 from tracekit.results.result import TraceResult as TraceResult
 from tracekit.results.scores import ScoreComparison as ScoreComparison
 from tracekit.results.scores import compare_scores as compare_scores
-from tracekit.results.single_effects import SingleEffects as SingleEffects
-from tracekit.results.stability import Stability as Stability
 from tracekit.results.tables import curve_data as curve_data

@@ -44,11 +44,6 @@ def write_mib(path: Path, result: Any, scores: Mask) -> None:
     Nodes that are not under study have no score and stay in the circuit.
     """
     sizes, registry = result.model_facts.sizes, result.registry
-    if not sizes:
-        raise DataFormatError(
-            "The result does not hold the sizes of its model, which a MIB file needs; an earlier "
-            "tracekit saved it. Run it again."
-        )
     names = ["input"]
     for layer in range(int(sizes["n_layers"])):
         names += [f"a{layer}.h{head}" for head in range(int(sizes["n_heads"]))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,6 +19,7 @@ from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import networkx, pd
 from tracekit._util.markup import clean_text
 from tracekit._util.options import as_path, check_keywords, short_repr
+from tracekit._util.version import __version__
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask, members_of_mask
 from tracekit.engine.cost import Cost
@@ -26,19 +28,23 @@ from tracekit.errors import ConfigError, TargetNotReachedError
 from tracekit.figures.cells import SelectionPanel, draw_panels
 from tracekit.figures.style import data_and_model, plain
 from tracekit.metrics import Effects
+from tracekit.results import circuits
 from tracekit.results.certificate import Certificate
-from tracekit.results.circuit import circuit_figure, graph_of, nodes_of
-from tracekit.results.citation import bibtex
 from tracekit.results.display import effects_text, model_text, result_html
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.mib import check_registry, write_mib, write_mib_circuits
 from tracekit.results.on_examples import OnExamples, examples_text
 from tracekit.results.panels import CellColor, has_cells, result_panels, scale_of
-from tracekit.results.published_circuits import Against, against, mask_of_circuit
 from tracekit.results.scores import compare_scores, scores_of_result
 from tracekit.results.storage import InFolder
 from tracekit.search.base import Record, Stop, target_not_reached
 from tracekit.search.targets import ConstraintEffect
+
+_CITATIONS: dict[str, str] = json.loads(
+    Path(__file__).with_name("citations.json").read_text("utf-8")
+)
+"""BibTeX by what it is of: the software, the paper that it implements, methods and data sets."""
+_ALWAYS_CITED = ("tracekit", "multi-component")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +199,9 @@ class TraceResult(InFolder):
     def cite(self) -> str:
         """BibTeX of tracekit and its paper, and of the method and the data set if they have one."""
         origin = self.searched.origin
-        return bibtex(self.method, "" if origin is None else origin.dataset)
+        names = (*_ALWAYS_CITED, self.method, "" if origin is None else origin.dataset)
+        entries = dict.fromkeys(_CITATIONS[name] for name in names if name in _CITATIONS)
+        return "\n\n".join(entries).replace("{version}", __version__)
 
     @property
     def method(self) -> str:
@@ -338,14 +346,13 @@ class TraceResult(InFolder):
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row per component: name, place (and span), masks, score."""
         places = ["kind", "layer", "index", *(["span"] if self.registry.spans else [])]
-        scores = self.component_scores
         return pd.DataFrame(
             {
                 "component": [self.registry.label(i) for i in range(self.n_components)],
                 **{name: [getattr(each, name) for each in self.registry] for name in places},
                 "selected": self.binary_mask.numpy(),
                 "soft_mask": self.soft_mask.numpy(),
-                "score": None if scores is None else scores.numpy(),
+                "score": None if self.component_scores is None else self.component_scores.numpy(),
             }
         )
 
@@ -412,7 +419,7 @@ class TraceResult(InFolder):
         write_mib(path, self, scores)
         return path
 
-    def against(self, circuit: str | Sequence[str], *, name: str | None = None) -> Against:
+    def against(self, circuit: str | Sequence[str], *, name: str | None = None) -> circuits.Against:
         """The selection beside a known circuit: precision, recall, hits, misses and extras.
 
         Args:
@@ -423,7 +430,7 @@ class TraceResult(InFolder):
             UnknownNameError, ConfigError: About the name, or it is of a model of another shape.
             ComponentError: About the labels.
         """
-        return against(self, circuit, name)
+        return circuits.against(self, circuit, name)
 
     @check_keywords
     def heatmap(
@@ -448,7 +455,7 @@ class TraceResult(InFolder):
         has_scores = self.component_scores is not None and has_cells(self.registry)
         if color is None:
             color = "score" if has_scores and outline is None else "selected"
-        framed = None if outline is None else mask_of_circuit(outline, self)
+        framed = None if outline is None else circuits.mask_of_circuit(outline, self)
         return draw_panels(
             self.panels(color, framed=framed),
             scale=scale_of(color, self.n_components, self.largest_score, self.score_title),
@@ -472,7 +479,7 @@ class TraceResult(InFolder):
         Where an edge enters a key or value that several heads share, these are the heads among them
         that other selected edges name; if there are none, all of them.
         """
-        return nodes_of(self.registry, members_of_mask(self.binary_mask))
+        return circuits.nodes_of(self.registry, members_of_mask(self.binary_mask))
 
     def graph(self) -> networkx.MultiDiGraph:
         """The selected edges as a graph: `networkx.write_graphml(result.graph(), path)` writes it.
@@ -484,7 +491,7 @@ class TraceResult(InFolder):
         Raises:
             ComponentError: The components are no edges.
         """
-        return graph_of(self.registry, members_of_mask(self.binary_mask), self._scores)
+        return circuits.graph_of(self.registry, members_of_mask(self.binary_mask), self._scores)
 
     @check_keywords
     def circuit(self, n: int = 30) -> go.Figure:
@@ -496,7 +503,7 @@ class TraceResult(InFolder):
         Raises:
             ComponentError: The components are no edges.
         """
-        return circuit_figure(
+        return circuits.circuit_figure(
             self.registry,
             members_of_mask(self.binary_mask),
             self._scores,

@@ -1,9 +1,9 @@
 from tracekit.runs.dispatch import run_jobs as run_jobs
-from tracekit.runs.grid import Grid as Grid
-from tracekit.runs.grid import part_of as part_of
+from tracekit.runs.jobs import Grid as Grid
 from tracekit.runs.jobs import Job as Job
 from tracekit.runs.jobs import ModelSource as ModelSource
 from tracekit.runs.jobs import RunEnvironment as RunEnvironment
+from tracekit.runs.jobs import part_of as part_of
 from tracekit.runs.store import Run as Run
 from tracekit.runs.sweeps import Runs as Runs
 from tracekit.runs.sweeps import load_runs as load_runs

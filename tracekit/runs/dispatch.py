@@ -16,8 +16,14 @@ from tracekit._util.files import marker_file, remove_leftovers
 from tracekit._util.progress import report_waiting
 from tracekit.errors import NoResultError, WorkerError
 from tracekit.runs.executors import Workers, make_workers
-from tracekit.runs.grid import part_of
-from tracekit.runs.jobs import Job, ModelSource, RunEnvironment, device_for_worker, models_by_title
+from tracekit.runs.jobs import (
+    Job,
+    ModelSource,
+    RunEnvironment,
+    device_for_worker,
+    models_by_title,
+    part_of,
+)
 from tracekit.runs.store import RUN_FOLDERS, Run, decisive_versions
 from tracekit.runs.worker import Failure, Task, Worker, WorkerReport, run_task, try_job
 

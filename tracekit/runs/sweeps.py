@@ -36,8 +36,7 @@ from tracekit.results.display import html_card
 from tracekit.results.result import TraceResult
 from tracekit.results.tables import effect_columns, latex_caption, result_table
 from tracekit.runs.dispatch import run_jobs
-from tracekit.runs.grid import Grid, part_of
-from tracekit.runs.jobs import Job, options_text
+from tracekit.runs.jobs import Grid, Job, options_text, part_of
 from tracekit.runs.store import RUN_FOLDERS, Run, is_run_folder, read_run_folder
 from tracekit.runs.worker import Failure
 from tracekit.search import DEFAULT_METHOD

@@ -8,8 +8,7 @@ from math import copysign
 from weakref import WeakSet
 
 from tracekit._util.warn import warn
-from tracekit.data.pairs_check import describe_bias
-from tracekit.data.pairs_report import make_report
+from tracekit.data.pairs_report import describe_bias, make_report
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.engine import Engine
 from tracekit.errors import SearchStoppedWarning, UnreliableResultWarning
@@ -20,8 +19,7 @@ from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
 from tracekit.search.auto import FEWEST_EXAMPLES
 from tracekit.search.objectives import Faithful
-from tracekit.tracer.plan import Plan
-from tracekit.tracer.request import ResolvedRequest
+from tracekit.tracer.request import Plan, ResolvedRequest
 
 _NEAR_ZERO = 0.01
 """Effect below which a built-in metric (ratio, probability, nats) shows next to nothing."""

@@ -31,8 +31,7 @@ from tracekit.search import DEFAULT_METHOD, LocalSearch, MaskIG, Search, make
 from tracekit.search.base import PlannedPasses, log_spaced_sizes
 from tracekit.search.constraint import Constraint
 from tracekit.search.objectives import Objective, ObjectiveName
-from tracekit.tracer.plan import Plan, plan, plan_front
-from tracekit.tracer.request import Request, resolve_front, resolve_request
+from tracekit.tracer.request import Plan, Request, plan, plan_front, resolve_front, resolve_request
 
 _P = ParamSpec("_P")
 _PROBED_PLACES, _NEIGHBOURS, _PROBED = 2, 4, 8

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import shutil
 from collections import ChainMap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -50,6 +50,7 @@ from tracekit.results.result import TraceResult
 
 _TOLERANCE = 1e-4
 """Difference of an effect by which the written model may differ, where effects are up to 1."""
+_CARD = Path(__file__).with_name("export_card.md")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -140,7 +141,8 @@ def export(
             measured, effects = held_out, export.held_out_effects
         choices = question.choices([indices], is_held_out=measured is held_out)
         text = on_examples(measured, effects, choices=choices).choices_text
-        card = _readme(engine, setup, mask, export, result, side_effects, text)
+        labels = [engine.registry.label(index) for index in indices]
+        card = _readme(engine, setup, labels, export, result, side_effects, text)
         write_atomically(Path(draft) / "README.md", card)
         if result is not None:
             result.save(Path(draft) / "trace")
@@ -368,39 +370,30 @@ def _effects_of(written: HookedModel, engine: Engine) -> Effects:
 def _readme(
     engine: Engine,
     setup: Setup,
-    mask: Mask,
+    labels: Sequence[str],
     export: Export,
     result: TraceResult | None,
     side_effects: SideEffects | None,
-    choices_text: str,
+    choices: str,
 ) -> str:
-    name = model_name(engine.model)
-    labels = [engine.registry.label(number) for number in mask.nonzero()[:, 0].tolist()]
-    held_out_effects = export.held_out_effects
-    where = "searched" if held_out_effects is None else "held out"
-    lines = [
-        f"---\nbase_model: {name}\ntags:\n- tracekit\n---\n\n# {name}, edited\n",
-        f"{len(labels)} of {len(engine.registry)} components of `{name}` are replaced for good by "
-        f"values of the source `{setup.source}`, folded into weights and biases. Everything else "
-        "is as it was.\n",
-        f"- Components: {', '.join(labels)}",
-        f"- Question: {engine.metric.name} on {len(engine.pairs)} examples of "
-        f"{engine.pairs.name} (fingerprint `{engine.fingerprint[:16]}`)",
-        f"- Effect, read again from these files: {export.written_effects.mean():.6g}; with hooks: "
-        f"{export.effects.mean():.6g}; largest difference on an example: "
-        f"{export.largest_difference:.2g}",
-    ]
-    if held_out_effects is not None:
-        n_held_out, mean = len(held_out_effects), held_out_effects.mean()
-        lines.append(f"- On {n_held_out} held-out examples: {mean:.6g}")
-    lines += [
-        f"- First choices, {where}: {choices_text}",
-        f"- Tokenizer: {export.tokenizer}",
-        f"- Setup: `{setup}`",
-    ]
-    if result is not None:
-        lines.append(f"- Found by {result.title}, seed {result.seed}; `trace/`")
-    lines.append(f"- Versions: {', '.join(f'{package} {v}' for package, v in versions().items())}")
-    if side_effects is not None:
-        lines += ["\n## Side effects\n", f"```\n{side_effects}\n```"]
-    return "\n".join(lines) + "\n"
+    fresh = export.held_out_effects
+    of_fresh = fresh is not None and f"- On {len(fresh)} held-out examples: {fresh.mean():.6g}\n"
+    search = result and f"- Found by {result.title}, seed {result.seed}; `trace/`\n"
+    side = side_effects and f"\n## Side effects\n\n```\n{side_effects}\n```\n"
+    return _CARD.read_text(encoding="utf-8").format(
+        model=model_name(engine.model),
+        engine=engine,
+        setup=setup,
+        export=export,
+        n=len(labels),
+        n_components=len(engine.registry),
+        components=", ".join(labels),
+        written=export.written_effects.mean(),
+        effect=export.effects.mean(),
+        where="searched" if fresh is None else "held out",
+        choices=choices,
+        held_out=of_fresh or "",
+        search=search or "",
+        versions=", ".join(f"{package} {each}" for package, each in versions().items()),
+        side_effects=side or "",
+    )

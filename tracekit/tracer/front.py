@@ -14,7 +14,7 @@ from tracekit.components.masks import members_of_mask
 from tracekit.components.members import members_of
 from tracekit.engine.cost import Cost
 from tracekit.errors import NothingFoundError, SearchStoppedWarning
-from tracekit.measure.front_statistics import measure_statistics, sizes_of_statistics
+from tracekit.measure.controls import measure_statistics, sizes_of_statistics
 from tracekit.measure.question import Question
 from tracekit.results.pareto_front import ParetoFront, TradeOff, trade_offs
 from tracekit.search import LocalSearch, Selection
@@ -24,8 +24,13 @@ from tracekit.search.constraint import make_target, nothing_within_error
 from tracekit.search.measurements import BestSets
 from tracekit.search.targets import Target
 from tracekit.tracer import diagnostics
-from tracekit.tracer.plan import plan_front, progress_bar
-from tracekit.tracer.request import Request, ResolvedRequest, resolve_front
+from tracekit.tracer.request import (
+    Request,
+    ResolvedRequest,
+    plan_front,
+    progress_bar,
+    resolve_front,
+)
 from tracekit.tracer.search import Work, measure_work, results_of
 from tracekit.tracer.trackers import Observed, Observer
 

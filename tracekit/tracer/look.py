@@ -20,16 +20,15 @@ from tracekit.measure.controls import control_sets
 from tracekit.measure.effects import single_effects
 from tracekit.measure.look import Look, LookPart, LookRow
 from tracekit.measure.question import KnownSets, Question, bind
+from tracekit.results.by_component import SingleEffects
 from tracekit.results.on_examples import choice_rows
 from tracekit.results.result import TraceResult
-from tracekit.results.single_effects import SingleEffects
 from tracekit.results.tables import result_table
 from tracekit.search import MaskIG
 from tracekit.tracer.diagnostics import FEWEST_TO_SHARE, TOO_LARGE_A_SHARE, largest_share
 from tracekit.tracer.display import tracer_text
 from tracekit.tracer.estimate import estimate, estimate_pareto
-from tracekit.tracer.plan import plan
-from tracekit.tracer.request import Request, resolve_request
+from tracekit.tracer.request import Request, plan, resolve_request
 from tracekit.tracer.search import search
 
 _LAYERS, _POSITIONS = 9, 12

@@ -54,12 +54,12 @@ from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.tracer import diagnostics, exploring, exporting, generation
 from tracekit.tracer import estimate as estimating
 from tracekit.tracer import look as looking
-from tracekit.tracer import stability as repeated
 from tracekit.tracer.display import tracer_html, tracer_text
 from tracekit.tracer.estimate import estimate_of
 from tracekit.tracer.front import run_front
 from tracekit.tracer.request import Request
 from tracekit.tracer.search import run_search
+from tracekit.tracer.search import stability as repeated
 from tracekit.tracer.trackers import Observer
 
 _P = ParamSpec("_P")
@@ -449,7 +449,7 @@ class Tracer:
     from_mib = as_method(evaluation.from_mib)
     curve_from_mib = as_method(exploring.curve_from_mib)
     explore = as_method(exploring.explore)
-    stability = as_method(repeated.stability)
+    stability = as_method(repeated)
 
     def heatmap(
         self,
