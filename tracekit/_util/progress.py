@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import inf
@@ -228,9 +228,11 @@ def open_bar(
             _CURRENT.reset(token)
 
 
-def report_waiting(label: str, *, shown: bool | None = None) -> AbstractContextManager[Any]:
+@contextmanager
+def report_waiting(label: str, *, shown: bool | None = None) -> Iterator[None]:
     """Says that a block runs: soon after its start and every half minute, with its inner bars."""
-    return _opened(label, shown=shown)
+    with _opened(label, shown=shown):
+        yield
 
 
 def track(items: Iterable[_T], label: str, *, shown: bool | None) -> Iterator[_T]:

@@ -160,7 +160,7 @@ def counts_choices(data: PreparedData) -> bool:
 def prepare_choices(data: PreparedData) -> None:
     """Makes the clean run and keeps what first choices are counted from, if that may be kept."""
     if can_count_choices(data):
-        reads = [*data.metric.reads, *choice_reads(data)]
+        reads: list[Reading] = [*data.metric.reads, *choice_reads(data)]
         data.clean_run.log_probs_of_all(data.batches, reads, data.n_examples)
 
 
