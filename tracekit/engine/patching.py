@@ -253,16 +253,25 @@ def mask_shares(
     site: Site, mask: Tensor, ndim: int, span_numbers: Int[Tensor, "row pos"] | None
 ) -> Float[Tensor, ...]:
     """Mask entries of a site, shaped `set row *axes` to broadcast against its activation."""
-    entries = mask_entries(site, mask)
+    kind, entries = site.kind, mask_entries(site, mask)
+    while entries.ndim < 4:
+        # One mask for all sets, or for all rows.
+        entries = entries[None] if entries.ndim == 2 else entries[:, None]
     if site.spans:
         assert span_numbers is not None
-        return _shares_by_span(site, entries, ndim, span_numbers)
-    entries = entries[..., 0]
+        # Each position takes the entry of its span. Picked, not multiplied: products may be rounded
+        # where masks are learned.
+        numbers = span_numbers.to(entries.device)[None, :, None]
+        index = numbers.clamp(min=0).expand(len(entries), -1, site.width, -1)
+        entries = entries.expand(-1, len(span_numbers), -1, -1).gather(3, index)
+        entries = entries.masked_fill(numbers < 0, 0.0)
+    # One further than in the activation: the axis of the set comes first.
     shape = [1] * (ndim + 1)
-    shape[: entries.ndim - 1] = entries.shape[:-1]
-    if site.kind.component_dim is not None:
-        # One further than in the activation: the axis of the set comes first.
-        shape[site.kind.component_dim + 1] = site.width
+    shape[0], shape[1], _, shape[kind.position_dim + 1] = entries.shape
+    if kind.component_dim is not None:
+        shape[kind.component_dim + 1] = site.width
+        if kind.component_dim > kind.position_dim:
+            entries = entries.transpose(2, 3)
     return entries.reshape(shape)
 
 
@@ -279,31 +288,6 @@ def mask_entries(site: Site, mask: Tensor) -> Float[Tensor, "*axes index span"]:
 def _numbers_on_device(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " number"]:
     """Numbers on a device, copied there once."""
     return to_device(torch.tensor(numbers), device)
-
-
-def _shares_by_span(
-    site: Site, by_index: Tensor, ndim: int, span_numbers: Int[Tensor, "row pos"]
-) -> Float[Tensor, ...]:
-    """As `mask_shares`, where each position takes the mask entry of its span."""
-    kind = site.kind
-    while by_index.ndim < 4:
-        # One mask for all sets, or for all rows.
-        by_index = by_index[None] if by_index.ndim == 2 else by_index[:, None]
-    numbers = span_numbers.to(by_index.device)
-    n_sets, n_rows, width = by_index.shape[0], len(numbers), site.width
-    # Picked, not multiplied: products may be rounded where masks are learned.
-    picked = (
-        by_index.expand(-1, n_rows, -1, -1)
-        .gather(3, numbers.clamp(min=0)[None, :, None].expand(n_sets, -1, width, -1))
-        .masked_fill((numbers < 0)[None, :, None], 0.0)
-    )
-    # The activation's axes by name; those that a weight has nothing to say of are of size 1.
-    axes = ["1"] * (ndim + 1)
-    axes[:2], axes[kind.position_dim + 1] = ["set", "row"], "pos"
-    if kind.component_dim is None:
-        return rearrange(picked[:, :, 0], f"set row pos -> {' '.join(axes)}")
-    axes[kind.component_dim + 1] = "index"
-    return rearrange(picked, f"set row index pos -> {' '.join(axes)}")
 
 
 def _insert_values(activation: Tensor, covered: Tensor, kind: Kind, part: slice) -> Tensor:
