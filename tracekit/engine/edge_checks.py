@@ -30,7 +30,7 @@ from tracekit.models.hooked import (
     is_exact,
     model_name,
     random_tokens,
-    recording_hooks,
+    record_pass,
 )
 
 
@@ -43,10 +43,10 @@ def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor)
     """
     assert registry.edges is not None
     nodes = ComponentRegistry.build(model.cfg, "head-outputs+mlp-blocks")
-    hooks, recorded = recording_hooks([*registry.hook_names, *nodes.hook_names])
-    clean = _logits(model, tokens, hooks)
-    activations = {name: fired[0] for name, fired in recorded.items() if fired}
-    missing = [name for name in recorded if name not in activations]
+    names = dict.fromkeys([*registry.hook_names, *nodes.hook_names])
+    clean, activations = record_pass(model, tokens, names)
+    clean = clean.float()
+    missing = [name for name in names if name not in activations]
     if missing:
         raise edges_error(model, f"its hook point {missing[0]} did not fire")
     others = {name: value.flip(0) for name, value in activations.items()}
@@ -90,10 +90,8 @@ def check_other_model(model: HookedModel, other: HookedModel, by: EdgesBy) -> No
     """
     registry = ComponentRegistry.of_edges(model.cfg, by)
     tokens = random_tokens(model, 3, 8).to(device_of(model))
-    hooks, recorded = recording_hooks(registry.hook_names)
-    with torch.no_grad(), freeze(other):
-        theirs = _logits(other, tokens.to(device_of(other)), hooks).to(tokens.device)
-    others = {name: fired[0] for name, fired in recorded.items()}
+    theirs, others = record_pass(other, tokens, registry.hook_names)
+    theirs = theirs.float().to(tokens.device)
     positions = torch.ones_like(tokens, dtype=torch.bool)
     patch = EdgePatch(model=model, registry=registry, counterfactual=others, positions=positions)
     with torch.no_grad(), freeze(model):

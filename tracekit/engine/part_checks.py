@@ -18,7 +18,7 @@ from tracekit.components.edges import EdgeGraph, EdgesBy
 from tracekit.engine.edge_patch import EdgePatch
 from tracekit.engine.part_skipping import PartSkipper, replaced_parts
 from tracekit.engine.patching import MaskedPatch
-from tracekit.models.hooked import Hook, HookedModel, is_exact, recording_hooks
+from tracekit.models.hooked import Hook, HookedModel, is_exact, record_pass
 
 _Trial = tuple[Sequence[Hook], Sequence[Hook], AbstractContextManager[None]]
 """Hooks of a whole pass; hooks of one that leaves parts out, and the context that does so."""
@@ -39,9 +39,8 @@ def reason_not_skipped(
         registry = ComponentRegistry.build(model.cfg, "head-outputs+mlp-blocks")
     else:
         registry = ComponentRegistry.of_edges(model.cfg, by)
-    hooks, recorded = recording_hooks(registry.hook_names)
-    clean = logits(hooks)
-    others = {name: fired[0].flip(0) for name, fired in recorded.items()}
+    clean, recorded = record_pass(model, tokens, registry.hook_names)
+    clean, others = clean.float(), {name: value.flip(0) for name, value in recorded.items()}
     positions = torch.ones_like(tokens, dtype=torch.bool)
     trials: Iterator[_Trial]
     if by is None:

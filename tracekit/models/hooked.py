@@ -203,17 +203,24 @@ def random_tokens(model: HookedModel, rows: int, length: int) -> Int[Tensor, "ro
 
 def embedding_std(model: HookedModel) -> float:
     """Standard deviation of the first block's input, over random tokens: the unit of noise."""
-    tokens = random_tokens(model, 16, 16).to(device_of(model))
-    hooks, recorded = recording_hooks([residual_hook(0)])
-    with freeze(model), torch.no_grad():
-        model.run_with_hooks(tokens, fwd_hooks=hooks)
-    return float(recorded[residual_hook(0)][0].float().std())
+    _, recorded = record_pass(model, random_tokens(model, 16, 16), [residual_hook(0)])
+    return float(recorded[residual_hook(0)].float().std())
 
 
 def recording_hooks(names: Iterable[str]) -> tuple[list[Hook], dict[str, list[Tensor]]]:
     """Hooks that change nothing, and the lists they append to, one entry each time they fire."""
     recorded: dict[str, list[Tensor]] = {name: [] for name in names}
     return [(name, partial(_record, into=into)) for name, into in recorded.items()], recorded
+
+
+def record_pass(
+    model: HookedModel, tokens: Tensor, names: Iterable[str], hooks: Sequence[Hook] = ()
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits of a pass, and its activations at hook points that fired, after `hooks` acted."""
+    recording, recorded = recording_hooks(names)
+    with freeze(model), torch.no_grad():
+        logits = model.run_with_hooks(tokens.to(device_of(model)), fwd_hooks=[*hooks, *recording])
+    return logits, {name: fired[-1] for name, fired in recorded.items() if fired}
 
 
 def _record(activation: Tensor, hook: Any = None, *, into: list[Tensor]) -> Tensor:
