@@ -23,8 +23,7 @@ from tracekit.components.kinds import FeatureMap, decode_features, encode_featur
 from tracekit.data.counterfactuals import Constants
 from tracekit.errors import MaskError, SourceError
 from tracekit.models.architectures import STREAM_PASSES_BY, scores_hook
-from tracekit.models.hooked import Hook
-from tracekit.models.passes import running_pass
+from tracekit.models.hooked import Hook, running_pass
 
 _MASKED = -1e30
 """Scores below this are those of keys that a query does not see."""
