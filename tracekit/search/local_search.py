@@ -124,6 +124,10 @@ class LocalSearch(ValidatedFields):
         """Searches up to the largest budget; Ctrl-C, or a limit, ends it with the best so far.
 
         Nothing is drawn: `seed` only names the search in its checkpoint.
+
+        Raises:
+            NothingFoundError: It ended before any set was measured.
+            ResultFormatError: The checkpoint cannot be used, or another search uses it.
         """
         require_gradient(target.metric, self.name)
         n, context = target.n_components, nullcontext()
