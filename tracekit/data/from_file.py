@@ -227,10 +227,7 @@ def _is_nan(value: Any) -> bool:
 
 
 def _check_lost_words(rows: Sequence[Mapping[str, Any]], path: str) -> None:
-    """Finds cells that pandas read as missing, and that may have been words such as `NA`.
-
-    As a prompt or an x they are refused; of others it warns.
-    """
+    """Refuses or warns of cells that pandas read as missing, which may have been words as `NA`."""
     for key in ("prompt", "x", "counterfactual", "y", "group"):
         lost = [number for number, row in enumerate(rows) if _is_nan(row.get(key))]
         if lost:
@@ -357,11 +354,7 @@ def _read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def table_rows(data: Any) -> list[dict[str, Any]]:
-    """The rows of a table, as `load_pairs` takes them; labels of a `ClassLabel` become names.
-
-    Raises:
-        DataFormatError: The data are not a table, or have several parts.
-    """
+    """The rows of a table, as `load_pairs` takes them; labels of a `ClassLabel` become names."""
     kind = type(data).__name__
     labels: Mapping[str, Any] = {}
     if hasattr(data, "with_format") and hasattr(data, "features"):

@@ -8,21 +8,27 @@ with a single `ModelWarning`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from tracekit._util.warn import warn
-from tracekit.components.edges import EdgesBy
+from tracekit.components import ComponentRegistry
+from tracekit.components.edges import EdgeGraph, EdgesBy
 from tracekit.engine.batch import PackedSequences
 from tracekit.engine.block_skipping import BlockSkipper
-from tracekit.engine.part_checks import reason_not_skipped
-from tracekit.engine.part_skipping import PartSkipper
+from tracekit.engine.edge_patch import EdgePatch
+from tracekit.engine.part_skipping import KnownOutputs, PartSkipper, replaced_parts
+from tracekit.engine.patching import MaskedPatch
 from tracekit.errors import ModelWarning
 from tracekit.models.architectures import shortest_window
 from tracekit.models.hooked import (
+    Hook,
     HookedModel,
     device_of,
     dtype_of,
@@ -30,9 +36,12 @@ from tracekit.models.hooked import (
     is_exact,
     model_name,
     random_tokens,
+    record_pass,
 )
 
 _SHORTEST, _ROUNDED = 8, 32  # Tokens of the shortest rows that are tested; steps of longer ones.
+_Trial = tuple[Sequence[Hook], Sequence[Hook], KnownOutputs]
+"""Hooks of a whole pass, hooks of one that leaves parts out, and what these would write."""
 
 
 class Capabilities:
@@ -74,17 +83,14 @@ class Capabilities:
         return cls(None if refusal else block_skipper)
 
     def part_skipper(self, model: HookedModel, by: EdgesBy | None = None) -> PartSkipper | None:
-        """Leaves out parts that a mask replaces or, with `by`, those that no kept edge leaves.
-
-        None if other numbers come out.
-        """
+        """Leaves out parts that masks replace, or no kept edge leaves; None if the trial fails."""
         if by not in self._part_skippers:
             skipper = None
             with freeze(model), torch.no_grad():
                 tokens = random_tokens(model, 3, _SHORTEST).to(device_of(model))
                 try:
                     skipper = PartSkipper(model, tokens)
-                    refusal = reason_not_skipped(model, by, skipper, tokens)
+                    refusal = _reason_not_skipped(model, by, skipper, tokens)
                 except Exception as error:  # Whatever a model raises, its parts cannot be left out.
                     refusal = f"its parts cannot be left out ({type(error).__name__})"
             if refusal:
@@ -166,3 +172,61 @@ def _log_probs(model: HookedModel, sequences: PackedSequences) -> Tensor:
     sequences = sequences.to(device_of(model))
     inputs = sequences.model_inputs(dtype_of(model))
     return model.run_with_hooks(sequences.tokens, fwd_hooks=[], **inputs)[0].float().log_softmax(-1)
+
+
+def _reason_not_skipped(
+    model: HookedModel, by: EdgesBy | None, skipper: PartSkipper, tokens: Tensor
+) -> str:
+    """Why parts cannot be left out, for edges `by` or for nodes; empty if they can be.
+
+    In two trials, a random half of the parts is left out, and then the other half.
+    """
+
+    def logits(hooks: Sequence[Hook]) -> Tensor:
+        return model.run_with_hooks(tokens, fwd_hooks=list(hooks)).float()
+
+    if by is None:
+        registry = ComponentRegistry.build(model.cfg, "head-outputs+mlp-blocks")
+    else:
+        registry = ComponentRegistry.of_edges(model.cfg, by)
+    clean, recorded = record_pass(model, tokens, registry.hook_names)
+    clean, others = clean.float(), {name: value.flip(0) for name, value in recorded.items()}
+    positions = torch.ones_like(tokens, dtype=torch.bool)
+    fields: Any = {"registry": registry, "counterfactual": others, "positions": positions}
+    tolerance = (1e-4 if is_exact(model) else 0.1) * (clean - clean.flip(0)).abs().max()
+    graph = EdgeGraph.of(model.cfg, by or "inputs")
+    drawn = torch.rand(graph.n_layers, 2, generator=torch.Generator().manual_seed(0)) < 0.5
+    for half in (drawn, ~drawn):
+        is_in = half.repeat_interleave(torch.tensor([graph.n_in_attention, 1]), 1)
+        if by is None:
+            whole, sparse, outputs = _trial_of_nodes(model, MaskedPatch(**fields), is_in)
+        else:
+            whole, sparse, outputs = _trial_of_edges(EdgePatch(model=model, **fields), is_in)
+        with skipper.skip(model, outputs):
+            without_parts = logits(sparse)
+        if not (without_parts - logits(whole)).abs().max() <= tolerance:
+            return "other logits come out if they are left out"
+    return ""
+
+
+def _trial_of_nodes(
+    model: HookedModel, patch: MaskedPatch, is_in: Bool[Tensor, "layer node"]
+) -> _Trial:
+    """Replaces the nodes that are in a half of the parts."""
+    # The registry has all heads first, and then all MLPs.
+    mask = torch.cat([is_in[:, :-1].flatten(), is_in[:, -1]])
+    hooks = patch.hooks(mask.float())
+    return hooks, hooks, replaced_parts(model, patch.registry, patch.counterfactual, mask)
+
+
+def _trial_of_edges(patch: EdgePatch, is_in: Bool[Tensor, "layer node"]) -> _Trial:
+    """Keeps the edges between the nodes that are in a half of the parts."""
+    graph, registry = patch.graph, patch.registry
+    starts = {site.layer: site.start for site in registry.sites}
+    nodes = list(compress(graph.senders[1:], is_in.flatten().tolist()))
+    kept = ComponentRegistry.of_edges(patch.model.cfg, graph.by, among=nodes)
+    mask = torch.ones(1, len(registry), device=patch.positions.device)
+    for site in kept.sites:
+        mask[0, [starts[site.layer] + index for index in site.indices]] = 0
+    hooks, outputs = patch.sparse_pass(mask, starts_from_counterfactual=True)
+    return patch.hooks(mask), hooks, outputs

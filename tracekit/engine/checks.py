@@ -52,6 +52,7 @@ from tracekit.models.hooked import (
     is_exact,
     model_name,
     random_tokens,
+    record_pass,
     recording_hooks,
 )
 
@@ -254,12 +255,10 @@ def explained_variance(
     tokens = pad_ids([pair.prompt_ids for pair in pairs[:_PROMPTS]])
     is_token = pad_ids([[1] * len(pair.prompt_ids) for pair in pairs[:_PROMPTS]]).bool()
     is_token[:, 0] &= not is_token[:, 1:].any()
-    hooks, recorded = recording_hooks([site.hook_name for site in sites])
-    with freeze(model), torch.no_grad():
-        model.run_with_hooks(tokens.to(device_of(model)), fwd_hooks=hooks)
+    _, recorded = record_pass(model, tokens, [site.hook_name for site in sites])
     shares = {}
     for site in sites:
-        activation = recorded[site.hook_name][0].movedim(site.kind.position_dim, 1)
+        activation = recorded[site.hook_name].movedim(site.kind.position_dim, 1)
         values = activation[is_token.to(activation.device)][None].float()
         variance = (values - values.mean(1, keepdim=True)).square().sum().item()
         missed = (values - _reconstruction(model, site, values)).square().sum().item()
@@ -321,10 +320,8 @@ def _check_between(model: HookedModel, patch: MaskedPatch, tokens: Tensor) -> No
     full = torch.ones(len(registry), device=tokens.device)
     seen = []
     for changes in ([], patch.hooks(full)):
-        hooks, recorded = recording_hooks([sites[-1].hook_names[0], *names])
-        # Recorded after it was mixed: hooks at one point act in their order.
-        model.run_with_hooks(tokens, fwd_hooks=[*changes, *hooks])
-        seen.append([each[0].float() for each in recorded.values()])
+        _, recorded = record_pass(model, tokens, [sites[-1].hook_names[0], *names], changes)
+        seen.append([each.float() for each in recorded.values()])
     (between, added, after), (mixed, added_then, after_then) = seen
     # Some models (Granite) multiply what a layer adds.
     factor = ((after - between) * added).sum() / added.square().sum().clamp(min=1e-12)
@@ -340,12 +337,11 @@ def _check_added(model: HookedModel, registry: ComponentRegistry, tokens: Tensor
         return
     last = max(sites, key=lambda site: site.layer)
     after = stream_hook(last.layer + 1)
-    hooks, recorded = recording_hooks([after])
     # All at once: what one of them wipes out does not come back.
     names = [site.hook_name for site in sites]
     removed = dict.fromkeys(names, lambda activation, hook=None: torch.zeros_like(activation))
-    model.run_with_hooks(tokens, fwd_hooks=[*removed.items(), *hooks])
-    stream = recorded[after][0].float() if recorded[after] else None
+    _, recorded = record_pass(model, tokens, [after], list(removed.items()))
+    stream = recorded[after].float() if after in recorded else None
     if stream is not None and not (stream - stream[:, :1]).abs().max() > 1e-6 * stream.abs().max():
         raise _refusal(model, last, "holds the residual stream besides what is added to it")
 

@@ -30,23 +30,18 @@ from tracekit.models.hooked import (
     is_exact,
     model_name,
     random_tokens,
-    recording_hooks,
+    record_pass,
 )
 
 
 def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor) -> None:
-    """Proves on random tokens that edges act; call it within `freeze`.
-
-    Raises:
-        HookPointError: Says what cannot be split.
-        IdentityCheckError: The empty mask changes the logits.
-    """
+    """Proves on random tokens that edges act; call it within `freeze`."""
     assert registry.edges is not None
     nodes = ComponentRegistry.build(model.cfg, "head-outputs+mlp-blocks")
-    hooks, recorded = recording_hooks([*registry.hook_names, *nodes.hook_names])
-    clean = _logits(model, tokens, hooks)
-    activations = {name: fired[0] for name, fired in recorded.items() if fired}
-    missing = [name for name in recorded if name not in activations]
+    names = dict.fromkeys([*registry.hook_names, *nodes.hook_names])
+    clean, activations = record_pass(model, tokens, names)
+    clean = clean.float()
+    missing = [name for name in names if name not in activations]
     if missing:
         raise edges_error(model, f"its hook point {missing[0]} did not fire")
     others = {name: value.flip(0) for name, value in activations.items()}
@@ -83,17 +78,11 @@ def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor)
 
 
 def check_other_model(model: HookedModel, other: HookedModel, by: EdgesBy) -> None:
-    """Refuses another model as a source if patching all edges does not reproduce its logits.
-
-    Raises:
-        SourceError: The two models differ in something that no edge carries.
-    """
+    """Refuses another model as a source if patching all edges does not reproduce its logits."""
     registry = ComponentRegistry.of_edges(model.cfg, by)
     tokens = random_tokens(model, 3, 8).to(device_of(model))
-    hooks, recorded = recording_hooks(registry.hook_names)
-    with torch.no_grad(), freeze(other):
-        theirs = _logits(other, tokens.to(device_of(other)), hooks).to(tokens.device)
-    others = {name: fired[0] for name, fired in recorded.items()}
+    theirs, others = record_pass(other, tokens, registry.hook_names)
+    theirs = theirs.float().to(tokens.device)
     positions = torch.ones_like(tokens, dtype=torch.bool)
     patch = EdgePatch(model=model, registry=registry, counterfactual=others, positions=positions)
     with torch.no_grad(), freeze(model):

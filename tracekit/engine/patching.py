@@ -23,8 +23,7 @@ from tracekit.components.kinds import FeatureMap, decode_features, encode_featur
 from tracekit.data.counterfactuals import Constants
 from tracekit.errors import MaskError, SourceError
 from tracekit.models.architectures import STREAM_PASSES_BY, scores_hook
-from tracekit.models.hooked import Hook
-from tracekit.models.passes import running_pass
+from tracekit.models.hooked import Hook, running_pass
 
 _MASKED = -1e30
 """Scores below this are those of keys that a query does not see."""
@@ -97,24 +96,26 @@ class MaskedPatch:
                     f"{n_sets} masks. Run every row once for each mask; give beams and samples a "
                     "patch of one prompt."
                 )
-            part = slice(start - before, stop - before)
-            own = activation.narrow(dim, start - before, stop - start)
+            part, keys = slice(start - before, stop - before), slice(None)
             values = source.narrow(dim, start - first, stop - start)
-            keys = slice(None)
             if key_dim is not None:
-                # A cache with a window has forgotten the first keys; the last ones no query sees.
+                # A cache with a window has forgotten the first keys. The last ones, which no query
+                # sees, keep what they have.
                 first_key = max(0, before + length - activation.shape[key_dim])
                 n_keys = min(source.shape[key_dim] - first_key, activation.shape[key_dim])
                 keys = slice(0, n_keys)
-                own = own.narrow(key_dim, 0, n_keys)
                 values = values.narrow(key_dim, first_key, n_keys)
+            by_axis = {dim: part, key_dim: keys}
+            where = tuple(by_axis.get(axis, slice(None)) for axis in range(activation.ndim))
             acts = is_patched.narrow(dim, start - first, stop - start)
             if rows is not None:
                 values = rows(length, part, keys, acts)
             # In float32, or in the activation's own type where that is wider.
             dtype = torch.promote_types(activation.dtype, torch.float32)
             # The rows once per mask, beside the one copy of their counterfactual values.
-            mixed = rearrange(own.to(dtype), "(set row) ... -> set row ...", row=len(source))
+            mixed = rearrange(
+                activation[where].to(dtype), "(set row) ... -> set row ...", row=len(source)
+            )
             # Layers may lie on different devices.
             values = values.to(activation.device, dtype)
             if len(values) > len(source):
@@ -125,7 +126,11 @@ class MaskedPatch:
                 share = (weight * acts).to(activation.device, dtype)
                 mixed = _interpolate(mixed, values, share, features, 1 + len(kind.axes))
             mixed = rearrange(mixed, "set row ... -> (set row) ...").to(activation.dtype)
-            return _insert_values(activation, mixed, kind, part)
+            if mixed.shape == activation.shape:
+                return mixed
+            changed = activation.clone()
+            changed[where] = mixed
+            return changed
 
         return _mixing_hooks(name, mix, rows)
 
@@ -253,16 +258,25 @@ def mask_shares(
     site: Site, mask: Tensor, ndim: int, span_numbers: Int[Tensor, "row pos"] | None
 ) -> Float[Tensor, ...]:
     """Mask entries of a site, shaped `set row *axes` to broadcast against its activation."""
-    entries = mask_entries(site, mask)
+    kind, entries = site.kind, mask_entries(site, mask)
+    while entries.ndim < 4:
+        # One mask for all sets, or for all rows.
+        entries = entries[None] if entries.ndim == 2 else entries[:, None]
     if site.spans:
         assert span_numbers is not None
-        return _shares_by_span(site, entries, ndim, span_numbers)
-    entries = entries[..., 0]
+        # Each position takes the entry of its span. Picked, not multiplied: products may be rounded
+        # where masks are learned.
+        numbers = span_numbers.to(entries.device)[None, :, None]
+        index = numbers.clamp(min=0).expand(len(entries), -1, site.width, -1)
+        entries = entries.expand(-1, len(span_numbers), -1, -1).gather(3, index)
+        entries = entries.masked_fill(numbers < 0, 0.0)
+    # One further than in the activation: the axis of the set comes first.
     shape = [1] * (ndim + 1)
-    shape[: entries.ndim - 1] = entries.shape[:-1]
-    if site.kind.component_dim is not None:
-        # One further than in the activation: the axis of the set comes first.
-        shape[site.kind.component_dim + 1] = site.width
+    shape[0], shape[1], _, shape[kind.position_dim + 1] = entries.shape
+    if kind.component_dim is not None:
+        shape[kind.component_dim + 1] = site.width
+        if kind.component_dim > kind.position_dim:
+            entries = entries.transpose(2, 3)
     return entries.reshape(shape)
 
 
@@ -279,40 +293,3 @@ def mask_entries(site: Site, mask: Tensor) -> Float[Tensor, "*axes index span"]:
 def _numbers_on_device(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " number"]:
     """Numbers on a device, copied there once."""
     return to_device(torch.tensor(numbers), device)
-
-
-def _shares_by_span(
-    site: Site, by_index: Tensor, ndim: int, span_numbers: Int[Tensor, "row pos"]
-) -> Float[Tensor, ...]:
-    """As `mask_shares`, where each position takes the mask entry of its span."""
-    kind = site.kind
-    while by_index.ndim < 4:
-        # One mask for all sets, or for all rows.
-        by_index = by_index[None] if by_index.ndim == 2 else by_index[:, None]
-    numbers = span_numbers.to(by_index.device)
-    n_sets, n_rows, width = by_index.shape[0], len(numbers), site.width
-    # Picked, not multiplied: products may be rounded where masks are learned.
-    picked = (
-        by_index.expand(-1, n_rows, -1, -1)
-        .gather(3, numbers.clamp(min=0)[None, :, None].expand(n_sets, -1, width, -1))
-        .masked_fill((numbers < 0)[None, :, None], 0.0)
-    )
-    # The activation's axes by name; those that a weight has nothing to say of are of size 1.
-    axes = ["1"] * (ndim + 1)
-    axes[:2], axes[kind.position_dim + 1] = ["set", "row"], "pos"
-    if kind.component_dim is None:
-        return rearrange(picked[:, :, 0], f"set row pos -> {' '.join(axes)}")
-    axes[kind.component_dim + 1] = "index"
-    return rearrange(picked, f"set row index pos -> {' '.join(axes)}")
-
-
-def _insert_values(activation: Tensor, covered: Tensor, kind: Kind, part: slice) -> Tensor:
-    """The activation with `covered` in a part of its positions."""
-    dim, key_dim = kind.position_dim, kind.key_dim
-    if covered.shape == activation.shape:
-        return covered
-    if key_dim is not None:
-        # The keys after these queries, which they cannot see, keep what they have.
-        own = activation.narrow(dim, part.start, part.stop - part.start)
-        covered = own.slice_scatter(covered, key_dim, 0, covered.shape[key_dim])
-    return activation.slice_scatter(covered, dim, part.start, part.stop)

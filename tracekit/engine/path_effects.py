@@ -63,11 +63,7 @@ class PathRow:
 
 
 def path_place(site: Site) -> tuple[int, int]:
-    """The layer of a site, and 0 if it is in the attention, 1 if it is in the MLP.
-
-    Raises:
-        ComponentError: It is neither, or acts in several layers.
-    """
+    """The layer of a site, and 0 if it is in the attention, 1 if it is in the MLP."""
     hook, name = site.kind.hook, site.kind.name
     if len(site.acts_in) > 1:
         raise ComponentError(
@@ -107,12 +103,7 @@ class PathRuns:
         ]
 
     def effects(self) -> Float[Tensor, "row example"]:
-        """The effect of each of `rows` on every example; times its weight if examples have some.
-
-        Raises:
-            HookPointError: Paths cannot be followed in this model.
-            NonFiniteMetricError: Names the examples.
-        """
+        """The effect of each of `rows` on every example; times its weight if examples have some."""
         data, numbers = self.data, {row: number for number, row in enumerate(self.rows)}
         effects = torch.zeros(len(numbers), data.n_examples, device=data.device)
         bar = _progress.open_bar("paths", len(numbers), data.n_examples, shown=data.config.progress)
@@ -175,9 +166,6 @@ class PathRuns:
         """Whether the MLP of each member's layer reads what the attention writes.
 
         Found on a few examples, which also show that paths can be followed through these blocks.
-
-        Raises:
-            HookPointError: Names the block, and says why not.
         """
         data = self.data
         few = torch.arange(min(_EXAMPLES, data.n_examples))
@@ -305,18 +293,13 @@ class _BatchPaths:
         """Activations of receivers where all of their input changes, or one use of it."""
         runs, n = self.runs, len(moved) // len(self.batch.sequences)
         held = self._freeze_hooks(layer, ATTENTION, n) if part == MLP else []
-        # By use, the hook points of receivers that have it.
-        uses: dict[PathInput, list[str]] = {}
-        for receiver in receivers:
-            for via in runs.measured_inputs(receiver):
-                uses.setdefault(via, []).append(runs.member_hooks[receiver])
-        names: dict[PathInput, str] = {
-            via: f"blocks.{layer}.{INPUT_HOOKS[via]}" for via in uses if via != "all"
-        }
-        whole = self._run_from(held, [*uses["all"], *names.values()], layer, moved)
+        hooks = [runs.member_hooks[receiver] for receiver in receivers]
+        uses = dict.fromkeys(via for each in receivers for via in runs.measured_inputs(each))
+        names = {via: f"blocks.{layer}.{INPUT_HOOKS[via]}" for via in uses if via != "all"}
+        whole = self._run_from(held, [*hooks, *names.values()], layer, moved)
         yield "all", whole
         for via, name in names.items():
-            yield (via, self._run_from([(name, replace_by(whole[name]))], uses[via], layer, clean))
+            yield via, self._run_from([(name, replace_by(whole[name]))], hooks, layer, clean)
 
     def _patch_hooks(self, receiver: int, value: Tensor) -> list[Hook]:
         """Hooks by which a receiver takes a value where it is patched."""

@@ -54,7 +54,7 @@ from tracekit.models.hooked import (
     freeze,
     has_processed_weights,
     model_name,
-    recording_hooks,
+    record_pass,
     weights_digest,
 )
 
@@ -433,11 +433,7 @@ AnySource = Source | str | Mapping[str, Tensor]
 
 
 def as_source(given: AnySource) -> Source:
-    """The source that is given as an object, by its name, or as tensors by hook point.
-
-    Raises:
-        SourceError: An unknown name, or another type.
-    """
+    """The source that is given as an object, by its name, or as tensors by hook point."""
     if isinstance(given, str):
         return parse_source(given)
     if isinstance(given, Mapping):
@@ -451,11 +447,7 @@ def as_source(given: AnySource) -> Source:
 
 
 def parse_source(name: str) -> Source:
-    """The source of a name, e.g. `zero` or `noise:spans=subject,factor=2.5`.
-
-    Raises:
-        SourceError: No source of that name, or an option that it lacks.
-    """
+    """The source of a name, e.g. `zero` or `noise:spans=subject,factor=2.5`."""
     if name.startswith(_PYTHON_ONLY):
         raise SourceError(
             f"The source {name!r} takes more than its name. By name there are "
@@ -579,14 +571,7 @@ def _resample(pairs: PromptPairs, seed: int) -> PromptPairs:
 
 
 def _mean_activations(at: Binding, over: PromptPairs, *, positional: bool) -> dict[str, Tensor]:
-    """Mean activations over the prompts of `over`, by hook point, without a row axis.
-
-    If `positional`, every prompt position has a mean of its own, which must suit the data set.
-
-    Raises:
-        SourceError: The model cannot run the prompts, or the means would mean something else in
-            each of them.
-    """
+    """Mean activations over the prompts of `over`, by hook point, without a row axis."""
     model, kinds = at.model, at.registry.kinds_by_hook
     _check_seen_keys(model, kinds)
     _check_prompts(over, at, positional=positional)
@@ -621,9 +606,7 @@ def _mean_activations(at: Binding, over: PromptPairs, *, positional: bool) -> di
 def _check_seen_keys(model: HookedModel, kinds: Mapping[str, Kind]) -> None:
     for name in (name for name, kind in kinds.items() if kind.is_attention_pattern):
         rows = SeenRows(Constants("", {name: torch.ones(1, 2)}), name)
-        tokens = torch.zeros(1, 2, dtype=torch.long, device=device_of(model))
-        with freeze(model), torch.no_grad():
-            model.run_with_hooks(tokens, fwd_hooks=[rows.recording_hook])
+        record_pass(model, torch.zeros(1, 2, dtype=torch.long), (), [rows.recording_hook])
         seen = (rows(2, slice(None), slice(None)) > 0).cpu()
         if not torch.equal(seen, torch.ones_like(seen).tril()):
             raise SourceError(
@@ -670,11 +653,8 @@ def _check_prompts(over: PromptPairs, at: Binding, *, positional: bool) -> None:
 
 def _get_shapes(model: HookedModel, kinds: Mapping[str, Kind]) -> dict[str, list[int]]:
     """Sizes of an activation without the axes of row and position, by hook point."""
-    hooks, recorded = recording_hooks(kinds)
-    tokens = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
-    with freeze(model), torch.no_grad():
-        model.run_with_hooks(tokens, fwd_hooks=hooks)
+    _, recorded = record_pass(model, torch.zeros(1, 1, dtype=torch.long), kinds)
     return {
-        name: [size for axis, size in enumerate(recorded[name][-1].shape) if axis not in (0, pos)]
+        name: [size for axis, size in enumerate(recorded[name].shape) if axis not in (0, pos)]
         for name, pos in ((name, kind.position_dim) for name, kind in kinds.items())
     }
