@@ -113,9 +113,3 @@ def print_problem(word: str, text: object, style: str) -> None:
 
         message = Text.assemble((f"Rank {Ranks.current().rank}: ", style), message)
     error_console.print(message, soft_wrap=True)
-
-
-def print_step(text: str) -> None:
-    """Says in a terminal what the command does before its first result."""
-    if error_console.is_terminal and not console.quiet:
-        error_console.print(text, style="dim", soft_wrap=True)

@@ -31,7 +31,7 @@ from tracekit._util.names import (
 from tracekit._util.options import field_help, field_hints
 from tracekit.cli import parsing
 from tracekit.cli.app import PANELS
-from tracekit.cli.console import console, print_step
+from tracekit.cli.console import console
 from tracekit.cli.files import check_file
 from tracekit.cli.tables import print_tracer
 from tracekit.engine.setup_fields import SetupFields
@@ -356,8 +356,6 @@ def build_tracer(
     from tracekit._util.ranks import join_launched
     from tracekit.data.registry import load_origin
 
-    if loaded is None:
-        print_step(f"Loading {values['model']} ...")
     # Of the processes that a launcher has started, only the first one prints.
     console.quiet = not join_launched().is_first
     seed = values.get("seed", 0)
@@ -371,7 +369,6 @@ def build_tracer(
     elif values.get("held_out_origin") is not None:
         held_out = load_origin(values["held_out_origin"], model)
     memory = values.get("max_memory")
-    print_step(f"Checking hook points in {model.cfg.n_layers} layers ...")
     return tk.Tracer(
         model,
         pairs,
