@@ -112,7 +112,7 @@ class TestData:
             "x: counterfactual patching, n = 6; y: zero ablation, n = 6; Pearson "
         )
         learned = tracer.run("learned-ranking", budget=2, epochs=1, steps=1)
-        assert learned.scores.axis_title == "learned ranking soft mask"
+        assert learned.compare_scores(single).chart.axis_titles[0] == "learned ranking soft mask"
         assert "other score" in single.compare_scores(numbers(tracer)).chart.axis_titles
 
     def test_it_is_printed_and_is_a_table(self, attribution, single):

@@ -67,10 +67,6 @@ class _Work:
     def update(self, n: float) -> None:
         self.n += n
 
-    def set_postfix(self, values: object, refresh: bool) -> None: ...
-
-    def close(self) -> None: ...
-
     def progress_text(self, now: float) -> str:
         """How far it is and how long it took, e.g. `: 9 of 36 passes in 10 s, about 30 s left`."""
         taken = now - self.start
@@ -160,8 +156,8 @@ def _opened(
         finally:
             if bar is not None:
                 watch.open.remove(bar)
-                bar.close()
             if _is_bar(bar):
+                bar.close()
                 watch.quiet_since = time.monotonic()
 
 
@@ -190,7 +186,7 @@ class RunProgress:
 
     def report_values(self, **values: float) -> None:
         """Reports what a step reached, e.g. `size=4, effect=0.31`."""
-        if self.bar is not None:
+        if _is_bar(self.bar):
             shown = {name: f"{value:.3g}" for name, value in values.items()}
             self.bar.set_postfix(shown, refresh=False)
         if self.on_note is not None:

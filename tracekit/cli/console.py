@@ -125,12 +125,6 @@ def print_problem(word: str, text: object, style: str) -> None:
     error_console.print(message, soft_wrap=True)
 
 
-def print_step(text: str) -> None:
-    """Says in a terminal what the command does before its first result."""
-    if error_console.is_terminal and not console.quiet:
-        error_console.print(text, style="dim", soft_wrap=True)
-
-
 def check_folder(output: Path | None) -> None:
     """Checks that a folder can be written to; commands call it before slow work."""
     if output is None:

@@ -31,7 +31,7 @@ from tracekit._util.names import (
 )
 from tracekit._util.options import field_help, field_hints
 from tracekit.cli.app import PANELS
-from tracekit.cli.console import check_file, console, print_step
+from tracekit.cli.console import check_file, console
 from tracekit.cli.tables import print_tracer
 from tracekit.engine.setup_fields import SetupFields
 from tracekit.errors import ConfigError, DataFormatError, DataNotFoundError, UnknownNameError
@@ -355,8 +355,6 @@ def build_tracer(
     from tracekit._util.ranks import join_launched
     from tracekit.data.registry import load_origin
 
-    if loaded is None:
-        print_step(f"Loading {values['model']} ...")
     # Of the processes that a launcher has started, only the first one prints.
     console.quiet = not join_launched().is_first
     seed = values.get("seed", 0)
@@ -370,7 +368,6 @@ def build_tracer(
     elif values.get("held_out_origin") is not None:
         held_out = load_origin(values["held_out_origin"], model)
     memory = values.get("max_memory")
-    print_step(f"Checking hook points in {model.cfg.n_layers} layers ...")
     return tk.Tracer(
         model,
         pairs,

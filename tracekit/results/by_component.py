@@ -64,7 +64,8 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
         values = torch.full((len(self.registry),), torch.nan)
         values[list(self.members)] = self.effects.to(values.dtype)
         title, setting = f"single {self.axis_label}", f"{self.intervention}, n = {self.n_text}"
-        return Scores(self, values, title, self.axis_label, setting)
+        of = data_and_model(self.dataset, self.model)
+        return Scores(self.registry, values, title, self.axis_label, setting, of)
 
     @cached_property
     def table(self) -> pd.DataFrame:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tracekit._util.deferred import pd
 from tracekit._util.options import check_int, check_keywords, short_repr
+from tracekit.components import ComponentRegistry
 from tracekit.errors import ComparisonError, ConfigError
 from tracekit.figures.charts import Chart, scatter
 from tracekit.figures.style import data_and_model, plain
@@ -22,8 +23,7 @@ from tracekit.search.methods import METHODS
 class Scores(NamedTuple):
     """A score for each of some components, and what it means."""
 
-    of: Any
-    """The result or the single effects."""
+    registry: ComponentRegistry
     values: Tensor
     """By flat index; NaN for a component without a score."""
     axis_title: str
@@ -32,18 +32,32 @@ class Scores(NamedTuple):
     """Title of the effects that they are or estimate; empty if they are something else."""
     setting: str
     """What was ablated, and on how many examples."""
+    of: str = ""
+    """Data and model."""
 
 
-def scores_of_result(result: Any) -> Scores:
-    """What the components of a result were ranked by; errors as of `TraceResult.ranked_by`."""
-    title, effect = f"{result.run.title} soft mask", ""
-    if result.component_scores is not None:
-        title = "single effect" if result.method == "top-k" else f"{result.run.title} score"
+def _scores_of(value: Any, registry: ComponentRegistry | None = None) -> Scores:
+    """Scores of a result, of single effects, or of numbers by labels of a registry."""
+    if hasattr(value, "scores"):
+        return value.scores
+    if isinstance(value, Mapping) and registry is not None:
+        values = torch.full((len(registry),), torch.nan)
+        values[list(map(registry.index, value))] = torch.tensor([*value.values()]).float()
+        return Scores(registry, values, "other score", "", "other scores")
+    if not hasattr(value, "ranked_by"):
+        raise ConfigError(
+            f"{short_repr(value)} has no scores of components. Give a result, single effects, or "
+            'numbers by label, e.g. {"L5H3": 0.2}.'
+        )
+    title, effect, run = f"{value.run.title} soft mask", "", value.run
+    if value.component_scores is not None:
+        name = "single effect" if run.method == "top-k" else f"{run.title} score"
         # Scores of other methods than those of tracekit may have any unit.
-        effect = result.axis_label if result.method in METHODS else ""
-        title = effect.replace("effect", title, 1) or title
-    setting = f"{result.setup.intervention}, n = {result.searched.n_text}"
-    return Scores(result, result.ranked_by, title, effect, setting)
+        effect = value.axis_label if run.method in METHODS else ""
+        title = effect.replace("effect", name, 1) or name
+    setting = f"{value.setup.intervention}, n = {value.searched.n_text}"
+    of = data_and_model(value.dataset, value.model)
+    return Scores(value.registry, value.ranked_by, title, effect, setting, of)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -98,26 +112,16 @@ def compare_scores(first: Any, second: Any, labels: tuple[str, ...] = ("", "")) 
         ComparisonError: They are of different components, or share fewer than three.
         ConfigError: One of them has no scores.
     """
-    x: Scores = first.scores
-    registry = x.of.registry
-    if isinstance(second, Mapping):
-        values = torch.full((len(registry),), torch.nan)
-        values[list(map(registry.index, second))] = torch.tensor([*second.values()]).float()
-        y = Scores(first, values, "other score", "", "other scores")
-    elif hasattr(second, "scores"):
-        y = second.scores
-    else:
-        raise ConfigError(
-            f"{short_repr(second)} has no scores of components. Give a result, single effects, or "
-            'numbers by label, e.g. {"L5H3": 0.2}.'
-        )
-    if registry != y.of.registry:
+    x = _scores_of(first)
+    registry = x.registry
+    y = _scores_of(second, registry)
+    if registry != y.registry:
         same = repr("+".join(registry.kinds))
-        if registry.edges is None and registry.layers != y.of.registry.layers:
+        if registry.edges is None and registry.layers != y.registry.layers:
             same += f", layers={list(registry.layers)}"
         raise ComparisonError(
             f"The scores are of different components: {registry.describe()}; and "
-            f"{y.of.registry.describe()}. Trace the same components for both, e.g. "
+            f"{y.registry.describe()}. Trace the same components for both, e.g. "
             f"tk.Tracer(model, pairs, {same})."
         )
     columns = {"first": x.values.double().numpy(), "second": y.values.double().numpy()}
@@ -136,15 +140,18 @@ def compare_scores(first: Any, second: Any, labels: tuple[str, ...] = ("", "")) 
     names = list(map(registry.label, scores.index))
     residuals = scores["second"] - slope * scores["first"] - start
     table = pd.DataFrame({"component": names, **scores, "residual": residuals})
-    titles = [f"{name}: {each.axis_title}" for name, each in zip(labels, (x, y), strict=True)]
+    x_title, y_title = (
+        plain(f"{label}: {each.axis_title}" if label else each.axis_title)
+        for label, each in zip(labels, (x, y), strict=True)
+    )
     setting = x.setting if x.setting == y.setting else f"x: {x.setting}; y: {y.setting}"
     chart = Chart(
         frame=table.sort_values("residual", key=abs, ascending=False, ignore_index=True),
         x="first",
         y="second",
         series="component",
-        axis_titles=(plain(titles[0].removeprefix(": ")), plain(titles[1].removeprefix(": "))),
-        title=" / ".join(dict.fromkeys(data_and_model(s.of.dataset, s.of.model) for s in (x, y))),
+        axis_titles=(x_title, y_title),
+        title=" / ".join(dict.fromkeys(filter(None, (x.of, y.of)))),
         subtitle=f"{plain(setting)}; Pearson {pearson:.2f}, Spearman {spearman:.2f}",
     )
     return ScoreComparison(chart=chart, line=(slope, start), pearson=pearson, spearman=spearman)
