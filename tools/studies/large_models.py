@@ -52,9 +52,9 @@ CARD = 80 * 10**9
 EIGHTH = 1 / 8
 """Share of a card's free memory that changes of senders and their gradients take at most."""
 OF_SMOLLM2 = {
-    0.001: PartShares(0, 0, 0, 0, 0),
-    0.01: PartShares(0, 0, 0, 0, 0),
-    0.1: PartShares(0, 0, 0, 0, 0),
+    0.001: PartShares(0.167, 0.467, 0.0019, 0.016, 0.044),
+    0.01: PartShares(0.883, 1, 0.041, 0.226, 0.324),
+    0.1: PartShares(1, 1, 0.653, 0.841, 0.920),
 }
 """Medians over tasks and rankings of SmolLM2-135M, as `touched` prints them."""
 
