@@ -10,6 +10,7 @@ from jaxtyping import Float, TypeCheckError, jaxtyped
 from torch import Tensor
 
 from tests import check
+from tests.annotations import DEFINITIONS
 
 
 @jaxtyped(typechecker=check)
@@ -49,3 +50,17 @@ def test_true_calls_pass():
     assert product(torch.ones(3, 4), torch.ones(4)).shape == (3,)
     assert half(1) == 0.5
     Pair(torch.ones(3), torch.ones(3))
+
+
+def test_functions_within_functions_are_checked_when_they_are_first_defined():
+    def define():
+        @jaxtyped(typechecker=check)
+        def inner(number: int) -> int:
+            return number
+
+        return inner
+
+    for _ in range(DEFINITIONS):
+        with pytest.raises(TypeCheckError, match="whilst checking the parameters of"):
+            define()("1")
+    assert define()("1") == "1"
