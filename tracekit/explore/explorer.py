@@ -17,10 +17,10 @@ from torch import Tensor
 
 from tracekit._util.arguments import check_arguments
 from tracekit._util.files import write_atomically
-from tracekit._util.markup import clean_text, html_text, script_json
+from tracekit._util.markup import clean_text, html_card, html_text, script_json
 from tracekit._util.options import as_path
 from tracekit._util.progress import duration_text
-from tracekit._util.table import json_value
+from tracekit._util.table import join_labels, json_value
 from tracekit.components import Component, ComponentGrid, ComponentSet
 from tracekit.components.kinds import kind_of
 from tracekit.components.masks import complement_of
@@ -42,7 +42,7 @@ from tracekit.explore.exploration import (
 from tracekit.figures.style import EXPLORER_COLORS
 from tracekit.metrics import Effects
 from tracekit.models import model_name
-from tracekit.results.display import selection_svg
+from tracekit.results.display import line
 from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.result import TraceResult
 
@@ -254,8 +254,9 @@ class Explorer(anywidget.AnyWidget):
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         bundle = super()._repr_mimebundle_(**kwargs)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
-        picture = selection_svg(self._registry, self.exploration.members, repr(self))
-        return {**data, "image/svg+xml": picture, "text/plain": repr(self)}, metadata
+        labels = join_labels([*map(self._registry.label, self.exploration.members)])
+        card = html_card(repr(self), line(labels))
+        return {**data, "text/html": card, "text/plain": repr(self)}, metadata
 
     def _change(self, action: Callable[[], None]) -> None:
         action()
