@@ -253,7 +253,7 @@ def test_targets_and_positions(command, tmp_path):
         (["--option", "epochs=abc"], "The option epochs is 'abc'. Input should be a valid integer"),
         (["--device", "abacus"], "The device 'abacus' cannot be used"),
         (["--model", "[/x]"], "'[/x]' is neither a directory nor a possible hub name."),
-        (["--dtype", "int4"], "Unknown dtype 'int4'. Use one of auto"),
+        (["--dtype", "int4"], "dtype is 'int4'. Use one of auto"),
     ],
 )
 def test_errors_are_one_sentence_and_an_exit_code(command, tmp_path, arguments, text, unchecked):

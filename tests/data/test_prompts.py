@@ -88,7 +88,7 @@ def test_missing_keys_and_bad_options(unchecked):
         tk.PromptPairs.from_ids([{"prompt_ids": [1], "counterfactual_ids": [1]}])
     with pytest.raises(PairsError, match="Example 0 lacks x. Give the keys"):
         tk.PromptPairs.from_text([{"prompt": "a"}], Words())
-    with pytest.raises(ConfigError, match="on_mismatch is 'drop'. Use 'error' or 'skip'."):
+    with pytest.raises(ConfigError, match="on_mismatch is 'drop'. Use one of error, skip."):
         tk.PromptPairs.from_ids([ROW], on_mismatch="drop")
     row = {"prompt": "a", "counterfactual": "b", "x": "c", "y": " "}
     with pytest.raises(PairsError, match=r"The y of example 0 \(' '\) encodes to no"):

@@ -67,11 +67,11 @@ def test_maps_of_both_directions_have_one_above_the_other(tracer):
     grid = replace(grid, tests=tests[0], opposite=replace(grid.opposite, tests=tests[1]))
     by_family = grid.heatmap(mark="family").data
     assert not [trace for trace in by_family if trace.name == "dots" and len(trace.x)]
-    with pytest.raises(ConfigError, match="mark is 'p'. Give 'q' or 'family'"):
+    with pytest.raises(ConfigError, match="mark is 'p'. Use one of q, family.$"):
         grid.heatmap(mark="p")
-    with pytest.raises(ConfigError, match="mark is 'p'. Give 'q', 'family' or None"):
+    with pytest.raises(ConfigError, match="mark is 'p'. Use one of q, family, None"):
         tracer.single_effects().heatmap(mark="p")
-    with pytest.raises(ConfigError, match="^layers_on is 'z'. Give 'x' or 'y'.$"):
+    with pytest.raises(ConfigError, match="^layers_on is 'z'. Use one of x, y.$"):
         tracer.single_effects().heatmap(layers_on="z")
     figure = grid.heatmap()
     cells, signs, dots, *_rings = figure.data

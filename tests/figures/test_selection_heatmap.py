@@ -84,7 +84,7 @@ def test_other_colors_frame_what_is_selected(tracer, color):
 
 @pytest.mark.usefixtures("unchecked")
 def test_colors_that_are_none_are_refused(tracer):
-    with pytest.raises(ConfigError, match="Unknown color 'red'. Use one of selected, soft, score"):
+    with pytest.raises(ConfigError, match="color is 'red'. Use one of selected, soft, score"):
         tracer.results[0].heatmap(color="red")
     greedy = tracer.results[2]
     assert greedy.component_scores is None

@@ -272,7 +272,7 @@ def test_an_effect_that_says_little_as_a_whole_is_warned_of(demo_model, n_exchan
 def test_what_is_refused(tracer, unchecked):
     with pytest.raises(MaskError, match="A set of components is needed here"):
         tracer.faithfulness(torch.full((12,), 0.5))
-    with pytest.raises(ConfigError, match="Unknown ranking 'best'. Use 'signed' or 'absolute'"):
+    with pytest.raises(ConfigError, match="ranking is 'best'. Use one of signed, absolute"):
         tracer.faithfulness(torch.ones(12), ranking="best")
     with pytest.raises(MaskError, match=r"The scores have shape \(3,\)"):
         tracer.faithfulness(torch.ones(3), ranking="signed")

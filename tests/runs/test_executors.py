@@ -143,7 +143,7 @@ class TestAnyExecutor:
         for given, text in (
             (3, "Unknown executor 3. Give dask://HOST:PORT, submitit://slurm, submitit://local"),
             ("dsk://here", "Unknown executor 'dsk://here'"),
-            ("submitit://pbs", "Unknown cluster 'pbs' of submitit. Use one of slurm, local, debug"),
+            ("submitit://pbs", "cluster of submitit is 'pbs'. Use one of slurm, local, debug"),
         ):
             with pytest.raises(ConfigError, match=re.escape(text)):
                 tk.sweep(**grid, executor=given)

@@ -150,7 +150,7 @@ def test_what_is_warned_of_and_refused(both):
         both[0].run("top-k", budget=1)
         both[1].run("top-k", budget=1, sign="full")
         both[1].run("top-k", budget=1, sign="positive")
-    with pytest.raises(ConfigError, match="sign is 'down'. Give one of positive, negative, full"):
+    with pytest.raises(ConfigError, match="sign is 'down'. Use one of positive, negative, full"):
         both[1].run("top-k", budget=1, sign="down")
     with pytest.raises(MetricError, match="needs a positive one.*sign='full'"):
         both[1].run("top-k", budget=1, objective="faithful")

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeGuard, TypeVar, cast, get_args, get_origi
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from tracekit.errors import ConfigError, UnknownOptionError
+from tracekit.errors import ConfigError, TracekitError, UnknownOptionError
 
 _C = TypeVar("_C", bound=Callable[..., Any])
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -99,6 +99,14 @@ def check_int(name: str, value: object, least: int = 1) -> None:
     """Refuses anything but a whole number of at least `least`."""
     if not is_int(value) or value < least:
         raise ConfigError(f"{name} is {short_repr(value)}. Give a whole number, at least {least}.")
+
+
+def check_choice(
+    name: str, value: object, choices: Iterable[object], error: type[TracekitError] = ConfigError
+) -> None:
+    """Refuses anything but one of a few names."""
+    if value not in (known := tuple(choices)):
+        raise error(f"{name} is {short_repr(value)}. Use one of {', '.join(map(str, known))}.")
 
 
 def check_max_loss(name: str, value: object) -> None:

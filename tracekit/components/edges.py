@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from typing_extensions import TypedDict
 
-from tracekit._util.options import short_repr
+from tracekit._util.options import check_choice, short_repr
 from tracekit.components.kinds import KINDS, Kind
 from tracekit.errors import ComponentError, near_miss
 
@@ -74,9 +74,7 @@ class EdgeGraph:
     @classmethod
     def of(cls, shape: Any, by: EdgesBy) -> EdgeGraph:
         """The graph of a model of these sizes."""
-        if by not in get_args(EdgesBy):
-            every = ", ".join(get_args(EdgesBy))
-            raise ComponentError(f"by is {short_repr(by)}. Use one of {every}.")
+        check_choice("by", by, get_args(EdgesBy), ComponentError)
         return cls(
             by=by,
             n_layers=int(shape.n_layers),

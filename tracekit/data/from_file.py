@@ -298,6 +298,12 @@ def _read_text(path: Path) -> str:
         ) from error
 
 
+def _refuse_twice(columns: list[Any], holder: str) -> None:
+    twice = [name for number, name in enumerate(columns) if name in columns[:number]]
+    if twice:
+        raise DataFormatError(f"{holder} has the column {twice[0]!r} twice. Keep one of them.")
+
+
 def _read_csv(path: Path) -> list[dict[str, Any]]:
     reader = csv.DictReader(io.StringIO(_read_text(path), newline=""))
     try:
@@ -308,9 +314,7 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
             f"{path} cannot be read as CSV: {error}. Write a comma-separated file with a header; "
             "long texts fit in a .jsonl file."
         ) from error
-    twice = [name for number, name in enumerate(columns) if name in columns[:number]]
-    if twice:
-        raise DataFormatError(f"{path} has the column {twice[0]!r} twice. Keep one of them.")
+    _refuse_twice(list(columns), str(path))
     for number, row in enumerate(rows):
         if None in row or None in row.values():
             raise DataFormatError(
@@ -365,12 +369,7 @@ def table_rows(data: Any) -> list[dict[str, Any]]:
     elif hasattr(data, "to_pylist"):
         data = data.to_pylist()
     elif hasattr(data, "columns") and hasattr(data, "to_dict"):
-        columns = list(data.columns)
-        twice = [name for number, name in enumerate(columns) if name in columns[:number]]
-        if twice:
-            raise DataFormatError(
-                f"The {kind} has the column {twice[0]!r} twice. Keep one of them."
-            )
+        _refuse_twice(list(data.columns), f"The {kind}")
         # For some columns, pandas gives None for a missing value.
         records = data.to_dict("records")
         data = [{k: nan if v is None else v for k, v in row.items()} for row in records]

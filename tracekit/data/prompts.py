@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -16,7 +16,7 @@ from torch import Tensor
 from tracekit._util.arguments import check_arguments
 from tracekit._util.clusters import EvidenceOptions
 from tracekit._util.markup import clean_text
-from tracekit._util.options import as_ints, check_seed, is_int, join_first, short_repr
+from tracekit._util.options import as_ints, check_choice, check_seed, is_int, join_first, short_repr
 from tracekit.data.chat import Chat, make_chat_template
 from tracekit.data.counterfactuals import GaussianNoise
 from tracekit.data.display import pairs_html
@@ -335,8 +335,7 @@ class PromptPairs(Sequence[PromptPair]):
 
     @classmethod
     def _build(cls, rows: Rows, name: str, on_mismatch: OnMismatch) -> PromptPairs:
-        if on_mismatch not in ("error", "skip"):
-            raise ConfigError(f"on_mismatch is {on_mismatch!r}. Use 'error' or 'skip'.")
+        check_choice("on_mismatch", on_mismatch, get_args(OnMismatch))
         pairs, skipped = pairs_from_ids(rows), ()
         if on_mismatch == "skip":
             skipped = describe_misaligned(pairs)

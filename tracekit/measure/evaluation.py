@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tracekit._util.deferred import pd
 from tracekit._util.markup import interval_text
-from tracekit._util.options import as_path
+from tracekit._util.options import as_path, check_choice
 from tracekit._util.warn import warn
 from tracekit.components import ComponentSet
 from tracekit.components.masks import complement_of
@@ -224,8 +224,7 @@ def planned_faithfulness(
     counts = mib.count_mib_edges(registry)
     most = [int(share * sum(counts)) for share in MIB_SHARES]
     if ranking is not None:
-        if ranking not in get_args(Ranking):
-            raise ConfigError(f"Unknown ranking {ranking!r}. Use 'signed' or 'absolute'.")
+        check_choice("ranking", ranking, get_args(Ranking))
         scores = scores_of(members, registry)
         sets = mib.top_sets_counted_as_mib(
             scores if ranking == "signed" else scores.abs(), counts, most

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import transformers
-from tracekit._util.options import check_names
+from tracekit._util.options import check_choice, check_names
 from tracekit._util.progress import report_waiting
 from tracekit._util.threads import cgroup_free_bytes, limit_threads
 from tracekit.demo import DEMO
@@ -212,8 +212,7 @@ def _as_device(device: str | torch.device | None, options: Mapping[str, Any]) ->
 def _as_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
-    if dtype not in _DTYPES:
-        raise ConfigError(f"Unknown dtype {dtype!r}. Use one of {', '.join(_DTYPES)}.")
+    check_choice("dtype", dtype, _DTYPES)
     return _DTYPES[dtype]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import get_args
 
 import plotly.graph_objects as go
 import torch
@@ -15,10 +16,10 @@ from torch import Tensor
 
 from tracekit._util.deferred import pd
 from tracekit._util.markup import as_cells, clean_text, number_text
-from tracekit._util.options import check_keywords, short_repr
+from tracekit._util.options import check_choice, check_keywords
 from tracekit._util.table import join_labels
 from tracekit.components.masks import from_indices, members_of_mask
-from tracekit.errors import ConfigError, MetricError
+from tracekit.errors import MetricError
 from tracekit.figures.cells import ColorScale, LayersOn, draw_panels
 from tracekit.figures.style import data_and_model, plain
 from tracekit.metrics import Effects
@@ -114,10 +115,8 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
                 be cells.
             MetricError: All components together have no effect to take shares of.
         """
-        if mark not in ("q", "family", None):
-            raise ConfigError(f"mark is {short_repr(mark)}. Give 'q', 'family' or None.")
-        if layers_on not in ("x", "y"):
-            raise ConfigError(f"layers_on is {short_repr(layers_on)}. Give 'x' or 'y'.")
+        check_choice("mark", mark, (*get_args(Mark), None))
+        check_choice("layers_on", layers_on, get_args(LayersOn))
         check_cells(self.registry, "trace fewer: layers=..., components={layer: [...]}")
         if normalised and abs(self.full_effect) < 1e-9:
             raise MetricError(

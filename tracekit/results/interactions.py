@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tracekit._util.deferred import pd
 from tracekit._util.markup import clean_text, number_text
-from tracekit._util.options import check_int, short_repr
+from tracekit._util.options import check_choice, check_int
 from tracekit._util.table import Table, join_labels, latex_text
 from tracekit.components import Component, kind_of
 from tracekit.errors import ConfigError
@@ -206,8 +206,7 @@ class InteractionGrid(InWords, SavedTable):
         """
         if not 0 < clip <= 1:
             raise ConfigError(f"clip is {clip}. It is a quantile, above 0 and at most 1.")
-        if mark not in get_args(Mark):
-            raise ConfigError(f"mark is {short_repr(mark)}. Give 'q' or 'family'.")
+        check_choice("mark", mark, get_args(Mark))
         below = self if self.opposite is None else self.opposite
         values = self.interaction.triu() + below.interaction.tril(-1)
         sizes = values[~torch.eye(len(values), dtype=torch.bool)].abs()

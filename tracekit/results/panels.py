@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from tracekit._util.options import check_choice
 from tracekit.components import ComponentRegistry, kind_of
 from tracekit.components.masks import BinaryMask, ranking
 from tracekit.components.registry import MOST_COLUMNS
@@ -44,8 +45,7 @@ def result_panels(result: Any, color: str, title: str, framed: BinaryMask) -> li
             f"This result of {result.method} has no scores of components. Use color='selected', "
             "or a result of top-k."
         )
-    if color not in get_args(CellColor):
-        raise ConfigError(f"Unknown color {color!r}. Use one of {', '.join(get_args(CellColor))}.")
+    check_choice("color", color, get_args(CellColor))
     ranked = soft if scores is None else scores
     ranks = torch.empty(len(ranked))
     ranks[ranking(ranked)] = torch.arange(1.0, len(ranked) + 1)

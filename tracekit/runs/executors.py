@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from tracekit._util.options import short_repr
+from tracekit._util.options import check_choice, short_repr
 from tracekit._util.processes import WorkerProcesses
 from tracekit._util.threads import allowed_threads
 from tracekit.errors import ConfigError, MissingExtraError, WorkerError
@@ -240,10 +240,7 @@ class _SubmititWorkers(Workers):
             import submitit
         except ModuleNotFoundError as error:
             raise MissingExtraError.of("This executor", error, "submitit") from error
-        if cluster not in _CLUSTERS:
-            raise ConfigError(
-                f"Unknown cluster {cluster!r} of submitit. Use one of {', '.join(_CLUSTERS)}."
-            )
+        check_choice("cluster of submitit", cluster, _CLUSTERS)
         try:
             executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
         except RuntimeError as error:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
 from tracekit._util import progress
-from tracekit._util.names import ObjectiveName, SignName, choices_text
-from tracekit._util.options import check_seed, short_repr
+from tracekit._util.names import ObjectiveName, SignName
+from tracekit._util.options import check_choice, check_seed, short_repr
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.cost import Cost
 from tracekit.engine.effects import can_count_choices, check_metric, prepare_choices
@@ -68,10 +68,8 @@ class Request:
         check_seed(self.seed)
         if self.objective is not None:
             resolve_objective(self.objective)
-        if self.sign is not None and self.sign not in get_args(SignName):
-            raise ConfigError(
-                f"sign is {short_repr(self.sign)}. Give one of {choices_text(SignName)}."
-            )
+        if self.sign is not None:
+            check_choice("sign", self.sign, get_args(SignName))
         if self.constraint is not None and not isinstance(self.constraint, Constraint):
             raise ConfigError(
                 f"constraint is {short_repr(self.constraint)}. Give a tk.Constraint, e.g. "
