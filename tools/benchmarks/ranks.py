@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,7 @@ from tools.benchmarks.setting import Model
 from tracekit._util.ranks import Ranks, join_launched, launched_device
 from tracekit.search import Goal
 
-QUICK = {"n_layer": 12, "n_embd": 48}
+QUICK: dict[str, Any] = {"n_layer": 12, "n_embd": 48}
 """Sizes that `--quick` changes."""
 TASKS = ("an epoch of PGB-CT", "top-k, 24 heads")
 

@@ -235,7 +235,7 @@ class TouchedParts:
     @cached_property
     def senders(self) -> np.ndarray:
         """Which senders have an edge of the set."""
-        return self.senders_into.any(0)
+        return np.asarray(self.senders_into.any(0))
 
     def heads_of(self, layer: int) -> np.ndarray:
         """Which senders of an attention have an edge of the set."""

@@ -271,7 +271,7 @@ def touched(
     """
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore", UnreliableResultWarning)
-    model = tk.load_model("smollm2-135m")
+    model: Any = tk.load_model("smollm2-135m")
     shape = Shape.of("smollm2-135m", model.original_model.config)
     metric, registry = resolve_metric("logit-difference"), shape.registry()
     by_share: dict[float, list[PartShares]] = {share: [] for share in SHARES}
