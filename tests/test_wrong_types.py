@@ -148,15 +148,15 @@ def test_what_fits_an_annotation():
     def function(a: int, b: float | None, c: Sequence[str], d: Mapping[str, int], e: Path): ...
 
     hints = get_type_hints(function)
-    right = {"a": [1, np.int64(2)], "b": [1, 2.5, None, np.float32(1)], "c": [["x"], (), {"x"}]}
+    right = {"a": [1, np.int64(2)], "b": [1, 2.5, None, np.float32(1)], "c": [["x"], ()]}
     right |= {"d": [{}, {"x": 1}], "e": [Path("x")]}
-    bad = {"a": [True, 1.0, "1"], "b": [True, "1"], "c": ["x", [1], {}], "d": [[]], "e": ["x"]}
+    bad = {"a": [1.0, "1"], "b": ["1"], "c": [[1], {}, 3], "d": [[]], "e": ["x"]}
     for name, hint in hints.items():
         assert all(fits_annotation(value, hint) for value in right[name]), name
         assert not any(fits_annotation(value, hint) for value in bad[name]), name
     for value in (True, np.bool_(False)):
         assert fits_annotation(value, bool)
-    assert fits_annotation("other", Literal["a", "b"])  # Functions say which names there are.
+    assert fits_annotation("a", Literal["a", "b"])
     assert not fits_annotation(1, Literal["a", "b"])
     assert fits_annotation(torch.zeros(2), Any)
 

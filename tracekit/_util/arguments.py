@@ -6,22 +6,23 @@ consulted after a function has raised a Python error, and beforehand for boolean
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, wraps
-from inspect import Parameter, formatannotation, isclass, isfunction, signature, unwrap
-from numbers import Real
-from pathlib import Path
-from types import NoneType, SimpleNamespace, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from inspect import Parameter, formatannotation, isfunction, signature, unwrap
+from types import NoneType, SimpleNamespace
+from typing import Any, TypeVar, get_args, get_type_hints
 
-from typing_extensions import get_protocol_members, is_protocol
+import numpy as np
+from beartype import BeartypeConf
+from beartype.door import is_bearable
 
-from tracekit._util.options import is_int, short_repr
+from tracekit._util.options import short_repr
 from tracekit.errors import ConfigError, TracekitError
 
 _C = TypeVar("_C", bound=Callable[..., Any])
+_TOWER = BeartypeConf(is_pep484_tower=True)
+"""Whole numbers are floating ones, too."""
 _TYPE_FAULTS = (TypeError, AttributeError, ValueError, LookupError)
 """Errors that Python raises for a value of a wrong type."""
 
@@ -90,43 +91,5 @@ def _flag_names(function: Any) -> frozenset[str]:
 
 
 def fits_annotation(value: object, hint: Any) -> bool:
-    """Whether a value fits an annotation; True for annotations that are not supported here."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return True
-    if origin in (Union, UnionType):
-        return any(fits_annotation(value, part) for part in parts)
-    if origin is Literal:
-        # The function itself checks the value, and lists the names that it knows.
-        return any(isinstance(value, type(part)) for part in parts)
-    if hint is None or hint is NoneType:
-        return value is None
-    if hint is bool:
-        # Booleans of NumPy have the dtype bool.
-        return isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
-    if hint is int:
-        return is_int(value)
-    if hint is float:
-        return isinstance(value, Real) and not isinstance(value, bool)
-    base = origin or hint
-    if base is Callable:
-        return callable(value)
-    if not isclass(base):
-        return True
-    if is_protocol(base):
-        return all(hasattr(value, member) for member in get_protocol_members(base))
-    if issubclass(base, Path):
-        return isinstance(value, os.PathLike)
-    if issubclass(base, Mapping):
-        return isinstance(value, Mapping)
-    if base in _SEQUENCE_TYPES:
-        is_several = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
-        within = value if is_several and isinstance(value, (list, tuple)) else ()
-        inner = parts[0] if parts else Any
-        return is_several and all(fits_annotation(each, inner) for each in within)
-    # The functions themselves check the shapes of arrays.
-    is_array = base.__module__.startswith("jaxtyping")
-    return is_array or isinstance(value, base)
-
-
-_SEQUENCE_TYPES = (Sequence, Iterable, list, tuple, set, frozenset)
+    """Whether a value fits an annotation, where a number of NumPy is as good as one of Python."""
+    return is_bearable(value.item() if isinstance(value, np.generic) else value, hint, conf=_TOWER)
