@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import tracekit as tk
@@ -41,4 +42,6 @@ def test_a_result_cites_its_method_and_its_data(demo_model, model):
     assert f"version = {{{tk.__version__}}}" in text
     own = tk.Tracer(model, tiny.pairs(4), "head-outputs").run("greedy", budget=2)
     assert keys_in(own.cite()) == ["tracekit", "yan2026multicomponent"]
-    assert keys_in(citation.bibtex("dcm", "variable-binding"))[2:] == ["davies2023discovering"]
+    of_data = SimpleNamespace(origin=SimpleNamespace(dataset="variable-binding"))
+    one_paper = SimpleNamespace(method="dcm", searched=of_data)
+    assert keys_in(tk.TraceResult.cite(one_paper))[2:] == ["davies2023discovering"]

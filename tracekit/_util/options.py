@@ -105,8 +105,8 @@ def check_choice(
     name: str, value: object, choices: Iterable[object], error: type[TracekitError] = ConfigError
 ) -> None:
     """Refuses anything but one of a few names."""
-    if value not in (known := tuple(choices)):
-        raise error(f"{name} is {short_repr(value)}. Use one of {', '.join(map(str, known))}.")
+    if value not in (allowed := tuple(choices)):
+        raise error(f"{name} is {short_repr(value)}. Use one of {', '.join(map(str, allowed))}.")
 
 
 def check_max_loss(name: str, value: object) -> None:
