@@ -294,8 +294,11 @@ class _BatchPaths:
         runs, n = self.runs, len(moved) // len(self.batch.sequences)
         held = self._freeze_hooks(layer, ATTENTION, n) if part == MLP else []
         hooks = [runs.member_hooks[receiver] for receiver in receivers]
-        uses = dict.fromkeys(via for each in receivers for via in runs.measured_inputs(each))
-        names = {via: f"blocks.{layer}.{INPUT_HOOKS[via]}" for via in uses if via != "all"}
+        names: dict[PathInput, str] = {
+            via: f"blocks.{layer}.{name}"
+            for via, name in INPUT_HOOKS.items()
+            if any(via in runs.measured_inputs(each) for each in receivers)
+        }
         whole = self._run_from(held, [*hooks, *names.values()], layer, moved)
         yield "all", whole
         for via, name in names.items():
