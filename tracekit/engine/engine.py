@@ -111,9 +111,9 @@ class Engine(PreparedData):
         effects = torch.zeros(len(stack), self.n_examples, device=self.device)
         batches = self.batches if examples is None else self.batches_of(examples)
         is_binary = examples is None and bool(((checked == 0) | (checked == 1)).all())
-        counts, reads = torch.zeros(len(stack), 5, device=self.device), [*self.metric.reads]
-        if is_counted := is_binary and counts_choices(self):
-            reads += choice_reads(self)
+        is_counted = is_binary and counts_choices(self)
+        reads = choice_reads(self) if is_counted else self.metric.reads
+        counts = torch.zeros(len(stack), 5, device=self.device)
         with self.measuring():
             for batch, some, log_probs in self.passes(stack, batches, reads=reads):
                 effects[some, batch.examples] = self.effects_from(batch, log_probs)
