@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -17,7 +17,7 @@ import tracekit as tk
 from tracekit._util import progress
 from tracekit.tracer import estimate as estimating
 
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "learned-ranking": {"epochs": 6, "steps": 4},
     "pgb-ct": {"epochs": 3},
     "pgb-ct+local": {"epochs": 3},
@@ -26,7 +26,7 @@ OPTIONS = {
 """Shorter searches than by default."""
 
 
-def row(tracer: tk.Tracer, method: str, budget: int) -> str:
+def row(tracer: tk.Tracer, method: Any, budget: int) -> str:
     """A row of the table, which is printed as it is measured."""
     options, n = OPTIONS.get(method, {}), len(tracer.pairs)
     planned = tracer.estimate(method, budget=budget, **options)

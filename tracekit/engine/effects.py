@@ -139,9 +139,8 @@ def empty_mask_effect(data: PreparedData) -> float:
 
 
 def choice_reads(data: PreparedData) -> list[Reading]:
-    """What first choices are counted from."""
-    reads: list[Reading] = ["argmax", "distribution", "token-sets"]
-    return reads if "token-sets" in data.metric.reads else reads[:2]
+    """What is read where first choices are counted beside effects."""
+    return [*data.metric.reads, "argmax", "distribution"]
 
 
 def can_count_choices(data: PreparedData) -> bool:
@@ -160,8 +159,7 @@ def counts_choices(data: PreparedData) -> bool:
 def prepare_choices(data: PreparedData) -> None:
     """Makes the clean run and keeps what first choices are counted from, if that may be kept."""
     if can_count_choices(data):
-        reads: list[Reading] = [*data.metric.reads, *choice_reads(data)]
-        data.clean_run.log_probs_of_all(data.batches, reads, data.n_examples)
+        data.clean_run.log_probs_of_all(data.batches, choice_reads(data), data.n_examples)
 
 
 def count_choices(

@@ -22,7 +22,7 @@ from tracekit.engine.effects import choice_reads, counts_choices, sum_choices
 from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
 from tracekit.engine.prepared import PreparedData
 from tracekit.engine.set_effects import SetRecorder, set_effects
-from tracekit.metrics import Effects, Metric, Reading
+from tracekit.metrics import Effects, Metric
 
 _MOST_KEPT = 512
 """Binary masks whose measurements are kept at most."""
@@ -111,10 +111,9 @@ class Engine(PreparedData):
         effects = torch.zeros(len(stack), self.n_examples, device=self.device)
         batches = self.batches if examples is None else self.batches_of(examples)
         is_binary = examples is None and bool(((checked == 0) | (checked == 1)).all())
+        is_counted = is_binary and counts_choices(self)
+        reads = choice_reads(self) if is_counted else self.metric.reads
         counts = torch.zeros(len(stack), 5, device=self.device)
-        reads: list[Reading] = [*self.metric.reads]
-        if is_counted := is_binary and counts_choices(self):
-            reads += choice_reads(self)
         with self.measuring():
             for batch, some, log_probs in self.passes(stack, batches, reads=reads):
                 effects[some, batch.examples] = self.effects_from(batch, log_probs)
