@@ -19,7 +19,6 @@ intervals over fresh pairs.
 
 from __future__ import annotations
 
-import re
 from time import process_time
 from typing import Annotated
 
@@ -56,13 +55,13 @@ def templates_of(pairs: tk.PromptPairs) -> Labels:
     """Number of the template of each pair, by its first word."""
     first = [template.split()[0] for template in WORDS["ioi"]["default"]]
     assert len(set(first)) == len(first)
-    words = [re.findall(r"\w+", pair.texts["prompt"])[0] for pair in pairs]
-    return torch.tensor([first.index(word) for word in words])
+    return torch.tensor([first.index((pair.texts or {})["prompt"].split()[0]) for pair in pairs])
 
 
 def orders_of(pairs: tk.PromptPairs) -> Labels:
     """0 where the indirect object is named first (`ABBA`), 1 where the subject is (`BABA`)."""
-    return torch.tensor([int(pair.spans["S1"] < pair.spans["IO"]) for pair in pairs])
+    spans = [pair.spans or {} for pair in pairs]
+    return torch.tensor([int(each["S1"] < each["IO"]) for each in spans])
 
 
 def unit(slopes: Slopes) -> Slopes:

@@ -81,7 +81,7 @@ def write_mib_circuits(folder: Path, results: Sequence[Any]) -> Path:
         )
     for name, result in zip(names, map(result_of.__getitem__, circuits), strict=True):
         # Read alone, the file is a ranking with the members first.
-        write_mib(folder / name, result, result.binary_mask * torch.tensor(counts))
+        write_mib(folder / name, result, result.binary_mask.float() * torch.tensor(counts))
     return folder
 
 
