@@ -205,8 +205,9 @@ def run_step(step: Step, device: str) -> Record:
         return Record(step.name, step.arguments, "left out", step.reason_left_out, 0.0, "", device)
     typer.echo(f"{step.name}: python {' '.join(step.arguments)}")
     start = time.monotonic()
-    # Unbuffered, so that an error is the last that is written.
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    # Unbuffered and without a frame, so that an error is the last line that is written.
+    plain = {"PYTHONUNBUFFERED": "1", "TYPER_STANDARD_TRACEBACK": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **plain}
     outcome: Outcome = "passed"
     with TemporaryFile("w+", errors="replace") as stream:
         process = subprocess.Popen(
