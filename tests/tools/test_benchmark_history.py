@@ -51,12 +51,11 @@ def test_the_picture_has_a_point_for_each_line_of_one_machine(tmp_path, monkeypa
         monkeypatch.setattr(history, "commit_name", lambda commit=commit: commit)
         history.append_line(file, machine, measured)
     drawn = history.draw(history.read_lines(file))
-    steps, start = drawn.data
+    steps, bounds, start, _ = drawn.data
     assert (steps.x, steps.y) == (("1. one", "2. three", "3. three"), (0.6, 0.7, 0.8))
     assert (start.x, start.y) == (("1. one", "3. three"), (9.0, 8.0))
     assert [each.text for each in drawn.layout.annotations] == ["a step (floor)", "start (s)"]
-    (bound,) = drawn.layout.shapes
-    assert (bound.y0, bound.yref) == (1.2, "y")
+    assert (bounds.x, bounds.y) == (steps.x, (1.2, 1.2, 1.2))
 
 
 def test_a_file_without_figures_is_refused(tmp_path):

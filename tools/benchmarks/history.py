@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "speed.jsonl"
 _COLUMNS, _PANEL_HEIGHT = 2, 190
 """Panels side by side; pixels of a row of them."""
+_BOUND = {"mode": "lines+markers", "line": {"dash": "dot", "color": "#666666"}, "marker_size": 3}
 
 
 def append_line(file: Path, machine: Mapping[str, Any], figures: Sequence[Figure]) -> None:
@@ -73,20 +74,19 @@ def draw(entries: Sequence[Mapping[str, Any]]) -> go.Figure:
     figure = make_subplots(rows, _COLUMNS, subplot_titles=titles, vertical_spacing=gap)
     for number, name in enumerate(names):
         place = {"row": number // _COLUMNS + 1, "col": number % _COLUMNS + 1}
-        measured = [entry for entry in entries if name in entry["figures"]]
-        figure.add_scatter(
+        measured = [
             # The number keeps two lines of one commit apart.
-            x=[f"{entries.index(entry) + 1}. {entry['commit']}" for entry in measured],
-            y=[entry["figures"][name]["value"] for entry in measured],
-            text=[entry["date"] for entry in measured],
-            mode="lines+markers",
-            line_color="#0072B2",
-            showlegend=False,
-            **place,
-        )
-        bound = _newest(entries, name)["bound"]
-        if bound is not None:
-            figure.add_hline(bound, line_dash="dot", line_color="#666666", **place)
+            (f"{line}. {entry['commit']}", entry["date"], entry["figures"][name])
+            for line, entry in enumerate(entries, 1)
+            if name in entry["figures"]
+        ]
+        x, dates, values = zip(*measured, strict=True)
+        for key, look in (
+            ("value", {"mode": "lines+markers", "line_color": "#0072B2"}),
+            ("bound", _BOUND),
+        ):
+            y = [each[key] for each in values]
+            figure.add_scatter(x=x, y=y, text=dates, showlegend=False, **look, **place)
     figure.update_yaxes(rangemode="tozero")
     figure.update_annotations(font_size=12)
     figure.update_layout(template="simple_white", width=1000, font_size=11)
