@@ -132,16 +132,16 @@ class CounterfactualCache:
             target = assembled
             if kind.key_dim is not None:
                 target = target.narrow(kind.key_dim, 0, values.shape[kind.key_dim])
+            target, values = (each.movedim(kind.position_dim, 1) for each in (target, values))
             if self._contiguous and first == 0:
                 # Slots are positions: one copy instead of an index for each of them.
-                width = min(n_positions, values.shape[kind.position_dim])
-                target = target.narrow(kind.position_dim, 0, width)
-                target[to_device(rows, device)] = values.narrow(kind.position_dim, 0, width)
+                width = min(n_positions, values.shape[1])
+                target[to_device(rows, device), :width] = values[:, :width]
             else:
                 row, slot = ((slots >= first) & (slots < n_positions)).nonzero(as_tuple=True)
                 to = (to_device(rows[row], device), to_device(slots[row, slot] - first, device))
                 at = (to_device(row, device), to_device(slot, device))
-                target.movedim(kind.position_dim, 1)[to] = values.movedim(kind.position_dim, 1)[at]
+                target[to] = values[at]
         return assembled
 
     def _run_and_keep(self, sources: Int[Tensor, " source"]) -> None:

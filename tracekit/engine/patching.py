@@ -96,24 +96,26 @@ class MaskedPatch:
                     f"{n_sets} masks. Run every row once for each mask; give beams and samples a "
                     "patch of one prompt."
                 )
-            part = slice(start - before, stop - before)
-            own = activation.narrow(dim, start - before, stop - start)
+            part, keys = slice(start - before, stop - before), slice(None)
             values = source.narrow(dim, start - first, stop - start)
-            keys = slice(None)
             if key_dim is not None:
-                # A cache with a window has forgotten the first keys; the last ones no query sees.
+                # A cache with a window has forgotten the first keys. The last ones, which no query
+                # sees, keep what they have.
                 first_key = max(0, before + length - activation.shape[key_dim])
                 n_keys = min(source.shape[key_dim] - first_key, activation.shape[key_dim])
                 keys = slice(0, n_keys)
-                own = own.narrow(key_dim, 0, n_keys)
                 values = values.narrow(key_dim, first_key, n_keys)
+            by_axis = {dim: part, key_dim: keys}
+            where = tuple(by_axis.get(axis, slice(None)) for axis in range(activation.ndim))
             acts = is_patched.narrow(dim, start - first, stop - start)
             if rows is not None:
                 values = rows(length, part, keys, acts)
             # In float32, or in the activation's own type where that is wider.
             dtype = torch.promote_types(activation.dtype, torch.float32)
             # The rows once per mask, beside the one copy of their counterfactual values.
-            mixed = rearrange(own.to(dtype), "(set row) ... -> set row ...", row=len(source))
+            mixed = rearrange(
+                activation[where].to(dtype), "(set row) ... -> set row ...", row=len(source)
+            )
             # Layers may lie on different devices.
             values = values.to(activation.device, dtype)
             if len(values) > len(source):
@@ -124,7 +126,11 @@ class MaskedPatch:
                 share = (weight * acts).to(activation.device, dtype)
                 mixed = _interpolate(mixed, values, share, features, 1 + len(kind.axes))
             mixed = rearrange(mixed, "set row ... -> (set row) ...").to(activation.dtype)
-            return _insert_values(activation, mixed, kind, part)
+            if mixed.shape == activation.shape:
+                return mixed
+            changed = activation.clone()
+            changed[where] = mixed
+            return changed
 
         return _mixing_hooks(name, mix, rows)
 
@@ -287,15 +293,3 @@ def mask_entries(site: Site, mask: Tensor) -> Float[Tensor, "*axes index span"]:
 def _numbers_on_device(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " number"]:
     """Numbers on a device, copied there once."""
     return to_device(torch.tensor(numbers), device)
-
-
-def _insert_values(activation: Tensor, covered: Tensor, kind: Kind, part: slice) -> Tensor:
-    """The activation with `covered` in a part of its positions."""
-    dim, key_dim = kind.position_dim, kind.key_dim
-    if covered.shape == activation.shape:
-        return covered
-    if key_dim is not None:
-        # The keys after these queries, which they cannot see, keep what they have.
-        own = activation.narrow(dim, part.start, part.stop - part.start)
-        covered = own.slice_scatter(covered, key_dim, 0, covered.shape[key_dim])
-    return activation.slice_scatter(covered, dim, part.start, part.stop)

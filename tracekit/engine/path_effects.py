@@ -305,18 +305,16 @@ class _BatchPaths:
         """Activations of receivers where all of their input changes, or one use of it."""
         runs, n = self.runs, len(moved) // len(self.batch.sequences)
         held = self._freeze_hooks(layer, ATTENTION, n) if part == MLP else []
-        # By use, the hook points of receivers that have it.
-        uses: dict[PathInput, list[str]] = {}
-        for receiver in receivers:
-            for via in runs.measured_inputs(receiver):
-                uses.setdefault(via, []).append(runs.member_hooks[receiver])
+        hooks = [runs.member_hooks[receiver] for receiver in receivers]
         names: dict[PathInput, str] = {
-            via: f"blocks.{layer}.{INPUT_HOOKS[via]}" for via in uses if via != "all"
+            via: f"blocks.{layer}.{name}"
+            for via, name in INPUT_HOOKS.items()
+            if any(via in runs.measured_inputs(each) for each in receivers)
         }
-        whole = self._run_from(held, [*uses["all"], *names.values()], layer, moved)
+        whole = self._run_from(held, [*hooks, *names.values()], layer, moved)
         yield "all", whole
         for via, name in names.items():
-            yield (via, self._run_from([(name, replace_by(whole[name]))], uses[via], layer, clean))
+            yield via, self._run_from([(name, replace_by(whole[name]))], hooks, layer, clean)
 
     def _patch_hooks(self, receiver: int, value: Tensor) -> list[Hook]:
         """Hooks by which a receiver takes a value where it is patched."""
