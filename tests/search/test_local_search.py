@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -135,8 +134,7 @@ def test_sweeps_go_up_first_and_then_down(tracer, monkeypatch):
 
 def test_a_search_never_ends_before_one_sweep_each_way(tracer, monkeypatch):
     monkeypatch.setattr(local_search.Sweeps, "_has_gained", lambda self, before: False)
-    few = replace(local_search.SETTINGS, passes_per_size=10)
-    monkeypatch.setattr(local_search, "SETTINGS", few)
+    monkeypatch.setattr(local_search, "_PASSES_PER_SIZE", 10)
     assert swept_sizes(tracer, monkeypatch, budget=4) == [1, 2, 3, 4, 4, 3, 2, 1]
 
 

@@ -55,44 +55,35 @@ from tracekit.search.prefix import prefix_members
 from tracekit.search.targets import Target, require_gradient
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepSettings:
-    """How a search divides its passes; chosen on the demo tasks."""
-
-    passes: int = 300
-    """Passes over the data by default: heads of the demo tasks need 110 to 210 of them."""
-    most_passes: int = 512
-    """Passes by default are as many as there are components, up to this many."""
-    many: int = 384
-    """Components from which on sizes are far apart and backward elimination is worth its passes."""
-    passes_per_size: int = 20
-    """Passes for each size that is visited. Of so few components all neighbours are measured, and
-    all pairs: no gradient points to two of which either is enough."""
-    most_sizes: int = 16
-    """Sizes that are visited at most, so that there are passes for several sweeps."""
-    share_of_all_singles: float = 1 / 3
-    """Share of the passes that measuring every single component may take."""
-    share_of_some_singles: float = 1 / 8
-    """Share of the passes for the single components that gradients choose otherwise."""
-    additions: int = 5
-    """Sets with one component more that are measured beside a set; fewer miss joint effects."""
-    exchanges: int = 2
-    """Sets with one component exchanged, and as many with one fewer."""
-    shares_exchanged: tuple[float, float] = (1 / 32, 1 / 8)
-    """Shares of a set that are exchanged at once where sizes are far apart."""
-    least_gain: float = 1e-3
-    """Relative gain of a sweep, averaged over sizes, below which the search ends."""
-
-
-SETTINGS = SweepSettings()
-"""Those of every search."""
+# How a search divides its passes; chosen on the demo tasks.
+_PASSES = 300
+"""Passes over the data by default: heads of the demo tasks need 110 to 210 of them."""
+_MOST_PASSES = 512
+"""Passes by default are as many as there are components, up to this many."""
+_MANY = 384
+"""Components from which on sizes are far apart and backward elimination is worth its passes."""
+_PASSES_PER_SIZE = 20
+"""Passes for each size that is visited. Of so few components all neighbours are measured, and
+all pairs: no gradient points to two of which either is enough."""
+_MOST_SIZES = 16
+"""Sizes that are visited at most, so that there are passes for several sweeps."""
+_SHARE_OF_ALL_SINGLES = 1 / 3
+"""Share of the passes that measuring every single component may take."""
+_SHARE_OF_SOME_SINGLES = 1 / 8
+"""Share of the passes for the single components that gradients choose otherwise."""
+_ADDITIONS = 5
+"""Sets with one component more that are measured beside a set; fewer miss joint effects."""
+_EXCHANGES = 2
+"""Sets with one component exchanged, and as many with one fewer."""
+_SHARES_EXCHANGED = (1 / 32, 1 / 8)
+"""Shares of a set that are exchanged at once where sizes are far apart."""
+_LEAST_GAIN = 1e-3
+"""Relative gain of a sweep, averaged over sizes, below which the search ends."""
 
 
 def default_passes(n_components: int) -> int:
     """Passes of a search without a limit of its own."""
-    return max(SETTINGS.passes, min(n_components, SETTINGS.most_passes))
+    return max(_PASSES, min(n_components, _MOST_PASSES))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,9 +184,9 @@ def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
     measurements = best_sets.measurements
     rankings = best_sets.rankings_at_empty_set
     n, passes = measurements.target.n_components, measurements.n_affordable()
-    takes_all = n <= SETTINGS.share_of_all_singles * passes
+    takes_all = n <= _SHARE_OF_ALL_SINGLES * passes
     is_limited = search.max_passes is not None or search.max_seconds is not None
-    budgets = goal.budgets if len(goal.budgets) <= SETTINGS.most_sizes else ()
+    budgets = goal.budgets if len(goal.budgets) <= _MOST_SIZES else ()
     line_weights = weights_along_line(MaskIG().steps)
 
     def prefix(order: Sequence[int], size: int) -> ComponentSet:
@@ -203,7 +194,7 @@ def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
 
     starts = [prefix(order, size) for size in budgets for order in rankings]
     # Of few components all are measured alone, which ranks them too and costs less than a line.
-    has_line = is_limited and 2 * len(line_weights) <= SETTINGS.share_of_all_singles * passes
+    has_line = is_limited and 2 * len(line_weights) <= _SHARE_OF_ALL_SINGLES * passes
     has_line = (has_line or not takes_all) and measurements.affords(len(line_weights), len(budgets))
     # Where passes are for one of both, prefixes by the line come first.
     if is_limited and measurements.affords(len(line_weights), len(budgets) + len(starts)):
@@ -214,15 +205,15 @@ def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
     if is_limited:
         starts = [prefix(rankings[0], size) for size in budgets] + starts
         best_sets.measure(starts, "prefixes of rankings")
-    n_singles = n if takes_all else max(1, int(SETTINGS.share_of_some_singles * passes))
+    n_singles = n if takes_all else max(1, int(_SHARE_OF_SOME_SINGLES * passes))
     best_sets.measure([[index] for index in interleave(*rankings[-2:])[:n_singles]], "singles")
     if takes_all:
         rankings.append(best_sets.singles_by_effect)
-    most = SETTINGS.most_sizes
-    sweeps = Sweeps(best_sets, goal, min(max(passes // SETTINGS.passes_per_size, most // 2), most))
+    n_sizes = min(max(passes // _PASSES_PER_SIZE, _MOST_SIZES // 2), _MOST_SIZES)
+    sweeps = Sweeps(best_sets, goal, n_sizes)
     prefixes = [prefix(order, size) for size in sweeps.sizes for order in rankings]
     best_sets.measure(prefixes, "prefixes of rankings")
-    has_many, has_few = n >= SETTINGS.many, n <= SETTINGS.passes_per_size
+    has_many, has_few = n >= _MANY, n <= _PASSES_PER_SIZE
     if has_many:
         backward_sets = [tuple(range(n))]
         for size in reversed(sweeps.sizes):
@@ -237,7 +228,7 @@ def _search(best_sets: BestSets, goal: Goal, search: LocalSearch) -> None:
 def sizes_to_visit(largest: int, budgets: Sequence[int], n_sizes: int) -> list[int]:
     """The sizes asked for, if they are few, and others that fill the widest gaps between them."""
     asked = [budget for budget in budgets if budget <= largest]
-    sizes = sorted({1, largest, *(asked if len(asked) <= SETTINGS.most_sizes else ())})
+    sizes = sorted({1, largest, *(asked if len(asked) <= _MOST_SIZES else ())})
     while len(sizes) < n_sizes:
         gaps = [(b / a, a, b) for a, b in pairwise(sizes) if b - a > 1]
         if not gaps:
@@ -280,7 +271,7 @@ class Sweeps:
     def measure_sizes_between(self) -> None:
         """Measures a set of further sizes, where the sizes asked for are not visited anyway."""
         best_sets, budgets = self._best_sets, self._goal.budgets
-        if 1 < len(budgets) <= SETTINGS.most_sizes:
+        if 1 < len(budgets) <= _MOST_SIZES:
             return
         between = {*log_spaced_sizes(1, best_sets.largest, 3 * self._n_sizes), *budgets}
         for size in sorted(between.difference(best_sets.sizes)):
@@ -319,7 +310,7 @@ class Sweeps:
         takes the place of the gradient, since it holds for larger changes.
         """
         prediction = self._best_sets.measurements.predict_changes(members)
-        if self._n_components < SETTINGS.many:
+        if self._n_components < _MANY:
             return [prediction.predicted_effects, prediction.gradient]
         predicted = prediction.predicted_effects
         normalised = predicted / predicted.abs().sum().clamp(min=1e-30)
@@ -334,7 +325,7 @@ class Sweeps:
             for size, effect in before.items()
             if effect > -float("inf")
         ]
-        return sum(gains) > SETTINGS.least_gain * len(gains)
+        return sum(gains) > _LEAST_GAIN * len(gains)
 
 
 def promising_neighbours(
@@ -350,7 +341,7 @@ def promising_neighbours(
     orders = [ranking(score) for score in scores]
     joining = [[i for i in order if i not in inside] for order in orders]
     leaving = [[i for i in reversed(order) if i in inside] for order in orders]
-    n_additions, n_exchanges = SETTINGS.additions * effort, SETTINGS.exchanges * effort
+    n_additions, n_exchanges = _ADDITIONS * effort, _EXCHANGES * effort
     proposed: list[Iterable[int]] = []
     if up == size + 1:
         proposed += [inside | {joins} for joins in interleave(*joining)[:n_additions]]
@@ -366,7 +357,7 @@ def promising_neighbours(
     ]
     proposed += [inside - {leaves} | {joins} for leaves, joins in interleave(*pairs)[:n_exchanges]]
     if up != size + 1 and down != size - 1:
-        counts = {round(share * size) for share in SETTINGS.shares_exchanged} - {0, 1}
+        counts = {round(share * size) for share in _SHARES_EXCHANGED} - {0, 1}
         proposed += [
             inside.difference(out[:count]).union(new[:count])
             for count in sorted(counts)
