@@ -227,10 +227,7 @@ def _is_nan(value: Any) -> bool:
 
 
 def _check_lost_words(rows: Sequence[Mapping[str, Any]], path: str) -> None:
-    """Finds cells that pandas read as missing, and that may have been words such as `NA`.
-
-    As a prompt or an x they are refused; of others it warns.
-    """
+    """Refuses or warns of cells that pandas read as missing, which may have been words as `NA`."""
     for key in ("prompt", "x", "counterfactual", "y", "group"):
         lost = [number for number, row in enumerate(rows) if _is_nan(row.get(key))]
         if lost:

@@ -169,10 +169,7 @@ def pad_noise(rows: Sequence[Tensor | None], width: int) -> Float[Tensor, "row p
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows to run together, and how to read log-probabilities from them.
-
-    Fields that a `Layout` has too are explained there.
-    """
+    """Rows to run together, and how to read them; `Layout` explains fields of the same names."""
 
     examples: Int[Tensor, " example"]
     sequences: PackedSequences
@@ -257,10 +254,7 @@ class Batch:
         mean: ContinuationMean,
         reads: Sequence[Reading] = (),
     ) -> ContinuationLogProbs:
-        """Log-probabilities of the continuations from the logits at the readout positions.
-
-        Logits may have any floating type; logarithms are taken in float32.
-        """
+        """Log-probabilities of the continuations, in float32, from the logits at the readouts."""
         logits = logits.float()
         log_probs = logits[self.scored_readout, self.scored_token]
         log_probs = log_probs - logits.logsumexp(-1)[self.scored_readout]

@@ -84,10 +84,7 @@ class Capabilities:
         return cls(None if refusal else block_skipper)
 
     def part_skipper(self, model: HookedModel, by: EdgesBy | None = None) -> PartSkipper | None:
-        """Leaves out parts that a mask replaces or, with `by`, those that no kept edge leaves.
-
-        None if other numbers come out.
-        """
+        """Leaves out what a mask replaces or, with `by`, what no kept edge leaves; None: nothing."""
         if by not in self._part_skippers:
             skipper = None
             with freeze(model), torch.no_grad():

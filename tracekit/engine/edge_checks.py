@@ -35,12 +35,7 @@ from tracekit.models.hooked import (
 
 
 def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor) -> None:
-    """Proves on random tokens that edges act; call it within `freeze`.
-
-    Raises:
-        HookPointError: Says what cannot be split.
-        IdentityCheckError: The empty mask changes the logits.
-    """
+    """Proves on random tokens that edges act; call it within `freeze`."""
     assert registry.edges is not None
     nodes = ComponentRegistry.build(model.cfg, "head-outputs+mlp-blocks")
     names = dict.fromkeys([*registry.hook_names, *nodes.hook_names])
@@ -83,11 +78,7 @@ def check_edges(model: HookedModel, registry: ComponentRegistry, tokens: Tensor)
 
 
 def check_other_model(model: HookedModel, other: HookedModel, by: EdgesBy) -> None:
-    """Refuses another model as a source if patching all edges does not reproduce its logits.
-
-    Raises:
-        SourceError: The two models differ in something that no edge carries.
-    """
+    """Refuses another model as a source if patching all edges does not reproduce its logits."""
     registry = ComponentRegistry.of_edges(model.cfg, by)
     tokens = random_tokens(model, 3, 8).to(device_of(model))
     theirs, others = record_pass(other, tokens, registry.hook_names)

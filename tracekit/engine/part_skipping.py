@@ -50,10 +50,7 @@ class PartSkipper:
         self._lengths[part] = len(output) if isinstance(output, tuple) else None
 
     def skip(self, model: Any, outputs: KnownOutputs) -> AbstractContextManager[None]:
-        """Within the block, known parts are not computed.
-
-        Parts that the model does not call as modules run as always.
-        """
+        """Within the block, known parts that the model calls as modules are not computed."""
         replaced = []
         for (layer, part), output in outputs.items():
             if (layer, part) in self._lengths:
@@ -105,10 +102,7 @@ def project_heads(
 
 
 def repeat_values(values: Tensor, like: Tensor, first: int = 0) -> Tensor:
-    """Values of some rows from position `first` on, repeated to the rows and positions of `like`.
-
-    They are 0 elsewhere.
-    """
+    """Values from position `first` on, repeated to the rows of `like`; 0 at other positions."""
     values = values.to(like.device, like.dtype)
     repeated = values.new_zeros(len(like), like.shape[1], *values.shape[2:])
     target = repeated[:, first : first + values.shape[1]].unflatten(0, (-1, len(values)))

@@ -63,11 +63,7 @@ class PathRow:
 
 
 def path_place(site: Site) -> tuple[int, int]:
-    """The layer of a site, and 0 if it is in the attention, 1 if it is in the MLP.
-
-    Raises:
-        ComponentError: It is neither, or acts in several layers.
-    """
+    """The layer of a site, and 0 if it is in the attention, 1 if it is in the MLP."""
     hook, name = site.kind.hook, site.kind.name
     if len(site.acts_in) > 1:
         raise ComponentError(
@@ -107,12 +103,7 @@ class PathRuns:
         ]
 
     def effects(self) -> Float[Tensor, "row example"]:
-        """The effect of each of `rows` on every example; times its weight if examples have some.
-
-        Raises:
-            HookPointError: Paths cannot be followed in this model.
-            NonFiniteMetricError: Names the examples.
-        """
+        """The effect of each of `rows` on every example; times its weight if examples have some."""
         data, numbers = self.data, {row: number for number, row in enumerate(self.rows)}
         effects = torch.zeros(len(numbers), data.n_examples, device=data.device)
         bar = _progress.open_bar("paths", len(numbers), data.n_examples, shown=data.config.progress)
@@ -175,9 +166,6 @@ class PathRuns:
         """Whether the MLP of each member's layer reads what the attention writes.
 
         Found on a few examples, which also show that paths can be followed through these blocks.
-
-        Raises:
-            HookPointError: Names the block, and says why not.
         """
         data = self.data
         few = torch.arange(min(_EXAMPLES, data.n_examples))

@@ -433,11 +433,7 @@ AnySource = Source | str | Mapping[str, Tensor]
 
 
 def as_source(given: AnySource) -> Source:
-    """The source that is given as an object, by its name, or as tensors by hook point.
-
-    Raises:
-        SourceError: An unknown name, or another type.
-    """
+    """The source that is given as an object, by its name, or as tensors by hook point."""
     if isinstance(given, str):
         return parse_source(given)
     if isinstance(given, Mapping):

@@ -414,11 +414,7 @@ def _count_cached(cache: Any, arguments: Mapping[str, Any]) -> int | None:
 
 
 def running_pass(n_tokens: int) -> Pass:
-    """The current pass, whose activations have `n_tokens` positions.
-
-    Raises:
-        UnsupportedModelError: Nothing says which tokens these are.
-    """
+    """The current pass, whose activations have `n_tokens` positions."""
     recorded = _RUNNING.get()
     if recorded is None and n_tokens == 1:
         raise UnsupportedModelError(

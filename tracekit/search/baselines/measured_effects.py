@@ -69,11 +69,7 @@ class Greedy:
 def answers_by_size(
     target: Target, goal: Goal, steps: Iterable[tuple[Sequence[int], Record]]
 ) -> list[Selection]:
-    """Answers a goal with sets of growing size; a record has `n_selected` and `effect`.
-
-    Raises:
-        TargetNotReachedError: None of them reaches the target.
-    """
+    """Answers a goal with sets of growing size; a record has `n_selected` and `effect`."""
     history: list[Record] = []
     selections: list[Selection] = []
     for members, record in steps:
