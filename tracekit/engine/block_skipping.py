@@ -7,10 +7,10 @@ stays the model's own code. Where state flows past the residual stream a resumed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from tracekit.models.architectures import patch_modules, residual_hook
 from tracekit.models.hooked import HookedModel, is_close, recording_hooks
 
+_K = TypeVar("_K", bound=Hashable)
 _TOLERANCE = 1e-5
 """Share of the largest number by which a resumed pass may differ."""
 ResidualStream = Float[Tensor, "row pos d_model"]
@@ -65,24 +66,15 @@ class BlockSkipper:
         """Why blocks cannot be skipped, found by trial runs on `tokens`; empty if they can."""
         if not self._blocks:
             return "it has no list of blocks"
-        inputs: dict[int, Tensor] = {}
-        outputs: dict[int, Any] = {}
-
-        def record(module: Any, args: Any, kwargs: Any, output: Any, *, number: int) -> None:
-            inputs[number], outputs[number] = block_input(args, kwargs), output
-
         layers = range(len(self._blocks))
         hooks, recorded = recording_hooks([residual_hook(layer) for layer in layers])
-        with ExitStack() as handles:
-            for number, block in enumerate(self._blocks):
-                hook = partial(record, number=number)
-                handles.enter_context(block.register_forward_hook(hook, with_kwargs=True))
+        with record_calls(dict(enumerate(self._blocks))) as calls:
             whole = model.run_with_hooks(tokens, fwd_hooks=hooks)
-        if any(isinstance(output, tuple) and len(output) > 1 for output in outputs.values()):
+        if any(isinstance(output, tuple) and len(output) > 1 for _, output in calls.values()):
             return "its blocks return more than the residual stream"
-        self._returns_tuple = [isinstance(outputs[layer], tuple) for layer in layers]
+        self._returns_tuple = [isinstance(calls[layer][1], tuple) for layer in layers]
         for layer in layers[1:]:
-            if not is_close(inputs[layer], recorded[residual_hook(layer)][-1], _TOLERANCE):
+            if not is_close(calls[layer][0], recorded[residual_hook(layer)][-1], _TOLERANCE):
                 return f"block {layer} reads something else than the residual stream"
         # State that flows past the residual stream does so between neighbours (of which two in a
         # row show both parities), from early blocks to late ones, or to the last.
@@ -110,3 +102,18 @@ def _stop_pass(*args: Any, **kwargs: Any) -> Any:
 def block_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """What a block, or a part of it, reads of the arguments that it is called with."""
     return args[0] if args else kwargs["hidden_states"]
+
+
+@contextmanager
+def record_calls(modules: Mapping[_K, Any]) -> Iterator[dict[_K, tuple[Tensor, Any]]]:
+    """Records within the block what modules read and return, by their keys."""
+    calls: dict[_K, tuple[Tensor, Any]] = {}
+
+    def record(module: Any, args: Any, kwargs: Any, output: Any, *, key: _K) -> None:
+        calls[key] = block_input(args, kwargs).detach().clone(), output
+
+    with ExitStack() as handles:
+        for key, module in modules.items():
+            handle = module.register_forward_hook(partial(record, key=key), with_kwargs=True)
+            handles.enter_context(handle)
+        yield calls

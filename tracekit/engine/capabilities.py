@@ -84,7 +84,7 @@ class Capabilities:
         return cls(None if refusal else block_skipper)
 
     def part_skipper(self, model: HookedModel, by: EdgesBy | None = None) -> PartSkipper | None:
-        """Leaves out what a mask replaces or, with `by`, what no kept edge leaves; None: nothing."""
+        """Leaves out parts that masks replace, or no kept edge leaves; None if the trial fails."""
         if by not in self._part_skippers:
             skipper = None
             with freeze(model), torch.no_grad():

@@ -7,8 +7,7 @@ and after a multiplier of the logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit.engine.batch import Batch
+from tracekit.engine.block_skipping import record_calls
 from tracekit.engine.forward import replace_by
 from tracekit.engine.layout import check_distinguishable
 from tracekit.engine.prepared import PreparedData
@@ -80,6 +80,7 @@ def measure_heads(
     scales = reads if frozen_at is None else frozen_at
     layers = {layer for layer, _ in heads}
     norms = {layer: post_attention_norm(data.model, layer) for layer in layers}
+    norms = {layer: norm for layer, norm in norms.items() if norm is not None}
     names = {_PATTERN.format(layer) for layer in layers}
     # All that a head's output goes through on its way to the final norm.
     behind = range(min(layers), n_layers)
@@ -89,11 +90,11 @@ def measure_heads(
     with data.measuring():
         for batch in data.batches:
             examples, rows = batch.examples.cpu(), _readout_positions(batch)[0]
-            with _record_inputs(norms) as read:
+            with record_calls(norms) as calls:
                 clean = run(batch, [], sorted(names))
             _check_blocks_add(data, clean, behind)
             reads.streams[examples] = _at_readout(clean[stream_hook(n_layers)], batch)
-            for layer, value in read.items():
+            for layer, (value, _) in calls.items():
                 reads.attention[layer, examples] = _at_readout(value, batch)
             for number, (layer, head) in enumerate(heads):
                 pattern = clean[_PATTERN.format(layer)][:, head]
@@ -103,12 +104,13 @@ def measure_heads(
                 before, after = stream_hook(layer), stream_hook(layer + 1)
                 without_head = partial(_remove_head, head=head)
                 hooks = [(_OUTPUT.format(layer), without_head), (mlp, replace_by(clean[mlp]))]
-                with _record_inputs(norms) as read_without:
+                with record_calls(norms) as calls_without:
                     without = run(batch, hooks, [after], start=layer, residual=clean[before])
-                if norms[layer] is None:
+                if layer not in norms:
                     written = _at_readout(clean[after] - without[after], batch)
                 else:
-                    written = _at_readout(read[layer] - read_without[layer], batch)
+                    change = calls[layer][0] - calls_without[layer][0]
+                    written = _at_readout(change, batch)
                     norm = partial(_apply_norm, data, norms[layer].forward)
                     written = _apply_frozen_norm(norm, written, scales.attention[layer, examples])
                     written = residual_multiplier(data.model) * written
@@ -170,22 +172,6 @@ def _apply_frozen_norm(
 def _apply_norm(data: PreparedData, norm: Callable[[Tensor], Tensor], vectors: Tensor) -> Tensor:
     """Applies a norm of the model to vectors in float32 on the CPU."""
     return norm(vectors.to(data.device, dtype_of(data.model))).float().cpu()
-
-
-@contextmanager
-def _record_inputs(modules: Mapping[int, Any]) -> Iterator[dict[int, Tensor]]:
-    """Records within the block what modules read, by their numbers."""
-    kept: dict[int, Tensor] = {}
-
-    def keep(module: Any, args: Any, *, number: int) -> None:
-        kept[number] = args[0].detach().clone()
-
-    with ExitStack() as handles:
-        for number, module in modules.items():
-            if module is not None:
-                hook = partial(keep, number=number)
-                handles.enter_context(module.register_forward_pre_hook(hook))
-        yield kept
 
 
 def _apply_final_norm(

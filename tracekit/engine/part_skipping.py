@@ -10,7 +10,7 @@ edge leaves most parts: nothing reads what they write, and the counterfactual va
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from tracekit.components import ComponentRegistry
-from tracekit.engine.block_skipping import block_input
+from tracekit.engine.block_skipping import block_input, record_calls
 from tracekit.engine.patching import Activations
 from tracekit.models.architectures import ATTENTION, MLP, block_parts, patch_modules
 
@@ -36,18 +36,18 @@ class PartSkipper:
 
     def __init__(self, model: Any, tokens: Tensor) -> None:
         """Runs the model once to see what its parts return."""
-        self._lengths: dict[Part, int | None] = {}
-        """Of the tuple that a part returns; None: it returns a tensor."""
-        with ExitStack() as handles:
-            for layer, block in enumerate(model.blocks):
-                for part, name in _MODULES.items():
-                    record = partial(self._record, part=(layer, part))
-                    handle = getattr(block, name).register_forward_hook(record)
-                    handles.callback(handle.remove)
+        modules = {
+            (layer, part): getattr(block, name)
+            for layer, block in enumerate(model.blocks)
+            for part, name in _MODULES.items()
+        }
+        with record_calls(modules) as calls:
             model.run_with_hooks(tokens, fwd_hooks=[])
-
-    def _record(self, module: Any, args: Any, output: Any, *, part: Part) -> None:
-        self._lengths[part] = len(output) if isinstance(output, tuple) else None
+        self._lengths: dict[Part, int | None] = {
+            part: len(output) if isinstance(output, tuple) else None
+            for part, (_, output) in calls.items()
+        }
+        """Of the tuple that a part returns; None: it returns a tensor."""
 
     def skip(self, model: Any, outputs: KnownOutputs) -> AbstractContextManager[None]:
         """Within the block, known parts that the model calls as modules are not computed."""
