@@ -51,10 +51,6 @@ class ChatTemplate:
         """The template of a tokenizer, with the arguments in `chat`, if there are any.
 
         The argument `strftime_now` is the time that the template reads, such as "2026-01-31".
-
-        Raises:
-            UnsupportedModelError: The tokenizer has no chat template, or one that draws at random.
-            ConfigError: An argument that the template does not read, or that is not JSON.
         """
         template = getattr(tokenizer, "chat_template", None)
         if not template:
@@ -94,15 +90,8 @@ class ChatTemplate:
     def render_prompt(self, given: Any, part: str, number: int) -> str:
         """The text that a chat model reads, up to where its answer begins.
 
-        Args:
-            given: What the user says, or messages with `role` and `content`. Where the last one is
-                of the assistant, it is the beginning of the answer, which is kept as it is.
-            part: `prompt` or `counterfactual`, for messages.
-            number: Of the example, for messages.
-
-        Raises:
-            PairsError: Neither a text nor messages; messages that the template refuses or leaves
-                out; an answer that it changes.
+        `given` is what the user says, or messages with `role` and `content`. If the last one is of
+        the assistant, it is the beginning of the answer. Errors name `part` and `number`.
         """
         messages = _as_messages(given)
         if messages is None:
@@ -127,11 +116,7 @@ class ChatTemplate:
         return text
 
     def locate_messages(self, given: Any, text: str, number: int) -> list[Region]:
-        """Where the messages stand in the written text; the last message of the user comes first.
-
-        Raises:
-            PairsError: The template changes the text of that message.
-        """
+        """Where messages stand in the written text; the last message of the user comes first."""
         messages = _as_messages(given) or ()
         of_user = [located for located, each in enumerate(messages) if each["role"] == "user"]
         main = of_user[-1] if of_user else len(messages) - 1

@@ -354,11 +354,7 @@ def _read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def table_rows(data: Any) -> list[dict[str, Any]]:
-    """The rows of a table, as `load_pairs` takes them; labels of a `ClassLabel` become names.
-
-    Raises:
-        DataFormatError: The data are not a table, or have several parts.
-    """
+    """The rows of a table, as `load_pairs` takes them; labels of a `ClassLabel` become names."""
     kind = type(data).__name__
     labels: Mapping[str, Any] = {}
     if hasattr(data, "with_format") and hasattr(data, "features"):

@@ -120,7 +120,11 @@ def check_sites_once(model: HookedModel, registry: ComponentRegistry) -> None:
 
 
 def check_engine(engine: Engine) -> None:
-    """Proves the empty and the full mask on a few examples; warns of hooks left on the model."""
+    """Proves the empty and the full mask on a few examples; warns of hooks left on the model.
+
+    Raises:
+        IdentityCheckError: The empty mask has an effect, or the full mask has none.
+    """
     _warn_of_hooks(engine)
     differing = [number for number, pair in enumerate(engine.pairs) if pair.differs]
     if not differing:

@@ -61,10 +61,6 @@ def measure_heads(
     """Runs the prompts as they are, and reads heads at `queries`: by default the last positions.
 
     Norms behind the attention have the scales of `frozen_at`, by default of this run.
-
-    Raises:
-        PairsError: No token tells x and y of an example apart.
-        UnsupportedModelError: A block does more to the stream than to add to it.
     """
     for number, pair in enumerate(data.pairs if data.layout.all_have_y else ()):
         check_distinguishable(number, pair, "a contribution to their difference")

@@ -447,11 +447,7 @@ def as_source(given: AnySource) -> Source:
 
 
 def parse_source(name: str) -> Source:
-    """The source of a name, e.g. `zero` or `noise:spans=subject,factor=2.5`.
-
-    Raises:
-        SourceError: No source of that name, or an option that it lacks.
-    """
+    """The source of a name, e.g. `zero` or `noise:spans=subject,factor=2.5`."""
     if name.startswith(_PYTHON_ONLY):
         raise SourceError(
             f"The source {name!r} takes more than its name. By name there are "

@@ -128,6 +128,9 @@ class Exploration:
         """Begins with a set of flat indices; measures nothing yet.
 
         `front` are sets of ascending size to move along, `measured` what this engine measured.
+
+        Raises:
+            ComponentError: A set that is none of this engine's components.
         """
         self.engine = engine
         self.n_components: int = engine.n_components
@@ -156,7 +159,11 @@ class Exploration:
         return self.history[self.position]
 
     def select(self, members: Iterable[int]) -> None:
-        """Makes it another set of components; what was undone is forgotten."""
+        """Makes it another set; what was undone is forgotten.
+
+        Raises:
+            ComponentError: Something else than components.
+        """
         chosen = self._checked(members)
         if chosen == self.members:
             return

@@ -46,13 +46,7 @@ class GGUFModel:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> GGUFModel:
-        """Reads the header.
-
-        Raises:
-            MissingExtraError: The package gguf is not installed.
-            UnsupportedModelError: The file is cut short or damaged, or transformers or
-                TransformerLens does not know its architecture.
-        """
+        """Reads the header; refuses a file that cannot be read or whose architecture is unknown."""
         path = checkpoint.folder / str(checkpoint.gguf)
         if find_spec("gguf") is None:
             raise MissingExtraError(
