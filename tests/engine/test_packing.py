@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import from_indices
-from tracekit.engine import capabilities
 from tracekit.engine.capabilities import Capabilities
 from tracekit.errors import ModelWarning
 from tracekit.models import architectures
@@ -155,32 +154,6 @@ def test_an_attention_window_is_never_undone(architecture, unnamed, monkeypatch)
     plain = tiny.engine(model, mixed, "mlp-outputs", capabilities=Capabilities.none())
     mask = torch.full((fast.n_components,), 0.7)
     close(fast.effects(mask), plain.effects(mask))
-
-
-def test_rows_of_about_a_length_are_tested_once(monkeypatch):
-    """With a refusal rows of their own length are tested too: a window may lie in between."""
-    model, tested = tk.load_model(tiny.hf_model("llama")), []
-
-    def refuse(longest):
-        def reason(model, length):
-            tested.append(length)
-            return "its window is short" if length > longest else ""
-
-        return reason
-
-    few, more = (tk.PromptPairs.from_ids(long_rows(each)) for each in ([3, 4], [9, 12]))
-    monkeypatch.setattr(capabilities, "_reason_not_packed", refuse(longest=99))
-    for pairs in (few, more, few):
-        assert tiny.engine(model, pairs, "mlp-outputs").layout.sequences.has_branches
-    assert tested == [32]
-    model = tk.load_model(tiny.hf_model("llama"))
-    monkeypatch.setattr(capabilities, "_reason_not_packed", refuse(longest=10))
-    assert tiny.engine(model, few, "mlp-outputs").layout.sequences.has_branches
-    with pytest.warns(ModelWarning, match="because its window is short"):
-        tiny.engine(model, more, "mlp-outputs")
-    short, long = tested[2:]
-    assert tested[1] == 32
-    assert 4 < short <= 10 < long < 32
 
 
 def test_packing_in_half_precision(pairs):

@@ -10,13 +10,7 @@ import torch
 import tests.files as files
 import tests.tiny as tiny
 import tracekit as tk
-from tracekit._util import progress as _progress
-from tracekit.engine.effects import counts_choices
 from tracekit.results.on_examples import OnExamples, choice_rows
-
-
-def close(value, expected):
-    torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("direction", ["noising", "denoising"])
@@ -72,69 +66,6 @@ def test_a_token_that_counts_as_x_is_x_by_a_metric_of_sets(model):
     )
     assert by_set[:2].sum() == 6
     assert by_x[0] < by_set[0]
-
-
-@pytest.mark.parametrize("metric", ["logit-difference", "set-logit-difference", "kl"])
-@pytest.mark.parametrize("objective", ["mean", "median", "faithful"])
-def test_choices_are_counted_with_effects_as_in_passes_of_their_own(model, metric, objective):
-    """A bound on memory forbids to keep the distributions that this takes."""
-    pairs, asked = tiny.pairs(11), {"budgets": [2, 5], "objective": objective, "sign": "full"}
-    runs, counted = [], []
-    for bound in (None, 0):
-        options = {"max_batch_size": 4, "max_memory": bound}
-        tracer = tk.Tracer(
-            model, pairs, "head-outputs", metric, held_out=tiny.pairs(3, seed=5), **options
-        )
-        _ = tracer.full_effect
-        with _progress.open_bar("counts", None, 1, shown=False) as bar:
-            runs.append(tracer.run("top-k", **asked))
-        counted.append(bar.done)
-        assert counts_choices(tracer.engine) == (bound is None)
-    for fast, plain in zip(*runs, strict=True):
-        assert torch.equal(fast.binary_mask, plain.binary_mask)
-        for name in ("searched", "held_out"):
-            on, expected = getattr(fast, name), getattr(plain, name)
-            close(on.choices, expected.choices)
-            close(on.effects, expected.effects)
-            close(on.complement, expected.complement)
-    # For each set one pass less over the searched examples, and one less over the others.
-    assert counted[1] - counted[0] == 2 * (11 + 3)
-
-
-def test_a_selected_set_is_measured_once(model):
-    """The gradient, its set and all others; of faithful sets the search measures the others."""
-    tracer = tk.Tracer(model, tiny.pairs(6), "head-outputs", "logit-difference")
-    _ = tracer.full_effect
-    for objective in ("mean", "faithful"):
-        estimate = tracer.estimate("attribution", budget=12, objective=objective, sign="full")
-        with _progress.open_bar("counts", None, 6, shown=False) as bar:
-            result = tracer.run("attribution", budget=12, objective=objective, sign="full")
-        cost = result.cost.forward_equivalents
-        further = 1 if objective == "mean" else 0
-        assert bar.done == cost + further
-        assert estimate.further == further
-        assert cost == (3 if objective == "mean" else 4)
-
-
-def test_runs_without_sets_are_made_once(model, monkeypatch):
-    """Neither the clean nor the counterfactual run is repeated for the choices of another set."""
-    tracer = tk.Tracer(model, tiny.pairs(6), "head-outputs", "logit-difference")
-    first = tracer.run("attribution", budget=1).searched.choices
-    lengths = []
-    for question in (tracer.question, tracer.question.opposite):
-        own = question.search_engine.forward_pass
-        monkeypatch.setattr(
-            own,
-            "log_probs",
-            lambda batch, hooks, _run=own.log_probs, **options: (
-                lengths.append(len(hooks)),
-                _run(batch, hooks, **options),
-            )[1],
-        )
-    second = tracer.run("attribution", budget=2).searched.choices
-    assert torch.equal(first[:2], second[:2])
-    assert 0 not in lengths
-    assert lengths
 
 
 NO_RUN = (None, None, None)

@@ -58,8 +58,8 @@ class TestPasses:
         estimate = tracer.estimate(method, **goal, **options)
         assert estimate.is_exact
         assert estimate.passes == passes_of(tracer.run(method, **goal, **options))
-        # And for each of the two sets one of its complement; first choices are counted on the way.
-        assert estimate.example_passes == (estimate.passes + 2) * len(tracer.pairs)
+        # And for each of the two sets one of its complement, one for first choices.
+        assert estimate.example_passes == (estimate.passes + 4) * len(tracer.pairs)
 
     @pytest.mark.parametrize("method", BOUNDED)
     def test_are_a_bound_otherwise(self, tracer, method):
@@ -78,12 +78,12 @@ class TestPasses:
         assert passes_of(tracer.run(method, **options)) <= estimate.passes
 
     def test_count_the_effects_of_sets_that_scores_chose(self, tracer):
-        """Twelve components alone, three sets, and for each of them all but it."""
+        """Twelve components alone, three sets, each once more, without others, and said."""
         asked = {"budgets": [1, 2, 3], "objective": "median"}
         estimate, _ = tracer.estimate("top-k", **asked), tracer.full_effect
         with _progress.open_bar("counts", None, len(tracer.pairs), shown=False) as counted:
             tracer.run("top-k", **asked)
-        assert counted.done == estimate.passes + estimate.further == 12 + 3 + 3
+        assert counted.done == estimate.passes + estimate.further == 12 + 3 + 3 + 3 + 3
 
     @pytest.mark.parametrize("objective", ["median", "auto"])
     @pytest.mark.parametrize("method", ["top-k", "mask-ig"])
@@ -150,9 +150,9 @@ class TestPasses:
             model, tiny.pairs(8), held_out=tiny.pairs(4, seed=5), extra_metrics=["probability-drop"]
         )
         estimate = tracer.estimate("top-k", budgets=[1, 2])
-        # For each of the two results: its complement and a further metric, and over the held-out
-        # half its effects too.
-        assert estimate.example_passes == estimate.passes * 8 + 2 * 2 * 8 + 2 * 3 * 4
+        # For each of the two results: three further passes, one of them of its complement and one
+        # for first choices, and four over the held-out half.
+        assert estimate.example_passes == estimate.passes * 8 + 2 * 3 * 8 + 2 * 4 * 4
 
 
 class TestPassesOfExplanations:
@@ -288,8 +288,9 @@ class TestTime:
 
         monkeypatch.setattr(estimating, "_seconds_of_passes", seconds)
         first = tracer.estimate("top-k", budget=2)
-        # Eight of 40 examples: a pass over all takes five times as long. One is of the complement.
-        assert first.seconds == pytest.approx(5 * (first.passes + 1))
+        # Eight of 40 examples: a pass over all takes five times as long. One is of the complement,
+        # one for first choices.
+        assert first.seconds == pytest.approx(5 * (first.passes + 2))
         assert tracer.estimate("greedy", budget=2).seconds > first.seconds
         assert timed == [8]
         tracer.estimate("pgb-ct", budget=2)
@@ -307,7 +308,7 @@ class TestTime:
 
         monkeypatch.setattr(estimating, "_seconds_of_passes", seconds)
         estimate = tracer.estimate("top-k", budget=2)
-        assert estimate.seconds == pytest.approx(40e-3 * (estimate.passes + 1))
+        assert estimate.seconds == pytest.approx(40e-3 * (estimate.passes + 2))
         assert [count for count, _ in timed] == [8, 32]
         starts = [n // 8, 3 * n // 8, 5 * n // 8, 7 * n // 8]
         assert timed[1][1] == [start + k for start in starts for k in range(4)]
@@ -552,9 +553,8 @@ class TestBar:
         name = method.split()[0]
         watched.run(name, budgets=[1, 2], **options)
         (bar,) = bars.bars
-        # With the complements of both sets, and their first choices where these take a pass.
-        besides = 2 if method in DETERMINISTIC else 4
-        total = watched.estimate(name, budgets=[1, 2], **options).passes + besides
+        # With the complements of both sets, and their first choices.
+        total = watched.estimate(name, budgets=[1, 2], **options).passes + 4
         assert bar.options["total"] == total
         assert bar.options["desc"] == name
         assert not bar.is_open

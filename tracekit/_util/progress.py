@@ -156,9 +156,9 @@ def _opened(
         finally:
             if bar is not None:
                 watch.open.remove(bar)
-            if _is_bar(bar):
-                bar.close()
-                watch.quiet_since = time.monotonic()
+                if _is_bar(bar):
+                    bar.close()
+                    watch.quiet_since = time.monotonic()
 
 
 def _is_bar(work: Any) -> bool:

@@ -39,7 +39,7 @@ from tracekit.models.hooked import (
     record_pass,
 )
 
-_SHORTEST, _ROUNDED = 8, 32  # Tokens of the shortest rows that are tested; steps of longer ones.
+_SHORTEST = 8
 _Trial = tuple[Sequence[Hook], Sequence[Hook], KnownOutputs]
 """Hooks of a whole pass, hooks of one that leaves parts out, and what these would write."""
 
@@ -108,18 +108,14 @@ class Capabilities:
         if self._packing is not None:
             return self._packing
         length = max(length, _SHORTEST)
-        # Rounded up, so that other data sets need no test; a window may lie in between.
-        rounded = min(-(-length // _ROUNDED) * _ROUNDED, int(model.cfg.n_ctx) - 1)
-        for tried in (max(length, rounded), length):
-            if tried not in self._packing_refusals:
-                with freeze(model), torch.no_grad():
-                    self._packing_refusals[tried] = _reason_not_packed(model, tried)
-            if not (refusal := self._packing_refusals[tried]):
-                return True
-        if warns and not self._has_warned:
+        if length not in self._packing_refusals:
+            with freeze(model), torch.no_grad():
+                self._packing_refusals[length] = _reason_not_packed(model, length)
+        refusal = self._packing_refusals[length]
+        if refusal and warns and not self._has_warned:
             _warn_of_slow_path(model, refusal, "x and y of an example are run as two sequences")
             self._has_warned = True
-        return False
+        return not refusal
 
 
 _PROBED: WeakKeyDictionary[Any, dict[tuple[torch.dtype, torch.device], Capabilities]]

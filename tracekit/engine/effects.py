@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from math import ceil, nan
 from operator import itemgetter
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -38,12 +37,8 @@ class BatchEffects(NamedTuple):
     y: Float[Tensor, " example"] | None
 
 
-_MOST_DISTRIBUTION_BYTES = 2**26
-"""Clean distributions that are kept to count first choices; 341 examples of SmolLM2."""
 _MAX_ALONE = 64
 """Largest number of rows that run alone for a noise floor."""
-_CHOICES_OF_RUNS: WeakKeyDictionary[PreparedData, Float[Tensor, "run 5"]] = WeakKeyDictionary()
-"""First choices in the clean and the counterfactual run, which are counted once for a data set."""
 
 
 def metric_effects(
@@ -138,30 +133,6 @@ def empty_mask_effect(data: PreparedData) -> float:
         return torch.maximum(effect, (now.x - clean.x).abs().max()).item()
 
 
-def choice_reads(data: PreparedData) -> list[Reading]:
-    """What is read where first choices are counted beside effects."""
-    return [*data.metric.reads, "argmax", "distribution"]
-
-
-def can_count_choices(data: PreparedData) -> bool:
-    """Whether the clean distributions, which the divergence is measured from, may be kept."""
-    n_bytes = data.n_examples * int(data.model.cfg.d_vocab) * torch.float32.itemsize
-    bound = data.config.max_memory
-    is_small = n_bytes <= _MOST_DISTRIBUTION_BYTES and (bound is None or n_bytes <= bound)
-    return is_small and data.ranks.count == 1 and data.metric.direction == "noising"
-
-
-def counts_choices(data: PreparedData) -> bool:
-    """Whether passes that measure effects count first choices: the clean run is kept for it."""
-    return can_count_choices(data) and data.clean_run.was_read.issuperset(choice_reads(data))
-
-
-def prepare_choices(data: PreparedData) -> None:
-    """Makes the clean run and keeps what first choices are counted from, if that may be kept."""
-    if can_count_choices(data):
-        data.clean_run.log_probs_of_all(data.batches, choice_reads(data), data.n_examples)
-
-
 def count_choices(
     data: PreparedData, other: PreparedData | None, sets: Sequence[ComponentSet]
 ) -> Float[Tensor, "run 5"]:
@@ -173,41 +144,41 @@ def count_choices(
     begins with x, both can be chosen. Values are NaN without a y, and in the second row without a
     counterfactual run (`other`, whose clean run it is).
     """
-    reads, masks = choice_reads(data), data.masks_of(sets)
+    reads: list[Reading] = ["argmax", "distribution"]
+    if "token-sets" in data.metric.reads:
+        reads.append("token-sets")
+    masks = data.masks_of(sets)
     sums = torch.zeros(2 + len(sets), 5, device=data.device)
-    earlier, is_denoising = _CHOICES_OF_RUNS.get(data), data.metric.direction == "denoising"
     with data.measuring():
-        for batch in data.batches if sets or earlier is None else []:
-            is_kept, run_plain = counts_choices(data), data.forward_pass.log_probs
-            runs = [data.clean_of(batch, reads) if is_kept else run_plain(batch, [], reads=reads)]
-            if other is not None and (is_denoising or earlier is None):
+        for batch in data.batches:
+            runs = [data.forward_pass.log_probs(batch, [], reads=reads)]
+            if other is not None:
                 parts = []
                 for part in other.batches_of(batch.examples.cpu(), of_all_ranks=True):
                     order = (part.examples[:, None] == batch.examples).nonzero()[:, 1]
                     parts.append((order, other.forward_pass.log_probs(part, [], reads=reads)))
                 runs.append(join_batches(parts, len(batch.examples), Ranks()))
-            if is_denoising:
+            if data.metric.direction == "denoising":
                 runs.reverse()
             for row, run in enumerate(runs):
-                sums[row] += sum_choices(data, batch, runs[0], run)[0]
+                sums[row] += _sum_choices(batch, runs[0], run)[0]
             # Without a set, `passes` would still run the counterfactual prompts.
             for _, some, run in data.passes(masks, [batch] if sets else [], reads=reads):
-                sums[2:][some] += sum_choices(data, batch, runs[0], run)
+                sums[2:][some] += _sum_choices(batch, runs[0], run)
     data.account.add_examples(len(sets) * data.n_examples)
     (sums,) = data.ranks.sum_ranks(sums.cpu())
     sums[:, 3:] /= data.n_examples
     if other is None:
         sums[1] = nan
-    sums[:2] = _CHOICES_OF_RUNS.setdefault(data, sums[:2].clone())
     return sums
 
 
-def sum_choices(
-    data: PreparedData, batch: Batch, clean: ContinuationLogProbs, run: ContinuationLogProbs
+def _sum_choices(
+    batch: Batch, clean: ContinuationLogProbs, run: ContinuationLogProbs
 ) -> Float[Tensor, "run 5"]:
     """Sums of the columns of `count_choices` over a batch; `run` may be several runs in a row."""
     n, is_x, is_y = len(batch.examples), run.require("x_is_argmax"), run.y_is_argmax
-    if "token-sets" in data.metric.reads:
+    if run.x_set is not None:
         choices = run.require("set_choice").reshape(-1, n, 1, 1)
         is_x, is_y = (batch.token_sets == choices).any(-1).unbind(-1)
         if run.y_set is None:

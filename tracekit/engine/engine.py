@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 
 import torch
 from jaxtyping import Float, Int
@@ -18,14 +17,10 @@ from tracekit.components.members import ComponentsLike
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import gradients
 from tracekit.engine.cost import Account, Cost
-from tracekit.engine.effects import choice_reads, counts_choices, sum_choices
 from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
 from tracekit.engine.prepared import PreparedData
 from tracekit.engine.set_effects import SetRecorder, set_effects
 from tracekit.metrics import Effects, Metric
-
-_MOST_KEPT = 512
-"""Binary masks whose measurements are kept at most."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,8 +31,6 @@ class Engine(PreparedData):
     """Gets the binary sets measured on all examples and their effects; after Ctrl-C too."""
     _full_effects: list[Effects] = field(default_factory=list, repr=False)
     """One entry, once `full_effects` are measured; copies with the same metric share the list."""
-    lately: dict[bytes, tuple[Effects, Tensor | None]] = field(default_factory=dict, repr=False)
-    """Effects of binary masks by digest, with first choices if these were counted; shared too."""
 
     @property
     def fingerprint(self) -> str:
@@ -50,11 +43,7 @@ class Engine(PreparedData):
 
     def with_metric(self, metric: Metric) -> Engine:
         """The same data, and all that was run once, under another metric that they suit."""
-        # A metric that only has another name gives the same effects.
-        lately = self.lately if metric.function is self.metric.function else {}
-        return replace(
-            self, metric=metric, account=Account(), record=None, _full_effects=[], lately=lately
-        )
+        return replace(self, metric=metric, account=Account(), record=None, _full_effects=[])
 
     @property
     def edge_paths(self) -> EdgePaths | None:
@@ -79,11 +68,6 @@ class Engine(PreparedData):
         """Effects of all components together: the reference line of every figure."""
         self.prepare_full_effects()
         return self._full_effects[0]
-
-    def measured_lately(self, members: ComponentSet) -> tuple[Effects | None, Tensor | None]:
-        """Effects and first choices of a set as `effects` measured them lately, if it did."""
-        mask = masks.from_indices(members, self.n_components)
-        return self.lately.get(_digest(mask), (None, None))
 
     def prepare_full_effects(self) -> None:
         """Measures the effects of all components, unless that was done before."""
@@ -110,28 +94,17 @@ class Engine(PreparedData):
         stack = to_device(checked[None] if checked.ndim == 1 else checked, self.device)
         effects = torch.zeros(len(stack), self.n_examples, device=self.device)
         batches = self.batches if examples is None else self.batches_of(examples)
-        is_binary = examples is None and bool(((checked == 0) | (checked == 1)).all())
-        is_counted = is_binary and counts_choices(self)
-        reads = choice_reads(self) if is_counted else self.metric.reads
-        counts = torch.zeros(len(stack), 5, device=self.device)
         with self.measuring():
-            for batch, some, log_probs in self.passes(stack, batches, reads=reads):
+            for batch, some, log_probs in self.passes(stack, batches):
                 effects[some, batch.examples] = self.effects_from(batch, log_probs)
-                if is_counted:
-                    counts[some] += sum_choices(self, batch, self.clean_of(batch, reads), log_probs)
         n_examples = self.n_examples if examples is None else len(examples)
         self.account.add_examples(len(stack) * n_examples)
-        effects, counts = self.ranks.sum_ranks(effects.cpu(), counts.cpu())
-        counts[:, 3:] /= self.n_examples
+        (effects,) = self.ranks.sum_ranks(effects.cpu())
         for row in effects:
             self.check_finite(row)
-        if is_binary:
-            if len(self.lately) >= _MOST_KEPT:
-                self.lately.clear()
-            for mask_of_row, row, count in zip(stack, effects, counts, strict=True):
-                self.lately[_digest(mask_of_row)] = row.clone(), count if is_counted else None
-            if self.record is not None and checked.ndim == 1:
-                self.record([tuple(checked.nonzero()[:, 0].tolist())], effects)
+        is_binary = bool(((checked == 0) | (checked == 1)).all())
+        if self.record is not None and examples is None and checked.ndim == 1 and is_binary:
+            self.record([tuple(checked.nonzero()[:, 0].tolist())], effects)
         picked = effects if examples is None else effects[:, examples]
         return picked[0] if checked.ndim == 1 else picked
 
@@ -188,7 +161,3 @@ class Engine(PreparedData):
             NotDifferentiableError: The metric has no gradient.
         """
         return gradients.predict_changes(self, members, examples=examples)
-
-
-def _digest(mask: Mask) -> bytes:
-    return sha256(mask.bool().cpu().numpy().tobytes()).digest()

@@ -177,7 +177,7 @@ class CleanRun:
     progress_bar: Callable[[Any, str], Any]
     ranks: Ranks
     _kept: ContinuationLogProbs | None = None
-    was_read: set[Reading] = field(default_factory=set)
+    _was_read: set[Reading] = field(default_factory=set)
     _latest: tuple[Batch, ContinuationLogProbs] | None = None
 
     def log_probs_of_all(
@@ -187,7 +187,7 @@ class CleanRun:
 
         Leaves a `distribution` out if it does not fit; does not repeat earlier readings.
         """
-        lacking: list[Reading] = [r for r in dict.fromkeys(reads) if r not in self.was_read]
+        lacking: list[Reading] = [r for r in dict.fromkeys(reads) if r not in self._was_read]
         n_bytes = n_examples * int(self.model.cfg.d_vocab) * torch.float32.itemsize
         fits = self.max_memory is None or n_bytes <= self.max_memory
         # Sending it to all ranks would take longer than running it again.
@@ -202,7 +202,7 @@ class CleanRun:
             added = join_batches(parts, n_examples, self.ranks)
             earlier = {k: v for k, v in vars(self._kept or added).items() if v is not None}
             self._kept = replace(added, **earlier)
-            self.was_read.update(lacking)
+            self._was_read.update(lacking)
         return self._kept
 
     def log_probs_of(

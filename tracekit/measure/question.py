@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import assert_never
@@ -23,7 +22,7 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import position_names
 from tracekit.engine import checks
 from tracekit.engine.cost import Cost
-from tracekit.engine.effects import count_choices, noise_floor, prepare_choices
+from tracekit.engine.effects import count_choices, noise_floor
 from tracekit.engine.engine import Engine
 from tracekit.engine.prepared import DEFAULT_ROWS, EngineConfig
 from tracekit.engine.setup import Setup
@@ -222,17 +221,14 @@ class Question:
         """Values of sets on the searched examples, and on those held out.
 
         `effects` are those of the sets on the searched examples. All others together are measured
-        on both, unless the search did that.
+        on both.
         """
         others = [complement_of(members, len(self.registry)) for members in sets]
 
         def measured(is_held_out: bool, effects: Sequence[Effects]) -> list[OnExamples]:
             engine = self.eval_engine if is_held_out else self.search_engine
             label = "complements, held out" if is_held_out else "complements"
-            lately = [engine.measured_lately(each)[0] for each in others]
-            new = [each for each, row in zip(others, lately, strict=True) if row is None]
-            rest = iter(engine.set_effects(new, label) if new else ())
-            without = [next(rest) if row is None else row for row in lately]
+            without = engine.set_effects(others, label)
             choices = self.choices(sets, is_held_out=is_held_out)
             rows = zip(effects, without, range(2, len(choices)), strict=True)
             return [on_examples(engine, *row, choices=choices[[0, 1, n]]) for *row, n in rows]
@@ -244,22 +240,12 @@ class Question:
         held_out = measured(True, [self.held_out_engine.effects(mask) for mask in masks])
         return list(zip(searched, held_out, strict=True))
 
-    def prepare_run(self) -> None:
-        """Lets passes count first choices, where they can, and forgets sets of earlier runs."""
-        for engine in filter(None, (self.search_engine, self.held_out_engine)):
-            prepare_choices(engine)
-            engine.lately.clear()
-
     def choices(self, sets: Sequence[ComponentSet] = (), *, is_held_out: bool = False) -> Tensor:
-        """First choices without and with each of some sets, counted unless they were."""
+        """First choices without and with each of some sets; see `count_choices`."""
         own, other = self.eval_engine if is_held_out else self.search_engine, None
         with suppress(PairsError):  # The source is not a run that denoising could start from.
             other = self.opposite.eval_engine if is_held_out else self.opposite.search_engine
-        lately = [own.measured_lately(each)[1] for each in sets]
-        new = [each for each, row in zip(sets, lately, strict=True) if row is None]
-        of_runs, of_new = count_choices(own, other, new).tensor_split([2])
-        rest = iter(of_new)
-        return torch.stack([*of_runs, *(next(rest) if row is None else row for row in lately)])
+        return count_choices(own, other, sets)
 
     def facts_of_patch(self, engine: Engine) -> dict[str, Any]:
         """Returns fields of a `PatchedSet` that `engine` measures."""

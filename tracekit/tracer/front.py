@@ -68,7 +68,6 @@ def run_front(
     """
     with report_waiting("pareto", shown=question.config.progress):
         resolved = resolve_front(question, request, statistics=statistics)
-        question.prepare_run()
         planned = plan_front(resolved, statistics=statistics)
         diagnostics.warn_before(resolved, request.sign, planned)
         with Observed(observe, resolved) as observed:

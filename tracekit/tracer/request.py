@@ -15,7 +15,7 @@ from tracekit._util.names import ObjectiveName, SignName
 from tracekit._util.options import check_choice, check_seed, short_repr
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.cost import Cost
-from tracekit.engine.effects import can_count_choices, check_metric, prepare_choices
+from tracekit.engine.effects import check_metric
 from tracekit.engine.engine import Engine
 from tracekit.engine.sources import OtherModel
 from tracekit.errors import BudgetError, ConfigError
@@ -31,7 +31,6 @@ from tracekit.search.baselines.empirical_bayes_topk import sizes_ranked_alone
 from tracekit.search.constraint import Constraint, make_target
 from tracekit.search.objectives import (
     Faithful,
-    LogOdds,
     Objective,
     describe_objective,
     resolve_objective,
@@ -246,7 +245,6 @@ def _sign_of(question: Question, sign: SignName | None, target: float | None) ->
     if sign is None and target:
         sought = 1 if target > 0 else -1
     elif sign == "full" or (sign is None and is_between_models):
-        prepare_choices(question.search_engine)  # Reads more of the clean run that this takes.
         sought = -1 if question.search_engine.full_effects.mean() < 0 else 1
     else:
         sought = -1 if sign == "negative" else 1
@@ -376,19 +374,12 @@ def _planned(
 def _passes_of_results(request: ResolvedRequest, n_results: int) -> float:
     """Passes by which results are measured: complements, held-out examples, further metrics."""
     question = request.question
-    n, goal, objective = len(question.registry), request.goal_of_search, request.objective
-    planned = [planned_passes_of(search, n, goal) for search in request.searches]
-    by_masks = all(each is not None and each.is_exact for each in planned)
-    is_faithful, has_extra = isinstance(objective, Faithful), len(question.extra_metrics) > 0
-    # Many scores are made of effects, for faithful sets of both sides; others take a further pass.
-    is_of_effects = is_faithful or (request.sign > 0 and not isinstance(objective, LogOdds))
-    is_known = request.by_effect or (by_masks and is_of_effects)
-    counts = can_count_choices(question.search_engine) and (by_masks or not is_known)
-    passes = 3 - is_known - (by_masks and is_faithful) - counts + has_extra
-    if (held_out := question.held_out_engine) is not None:
-        share = held_out.n_examples / question.search_engine.n_examples
-        passes += share * (3 - can_count_choices(held_out) + has_extra)
-    return n_results * passes
+    n_held_out = 0 if question.held_out_engine is None else question.held_out_engine.n_examples
+    has_extra = len(question.extra_metrics) > 0
+    share = n_held_out / question.search_engine.n_examples
+    # A set that was chosen by scores takes one more pass, which measures its effects.
+    again = 0 if request.by_effect else 1
+    return n_results * (again + 2 + has_extra + share * (3 + has_extra))
 
 
 def _costs_of_limited_searches(request: ResolvedRequest, *, has_halves: bool) -> tuple[Cost, ...]:

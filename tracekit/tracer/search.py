@@ -81,7 +81,6 @@ def run_search(
     """The results that a request asks for, with the warnings about them; see `Tracer.run`."""
     with report_waiting(request.search.name, shown=question.config.progress):
         resolved = resolve_request(question, request)
-        question.prepare_run()
         planned = plan(resolved)
         diagnostics.warn_before(resolved, request.sign, planned)
         with Observed(observe, resolved) as observed:
@@ -108,21 +107,23 @@ def search(
     with progress_bar(request, planned, on_note):
         target = request.target(recorded)
         before, start = target.cost, time.perf_counter()
-
-        def select() -> list[Selection]:
-            chosen = request.search.search(target, request.goal_of_search, request.seed)
-            return [drop_idle_edges(target, each) for each in chosen]
-
         try:
-            selections, work = measure_work(request, target, select)
+            goal, seed = request.goal_of_search, request.seed
+            selections, work = measure_work(
+                request, target, lambda: request.search.search(target, goal, seed)
+            )
         except TargetNotReachedError as error:
             if request.sign > 0:
                 raise
             also = "Effects below 0 are sought, and all effects in this message are times -1."
             raise TargetNotReachedError(f"{error} {also}") from None
         except KeyboardInterrupt:
-            selections = [drop_idle_edges(target, e) for e in _best_so_far(request, recorded)]
+            selections = _best_so_far(request, recorded)
             work = Work(cost=target.cost - before, seconds=time.perf_counter() - start)
+        selections, more = measure_work(
+            request, target, lambda: [drop_idle_edges(target, each) for each in selections]
+        )
+        work += more
         if request.constraint is not None and request.goal.budgets:
             selections = [best_within(selections, budget) for budget in request.goal.budgets]
         bounds = [target.report(members_of_mask(each.mask)) for each in selections]
@@ -169,8 +170,7 @@ def results_of(
     engine, extra_metrics = question.search_engine, question.extra_metrics
     effects: Sequence[Effects] = [each.effects for each in selections]
     if not request.by_effect:
-        lately = zip(selections, map(engine.measured_lately, sets), strict=True)
-        effects = [engine.effects(s.mask) if row is None else row for s, (row, _) in lately]
+        effects = [engine.effects(each.mask) for each in selections]
     facts, by_example = question.model_facts, question.on_examples(sets, effects)
     rows = zip(selections, by_example, bounds, histories, strict=True)
     results = []
