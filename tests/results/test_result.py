@@ -19,7 +19,7 @@ from tracekit.errors import (
 )
 from tracekit.results.intervals import effect_interval
 from tracekit.results.on_examples import OnExamples
-from tracekit.results.storage import FORMAT_VERSION, write_document
+from tracekit.results.storage import FORMAT_VERSION, NOT_SAVED, write_document
 from tracekit.search.learned.pgbct import Exponential
 
 _DAMAGED = "is damaged, was changed, or belongs to another run than the files beside it. Run it"
@@ -36,8 +36,10 @@ def result(tracer):
 
 
 def assert_same(first, second):
-    # The tracer of this process is not saved.
-    for name in first.__dataclass_fields__:
+    # The tracer and the pairs of this process are not saved.
+    for name, field in first.__dataclass_fields__.items():
+        if field.metadata == NOT_SAVED:
+            continue
         value, other = getattr(first, name), getattr(second, name)
         if isinstance(value, OnExamples):
             assert_same(value, other)
