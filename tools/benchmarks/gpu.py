@@ -113,7 +113,7 @@ class Plan:
         sparse = ("-m", "tools.benchmarks.edges", *device)
         learned = ("-m", "tools.studies.edge_circuits", "measure")
         file = str(self.folder / "edge-circuits.jsonl")
-        methods = ("--methods", "learned-ranking,mask-ig")
+        methods = ("--methods", "mask-ig,given")
         memory = ("-m", "tools.studies.large_models", "measure", *device)
         if self.quick:
             demo = ("--model", "demo", "--pairs", "4", "--repeats", "1")
@@ -124,8 +124,8 @@ class Plan:
             yield Step("edges in large models", (*memory, *small))
             return
         yield Step("sparse passes over edges", (*sparse, "--pairs", "64"))
-        for draw in ("5", "6"):
-            options = ("--fresh", "256", "--draw", draw, *methods, *device)
+        for draw in ("1", "2"):
+            options = ("--methods", "mask-ig,drawn,eap-ig", "--draw", draw, *device)
             yield Step(f"learned rankings, draw {draw}", (*learned, "ioi", file, *options))
         for size in ("gpt2-xl", "llama-3-8b"):
             options = ("--sizes", size, "--dtype", "bfloat16", "--pairs", "32")

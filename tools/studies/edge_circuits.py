@@ -32,6 +32,7 @@ from tracekit.components import ComponentSet
 from tracekit.components.connected import paths_of
 from tracekit.components.masks import complement_of, members_of_mask, ranking
 from tracekit.data.pair import SeenPrompts
+from tracekit.data.registry import describe
 from tracekit.results.faithfulness import MIB_SHARES
 from tracekit.results.intervals import ratio_interval
 from tracekit.search import LearnedRanking, Search, Target
@@ -66,7 +67,7 @@ class Fresh:
 
 @app.command()
 def measure(
-    task: Annotated[str, typer.Argument(help="Name of a generated data set.")],
+    task: Annotated[str, typer.Argument(help="Name of a data set.")],
     file: Annotated[Path, typer.Argument(help="Lines of JSON are added to it.")],
     model: Annotated[str, typer.Option(help="As in load_model.")] = "smollm2-135m",
     examples: Annotated[int, typer.Option(help="Pairs that select.")] = 48,
@@ -81,8 +82,12 @@ def measure(
     """Ranks edges, and measures the sets on fresh examples."""
     torch.set_num_threads(threads)
     loaded = tk.load_model(model, device=device)
-    searched = tk.load_dataset(task, loaded, n=examples, seed=2 * draw)
-    others = tk.load_dataset(task, loaded, n=2 * fresh, seed=2 * draw + 1)
+    if {"n", "seed"} <= {*describe(task).options}:
+        searched = tk.load_dataset(task, loaded, n=examples, seed=2 * draw)
+        others = tk.load_dataset(task, loaded, n=2 * fresh, seed=2 * draw + 1)
+    else:
+        whole = tk.load_dataset(task, loaded)
+        searched, others = whole.split(examples / len(whole), seed=draw)
     seen = SeenPrompts(searched)
     unseen = [n for n, pair in enumerate(others) if not seen.has(pair)]
     judged = others.subset(unseen[:fresh])
