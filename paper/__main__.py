@@ -102,17 +102,6 @@ Part = Annotated[
     str | None,
     _option("Such as 3/16: only every sixteenth run, beginning with the third, and no report."),
 ]
-ExecutorAddress = Annotated[
-    str | None,
-    _option(
-        "dask://HOST:PORT: the workers of a Dask scheduler. submitit://slurm: jobs of Slurm. "
-        "Default: this machine."
-    ),
-]
-ExecutorOptions = Annotated[
-    list[str] | None,
-    _option(f"Parameter of submitit as name=value, e.g. timeout_min=240{_SEVERAL}"),
-]
 Output = Annotated[Path, _option("Folder; runs in it are not repeated.", "--output", "-o")]
 Quiet = Annotated[bool, _option("No progress bars.")]
 AsJson = Annotated[
@@ -140,8 +129,6 @@ def main(
     max_batch_size: MaxBatchSize = None,
     jobs: Jobs = None,
     part: Part = None,
-    executor: ExecutorAddress = None,
-    executor_option: ExecutorOptions = None,
     output: Output = Path("reproduction"),
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -175,8 +162,6 @@ def main(
         "max_batch_size": max_batch_size,
         "loading": _read(_values(model_option), int),
         "processes": jobs,
-        "executor": executor,
-        "executor_options": _read(_values(executor_option), json.loads),
     }
     console.quiet = as_json
     reproductions, tally = _reproduce(names, setting, output, quiet, run_options)

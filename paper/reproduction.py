@@ -101,7 +101,7 @@ def reproduce(
     Raises:
         UnknownNameError: No experiment of that name, or an option that no data set or method has.
         ConfigError: Two models of the same name, or a part of another form.
-        ConfigError, WorkerError, MissingExtraError: About the executor and its workers.
+        ConfigError, WorkerError: About the executor and its workers.
         NoResultError: All runs failed; the message gives the first reason. Where only some failed,
             `Reproduction.failures` lists them.
     """

@@ -165,11 +165,7 @@ def searches(arguments):
             "budgets": values.junk,
             "limit": values.scalars,
             "components": values.junk,
-            "executor": st.one_of(
-                values.scalars,
-                st.sampled_from(["dask://", "dask://x:y", "slurm://", "submitit://x"]),
-            ),
-            "executor_options": values.junk,
+            "executor": values.junk,
             "part": st.one_of(values.scalars, st.sampled_from(["0/2", "3/2", "1/0", "1/2/3"])),
             "jobs": st.one_of(st.integers(-2, 0), values.words, st.floats()),
             "data_dir": st.one_of(values.words, st.integers()),

@@ -228,19 +228,12 @@ OPTIONS: Mapping[str, Option] = {
     ),
     "jobs": WHERE.count(
         "Number of runs at a time, each on a CUDA device of its own if there are several. "
-        "Default: 1, or as many as the executor has workers.",
+        "Default: 1.",
         min=1,
     ),
     "part": WHERE.text(
         "Such as 3/16: only every sixteenth run, beginning with the third, and no report. "
         "For arrays of jobs and several shells."
-    ),
-    "executor": WHERE.text(
-        "dask://HOST:PORT: the workers of a Dask scheduler. submitit://slurm: jobs of Slurm. "
-        "Default: this machine."
-    ),
-    "executor_option": WHERE.settings(
-        f"Parameter of submitit as name=value, e.g. timeout_min=240 or slurm_partition=gpu{SEVERAL}"
     ),
     "output": OUTPUT.path(
         "Folder for figures and results; made if missing.", "--output", "-o", default=Path("run")
@@ -267,7 +260,7 @@ SEARCH_KEYS = ("max_memory", "objective", "sign", *_CONSTRAINT)
 """Further options of a command that searches."""
 SAVED_RUN_KEYS = (*EXAMPLE_KEYS, "split_by", *_MODEL_KEYS)
 """Options of a command on a saved run, beside its model and data set."""
-WORKER_KEYS = ("jobs", "part", "executor", "executor_option")
+WORKER_KEYS = ("jobs", "part")
 """Options of a command that runs jobs."""
 
 

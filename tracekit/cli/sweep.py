@@ -17,7 +17,6 @@ from tracekit.cli.console import check_folder, console
 from tracekit.cli.options import (
     OPTIONAL_OUTPUT,
     WORKER_KEYS,
-    parse_named_values,
     read_options,
     with_options,
 )
@@ -48,14 +47,10 @@ def sweep(
 
     parameters = inspect.signature(runs.sweep).parameters
     keys = {*parameters, *(field.name for field in fields(runs.Grid)), *SETUP_OPTIONS}
-    allowed = keys - {"further", "on_done", "progress", "part", "setup"}
+    allowed = keys - {"further", "on_done", "progress", "part", "setup", "executor"}
     options = {"output": "sweep", "models": [], "datasets": [], **read_options(file, allowed)}
     quiet, part = values.pop("quiet"), values["part"]
-    executor_option = values.pop("executor_option")
     options |= {name: value for name, value in values.items() if value is not None}
-    if executor_option:
-        new_options = parse_named_values(executor_option, bool, int, float)
-        options["executor_options"] = {**options.get("executor_options", {}), **new_options}
     folder = Path(options["output"])
     check_folder(folder)
     # A progress bar, which shows outcomes, is redrawn in place: only a terminal can do that.

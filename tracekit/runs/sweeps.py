@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -213,8 +214,7 @@ def sweep(
     budgets: Sequence[int | float] = (0.1,),
     *,
     output: str | Path,
-    executor: Any = None,
-    executor_options: Mapping[str, Any] | None = None,
+    executor: Executor | None = None,
     jobs: int | None = None,
     part: str | None = None,
     data_dir: str | Path | None = None,
@@ -237,15 +237,12 @@ def sweep(
         methods: Names, mappings of `name` and options, or searches.
         budgets: Counts or shares; those of a method share a run.
         output: The folder; all workers must share it.
-        executor: Where the runs are done. None: on this machine. `dask://HOST:PORT`: by the
-            workers of a Dask scheduler. `submitit://slurm`: as jobs of Slurm. Or any
-            `concurrent.futures.Executor`, a Dask client, or a submitit executor, which stay open.
-        executor_options: Parameters of `submitit.AutoExecutor`, e.g.
-            `{"timeout_min": 240, "gpus_per_node": 1, "slurm_partition": "gpu"}`.
-        jobs: Number of runs at a time. None: one, or as many as the executor has workers; on
-            Slurm one job for each model.
+        executor: Where the runs are done. None: on this machine. It stays open. Of a Dask client:
+            `client.get_executor(pure=False)`.
+        jobs: Number of runs at a time. None: one, or as many as a pool of threads or processes
+            has workers.
         part: `3/16`: only every sixteenth run, beginning with the third, and no table. For arrays
-            of jobs; parts may run at the same time in one folder.
+            of jobs, e.g. of Slurm; parts may run at the same time in one folder.
         data_dir: Folder with data files, or with a folder for each data set. None: downloads.
         device: As in `load_model`. Parallel workers take a CUDA device each, if it has no number.
         max_batch_size: Examples per pass; changes no result.
@@ -264,8 +261,7 @@ def sweep(
             anything runs.
         OutputError: The output folder cannot be made, or another sweep works in it.
         NoResultError: All runs failed; the message gives the first reason.
-        ConfigError, WorkerError, MissingExtraError: About the executor and its workers. What is
-            finished is kept.
+        ConfigError, WorkerError: About the executor and its workers. What is finished is kept.
     """
     if jobs is not None and (not is_int(jobs) or jobs < 1):
         raise ConfigError(f"jobs is {jobs!r}. Give the number of runs at a time, 1 or more.")
@@ -281,7 +277,6 @@ def sweep(
     max_batch_size = convert("max_batch_size", max_batch_size, PositiveInt | None)
     device = convert("device", device, str | None)
     loading = dict(convert("model_options", model_options or {}, dict[str, Any]))
-    executor_options = convert("executor_options", executor_options or {}, dict[str, Any])
     shows_bar = is_interactive() if progress is None else progress
     folder = as_path("output", output)
     total = len(part_of(planned, part))
@@ -304,7 +299,6 @@ def sweep(
             loading=loading,
             processes=jobs,
             executor=executor,
-            executor_options=executor_options,
             part=part,
             progress=None if progress is None and not is_interactive() else False,
             on_done=count,

@@ -216,9 +216,9 @@ def try_job(
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Jobs sent to a worker of an executor, and all that it needs to run them."""
+    """A job sent to a worker of an executor, and all that it needs to run it."""
 
-    jobs: tuple[Job, ...]
+    job: Job
     environment: RunEnvironment
     root: Path
     """Folder of the store, absolute."""
@@ -228,46 +228,36 @@ class Task:
     """Number of parallel workers, which is recorded beside wall times."""
 
 
-@dataclass(frozen=True)
-class WorkerReport:
-    """Outcome of a task."""
+def run_task(versions: Mapping[str, str], packed: bytes) -> Run | Failure:
+    """Runs the job of a pickled `Task`; called by executors, in their workers.
 
-    outcomes: tuple[Run | Failure, ...] = ()
-    refused: TracekitError | None = None
-    """The error if the worker could run none of the jobs."""
+    Any version of tracekit can read the arguments. The run is stored as soon as it is finished.
 
-
-def run_task(versions: Mapping[str, str], packed: bytes) -> WorkerReport:
-    """Runs the jobs of a pickled `Task`; called by executors, in their workers.
-
-    The worker must have the same versions of the packages that numbers depend on as the process
-    that sends the task; otherwise the report holds an error, and nothing is run. Any version of
-    tracekit can read the arguments. Every run is stored as soon as it is finished.
+    Raises:
+        WorkerError: The worker has other versions of the packages that numbers depend on than the
+            process that sends the task, or does not see its output folder.
     """
     for package, version in decisive_versions().items():
         if versions[package] != version:
-            error = WorkerError(
+            raise WorkerError(
                 f"The worker {gethostname()} has {package} {version}, this process has "
                 f"{versions[package]}. Install the same versions in both, so that all runs can be "
                 "compared."
             )
-            return WorkerReport(refused=error)
     task: Task = pickle.loads(packed)
     if not _file_appears(task.root / task.token):
-        error = WorkerError(
+        raise WorkerError(
             f"The worker {gethostname()} does not see the output folder {task.root}. Give a folder "
             "that all workers share, by the same path."
         )
-        return WorkerReport(refused=error)
     worker, missing = _worker_for(task)
-    outcomes = [try_job(worker, job, missing, in_worker=True) for job in task.jobs]
-    return WorkerReport(tuple(outcomes))
+    return try_job(worker, task.job, missing, in_worker=True)
 
 
 def forget_models(token: str) -> None:
-    """Drops the models that this process keeps as a worker of a sweep."""
-    for key in [key for key in _workers if key[0] == token]:
-        _workers.pop(key, None)
+    """Drops the models that threads of this process keep as workers of a sweep."""
+    for thread in [thread for thread, worker in _workers.items() if worker[0] == token]:
+        _workers.pop(thread, None)
 
 
 _SHARED_SECONDS = 10
@@ -283,16 +273,16 @@ def _file_appears(path: Path) -> bool:
     return True
 
 
-_workers: dict[tuple[str, int], tuple[Worker, dict[str, str]]] = {}
-"""The workers of this process, by token and thread, with the models that they could not load."""
+_workers: dict[int, tuple[str, Worker, dict[str, str]]] = {}
+"""Each thread's worker, with the token of its sweep and the models that it could not load."""
 
 
 def _worker_for(task: Task) -> tuple[Worker, dict[str, str]]:
-    """This thread's worker for the sweep of a task; it keeps the last model."""
-    key = task.token, get_ident()
-    if key not in _workers:
+    """This thread's worker for the sweep of a task. A new sweep replaces the one before it."""
+    thread = get_ident()
+    if thread not in _workers or _workers[thread][0] != task.token:
         environment = task.environment
         device = device_for_worker(environment.device, environment.loading)
         environment = replace(environment, device=device)
-        _workers[key] = Worker(environment, task.root, task.workers), {}
-    return _workers[key]
+        _workers[thread] = task.token, Worker(environment, task.root, task.workers), {}
+    return _workers[thread][1:]
