@@ -15,7 +15,7 @@ from plotly.offline import get_plotlyjs
 from tracekit import figures
 from tracekit.components import ComponentRegistry
 from tracekit.figures.cells import BLUES, RING
-from tracekit.figures.charts import HeadRow, attention_map
+from tracekit.figures.charts import HeadRow, attention_map, scatter
 from tracekit.figures.members import Arrow, path_network
 from tracekit.figures.style import styles
 from tracekit.results.panels import panels_of, scale_of
@@ -115,6 +115,10 @@ def gallery(n_layers: int) -> dict[str, go.Figure]:
         )
         for name in ("the task", "gendered pronouns", "capitals")
     ]
+    x = [drawn.gauss(0, 1) ** 3 for _ in range(n)]
+    scores = pd.DataFrame({"component": [f"L{i}H{i}>L{i + 1}Q{i}" for i in range(n)], "first": x})
+    scores["second"] = [each / 2 + drawn.gauss(0, 0.2) for each in x]
+    scores = scores.sort_values("second", key=lambda y: -(y - scores["first"] / 2).abs())
     spans = {"spans": ("IO", "S1", "S2", "subject last", "rest")}
     return {
         "heatmap": cells(n_layers, "head-outputs", "score"),
@@ -163,6 +167,14 @@ def gallery(n_layers: int) -> dict[str, go.Figure]:
         ),
         "lines": figures.lines(chart, reference=(0.4, "random")),
         "bars": figures.bars(chart),
+        "scatter": scatter(
+            figures.Chart(
+                frame=scores, x="first", y="second", series="component",
+                axis_titles=("learned ranking soft mask", "single effect (logit difference, nats)"),
+                **TITLES,
+            ),
+            (0.5, 0.0), 8,
+        ),
         "paths": path_network([*names, "logits"], [*layers, None], arrows, **TITLES),
         "circuit": path_network(
             [*names, "logits"], [*layers, None], arrows, quantity="score", **TITLES

@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 
 from tracekit._util.deferred import pd
 from tracekit.figures import style
+from tracekit.figures.layout import text_width
 
 _PATTERNS = ("", "/", ".", "x", "-", "+")
 """Fill patterns of bars, one per series."""
@@ -113,12 +114,12 @@ def bars(chart: Chart, *, log_y: bool = False) -> go.Figure:
     return _finish(figure, chart)
 
 
-def _finish(figure: go.Figure, chart: Chart) -> go.Figure:
+def _finish(figure: go.Figure, chart: Chart, **size: Any) -> go.Figure:
     x_title, y_title = chart.axis_titles
     figure.update_xaxes(title_text=x_title)
     figure.update_yaxes(title_text=y_title, exponentformat="power")
     figure.update_layout(showlegend=True)
-    return style.finish(style.frame(figure), chart.title, chart.subtitle)
+    return style.finish(style.frame(figure), chart.title, chart.subtitle, **size)
 
 
 def similarities(frame: pd.DataFrame, *, title: str, subtitle: str = "") -> go.Figure:
@@ -274,6 +275,70 @@ def strengths(
     figure.update_xaxes(range=[-0.04 * largest, 1.06 * largest])
     plot = _STRENGTH_PLOT, _STRENGTH_ROW * n
     return style.finish(figure, title, subtitle, plot=plot, grows="rows")
+
+
+_SCATTER_PLOT = (style.WIDTH - 90.0, 330.0)
+_MANY, _PLACES = 2000, (120, 92)
+"""Points beyond which one is drawn at each place, and the columns and rows of places."""
+
+
+def scatter(chart: Chart, line: tuple[float, float], n_outliers: int) -> go.Figure:
+    """A point per row, the first `n_outliers` marked and labelled, and a line by slope and start.
+
+    Of more than 2000 others, one point is drawn at each place. A label without room is left out.
+    """
+    values = chart.frame[[chart.x, chart.y]]
+    room = 0.08 * (values.max() - values.min()).replace(0, 1)
+    low, high = values.min() - room, values.max() + room
+    places, legend = (values - low) / (high - low), "components"
+    outliers, others = chart.frame[:n_outliers], chart.frame[n_outliers:]
+    if len(others) > _MANY:
+        is_new = ~(places[n_outliers:] * _PLACES).astype(int).duplicated()
+        legend += f" (one at each place, {is_new.sum():,} of {len(others):,})"
+        others = others[is_new]
+    figure, ends = go.Figure(), [low[chart.x], high[chart.x]]
+    figure.add_scatter(
+        x=ends,
+        y=[line[1] + line[0] * end for end in ends],
+        name="y = x" if line == (1, 0) else "equal standard scores",
+        mode="lines",
+        line={"color": "black", "width": 1.2, "dash": "dot"},
+    )
+    taken: list[tuple[float, float, float]] = []
+    labels, sides = [""] * len(outliers), ["top left"] * len(outliers)
+    rows = zip(outliers[chart.series], values.to_numpy(), places.to_numpy(), strict=False)
+    for number, (name, (x, y), (across, up)) in enumerate(rows):
+        # Texts stand away from the line, and take more of the plot in print.
+        width = text_width(name, 1.3 * style.TICK_SIZE) / _SCATTER_PLOT[0]
+        is_above = y > line[1] + line[0] * x
+        for side, start in (("left", across - width), ("right", across))[:: 1 if is_above else -1]:
+            is_free = all(abs(start - a) > max(width, b) or abs(up - c) > 0.06 for a, b, c in taken)
+            if is_free and 0 < start < 1 - width:
+                labels[number] = style.plain(name)
+                sides[number] = f"{'top' if is_above else 'bottom'} {side}"
+                taken.append((start, width, up))
+                break
+    for rows, name, color, symbol, size in (
+        (others, legend, style.BELOW, "circle", 5),
+        (outliers, "outliers", style.SELECTED, "diamond", 9),
+    ):
+        figure.add_scatter(
+            x=rows[chart.x],
+            y=rows[chart.y],
+            name=name,
+            mode="markers" if rows is others else "markers+text",
+            marker={"color": color, "symbol": symbol, "size": size, "line": {"width": 0.5}},
+            text=None if rows is others else labels,
+            textposition=None if rows is others else sides,
+            textfont={"size": style.TICK_SIZE},
+            cliponaxis=False,
+            customdata=list(map(style.plain, rows[chart.series])),
+            hovertemplate=f"%{{customdata}}<br>{chart.axis_titles[0]}: %{{x:.4g}}<br>"
+            f"{chart.axis_titles[1]}: %{{y:.4g}}<extra></extra>",
+        )
+    figure.update_xaxes(range=ends)
+    figure.update_yaxes(range=[low[chart.y], high[chart.y]])
+    return _finish(figure, chart, plot=_SCATTER_PLOT)
 
 
 _UNSEEN = {"mode": "markers", "marker_opacity": 0, **style.QUIET}

@@ -16,4 +16,6 @@ from tracekit.results.pareto_front import ParetoFront as ParetoFront
 from tracekit.results.pareto_front import SizeStatistics as SizeStatistics
 from tracekit.results.pareto_front import TradeOff as TradeOff
 from tracekit.results.result import TraceResult as TraceResult
+from tracekit.results.scores import ScoreComparison as ScoreComparison
+from tracekit.results.scores import compare_scores as compare_scores
 from tracekit.results.tables import curve_data as curve_data

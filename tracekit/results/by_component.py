@@ -26,6 +26,7 @@ from tracekit.metrics import Effects
 from tracekit.results.circuits import circuit_figure
 from tracekit.results.on_examples import OfMembers
 from tracekit.results.panels import check_cells, panels_of
+from tracekit.results.scores import Scores, compare_scores
 from tracekit.results.significance import Mark, PValues, few_examples_note
 from tracekit.results.storage import SavedTable
 
@@ -55,6 +56,17 @@ class SingleEffects(SavedTable, OfMembers):  # pyright: ignore[reportIncompatibl
     def n_examples(self) -> int:
         """How many examples the effects are means over."""
         return self.n_measured_on
+
+    compare_scores = compare_scores
+
+    @property
+    def scores(self) -> Scores:
+        """The effects, for `compare_scores`."""
+        values = torch.full((len(self.registry),), torch.nan)
+        values[list(self.members)] = self.effects.to(values.dtype)
+        title, setting = f"single {self.axis_label}", f"{self.intervention}, n = {self.n_text}"
+        of = data_and_model(self.dataset, self.model)
+        return Scores(self.registry, values, title, self.axis_label, setting, of)
 
     @cached_property
     def table(self) -> pd.DataFrame:

@@ -307,5 +307,5 @@ def all_results(given: Any) -> list[TraceResult]:
     raise ConfigError(
         f"A {type(given).__name__} was given where results are wanted: {short_repr(given)}. Give "
         "results, curves, fronts, what tk.load_runs returns, folders that these were saved to, or "
-        "a list of such."
+        "a list of such. Scores of other kinds: result.compare_scores(single_effects)."
     )

@@ -35,6 +35,7 @@ from tracekit.results.faithfulness import Faithfulness
 from tracekit.results.mib import check_registry, write_mib, write_mib_circuits
 from tracekit.results.on_examples import OnExamples, examples_text
 from tracekit.results.panels import CellColor, has_cells, result_panels, scale_of
+from tracekit.results.scores import compare_scores
 from tracekit.results.storage import InFolder
 from tracekit.search.base import Record, Stop, target_not_reached
 from tracekit.search.targets import ConstraintEffect
@@ -370,6 +371,7 @@ class TraceResult(InFolder):
         )
 
     _repr_html_ = result_html
+    compare_scores = compare_scores
 
     @property
     def circuit_scores(self) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
