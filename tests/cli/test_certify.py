@@ -122,7 +122,7 @@ def test_a_trace_trains_on_new_pairs_of_its_data_set(command, ioi_folder, tmp_pa
     model = tk.TraceResult.load(ioi_folder).model_facts.path
     options = ("--model", model, "--dataset", "ioi", "--data-option", "n=6", "--quiet")
     search = ("--method", "dcm", "--option", "lambda1=0.001", "--option", "epochs=2")
-    output = ("--output", tmp_path, "--metric", "logit-difference", "--fresh-training")
+    output = ("--output", tmp_path, "--metric", "logit-difference", "--new-pairs")
     code, _, err = command("trace", *options, *search, *output)
     assert code == 0, err
     (folder,) = [file.parent for file in tmp_path.rglob("result.json")]
@@ -130,7 +130,7 @@ def test_a_trace_trains_on_new_pairs_of_its_data_set(command, ioi_folder, tmp_pa
     # A batch of 16 is more than the six that are searched.
     assert training.n_pairs == 32
     assert training.code == "tk.data.endless_pairs('ioi', model, first_seed=1, n=16)"
-    command_options = ("--dataset", "demo-facts", "--method", "dcm", "--fresh-training")
+    command_options = ("--dataset", "demo-facts", "--method", "dcm", "--new-pairs")
     code, _, err = command("trace", *command_options, "--output", tmp_path / "other")
     assert (code, "demo-facts' is not drawn by a seed" in " ".join(err.split())) == (1, True)
 

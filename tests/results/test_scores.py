@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 import torch
 from scipy import stats
-from tracekit.results.single_effects import SingleEffects
 
 import tracekit as tk
 from tests import tiny
 from tests.latex import check_latex
 from tracekit.errors import ComparisonError, ComponentError, ConfigError
 from tracekit.figures import charts
+from tracekit.results.by_component import SingleEffects
 
 QUESTION: dict[str, Any] = {"components": "head-outputs", "metric": "logit-difference"}
 
@@ -117,9 +117,7 @@ class TestData:
 
     def test_it_is_printed_and_is_a_table(self, attribution, single):
         compared = attribution.compare_scores(single)
-        first, *outliers = str(compared).splitlines()
-        assert first.endswith("Outliers:")
-        assert outliers[0].startswith(f"  {compared.table['component'][0]}: ")
+        assert f". Outliers: {compared.table['component'][0]}, " in str(compared)
         assert len(compared.to_frame()) == len(single.labels)
         check_latex(compared.to_latex())
         assert "<table" in compared._repr_html_()
@@ -160,7 +158,7 @@ class TestScatter:
 
     def test_two_results_in_one_call(self, tracer, attribution):
         top_k = tracer.run("top-k", budget=2)
-        figure: Any = tk.compare([attribution, top_k], ["a", "b"]).scatter()
+        figure: Any = tk.results.compare_scores(attribution, top_k, ("a", "b")).scatter()
         assert figure.layout.xaxis.title.text.startswith("a: attribution patching score")
         assert figure.layout.yaxis.title.text.startswith("b: single effect")
 

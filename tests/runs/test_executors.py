@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import tracekit as tk
+from tracekit._util.options import short_repr
 from tracekit.errors import ConfigError, WorkerError
 from tracekit.runs import jobs as jobs_module
 from tracekit.runs import worker as worker_module
@@ -109,7 +110,7 @@ class TestAnyExecutor:
     @pytest.mark.parametrize("given", [3, "dask://head-node:8786", ThreadPoolExecutor])
     def test_what_is_no_executor(self, grid, given):
         text = (
-            f"The executor is {given!r}. Give a concurrent.futures.Executor. A Dask client has "
+            f"The executor is {short_repr(given)}. Give a concurrent.futures.Executor. A Dask client has "
             "one, client.get_executor(pure=False). On Slurm, leave the executor out and run one "
             "part in each task of a job array, e.g. part='3/16'."
         )

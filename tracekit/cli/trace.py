@@ -54,7 +54,7 @@ from tracekit.errors import SearchStoppedWarning
     target_effect=HOW.number("Instead of a budget: the effect to reach."),
     faithfulness=HOW.number("Instead of a budget: the smallest set as faithful as this, e.g. 0.9."),
     method=HOW.names(f"{choices_text(MethodName)}{SEVERAL} Default: pgb-ct+local."),
-    fresh_training=HOW.flag(
+    new_pairs=HOW.flag(
         "Train on new pairs of a generated data set (learned-ranking, pgb-ct, dcm)."
     ),
     option=HOW.settings(
@@ -77,7 +77,7 @@ def trace(values: OptionValues) -> None:
         goal = goal_arguments(values, by_method[name])
         arguments.append({"search": tk.search.make(name, by_method[name]), "seed": seed, **goal})
     tracer, request_options = build_search(values)
-    if values["fresh_training"]:
+    if values["new_pairs"]:
         request_options["training_pairs"] = further_pairs(tracer.pairs, tracer.model)
     requests = [Request(**each, **request_options) for each in arguments]
     if values["dry_run"]:

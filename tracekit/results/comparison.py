@@ -30,7 +30,6 @@ from tracekit.results.display import html_card, line, table_html
 from tracekit.results.intervals import row_intervals
 from tracekit.results.panels import CellColor, scale_of
 from tracekit.results.result import Results, TraceResult
-from tracekit.results.scores import compare_scores
 from tracekit.results.significance import p_values, zero_below_rounding
 
 
@@ -83,10 +82,6 @@ class Comparison(Results):
         If some results have held-out examples, with the effects on these and their intervals.
         """
         return effect_curve(self.results, spreads=True)
-
-    def scatter(self) -> go.Figure:
-        """Scores of the last result against those of the first; see `compare_scores`."""
-        return compare_scores(self[0], self[-1], (self.labels[0], self.labels[-1])).scatter()
 
     def similarities(self) -> go.Figure:
         """The table of `jaccard` as a figure."""

@@ -141,8 +141,7 @@ class TraceResult(InFolder):
     binary_mask: BinaryMask
     """The selection: True takes the counterfactual value."""
     soft_mask: Mask
-    """The relaxed mask it was cut from, or that refinement started from, in [0, 1]; the selection
-    itself for methods without."""
+    """The relaxed mask it was cut from or refined from, in [0, 1]; without one, the selection."""
     component_scores: Mask | None = None
     """Scores by which the components were ranked (for top-k, their single effects)."""
     searched: OnExamples

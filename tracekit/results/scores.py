@@ -94,10 +94,9 @@ class ScoreComparison(Tabular):
 
     def __repr__(self) -> str:
         x, y = self.chart.axis_titles
-        lines = [f"{x} and {y}, {len(self.table)} components, {self.chart.subtitle}. Outliers:"]
-        for row in self.table.head(8).to_dict("records"):
-            lines.append(f"  {row['component']}: {row['first']:+.4g}, {row['second']:+.4g}")
-        return "\n".join(lines)
+        outliers = ", ".join(self.table["component"].head(8))
+        text = f"{x} and {y}, {len(self.table)} components, {self.chart.subtitle}"
+        return f"{text}. Outliers: {outliers}"
 
 
 def compare_scores(first: Any, second: Any, labels: tuple[str, ...] = ("", "")) -> ScoreComparison:
