@@ -110,9 +110,9 @@ class TestAnyExecutor:
     @pytest.mark.parametrize("given", [3, "dask://head-node:8786", ThreadPoolExecutor])
     def test_what_is_no_executor(self, grid, given):
         text = (
-            f"The executor is {short_repr(given)}. Give a concurrent.futures.Executor. A Dask client has "
-            "one, client.get_executor(pure=False). On Slurm, leave the executor out and run one "
-            "part in each task of a job array, e.g. part='3/16'."
+            f"The executor is {short_repr(given)}. Give a concurrent.futures.Executor. A Dask "
+            "client has one, client.get_executor(pure=False). On Slurm, leave the executor out and "
+            "run one part in each task of a job array, e.g. part='3/16'."
         )
         with pytest.raises(ConfigError, match=re.escape(text)):
             tk.sweep(**grid, executor=given)

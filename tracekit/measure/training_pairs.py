@@ -63,8 +63,7 @@ class TrainingSource:
                 batch = []
             if n_stale == _MOST_STALE:
                 break
-        n_pairs = sum(self._n_pairs_of.values())
         raise PairsError(
-            f"The source of training pairs has run out of new pairs, after {n_pairs} of them. Give "
-            "one without end, take fewer epochs, or leave out training_pairs."
+            f"The source of training pairs has run out of new pairs, after {self.drawn.n_pairs} of "
+            "them. Give one without end, take fewer epochs, or leave out training_pairs."
         )

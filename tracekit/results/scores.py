@@ -36,14 +36,15 @@ class Scores(NamedTuple):
     """Data and model."""
 
 
-def _scores_of(value: Any, registry: ComponentRegistry | None = None) -> Scores:
+def _scores_of(given: Any, registry: ComponentRegistry | None = None) -> Scores:
     """Scores of a result, of single effects, or of numbers by labels of a registry."""
-    if hasattr(value, "scores"):
-        return value.scores
-    if isinstance(value, Mapping) and registry is not None:
+    if hasattr(given, "scores"):
+        return given.scores
+    if isinstance(given, Mapping) and registry is not None:
         values = torch.full((len(registry),), torch.nan)
-        values[list(map(registry.index, value))] = torch.tensor([*value.values()]).float()
+        values[list(map(registry.index, given))] = torch.tensor([*given.values()]).float()
         return Scores(registry, values, "other score", "", "other scores")
+    value: Any = given
     if not hasattr(value, "ranked_by"):
         raise ConfigError(
             f"{short_repr(value)} has no scores of components. Give a result, single effects, or "
