@@ -457,7 +457,7 @@ class TestCommand:
         code, _, err = command("sweep", file)
         assert code == 1
         assert "Unknown key 'budget'. Did you mean 'budgets'?" in err
-        for key in ("on_done", "progress", "part", "further"):
+        for key in ("on_done", "progress", "part", "further", "executor"):
             file.write_text(f"{key} = 1")
             assert f"Unknown key {key!r}" in command("sweep", file)[2]
 
