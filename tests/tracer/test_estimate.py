@@ -602,6 +602,15 @@ class TestBar:
         assert [bar.is_open for bar in bars.bars] == [False]
         assert _progress.current_run() is _progress._NOTHING
 
+    @pytest.mark.parametrize("shown", [True, None])
+    def test_a_bar_may_be_within_a_call_that_has_none(self, shown):
+        """Bars of tqdm compare themselves with bars only."""
+        with (
+            _progress.report_waiting("certify", shown=shown),
+            _progress.open_bar("controls", 40, 10, shown=True) as progress,
+        ):
+            progress.advance(10)
+
     def test_an_estimate_that_was_too_low_leaves_it_full(self, bars):
         with _progress.open_bar("mine", 2, 10, shown=True) as progress:
             progress.advance(50)

@@ -155,7 +155,7 @@ def _opened(
             yield bar
         finally:
             if bar is not None:
-                watch.open.remove(bar)
+                watch.open = [each for each in watch.open if each is not bar]
                 if _is_bar(bar):
                     bar.close()
                     watch.quiet_since = time.monotonic()
