@@ -221,6 +221,6 @@ class TestErrors:
         with pytest.raises(ConfigError, match="n is -1"):
             attribution.compare_scores(tracer.run("top-k", budget=1)).scatter(n=-1)
 
-    def test_single_effects_among_results_are_pointed_here(self, attribution, single):
+    def test_single_effects_among_results_are_pointed_here(self, attribution, single, unchecked):
         with pytest.raises(ConfigError, match=r"result.compare_scores\(single_effects\)"):
             tk.compare([attribution, single])
