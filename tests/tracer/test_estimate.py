@@ -443,6 +443,15 @@ class TestFaster:
         is_long = estimate.seconds > 600
         assert is_long == (" of the 40 examples, about " in estimate.faster)
 
+    def test_is_a_ranking_also_where_pairs_are_drawn_to_train_on(self, slow):
+        tracer, pairs = slow(20.0), [tiny.pairs(40, seed=9)]
+        given, drawn = (
+            tracer.estimate("learned-ranking", budget=6, training_pairs=each)
+            for each in (None, pairs)
+        )
+        assert drawn.passes > given.passes + 3 * 40
+        assert drawn.faster.startswith("mask-ig, about ")
+
     def test_is_nothing_where_eight_examples_take_too_long(self, slow):
         assert slow(1e4).estimate("mask-ig", budget=6).faster == ""
 

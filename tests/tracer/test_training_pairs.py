@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import unescape
 from itertools import count, islice, repeat
 
 import pytest
@@ -61,7 +62,7 @@ def test_training_is_on_the_drawn_pairs(model, method, monkeypatch):
 
 @pytest.mark.parametrize("method", ["pgb-ct", "dcm"])
 def test_a_mask_is_that_of_a_tracer_of_the_drawn_pairs(model, method):
-    others = tiny.pairs(8, seed=77)
+    others = tiny.pairs(12, seed=77)  # More than are searched.
     elsewhere = make_tracer(model, others).run(method, **TRAINED[method])
     here = make_tracer(model).run(method, training_pairs=repeat(others), **TRAINED[method])
     assert torch.allclose(here.soft_mask, elsewhere.soft_mask, atol=1e-6)
@@ -97,6 +98,23 @@ def test_a_generated_data_set_is_drawn_again_by_its_code(model, monkeypatch):
     assert code == "tk.data.endless_pairs('ioi', model, first_seed=50, n=4)"
     again = make_tracer(model).run("learned-ranking", training_pairs=eval(code), **run)
     assert again.run.training == result.run.training
+
+
+def test_a_report_says_which_pairs_were_drawn(model, monkeypatch, tmp_path):
+    def load(name, model, *, n, seed):
+        return tiny.pairs(n, seed=seed)
+
+    monkeypatch.setattr("tracekit.data.registry.load_dataset", load)
+    sources = {
+        "training_pairs=tk.data.endless_pairs('ioi', model, first_seed=50, n=4)": (
+            tk.data.endless_pairs("ioi", model, n=4, first_seed=50)
+        ),
+        "the training pairs are of no generated data set": Draws(),
+    }
+    for text, source in sources.items():
+        result = make_tracer(model).run("dcm", budget=3, training_pairs=source, **TRAINED["dcm"])
+        page = unescape(tk.report(result, tmp_path / "report.html").read_text())
+        assert text in page
 
 
 def test_searched_and_held_out_pairs_are_never_trained_on(model):

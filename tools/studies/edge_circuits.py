@@ -135,26 +135,10 @@ def measure(
         sets = [members_of_mask(result.binary_mask) for result in curve]
         return sets, curve[0].cost.forward_equivalents
 
-    def among_nodes() -> Search:
-        """A learned ranking whose sets have edges among a few nodes only."""
-        kinds = ["head-outputs", "mlp-outputs"]
-        of_nodes = tk.Tracer(loaded, searched, kinds, "logit-difference", progress=False)
-        nodes = of_nodes.run("mask-ig", budget=N_NODES, objective="faithful", sign="full")
-        among = tk.components.ComponentRegistry.of_edges(loaded.cfg, among=nodes)
-        is_last = torch.ones(n_edges, dtype=torch.bool)
-        is_last[[own.registry.index(among.label(n)) for n in range(len(among))]] = False
-
-        class Among(LearnedRanking):
-            def _first_scores(self, target: Target, examples: torch.Tensor) -> list[torch.Tensor]:
-                whole = super()._first_scores(target, examples)
-                return [each.masked_fill(is_last, LAST) for each in whole]
-
-        return Among()
-
     for method in methods.split(","):
         if method == "nodes":
             source = Fresh(task, loaded, examples, FIRST_DRAWN * (draw + 1), judged)
-            tell("learned among 60 nodes", lambda: select(among_nodes(), source))  # noqa: B023
+            tell("learned among 60 nodes", lambda: select(_among_nodes(own), source))  # noqa: B023
         elif method == "given":
             tell("learned, given pairs", lambda: select("learned-ranking"))
         elif method == "drawn":
@@ -170,6 +154,23 @@ def measure(
                 tell_ranking(names[1], ranked.component_scores, passes)
             if method == "mask-ig":
                 tell("mask-ig, between", lambda: select("mask-ig"))
+
+
+def _among_nodes(tracer: tk.Tracer) -> Search:
+    """A learned ranking whose sets have edges among a few nodes only."""
+    kinds, registry = ["head-outputs", "mlp-outputs"], tracer.registry
+    of_nodes = tk.Tracer(tracer.model, tracer.pairs, kinds, "logit-difference", progress=False)
+    nodes = of_nodes.run("mask-ig", budget=N_NODES, objective="faithful", sign="full")
+    among = tk.components.ComponentRegistry.of_edges(tracer.model.cfg, among=nodes)
+    is_last = torch.ones(len(registry), dtype=torch.bool)
+    is_last[[registry.index(among.label(n)) for n in range(len(among))]] = False
+
+    class Among(LearnedRanking):
+        def _first_scores(self, target: Target, examples: torch.Tensor) -> list[torch.Tensor]:
+            whole = super()._first_scores(target, examples)
+            return [each.masked_fill(is_last, LAST) for each in whole]
+
+    return Among()
 
 
 @app.command()

@@ -555,6 +555,10 @@ def check_disjoint(searched: Sequence[Any], held_out: Sequence[Any]) -> None:
         )
 
 
+MOST_STALE = 100
+"""Batches in a row without a fresh pair after which a source of pairs has run out."""
+
+
 class SeenPrompts:
     """Prompts that were used, by which pairs are told from fresh ones."""
 

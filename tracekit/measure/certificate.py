@@ -22,7 +22,7 @@ from tracekit._util.options import check_int, short_repr
 from tracekit._util.versions import versions
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
-from tracekit.data.pair import SeenPrompts
+from tracekit.data.pair import MOST_STALE, SeenPrompts
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset, load_origin
 from tracekit.engine.engine import Engine
@@ -39,8 +39,6 @@ _BATCH = 16
 """Independent examples in a batch of pairs that are given at once."""
 _GRID = np.linspace(-1, 3, 801)
 """Values that bounds of faithfulness and completeness take; effects: in units of all components."""
-_MOST_STALE = 100
-"""Batches in a row without a fresh pair after which a source has run out."""
 Source = PromptPairs | Iterable[PromptPairs]
 
 
@@ -324,7 +322,7 @@ class _FreshPairs:
         while iterators:
             for name in list(iterators):
                 batch = next(iterators[name], None)
-                if batch is None or n_stale[name] == _MOST_STALE:
+                if batch is None or n_stale[name] == MOST_STALE:
                     del iterators[name]
                     continue
                 if not isinstance(batch, PromptPairs):

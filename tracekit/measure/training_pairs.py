@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tracekit._util.files import json_digest
 from tracekit._util.options import short_repr
-from tracekit.data.pair import PromptPair, SeenPrompts
+from tracekit.data.pair import MOST_STALE, PromptPair, SeenPrompts
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import EndlessPairs
 from tracekit.engine.engine import Engine
@@ -15,16 +15,13 @@ from tracekit.errors import PairsError
 from tracekit.measure.question import Question
 from tracekit.results.result import TrainingPairs
 
-_MOST_STALE = 100
-"""Batches in a row without a new pair after which a source has run out."""
-
 
 class TrainingSource:
     """Draws pairs for the searches on a question, none of which it has, and records them."""
 
     def __init__(self, question: Question, source: Iterable[PromptPairs]) -> None:
         """Takes a source of batches; one that cannot be iterated again goes on where it was."""
-        if isinstance(source, PromptPairs | str) or not isinstance(source, Iterable):
+        if isinstance(source, PromptPairs) or not isinstance(source, Iterable):
             raise PairsError(
                 f"training_pairs is {short_repr(source)}. Give pairs without end, such as "
                 "tk.data.endless_pairs('ioi', model), or another iterable of PromptPairs."
@@ -61,7 +58,7 @@ class TrainingSource:
             if len(batch) >= len(question.pairs):
                 yield replace(pairs, pairs=tuple(batch), origin=None)
                 batch = []
-            if n_stale == _MOST_STALE:
+            if n_stale == MOST_STALE:
                 break
         raise PairsError(
             f"The source of training pairs has run out of new pairs, after {self.drawn.n_pairs} of "

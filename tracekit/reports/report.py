@@ -418,6 +418,8 @@ def _search_options(result: TraceResult) -> list[str]:
             pairs = f"tk.load_dataset({held.dataset!r}, model)" if is_known else "..."
             bound = f"pairs={pairs}, {bound}"
         arguments.append(f"constraint=tk.Constraint({bound})")
+    if result.run.training is not None:
+        arguments.append(f"training_pairs={result.run.training.code or '...'}")
     usual = config_of(METHODS[result.method]()) if result.method in METHODS else {}
     options = {n: value for n, value in result.config.items() if value != usual.get(n)}
     return [*arguments, *(f"{name}={value!r}" for name, value in options.items())]
@@ -431,6 +433,8 @@ def _note_on_run(result: TraceResult) -> str:
     held = result.constraint
     if held is not None and held.dataset_fingerprint != result.dataset_fingerprint:
         notes.append(f"the constraint is on examples of {held.dataset!r}")
+    if result.run.training and not result.run.training.code:
+        notes.append("the training pairs are of no generated data set")
     if result.stopped:
         notes.append(f"stopped by {result.stopped}")
     return f"  # {'; '.join(notes)}" if notes else ""

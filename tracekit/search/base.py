@@ -132,11 +132,11 @@ class PlannedPasses:
     cost: Cost
     """Passes over the data at most; of gradients, both ways are counted."""
     is_exact: bool = False
-    """Whether it takes exactly these, and measures what it selects by `Target.effects`."""
+    """Whether it takes exactly these."""
     if_faithful: Cost = field(default_factory=Cost)
     """At most so many more for faithful sets, where then all gradients are of the mean effect."""
     if_drawn: Cost = field(default_factory=Cost)
-    """So many more where pairs are drawn to train on, and run without and with all components."""
+    """At most so many more where pairs are drawn to train on, which take runs of their own."""
 
 
 @runtime_checkable

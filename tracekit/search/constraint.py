@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -243,15 +244,10 @@ def make_target(
     Arguments are as in `Target`; the engine of the constraint measures its metric for the same
     components. `record` is called with sets within the bound, `record_effects` with all of them.
     """
-    target = Target.of(
-        engine,
-        objective,
-        sign=sign,
-        record=record if constraint is None else None,
-        record_effects=record_effects,
-        draw=draw,
-    )
-    return target if constraint is None else BoundedTarget(target, *constraint, record)
+    options: dict[str, Any] = {"sign": sign, "record_effects": record_effects, "draw": draw}
+    if constraint is None:
+        return Target.of(engine, objective, record=record, **options)
+    return BoundedTarget(Target.of(engine, objective, **options), *constraint, record)
 
 
 def nothing_within_error(constraint: Constraint, effect: float | None = None) -> NothingFoundError:

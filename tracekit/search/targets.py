@@ -279,10 +279,7 @@ class Target:
     def sampled_gradient(
         self, mask: Mask, examples: Int[Tensor, " some"], generator: torch.Generator
     ) -> Mask:
-        """A random gradient, at half the cost where possible, whose mean is that of summed scores.
-
-        `generator` draws which part of the scores is differentiated.
-        """
+        """The gradient of the summed scores, or a cheaper random one whose mean it is."""
         return self.gradient(mask, torch.ones_like, examples)[1]
 
     def predict_changes(
@@ -405,7 +402,7 @@ class FaithfulTarget(Target):
         """The score of the mean effects of a measured set, its complement and all components.
 
         A set with the right effect on average may do too much on some examples and too little on
-        others, which its mean score punishes and its faithfulness on further examples does not.
+        others. Its mean score punishes that, and its faithfulness does not.
         """
         own, others = map(torch.tensor, self.measured[members_of_mask(mask)])
         return self._objective.scores(own, others, self._full.mean()).item()
@@ -468,10 +465,10 @@ class FaithfulTarget(Target):
     def sampled_gradient(
         self, mask: Mask, examples: Int[Tensor, " some"], generator: torch.Generator
     ) -> Mask:
-        """The gradient by the effects of the set alone, or of its complement, each by its weight.
+        """The gradient of one of the two terms of the score, for which one mask is run.
 
-        A coin that falls on the complement with a probability of w takes one of the two terms of
-        the score, so each gradient runs one mask, and the mean of many is that of the whole score.
+        It is that of the complement with a probability of w, its weight; so the mean over many
+        draws of `generator` is the gradient of the whole score.
         """
         drawn = torch.rand((), generator=generator).item() < self._objective.complement
         one_term = Faithful(complement=float(drawn))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from inspect import signature
@@ -19,6 +19,7 @@ from tracekit._util.names import MethodChoice, SignName
 from tracekit._util.progress import duration_text
 from tracekit.components import ComponentSet
 from tracekit.components.members import ComponentsLike, members_of
+from tracekit.data.prompts import PromptPairs
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.prepared import PreparedData
@@ -167,6 +168,7 @@ def estimate(
     objective: ObjectiveName | Objective | None = None,
     sign: SignName | None = None,
     constraint: Constraint | None = None,
+    training_pairs: Iterable[PromptPairs] | None = None,
     **options: Any,
 ) -> Estimate:
     """The passes, time and memory that `run` with these arguments will take.
@@ -186,6 +188,7 @@ def estimate(
         objective=objective,
         sign=sign,
         constraint=constraint,
+        training_pairs=training_pairs,
     )
     return estimate_run(question, request)
 
@@ -281,7 +284,7 @@ def _with_faster(question: Question, slow: Estimate, request: Request | None = N
         return slow
     is_smooth = question.search_engine.metric.differentiable
     if request is not None and is_smooth and request.search.name not in _BY_GRADIENTS:
-        by_gradients = replace(request, search=MaskIG())
+        by_gradients = replace(request, search=MaskIG(), training_pairs=None)
         resolved = resolve_request(question, by_gradients)
         sizes = "" if request.budgets is None else f" with budgets={list(request.budgets)}"
         if resolved.goal.budgets or resolved.goal.target is not None:
