@@ -1,7 +1,6 @@
 """Edges on a GPU have the effects, gradients and searches that they have on the CPU.
 
-The same tests run with a second model on the CPU in place of the GPU, so that they are known to
-work where there is none.
+Without a GPU, the same tests run with a second model on the CPU in its place.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ def tracers(device):
 
 def random_mask(engine):
     """Entries between 0 and 1, of which a tenth is 0 and a tenth is 1."""
-    drawn = torch.rand(engine.n_components, generator=torch.Generator().manual_seed(0))
-    return (1.25 * drawn - 0.125).clamp(0, 1)
+    entries = torch.rand(engine.n_components, generator=torch.Generator().manual_seed(0))
+    return (1.25 * entries - 0.125).clamp(0, 1)
 
 
 @on_devices

@@ -171,11 +171,11 @@ def by_hand(model, folder):
 
 def by_spans(model, folder):
     """Spans, token sets, a source, a direction, a part of the layers, further metrics."""
-    given = [
+    of_spans = [
         row | {"spans": {"job": [1, 2]}, "x_set_ids": [207, 90], "weight": 0.1 * (1 + number)}
         for number, row in enumerate(_ids(rows(("nurse", "maid"), ("welder", "miner")), model))
     ]
-    pairs = tk.PromptPairs.from_ids(given, name="spans")
+    pairs = tk.PromptPairs.from_ids(of_spans, name="spans")
     return tk.Tracer(
         model,
         pairs[:2],
@@ -191,8 +191,8 @@ def by_spans(model, folder):
 
 def by_noise(model, folder):
     """Values that were drawn, whose seed the setting has."""
-    given = [{**row, "counterfactual": None} for row in rows(("nurse", "maid"), ("welder",) * 3)]
-    pairs = tk.PromptPairs.from_text(given, model)
+    without = [{**row, "counterfactual": None} for row in rows(("nurse", "maid"), ("welder",) * 3)]
+    pairs = tk.PromptPairs.from_text(without, model)
     source = tk.Noise(factor=2.5)
     return tk.Tracer(
         model, pairs[:3], "mlp-outputs", "kl", source=source, source_seed=7, held_out=pairs[3:]
@@ -259,8 +259,8 @@ def test_what_a_report_lacks_of_the_examples_is_asked_for(demo_model, tmp_path):
     pairs = tk.PromptPairs.from_text(rows(("nurse",), ("welder", "miner", "pilot")), demo_model)
     tracer = tk.Tracer(demo_model, pairs, "head-outputs", "logit-difference")
     block = _block(tracer, tmp_path, pairs=None)
-    asked = "pairs = ...  # the 3 examples of 'pairs'; give their pairs to tk.report\n"
-    assert asked in block
+    request = "pairs = ...  # the 3 examples of 'pairs'; give their pairs to tk.report\n"
+    assert request in block
     assert "\nheld_out = None\n" in block
     # Noise of the user's own is no row of tokens.
     noisy = [{**row, "counterfactual": None} for row in rows(("nurse",), ("welder", "miner"))]
