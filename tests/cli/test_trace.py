@@ -55,6 +55,10 @@ class TestDryRun:
         )
         assert "Faster" not in out
         assert not any(tmp_path.iterdir())
+        code, out, err = command(
+            *("trace", "--limit", 4, "--budget", 2, "--components", "edges-by-block", "--dry-run")
+        )
+        assert "learned-ranking: up to " in out, err
 
     def test_checks_the_pairs(self, command, tmp_path, demo_model):
         pairs = tk.load_dataset("demo-bias", demo_model)[:8]

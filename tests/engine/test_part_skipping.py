@@ -11,7 +11,7 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.components.edges import EDGE_KINDS
-from tracekit.engine import Capabilities, part_skipping
+from tracekit.engine import Capabilities, skipping
 from tracekit.errors import ModelWarning, UnreliableResultWarning
 
 pytestmark = pytest.mark.lens
@@ -189,12 +189,12 @@ def test_parts_that_a_mask_replaces_are_not_computed():
 
 def test_a_model_in_which_parts_cannot_be_left_out_is_run_as_a_whole(monkeypatch):
     model = tk.load_model(tiny.hf_model("llama"))
-    original = part_skipping._return_output
+    original = skipping._return_output
 
     def too_large(*args, output, **how):
         return original(*args, output=lambda read: 1.5 * output(read), **how)
 
-    monkeypatch.setattr(part_skipping, "_return_output", too_large)
+    monkeypatch.setattr(skipping, "_return_output", too_large)
     fast, plain = both_ways(model, tiny.pairs(5, longest=1), "edges")
     with pytest.warns(ModelWarning, match="that no kept edge leaves are computed all the same"):
         assert fast._edge_skipper is None

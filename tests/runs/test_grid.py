@@ -41,6 +41,12 @@ def test_what_is_not_given_is_what_is_usual_for_the_data():
     assert binding.setup.components == "head-outputs+mlp-blocks"
     assert binding.setup.positions == "last"
     assert (bias.method, bias.budgets) == ("pgb-ct+local", (0.1,))
+    grid = Grid(models=["demo"], datasets=["demo-bias"], components=["edges", "head-outputs"])
+    assert [job.method for job in grid.jobs()] == ["learned-ranking", "pgb-ct+local"]
+    (of_setup,) = Grid(
+        models=["demo"], datasets=["demo-bias"], setup={"components": "edges-by-block"}
+    ).jobs()
+    assert of_setup.method == "learned-ranking"
 
 
 def test_methods_are_names_tables_or_searches():
@@ -107,7 +113,6 @@ def test_parts_are_every_so_many_th_job_and_together_all():
             UnknownNameError,
             "Unknown option 'drawn'. Did you mean 'draws'?",
         ),
-        ({"methods": []}, ConfigError, "A sweep needs methods, and none are given"),
         ({"models": []}, ConfigError, "A sweep needs models, and none are given"),
         ({"models": [3]}, ConfigError, "The model 3 is not a name. Workers load models themselves"),
         (

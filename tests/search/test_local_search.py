@@ -91,6 +91,8 @@ def test_names_tell_refined_pgbct_from_the_papers_method(tracer):
     assert (paper.method, refined.method) == NAMES
     assert (paper.title, refined.title) == ("PGB-CT", "PGB-CT + local")
     assert tracer.run(budget=2, epochs=2).method == "pgb-ct+local"
+    edges = tk.Tracer(tracer.model, tracer.pairs, components="edges-by-block")
+    assert edges.estimate(budget=4).method == edges.run(budget=4).method == "learned-ranking"
     plain, same = (tracer.run(name, lambda1=0.02, epochs=4) for name in NAMES)
     assert torch.equal(plain.binary_mask, same.binary_mask)
     assert plain.cost == same.cost

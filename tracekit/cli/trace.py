@@ -53,7 +53,9 @@ from tracekit.errors import SearchStoppedWarning
     budget=HOW.option(list[str], "SIZE", f"A count (6) or a share (0.2){SEVERAL}"),
     target_effect=HOW.number("Instead of a budget: the effect to reach."),
     faithfulness=HOW.number("Instead of a budget: the smallest set as faithful as this, e.g. 0.9."),
-    method=HOW.names(f"{choices_text(MethodName)}{SEVERAL} Default: pgb-ct+local."),
+    method=HOW.names(
+        f"{choices_text(MethodName)}{SEVERAL} Default: pgb-ct+local; for edges learned-ranking."
+    ),
     new_pairs=HOW.flag(
         "Train on new pairs of a generated data set (learned-ranking, pgb-ct, dcm)."
     ),
@@ -70,7 +72,7 @@ def trace(values: OptionValues) -> None:
 
     output, seed = values["output"], values["seed"]
     check_folder(output)
-    methods = values["method"] or [tk.search.DEFAULT_METHOD]
+    methods = values["method"] or [tk.search.default_method(values["components"] or ())]
     by_method = parse_options(values["option"] or [], methods)
     arguments = []
     for name in methods:

@@ -21,10 +21,9 @@ from tracekit._util.warn import warn
 from tracekit.components import ComponentRegistry
 from tracekit.components.edges import EdgeGraph, EdgesBy
 from tracekit.engine.batch import PackedSequences
-from tracekit.engine.block_skipping import BlockSkipper
 from tracekit.engine.edge_patch import EdgePatch
-from tracekit.engine.part_skipping import KnownOutputs, PartSkipper, replaced_parts
 from tracekit.engine.patching import MaskedPatch
+from tracekit.engine.skipping import BlockSkipper, KnownOutputs, PartSkipper, replaced_parts
 from tracekit.errors import ModelWarning
 from tracekit.models.architectures import shortest_window
 from tracekit.models.hooked import (

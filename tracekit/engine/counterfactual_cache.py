@@ -20,9 +20,9 @@ from tracekit._util.devices import to_device
 from tracekit.components import ComponentRegistry, Kind
 from tracekit.data.counterfactuals import Constants, constants_of
 from tracekit.engine.batch import Batch, length_buckets, pad_noise
-from tracekit.engine.block_skipping import StopPassError
 from tracekit.engine.forward import noise_hooks
 from tracekit.engine.layout import Layout
+from tracekit.engine.skipping import StopPassError
 from tracekit.models.hooked import HookedModel, device_of, dtype_of, freeze
 
 Storage = Literal["device", "host", "recomputed"]

@@ -31,8 +31,8 @@ from torch import Tensor
 
 from tracekit.components import ComponentRegistry
 from tracekit.components.edges import EdgeGraph
-from tracekit.engine.part_skipping import KnownOutputs, project_heads, repeat_values
 from tracekit.engine.patching import Activations, AnyMask, mask_entries
+from tracekit.engine.skipping import KnownOutputs, project_heads, repeat_values
 from tracekit.errors import HookPointError
 from tracekit.models.architectures import (
     ATTENTION,

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from tracekit._util.ranks import Ranks
 from tracekit.engine.batch import Batch
-from tracekit.engine.block_skipping import ResidualStream, StopPassError
 from tracekit.engine.capabilities import Capabilities
+from tracekit.engine.skipping import ResidualStream, StopPassError
 from tracekit.metrics import ContinuationLogProbs, ContinuationMean, Reading
 from tracekit.models.architectures import residual_hook, stream_hook
 from tracekit.models.hooked import Hook, HookedModel, device_of, dtype_of, freeze, scored_hook

@@ -16,10 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit.engine.batch import Batch
-from tracekit.engine.block_skipping import record_calls
 from tracekit.engine.forward import replace_by
 from tracekit.engine.layout import check_distinguishable
 from tracekit.engine.prepared import PreparedData
+from tracekit.engine.skipping import record_calls
 from tracekit.errors import UnsupportedModelError
 from tracekit.models.architectures import (
     ATTENTION,

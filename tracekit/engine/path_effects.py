@@ -30,11 +30,11 @@ from torch import Tensor
 from tracekit._util import progress as _progress
 from tracekit.components import ComponentRegistry, ComponentSet, Site
 from tracekit.engine.batch import Batch
-from tracekit.engine.block_skipping import ResidualStream
 from tracekit.engine.counterfactual_cache import CounterfactualCache
 from tracekit.engine.forward import replace_by
 from tracekit.engine.patching import Activations, MaskedPatch
 from tracekit.engine.prepared import PreparedData
+from tracekit.engine.skipping import ResidualStream
 from tracekit.errors import ComponentError, HookPointError
 from tracekit.models.architectures import (
     ATTENTION,

@@ -28,7 +28,6 @@ from tracekit._util.version import __version__
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.batch import Batch
-from tracekit.engine.block_skipping import ResidualStream
 from tracekit.engine.capabilities import Capabilities, capabilities_of
 from tracekit.engine.cost import Account
 from tracekit.engine.counterfactual_cache import CounterfactualCache
@@ -36,8 +35,8 @@ from tracekit.engine.cuda_graphs import CudaGraphCache
 from tracekit.engine.edge_patch import EdgePatch, max_edge_rows
 from tracekit.engine.forward import CleanRun, ForwardPass, join_batches, repeat_log_probs
 from tracekit.engine.layout import Layout, Positions, check_traceable
-from tracekit.engine.part_skipping import PartSkipper, replaced_parts
 from tracekit.engine.patching import Activations, AnyMask, MaskedPatch
+from tracekit.engine.skipping import PartSkipper, ResidualStream, replaced_parts
 from tracekit.errors import ConfigError, NonFiniteMetricError, WorkerError
 from tracekit.metrics import (
     ContinuationLogProbs,

@@ -15,10 +15,10 @@ from tracekit._util import progress as _progress
 from tracekit._util.devices import to_device
 from tracekit.components import ComponentSet
 from tracekit.engine.batch import PASS_OVERHEAD_TOKENS, Batch
-from tracekit.engine.block_skipping import ResidualStream
 from tracekit.engine.patching import Activations
 from tracekit.engine.prefix_tree import PrefixNode, build_prefix_tree
 from tracekit.engine.prepared import PreparedData
+from tracekit.engine.skipping import ResidualStream
 
 SetRecorder = Callable[[Sequence[ComponentSet], Float[Tensor, "set example"]], Any]
 """Gets the sets that were measured on all examples, and their effects."""

@@ -35,7 +35,7 @@ from tracekit.errors import (
 from tracekit.metrics import resolve_metric as resolve_metric
 from tracekit.models.checkpoint import locate
 from tracekit.models.hooked import short_name
-from tracekit.search import DEFAULT_METHOD, METHODS, make
+from tracekit.search import METHODS, default_method, make
 
 if TYPE_CHECKING:
     from tracekit.results.curve import TraceCurve
@@ -267,8 +267,8 @@ class Grid:
     of a training run (`gpt2@main`); or `NAME=` one of these, to name it in tables."""
     datasets: Sequence[Any]
     """Each is a name, a `.csv` or `.jsonl` file, or a mapping of `name` and options."""
-    methods: Sequence[Any] = (DEFAULT_METHOD,)
-    """Each is a name, a mapping of `name` and options, or a search: `tk.search.PGBCT(epochs=8)`."""
+    methods: Sequence[Any] = ()
+    """Each is a name, a mapping of `name` and options, or a search. Empty: as in `Tracer.run`."""
     budgets: Sequence[Any] = (0.1,)
     """Counts (int) or shares (float). Empty: the methods decide their own sizes."""
     components: Sequence[str] = ()
@@ -306,7 +306,7 @@ class Grid:
                     f"The option {name} is {short_repr(value)}. Give a list, even of one entry."
                 )
             object.__setattr__(self, name, convert(name, value, hint))
-        for name in ("models", "datasets", "methods", "seeds"):
+        for name in ("models", "datasets", "seeds"):
             if not getattr(self, name):
                 raise ConfigError(f"A sweep needs {name}, and none are given. Name at least one.")
         self.sources()
@@ -373,16 +373,17 @@ class Grid:
         """All jobs, those of a model together."""
         kinds, metrics = self.components or (None,), self.metrics or (None,)
         combinations = product(
-            self.sources(), self.datasets, kinds, metrics, self.seeds, self.methods
+            self.sources(), self.datasets, kinds, metrics, self.seeds, self.methods or (None,)
         )
         jobs: dict[tuple[str, ...], Job] = {}
         for model, dataset, kind, metric, seed, method in combinations:
             dataset_name, data_options = _parse_dataset(dataset)
             usual = describe(dataset_name)
             shared = {n: value for n, value in self.data_options.items() if n in usual.options}
-            method_name, options = _parse_method(method)
+            components = self.setup.get("components") or kind or usual.components
+            method_name, options = _parse_method(method or default_method(components))
             setup = {
-                "components": kind or usual.components,
+                "components": components,
                 "metric": metric or usual.metric,
                 "positions": "prompt" if self.setup.get("split_by") else usual.positions,
                 "source_seed": seed,

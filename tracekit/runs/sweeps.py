@@ -40,7 +40,6 @@ from tracekit.runs.dispatch import run_jobs
 from tracekit.runs.jobs import Grid, Job, options_text, part_of
 from tracekit.runs.store import RUN_FOLDERS, Run, is_run_folder, read_run_folder
 from tracekit.runs.worker import Failure
-from tracekit.search import DEFAULT_METHOD
 
 _TABLE = "runs.csv"
 _LOCK = "sweep"
@@ -210,7 +209,7 @@ def _wrap_result(result: TraceResult, folder: Path) -> Run:
 def sweep(
     models: Sequence[Any],
     datasets: Sequence[Any],
-    methods: Sequence[Any] = (DEFAULT_METHOD,),
+    methods: Sequence[Any] = (),
     budgets: Sequence[int | float] = (0.1,),
     *,
     output: str | Path,

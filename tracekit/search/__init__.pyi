@@ -6,7 +6,6 @@ from tracekit.search.base import Selection as Selection
 from tracekit.search.constraint import Constraint as Constraint
 from tracekit.search.constraint import make_target as make_target
 from tracekit.search.methods import DCM as DCM
-from tracekit.search.methods import DEFAULT_METHOD as DEFAULT_METHOD
 from tracekit.search.methods import EAPIG as EAPIG
 from tracekit.search.methods import METHODS as METHODS
 from tracekit.search.methods import PGBCT as PGBCT
@@ -20,6 +19,7 @@ from tracekit.search.methods import MaskIG as MaskIG
 from tracekit.search.methods import PGBCTLocal as PGBCTLocal
 from tracekit.search.methods import Random as Random
 from tracekit.search.methods import TopK as TopK
+from tracekit.search.methods import default_method as default_method
 from tracekit.search.methods import make as make
 from tracekit.search.methods import title_of as title_of
 from tracekit.search.targets import Target as Target

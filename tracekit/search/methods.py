@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from tracekit._util.names import MethodName
 from tracekit._util.options import check_keywords, check_names, check_numbers, convert, field_hints
+from tracekit.components.edges import EDGE_KINDS
 from tracekit.errors import UnknownNameError, UnknownOptionError
 from tracekit.search.base import Search
 from tracekit.search.baselines.attribution import EAPIG, Attribution, MaskIG
@@ -17,9 +18,6 @@ from tracekit.search.learned.learned_ranking import LearnedRanking
 from tracekit.search.learned.mask_training import DCM
 from tracekit.search.learned.pgbct import PGBCT, PGBCTLocal
 from tracekit.search.local_search import LocalSearch
-
-DEFAULT_METHOD: MethodName = "pgb-ct+local"
-"""The search method where none is named."""
 
 METHODS: Mapping[str, type[Search]] = {
     method.name: method
@@ -44,23 +42,33 @@ for _kind in METHODS.values():
     check_keywords(_kind)
 
 
+def default_method(kinds: str | Iterable[str]) -> MethodName:
+    """The search method where none is named: edges are too many to measure one at a time."""
+    names = kinds.split("+") if isinstance(kinds, str) else kinds
+    return "pgb-ct+local" if EDGE_KINDS.keys().isdisjoint(names) else "learned-ranking"
+
+
 def title_of(method: str) -> str:
     """Title of a method in figures and tables; its name if it is not one of `METHODS`."""
     return getattr(METHODS.get(method), "title", method)
 
 
 def make(
-    method: str | type | Search, options: Mapping[str, Any], also: Iterable[str] = ()
+    method: str | type | Search | None,
+    options: Mapping[str, Any],
+    also: Iterable[str] = (),
+    kinds: Iterable[str] = (),
 ) -> Search:
-    """A search by name or class with options, or one that is ready-made.
+    """A search by name or class with options; None: the default for components of `kinds`.
 
-    Values such as `"0.001"` are converted to the types of the options where nothing is lost. An
-    error also names `also`, further options of the caller.
+    A ready-made search stays as it is. Values such as `"0.001"` are converted to the types of the
+    options where nothing is lost. An error also names `also`, further options of the caller.
 
     Raises:
         UnknownNameError: No search of that name, or it has no such option.
         ConfigError: A value of another type, or out of range.
     """
+    method = default_method(kinds) if method is None else method
     if not isinstance(method, (str, type)):
         if options:
             none = {"none, as the search was given ready-made"}

@@ -28,7 +28,7 @@ from tracekit.measure.evaluation import PlannedSets
 from tracekit.measure.explanation import plan_explanation
 from tracekit.measure.question import Question
 from tracekit.results.display import text_html
-from tracekit.search import DEFAULT_METHOD, LocalSearch, MaskIG, Search, make
+from tracekit.search import LocalSearch, MaskIG, Search, make
 from tracekit.search.base import PlannedPasses, log_spaced_sizes
 from tracekit.search.constraint import Constraint
 from tracekit.search.objectives import Objective, ObjectiveName
@@ -159,7 +159,7 @@ def _peak_of_process() -> int | None:
 
 def estimate(
     question: Question,
-    method: MethodChoice | type | Search = DEFAULT_METHOD,
+    method: MethodChoice | type | Search | None = None,
     *,
     budget: int | float | None = None,
     budgets: Sequence[int | float] | None = None,
@@ -180,7 +180,7 @@ def estimate(
         UnknownNameError, BudgetError: As in `run`.
     """
     request = Request(
-        search=make(method, options, signature(estimate).parameters),
+        search=make(method, options, signature(estimate).parameters, question.registry.kinds),
         budget=budget,
         budgets=budgets,
         target_effect=target_effect,

@@ -29,7 +29,7 @@ from tracekit.metrics import Effects
 from tracekit.results.by_component import Stability
 from tracekit.results.curve import TraceCurve
 from tracekit.results.result import RunFacts, TraceResult
-from tracekit.search import DEFAULT_METHOD, Search, Selection, make
+from tracekit.search import Search, Selection, make
 from tracekit.search.base import best_within, config_of
 from tracekit.search.constraint import SCORE_OUTSIDE, nothing_within_error
 from tracekit.search.objectives import Faithful, Objective, ObjectiveName, describe_objective
@@ -244,7 +244,7 @@ def _component_scores(
 
 def stability(
     question: Question,
-    method: MethodName | type | Search = DEFAULT_METHOD,
+    method: MethodName | type | Search | None = None,
     *,
     budget: int | float,
     resamples: int = 20,
@@ -280,7 +280,7 @@ def stability(
     check_int("resamples", resamples, 2)
     if not 0 < threshold <= 1:
         raise ConfigError(f"threshold is {short_repr(threshold)}. Give a share in (0, 1].")
-    search = make(method, options, signature(stability).parameters)
+    search = make(method, options, signature(stability).parameters, question.registry.kinds)
     asked = Request(search=search, budget=budget, objective=objective, sign=sign, seed=seed)
     request = resolve_request(question, asked)
     engine, measured = question.search_engine, question.eval_engine

@@ -48,7 +48,7 @@ from tracekit.results.curve import TraceCurve, effect_curve
 from tracekit.results.panels import CellColor
 from tracekit.results.pareto_front import ParetoFront
 from tracekit.results.result import TraceResult
-from tracekit.search import DEFAULT_METHOD, LocalSearch, Search, make
+from tracekit.search import LocalSearch, Search, make
 from tracekit.search.constraint import Constraint
 from tracekit.search.objectives import Objective, ObjectiveName
 from tracekit.tracer import diagnostics, exploring, exporting, generation
@@ -188,7 +188,7 @@ class Tracer:
     @overload
     def run(
         self,
-        method: MethodChoice | type | Search = ...,
+        method: MethodChoice | type | Search | None = ...,
         *,
         budgets: Sequence[int | float],
         objective: ObjectiveName | Objective | None = ...,
@@ -203,7 +203,7 @@ class Tracer:
     @overload
     def run(
         self,
-        method: MethodChoice | type | Search = ...,
+        method: MethodChoice | type | Search | None = ...,
         *,
         budget: int | float | None = ...,
         target_effect: float | None = ...,
@@ -219,7 +219,7 @@ class Tracer:
 
     def run(
         self,
-        method: MethodChoice | type | Search = DEFAULT_METHOD,
+        method: MethodChoice | type | Search | None = None,
         *,
         budget: int | float | None = None,
         budgets: Sequence[int | float] | None = None,
@@ -236,10 +236,11 @@ class Tracer:
         """Searches for a small set of components with a large effect.
 
         Args:
-            method: `pgb-ct+local` (PGB-CT, whose sets local search improves), `pgb-ct` (the
-                paper's method), `local-search`, `dcm`, `top-k`, `empirical-bayes-top-k`, `greedy`,
-                `random`, `exhaustive`, `learned-ranking`, `mask-ig`, `eap-ig`, `attribution`, or a
-                search such as `PGBCT(epochs=30)`, one of tracekit or your own.
+            method: `pgb-ct+local` (PGB-CT, whose sets local search improves; the default for
+                nodes), `learned-ranking` (the default for edges), `pgb-ct` (the paper's method),
+                `local-search`, `dcm`, `top-k`, `empirical-bayes-top-k`, `greedy`, `random`,
+                `exhaustive`, `mask-ig`, `eap-ig`, `attribution`, or a search such as
+                `PGBCT(epochs=30)`, one of tracekit or your own.
             budget: Largest number of components: a count (int) or a share (float), rounded down.
             budgets: Several budgets; gives a `TraceCurve`.
             target_effect: Instead of a budget, the mean effect to reach by the fewest components.
@@ -276,7 +277,7 @@ class Tracer:
             PairsError: The `training_pairs` are no pairs, or have an end.
         """
         request = Request(
-            search=make(method, options, signature(self.run).parameters),
+            search=make(method, options, signature(self.run).parameters, self.registry.kinds),
             budget=budget,
             budgets=budgets,
             target_effect=target_effect,

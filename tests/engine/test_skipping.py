@@ -9,8 +9,8 @@ import torch
 
 import tracekit as tk
 from tests import tiny
-from tracekit.engine.block_skipping import BlockSkipper
 from tracekit.engine.capabilities import capabilities_of
+from tracekit.engine.skipping import BlockSkipper
 from tracekit.models.architectures import residual_hook
 
 pytestmark = pytest.mark.lens
