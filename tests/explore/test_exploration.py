@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import sys
 from dataclasses import replace
@@ -638,6 +639,8 @@ def test_saving_measures_what_a_reader_is_likely_to_click(demo, tmp_path):
     assert "less" not in view.coverage
     with pytest.raises(ConfigError, match=r"^seconds is '60'\. Pass float\.$"):
         view.save(tmp_path / "bad.html", seconds="60")
+    with pytest.raises(ConfigError, match=r"^The option seconds is nan\. .* equal to 0\.$"):
+        view.save(tmp_path / "bad.html", seconds=math.nan)
     assert not (tmp_path / "bad.html").exists()
 
 

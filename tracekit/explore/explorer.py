@@ -13,12 +13,13 @@ from typing import Any
 import anywidget
 import plotly.graph_objects as go
 import traitlets
+from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from tracekit._util.arguments import check_arguments
 from tracekit._util.files import write_atomically
 from tracekit._util.markup import clean_text, html_card, html_text, script_json
-from tracekit._util.options import as_path
+from tracekit._util.options import as_path, convert
 from tracekit._util.progress import duration_text
 from tracekit._util.table import join_labels, json_value
 from tracekit.components import Component, ComponentGrid, ComponentSet
@@ -214,7 +215,7 @@ class Explorer(anywidget.AnyWidget):
         sets that a reader is likely to click are measured for up to `seconds`; `coverage` says
         beforehand how many there are and what they take, and the page says how many it has.
         """
-        path = as_path("path", path)
+        path, seconds = as_path("path", path), convert("seconds", seconds, NonNegativeFloat)
         self.exploration.measure(complete=True)
         end = time.perf_counter() + seconds
         for _, sets in self.exploration.likely_sets():

@@ -1,4 +1,4 @@
-"""Dispatch: which job goes to which worker, and when. No job is run twice."""
+"""Dispatch: which job goes to which worker, and when; why a worker failed. No job is run twice."""
 
 from __future__ import annotations
 
@@ -6,21 +6,29 @@ import os
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    wait,
+)
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
+import torch
+from tqdm.auto import tqdm
+
 from tracekit._util.files import marker_file, remove_leftovers
+from tracekit._util.options import short_repr
+from tracekit._util.processes import WorkerProcesses
 from tracekit._util.progress import report_waiting
-from tracekit.errors import NoResultError, WorkerError
-from tracekit.runs.executors import (
-    check_executor,
-    count_workers,
-    explain_error,
-    start_processes,
-)
+from tracekit._util.threads import allowed_threads
+from tracekit.errors import ConfigError, NoResultError, WorkerError
 from tracekit.runs.jobs import (
     Job,
     ModelSource,
@@ -32,6 +40,7 @@ from tracekit.runs.jobs import (
 from tracekit.runs.store import RUN_FOLDERS, Run, decisive_versions
 from tracekit.runs.worker import Failure, Task, Worker, forget_models, run_task, try_job
 
+_MAIN_GUARD = 'if __name__ == "__main__":'
 _POLL_SECONDS = 1.0
 """Seconds between two looks at the tasks: `wait` does not report those that were cancelled."""
 
@@ -68,7 +77,7 @@ def run_jobs(
         ConfigError, WorkerError: About the executor and its workers.
         NoResultError: All jobs failed; the message gives the first reason.
     """
-    check_executor(executor)
+    _check_executor(executor)
     is_one_of_many = part is not None and executor is None and (processes or 1) == 1
     environment = RunEnvironment(
         sources=models_by_title(models),
@@ -94,11 +103,11 @@ def run_jobs(
             # Workers may have been ended while they wrote.
             last.callback(remove_leftovers, root)
             if executor is None:
-                executor = last.enter_context(start_processes(processes or 1))
+                executor = last.enter_context(_start_processes(processes or 1))
             mark = last.enter_context(marker_file(root))
             # Threads of a pool are workers in this process.
             last.callback(forget_models, mark.name)
-            capacity = processes or count_workers(executor)
+            capacity = processes or _count_workers(executor)
             outcomes = _Dispatcher(unique, environment, mark, executor, capacity, on_done).run()
     else:
         worker, missing = Worker(environment, root), dict[str, str]()
@@ -175,7 +184,7 @@ class _Dispatcher:
             future = self.executor.submit(run_task, decisive_versions(), pickle.dumps(task))
         except RuntimeError as error:
             shut_down = f"The executor takes no task: {error}. Give one that is not shut down."
-            raise (explain_error(error, self.executor) or WorkerError(shut_down)) from error
+            raise (_explain_error(error, self.executor) or WorkerError(shut_down)) from error
         self.running_jobs[future] = number
 
     def _receive_outcome(self, future: Future[Run | Failure]) -> None:
@@ -183,10 +192,74 @@ class _Dispatcher:
         try:
             outcome = future.result()
         except Exception as error:
-            clearer = explain_error(error, self.executor)
+            clearer = _explain_error(error, self.executor)
             if clearer is None:
                 raise
             raise clearer from error
         self.idle_models.append(self.jobs[number].model)
         self.outcomes[number] = outcome
         self.on_done(outcome)
+
+
+def _start_processes(count: int) -> WorkerProcesses:
+    """Processes of this machine, which share its threads and end with this process."""
+    threads = max(1, allowed_threads() // count)
+    return WorkerProcesses(count, start=_set_up, arguments=(threads,))
+
+
+def _set_up(threads: int) -> None:
+    torch.set_num_threads(threads)
+    # A lock within this process: ending a worker would leave a shared lock behind.
+    tqdm.set_lock(RLock())
+
+
+def _check_executor(executor: object) -> None:
+    """Refuses what is neither None nor an executor of `concurrent.futures`."""
+    if executor is not None and not isinstance(executor, Executor):
+        raise ConfigError(
+            f"The executor is {short_repr(executor)}. Give a concurrent.futures.Executor. A Dask "
+            "client has one, client.get_executor(pure=False). On Slurm, leave the executor out "
+            "and run one part in each task of a job array, e.g. part='3/16'."
+        )
+
+
+def _count_workers(executor: Executor) -> int:
+    """How many workers an executor says it has; 1 if it does not say."""
+    workers = getattr(executor, "_max_workers", None)
+    return workers if isinstance(workers, int) else 1
+
+
+def _explain_error(error: BaseException, executor: Executor) -> WorkerError | None:
+    """A clearer error to raise in place of one of an executor; None if that one is clear."""
+    cause: BaseException | None = error
+    while cause is not None:
+        is_import = isinstance(cause, (ModuleNotFoundError, AttributeError))
+        if is_import and "tracekit" in str(cause):
+            return WorkerError(
+                f"A worker cannot load tracekit ({cause}), this process has "
+                f"{decisive_versions()['tracekit']}. Install the same version in both, so that all "
+                "runs can be compared."
+            )
+        cause = cause.__cause__
+    if isinstance(error, CancelledError):
+        return WorkerError(
+            "The executor gave up a task that was not cancelled here. What is finished is kept. "
+            "Run it again with an executor that works."
+        )
+    if not isinstance(error, BrokenExecutor):
+        return None
+    advice = ""
+    if not isinstance(executor, WorkerProcesses):
+        advice = (
+            f" If none began: a script that spawns processes does its work under {_MAIN_GUARD}."
+        )
+    elif not executor.has_ready_worker:
+        return WorkerError(
+            "No worker process could start. Each one first runs your main script again, which "
+            "must not start the sweep a second time. Put its code, also what comes from stdin, "
+            f"into a file, under {_MAIN_GUARD} Or leave jobs out."
+        )
+    return WorkerError(
+        "A worker process was killed; often the memory was full. What is finished is kept. Repeat "
+        f"it with fewer processes or a smaller max_batch_size.{advice}"
+    )
