@@ -113,6 +113,9 @@ def test_runs_that_are_refused(tracer, method, options, error, text):
         (tk.search.LocalSearch, "max_passes", [], r"\[\]. Input should be a valid"),
         (tk.search.Random, "draws", "x", "'x'. Input should be a valid integer"),
         (tk.search.Random, "draws", 0, "0. Input should be greater than 0"),
+        (tk.search.MaskIG, "steps", 0, "0. Input should be greater than 0"),
+        (tk.search.LocalSearch, "max_passes", 0, "0. Input should be greater than 0"),
+        (tk.search.LocalSearch, "max_seconds", -1.0, "-1.0. Input should be greater than 0"),
     ],
 )
 def test_options_of_a_class_that_are_refused(search, option, value, text):
