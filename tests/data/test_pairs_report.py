@@ -281,17 +281,12 @@ class TestRepeatedExamples:
         assert tracer.pairs.n_distinct == 12
 
     def test_held_out_examples_that_are_searched_on_are_refused(self, demo_model, bias):
-        with pytest.raises(PairsError) as caught:
+        text = (
+            r"6 of 6 held-out examples .* \(example 0: 'the maid visited the soldier since she'; .*"
+            r"; and 3 more\)\. Leave them out .* pairs\.split\(\.\.\.\) .* by_prompt=True"
+        )
+        with pytest.raises(PairsError, match=text):
             tk.Tracer(demo_model, bias, held_out=bias[2:])
-        assert str(caught.value).startswith(
-            "6 of 6 held-out examples are also searched, or are mirrors of searched ones, or have "
-            "the same prompt (example 0: 'the maid visited the soldier since she'; "
-        )
-        assert str(caught.value).endswith(
-            "; and 3 more). Leave them out of one part. pairs.split(...) makes disjoint parts and "
-            "keeps groups whole; pass by_prompt=True if the source does not read the "
-            "counterfactuals of the pairs."
-        )
 
     def test_halves_of_a_search_share_none(self, demo_model, bias):
 
@@ -496,12 +491,9 @@ class TestInputsThatAreNone:
             {**row, **{k: "the nurse " * 400 + row[k] for k in ("prompt", "counterfactual")}}
             for row in texts_of(bias)
         ]
-        with pytest.raises(PairsError) as caught:
+        text = r"0 \('the nurse .* \.\.\. .* while she'\) needs 814 .* The model has 48; shorten it"
+        with pytest.raises(PairsError, match=text):
             tk.Tracer(demo_model, tk.PromptPairs.from_text(rows, demo_model))
-        assert str(caught.value) == (
-            "Example 0 ('the nurse the nurse the nurse the nurse  ... e mechanic waited for the "
-            "maid while she') needs 814 positions. The model has 48; shorten it."
-        )
 
     def test_pairs_by_a_list_of_numbers(self, bias):
         for numbers in ([3, 1, 2], (3, 1, 2), torch.tensor([3, 1, 2])):

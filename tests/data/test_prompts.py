@@ -45,13 +45,9 @@ def test_from_text_encodes_each_part_by_itself():
 
 def test_mismatched_lengths_are_listed_or_skipped():
     rows = [ROW, {**ROW, "counterfactual_ids": [1, 2, 3]}]
-    with pytest.raises(PairsError) as caught:
+    text = r"1 of 2 .* \(example 1: 2 tokens in \[1 2\], 3 in its .*, give both spans, .*=.skip."
+    with pytest.raises(PairsError, match=text):
         tk.PromptPairs.from_ids(rows)
-    assert str(caught.value) == (
-        "1 of 2 counterfactuals differ in length from their prompts (example 1: 2 tokens in "
-        "[1 2], 3 in its counterfactual). Align them token by token, give both spans, or drop them "
-        'with on_mismatch="skip" (--skip-mismatched).'
-    )
     kept = tk.PromptPairs.from_ids(rows, on_mismatch="skip")
     assert len(kept) == 1
     assert kept.skipped == ("example 1: 2 tokens in [1 2], 3 in its counterfactual",)

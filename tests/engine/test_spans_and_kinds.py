@@ -612,23 +612,23 @@ def test_kinds_that_are_none(change, text):
         tk.Kind(**{**COORDINATES, **change})
 
 
+DEEP = (*COORDINATES["axes"], "d_head")
+
+
+# A kind is checked once for a model, by its name.
 @pytest.mark.parametrize(
-    ("change", "error", "text"),
+    ("name", "change", "error", "text"),
     [
-        ({"width": 7}, HookPointError, r"\(2, 6, 24\) instead of \(2, 6, 7\).* another kind"),
-        ({"axes": (*COORDINATES["axes"], "d_head")}, HookPointError, r"instead of .*, 24, any\)"),
-        ({"hook": "hook_nowhere"}, HookPointError, "hook_nowhere does not exist. Use another kind"),
-        (
-            {"width": "n_wings"},
-            ComponentError,
-            "'n_wings'.* None there. Give the width as a number",
-        ),
-        ({"name": "residual"}, ComponentError, "'residual' is that of another kind"),
+        ("narrow", {"width": 7}, HookPointError, r"\(2, 6, 24\) instead of \(2, 6, 7\).* Use"),
+        ("deep", {"axes": DEEP}, HookPointError, r"24\) instead of \(2, 6, 24, any\).* Use"),
+        ("no hook", {"hook": "hook_nowhere"}, HookPointError, "hook_nowhere does not exist. Use"),
+        ("wings", {"width": "n_wings"}, ComponentError, "'n_wings'.* Give the width as a number"),
+        ("residual", {}, ComponentError, "'residual' is that of another kind"),
     ],
 )
-def test_kinds_that_do_not_fit_the_model(model, change, error, text):
+def test_kinds_that_do_not_fit_the_model(model, name, change, error, text):
     with pytest.raises(error, match=text):
-        tk.Tracer(model, tiny.pairs(), tk.Kind(**{**COORDINATES, **change}))
+        tk.Tracer(model, tiny.pairs(), tk.Kind(**{**COORDINATES, "name": name, **change}))
 
 
 RUN = "Use source='counterfactual', 'noise' or 'resample'"

@@ -225,10 +225,8 @@ def test_a_document_that_fits_no_result_is_refused(result, field, value, text, t
     path = tmp_path / "result.json"
     # With a digest that fits: only a look at the content can find these out.
     rewrite(path, lambda document, _: _enter(document, field, value))
-    with pytest.raises(ResultFormatError) as caught:
+    with pytest.raises(ResultFormatError, match=f"result.json cannot be read: .*{text}"):
         tk.TraceResult.load(tmp_path)
-    assert str(caught.value).startswith(f"{path} cannot be read: ")
-    assert text in str(caught.value)
 
 
 @pytest.mark.parametrize("label", ["{layer:>100000000}", "{layer.__class__}", "{0}", "{"])
