@@ -390,7 +390,7 @@ def test_a_figure_has_the_bounds_of_a_claim(tracer, faithfulness):
         ({"faithful": float("nan")}, ConfigError, "{'faithfulness': nan}.*as finite numbers"),
         ({"faithful": 0.5, "level": 95}, ConfigError, "level is 95. .* between 0 and 1"),
         ({"faithful": 0.5, "max_examples": 0}, ConfigError, "max_examples is 0. .* at least 1"),
-        ({"faithful": 0.5, "pairs": iter([5])}, PairsError, "pairs is 5. Give PromptPairs"),
+        ({"faithful": 0.5, "pairs": [5]}, PairsError, "pairs is 5. Give PromptPairs"),
     ],
 )
 def test_requests_that_cannot_be_answered(tracer, options, error, text):
