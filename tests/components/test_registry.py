@@ -85,28 +85,19 @@ def test_indices_by_layer():
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"kinds": "neuron"}, UnknownNameError, "Unknown component kind 'neuron'. Did you mean"),
+        ({"kinds": "neuron"}, UnknownNameError, "'neuron'. Did you mean"),
         ({"kinds": "head-outputs+head-outputs"}, ComponentError, "A kind is named twice"),
-        ({"layers": [12]}, ComponentError, "whole numbers from 0 to 11."),
+        ({"layers": [12]}, ComponentError, r"layers are \W*12\W.* whole numbers from 0 to 11"),
         ({"layers": []}, ComponentError, "contains no component"),
-        (
-            {"indices": {12: [0]}},
-            ComponentError,
-            "The layers [12] of the indices are not all among",
-        ),
-        ({"indices": {0: [1]}, "layers": [1]}, ComponentError, "Use layers 1."),
+        ({"indices": {12: [0]}}, ComponentError, r"layers \[12\] of the indices are not all among"),
+        ({"indices": {0: [1]}, "layers": [1]}, ComponentError, "Use layers 1"),
         ({"indices": {11: [1], -1: [2]}}, ComponentError, "or name one twice"),
-        (
-            {"indices": [12]},
-            ComponentError,
-            "are [12], which are not all attention-patterns of layer 0. Give a list of whole",
-        ),
+        ({"indices": [12]}, ComponentError, r"\[12\], .* attention-patterns of layer 0. Give"),
     ],
 )
 def test_bad_selections(options, error, text):
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=text):
         ComponentRegistry.build(GPT2, **options)
-    assert text in str(caught.value)
 
 
 def test_unknown_component_and_index():

@@ -212,23 +212,28 @@ def test_noise_of_the_facts_is_in_units_of_the_embeddings(demo_model):
     assert drawn == pytest.approx(2 * spread, rel=0.02)
 
 
-def test_unknown_names_missing_files_and_bad_options(tmp_path, unchecked):
-    with pytest.raises(UnknownNameError, match="Unknown data set 'wino'. .*demo-bias"):
-        tk.load_dataset("wino", None)
-    with pytest.raises(UnknownNameError, match="Unknown option 'splitt'. Did you mean 'split'?"):
-        tk.load_dataset("winobias", None, splitt="dev")
-    with pytest.raises(
-        DataNotFoundError, match="needs the file known_1000.json, and no data_dir was given. Get"
-    ):
-        tk.load_dataset("known-facts", None)
-    with pytest.raises(
-        DataNotFoundError, match="does not hold it. Get it from the repositor.*--data"
-    ):
-        tk.load_dataset("winogender", None, data_dir=tmp_path)
-    with pytest.raises(ConfigError, match="The option split is 'train'. Input should be 'dev' or"):
-        tk.load_dataset("winobias", None, data_dir=tmp_path, split="train")
-    with pytest.raises(ConfigError, match="option statistic is 'census'. Input should be 'bergsma"):
-        tk.load_dataset("winogender", None, data_dir=tmp_path, statistic="census")
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("name", "options", "error", "text"),
+    [
+        ("wino", {}, UnknownNameError, "'wino'. Did you mean 'winobias'. Known: .*demo-bias"),
+        ("winobias", {"splitt": "dev"}, UnknownNameError, "'splitt'. Did you mean 'split'"),
+        ("winobias", {"split": "train"}, ConfigError, "split is 'train'. .* 'dev' or 'test'"),
+        ("winogender", {"statistic": "a"}, ConfigError, "statistic is 'a'. .* 'bergsma' or 'bls'"),
+        ("variable-binding", {"wording": "a"}, ConfigError, "wording is 'a'. .* 'paper', 'code'"),
+        ("demo-binding", {"desideratum": "a"}, ConfigError, "is 'a'. .* 'value', 'operation' or"),
+        ("variable-binding", {"n": 0}, ConfigError, "n is 0. Give a whole number, at least 1"),
+        ("counterfact", {"n": 0}, ConfigError, "n is 0. Give a whole number, at least 1"),
+        ("known-facts", {}, DataNotFoundError, "known_1000.json, .* Get it from .* as data_dir"),
+        ("winogender", {}, DataNotFoundError, "and .* does not hold it. Get it .*--data"),
+        ("nowhere.csv", {}, DataNotFoundError, "no file nowhere.csv. Give a .csv or .jsonl"),
+    ],
+)
+def test_names_and_options_that_are_refused(tmp_path, name, options, error, text):
+    if name in ("winobias", "winogender", "counterfact"):
+        options = {"data_dir": tmp_path, **options}
+    with pytest.raises(error, match=text):
+        tk.load_dataset(name, None, **options)
 
 
 def small_professions(folder):
@@ -375,8 +380,6 @@ def test_counterfact(tmp_path, demo_model):
     path.write_text('[{"prompt": "no"}]')
     with pytest.raises(DataFormatError, match="counterfact.json is not the list of records"):
         tk.load_dataset("counterfact", demo_model, data_dir=tmp_path)
-    with pytest.raises(ConfigError, match="n is 0. Give a whole number, at least 1."):
-        tk.load_dataset("counterfact", demo_model, data_dir=tmp_path, n=0)
 
 
 class TestVariableBinding:
@@ -422,19 +425,17 @@ class TestVariableBinding:
         )
         assert again.fingerprint == parts[1].fingerprint
 
-    def test_errors(self, gpt2_tokenizer, unchecked):
+    def test_a_tokenizer_that_tells_no_answers_apart(self):
         class Dummy:
             """Begins every word with the same token, as some tokenizers begin numbers."""
 
             def encode(self, text, add_special_tokens):
                 return [t for word in text.split() for t in (0, *map(ord, word))]
 
-        with pytest.raises(PairsError, match="begins all answers to variable-binding questions"):
+        with pytest.raises(
+            PairsError, match="with the same token.* Use wording='code', .* or anot"
+        ):
             tk.load_dataset("variable-binding", Dummy())
-        with pytest.raises(ConfigError, match="option wording is 'short'. Input should be 'paper'"):
-            tk.load_dataset("variable-binding", gpt2_tokenizer, wording="short")
-        with pytest.raises(ConfigError, match="n is 0. Give a whole number, at least 1."):
-            tk.load_dataset("variable-binding", gpt2_tokenizer, n=0)
 
 
 def parse(prompt):
@@ -448,7 +449,7 @@ def solve(a, b, op):
     return a + b if op == "+" else a - b
 
 
-def test_demo_binding_desiderata(demo_model, unchecked):
+def test_demo_binding_desiderata(demo_model):
     value = tk.load_dataset("demo-binding", demo_model)
     operation = tk.load_dataset("demo-binding", demo_model, desideratum="operation")
     both = tk.load_dataset("demo-binding", demo_model, desideratum="both")
@@ -458,8 +459,6 @@ def test_demo_binding_desiderata(demo_model, unchecked):
     # The model answers the clean questions, so it prefers y where the operation is exchanged.
     scores = tiny.engine(demo_model, operation).clean
     assert (scores.y > scores.x).float().mean() > 0.95
-    with pytest.raises(ConfigError, match="option desideratum is 'x'. Input should be 'value', 'o"):
-        tk.load_dataset("demo-binding", demo_model, desideratum="x")
 
 
 class TestOwnPairs:
@@ -498,24 +497,19 @@ class TestOwnPairs:
             0
         ].counterfactual.noise.shape == (4, 128)
 
-    def test_errors(self, tmp_path, demo_model):
-        with pytest.raises(DataNotFoundError, match="There is no file nowhere.csv. Give a .csv or"):
-            tk.load_dataset("nowhere.csv", demo_model)
-        path = tmp_path / "pairs.txt"
-        path.write_text("")
-        with pytest.raises(DataFormatError, match="ends in '.txt'. Pairs are read from .csv and"):
-            tk.load_pairs(path, demo_model)
-        path = tmp_path / "pairs.jsonl"
-        path.write_text('{"prompt": "a", "x": "b"}\n[1]')
-        with pytest.raises(DataFormatError, match="Line 2 of .* is not a JSON object. Write one"):
-            tk.load_pairs(path, demo_model)
-        path.write_text('{"prompt": "a", "z": "b"}')
-        with pytest.raises(DataFormatError, match="Example 0 of .* has an unknown column 'z'. Kno"):
-            tk.load_pairs(path, demo_model)
-        path = tmp_path / "pairs.csv"
-        path.write_text("prompt,x\na, b, c\n")
-        with pytest.raises(DataFormatError, match="does not have as many cells as the header. Qu"):
-            tk.load_pairs(path, demo_model)
+    @pytest.mark.parametrize(
+        ("name", "content", "text"),
+        [
+            ("a.txt", "", "ends in '.txt'. .* from .csv and .jsonl and .json files"),
+            ("a.jsonl", '{"prompt": "a"}\n[1]', "Line 2 of .* object. Write one object per line"),
+            ("a.jsonl", '{"prompt": "a", "z": "b"}', "Example 0 .* column 'z'. Known: counterfact"),
+            ("a.csv", "prompt,x\na, b, c\n", "as many cells as the header. Quote cells"),
+        ],
+    )
+    def test_files_that_are_refused(self, tmp_path, demo_model, name, content, text):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(DataFormatError, match=text):
+            tk.load_pairs(tmp_path / name, demo_model)
 
 
 def test_the_noise_of_facts_is_that_of_the_published_code(shared, gpt2_tokenizer):

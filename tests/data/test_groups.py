@@ -162,33 +162,27 @@ def test_too_few_groups_for_an_interval_are_warned_of():
 
 
 @pytest.mark.parametrize(
-    ("labels", "message"),
+    ("labels", "text"),
     [
-        (["a"] * 6, "All 6 pairs are of the one group 'a', so no two are independent, and no"),
-        (["a"] * 7, "7 groups were given for 6 pairs. Give the group of each pair, in their order"),
-        ([*"abcde", 1.5], "The group of example 5 is 1.5. Give a text or a whole number, the same"),
-        ([*"abcde", True], "The group of example 5 is True. Give a text or a whole number"),
+        (["a"] * 6, "All 6 pairs are of the one group 'a'"),
+        (["a"] * 7, "7 groups were given for 6 pairs. Give the group of each pair"),
+        ([*"abcde", 1.5], "group of example 5 is 1.5. Give a text or a whole number"),
+        ([*"abcde", True], "group of example 5 is True. Give a text or a whole number"),
     ],
 )
-def test_groups_that_are_none(labels, message):
-    pairs = tiny.pairs(6)
-    with pytest.raises(PairsError) as caught:
-        pairs.grouped(labels)
-    assert str(caught.value).startswith(message)
+def test_groups_that_are_none(labels, text):
+    with pytest.raises(PairsError, match=text):
+        tiny.pairs(6).grouped(labels)
     if len(labels) == 6:
-        with pytest.raises(PairsError) as caught:
+        with pytest.raises(PairsError, match=text):
             grouped(labels)
-        assert str(caught.value).startswith(message)
 
 
 def test_a_group_on_both_sides_is_refused(model):
     pairs = grouped(["a", "a", "b", "b", "c", "c", "d", "d"])
-    with pytest.raises(PairsError) as caught:
+    text = r"1 groups .* \('c'\). Keep each group on one side, as pairs.split\(\.\.\.\) does"
+    with pytest.raises(PairsError, match=text):
         tk.Tracer(model, pairs[:5], held_out=pairs[5:])
-    assert str(caught.value) == (
-        "1 groups have both held-out and searched pairs ('c'). Keep each group on one side, as "
-        "pairs.split(...) does."
-    )
     tracer = tk.Tracer(model, pairs[:4], held_out=pairs[4:])
     result = tracer.run("top-k", budget=2)
     assert result.held_out.clusters.tolist() == [0, 0, 1, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 
@@ -11,7 +12,13 @@ import torch
 import tracekit as tk
 from tests import tiny
 from tracekit.data.pair import check_disjoint
-from tracekit.errors import ConfigError, DataWarning, PairsError, UnreliableResultWarning
+from tracekit.errors import (
+    ConfigError,
+    DataFormatError,
+    DataWarning,
+    PairsError,
+    UnreliableResultWarning,
+)
 from tracekit.search.auto import cross_fit
 
 BOS, PAD = 1, 2
@@ -58,34 +65,34 @@ def warned(model, pairs, **options) -> list[str]:
     return [str(each.message) for each in caught if issubclass(each.category, DataWarning)]
 
 
+def padded(row):
+    # The shorter ones scored after <pad>: .32 instead of .73 on such rows.
+    return {key: (row[key] + [PAD] * 8)[:8] for key in ("prompt_ids", "counterfactual_ids")}
+
+
+def padded_on_the_left(part):
+    """Padding before one part, and as many words before the other."""
+    fill = {f"{name}_ids": PAD if name == part else 5 for name in ("prompt", "counterfactual")}
+    return lambda row: {key: [token, token, *row[key]] for key, token in fill.items()}
+
+
 class TestPaddingAndSpecialTokens:
-    def test_padded_prompts_are_refused(self, demo_model, bias):
-        assert demo_model.tokenizer.pad_token_id == PAD
-
-        def padded(row):
-            # The shorter ones scored after <pad>: .32 instead of .73 on such rows.
-            return {key: (row[key] + [PAD] * 8)[:8] for key in ("prompt_ids", "counterfactual_ids")}
-
-        with pytest.raises(
-            PairsError,
-            match=r"The prompt of example 1 \(\[.*\]\) ends with padding \(token 2\). Leave pa",
-        ):
-            tk.Tracer(demo_model, from_ids(ids_of(bias), padded))
-
-    @pytest.mark.parametrize("part", ["prompt_ids", "counterfactual_ids"])
-    def test_rows_padded_on_the_left_are_refused(self, demo_model, bias, part):
-        rows = [{**row, "prompt_ids": [PAD, PAD, *row["prompt_ids"]]} for row in ids_of(bias)]
-        rows = [{**row, "counterfactual_ids": [5, 5, *row["counterfactual_ids"]]} for row in rows]
-        if part == "counterfactual_ids":
-            swap = {"prompt_ids": "counterfactual_ids", "counterfactual_ids": "prompt_ids"}
-            rows = [{swap.get(key, key): ids for key, ids in row.items()} for row in rows]
-        part = part.removesuffix("_ids")
-        with pytest.raises(PairsError, match=f"The {part} of example 0 .* begins with padding"):
-            tk.Tracer(demo_model, tk.PromptPairs.from_ids(rows))
-
-    def test_padded_continuations_are_refused(self, demo_model, bias):
-        with pytest.raises(PairsError, match="The y of example 0 .* ends with padding"):
-            tk.Tracer(demo_model, from_ids(ids_of(bias), lambda r: {"y_ids": [*r["y_ids"], PAD]}))
+    @pytest.mark.parametrize(
+        ("change", "text"),
+        [
+            (padded, r"prompt of example 1 .* ends with padding \(token 2\). Leave padding out"),
+            (padded_on_the_left("prompt"), "prompt of example 0 .* begins with padding"),
+            (
+                padded_on_the_left("counterfactual"),
+                "counterfactual of example 0 .* begins with padding",
+            ),
+            (lambda row: {"y_ids": [*row["y_ids"], PAD]}, "y of example 0 .* ends with padding"),
+        ],
+        ids=["prompts", "prompts on the left", "counterfactuals on the left", "continuations"],
+    )
+    def test_padding_is_refused(self, demo_model, bias, change, text):
+        with pytest.raises(PairsError, match=text):
+            tk.Tracer(demo_model, from_ids(ids_of(bias), change))
 
     def test_one_token_that_pads_and_also_ends_a_text_is_warned_of(self, gpt2_tokenizer):
         """It may be meant, as at the end of a turn; two of them may not."""
@@ -148,17 +155,6 @@ class TestPaddingAndSpecialTokens:
         rows = [{**row, "x_ids": [*row["x_ids"], BOS]} for row in ids_of(bias)]
         assert demo_model.tokenizer.eos_token_id == BOS
         assert warned(demo_model, tk.PromptPairs.from_ids(rows)) == []
-
-    @pytest.mark.parametrize("key", ["attention_mask", "token_type_ids"])
-    def test_masks_are_refused(self, bias, key):
-        with pytest.raises(PairsError, match=f"Example 0 has the key '{key}', which nobody reads"):
-            from_ids(ids_of(bias), lambda row: {key: [1] * len(row["prompt_ids"])})
-
-    def test_a_mask_is_refused_with_the_way_out(self, bias):
-        with pytest.raises(
-            PairsError, match="Give prompt_ids without padding, and leave masks out"
-        ):
-            from_ids(ids_of(bias), lambda row: {"attention_mask": [0, 1]})
 
 
 def tokenizer_with_bos():
@@ -285,17 +281,12 @@ class TestRepeatedExamples:
         assert tracer.pairs.n_distinct == 12
 
     def test_held_out_examples_that_are_searched_on_are_refused(self, demo_model, bias):
-        with pytest.raises(PairsError) as caught:
+        text = (
+            r"6 of 6 held-out examples .* \(example 0: 'the maid visited the soldier since she'; .*"
+            r"; and 3 more\)\. Leave them out .* pairs\.split\(\.\.\.\) .* by_prompt=True"
+        )
+        with pytest.raises(PairsError, match=text):
             tk.Tracer(demo_model, bias, held_out=bias[2:])
-        assert str(caught.value).startswith(
-            "6 of 6 held-out examples are also searched, or are mirrors of searched ones, or have "
-            "the same prompt (example 0: 'the maid visited the soldier since she'; "
-        )
-        assert str(caught.value).endswith(
-            "; and 3 more). Leave them out of one part. pairs.split(...) makes disjoint parts and "
-            "keeps groups whole; pass by_prompt=True if the source does not read the "
-            "counterfactuals of the pairs."
-        )
 
     def test_halves_of_a_search_share_none(self, demo_model, bias):
 
@@ -434,33 +425,34 @@ class TestDeadAndShiftedExamples:
             tk.Tracer(demo_model, bias).run("top-k", budget=2)
 
 
+IDS = {"prompt_ids": [1, 2], "counterfactual_ids": [1, 3], "x_ids": [4]}
+TEXTS = {"prompt": "the maid", "counterfactual": "the nurse", "x": " slept"}
+
+
 class TestKeysThatNobodyReads:
     @pytest.mark.parametrize(
-        ("key", "hint"),
+        ("rows_of", "key", "hint"),
         [
-            ("weights", "Did you mean 'weight'?"),
-            ("weigth", "Did you mean 'weight'?"),
-            ("xset", "Did you mean 'x_set'?"),
-            ("span", "Did you mean 'spans'?"),
-            ("x_ids", "Give rows of token ids to from_ids."),
-            ("label", "Keys: counterfactual, counterfactual_spans, group, prompt"),
-            (7, "Keys: counterfactual"),
+            (texts_of, "weights", "Did you mean 'weight'?"),
+            (texts_of, "weigth", "Did you mean 'weight'?"),
+            (texts_of, "xset", "Did you mean 'x_set'?"),
+            (texts_of, "span", "Did you mean 'spans'?"),
+            (texts_of, "x_ids", "Give rows of token ids to from_ids."),
+            (texts_of, "label", "Keys: counterfactual, counterfactual_spans, group, prompt"),
+            (texts_of, 7, "Keys: counterfactual"),
+            (ids_of, "y_id", "Did you mean 'y_ids'?"),
+            (ids_of, "x_set", "Did you mean 'x_set_ids'?"),
+            (ids_of, "attention_mask", "Give prompt_ids without padding, and leave masks out"),
+            (ids_of, "token_type_ids", "Give prompt_ids without padding, and leave masks out"),
         ],
     )
-    def test_rows_of_text(self, demo_model, bias, key, hint):
-        rows = [{**row, key: 2} for row in texts_of(bias)]
-        with pytest.raises(PairsError) as caught:
-            tk.PromptPairs.from_text(rows, demo_model)
-        assert f"Example 0 has the key {key!r}, which nobody reads. {hint}" in str(caught.value)
-
-    @pytest.mark.parametrize(
-        ("key", "hint"),
-        [("y_id", "Did you mean 'y_ids'?"), ("x_set", "Did you mean 'x_set_ids'?")],
-    )
-    def test_rows_of_ids(self, bias, key, hint):
-        with pytest.raises(PairsError) as caught:
-            from_ids(ids_of(bias), lambda row: {key: [2]})
-        assert f"Example 0 has the key {key!r}, which nobody reads. {hint}" in str(caught.value)
+    def test_keys_of_rows(self, demo_model, bias, rows_of, key, hint):
+        rows = [{**row, key: 2} for row in rows_of(bias)]
+        with pytest.raises(PairsError, match=re.escape(f"{key!r}, which nobody reads. {hint}")):
+            if rows_of is ids_of:
+                tk.PromptPairs.from_ids(rows)
+            else:
+                tk.PromptPairs.from_text(rows, demo_model)
 
     def test_notes_on_rows_of_ids_are_warned_of(self, bias):
         notes = dict.fromkeys(("token_a", "token_b", "template", "zipcode"), 7)
@@ -469,55 +461,39 @@ class TestKeysThatNobodyReads:
         with pytest.warns(DataWarning, match=re.escape(text)):
             tk.PromptPairs.from_ids(rows)
 
-    @pytest.mark.parametrize("option", [{"prepend_bos": True}, {"noise_std": 1.0}, {"seed": 3}])
-    def test_options_of_text_for_a_file_of_ids(self, tmp_path, demo_model, option):
-        path = tmp_path / "ids.jsonl"
-        path.write_text('{"prompt_ids": [1, 2], "counterfactual_ids": [1, 3], "x_ids": [4]}\n')
-        assert len(tk.load_pairs(path, demo_model)) == 1
-        (name, value), *_ = option.items()
-        text = f"{name}={value} was given, and .*ids.jsonl holds token ids, so nothing reads it"
-        with pytest.raises(ConfigError, match=text):
-            tk.load_pairs(path, demo_model, **option)
-
-    def test_a_seed_without_noise(self, tmp_path, demo_model):
-        path = tmp_path / "texts.csv"
-        path.write_text("prompt,counterfactual,x\nthe maid,the nurse, slept\n")
-        with pytest.raises(
-            ConfigError, match=r"seed=3 was given, .* is read without noise_std, so"
-        ):
-            tk.load_pairs(path, demo_model, seed=3)
-
-    def test_columns_of_a_file(self, tmp_path, demo_model):
-        path = tmp_path / "texts.csv"
-        path.write_text("prompt,counterfactual,x,weigth\nthe maid,the nurse, slept,2\n")
-        text = "unknown column 'weigth'. Did you mean 'weight'? Known: counterfactual"
-        with pytest.raises(tk.errors.DataFormatError, match=re.escape(text)):
-            tk.load_pairs(path, demo_model)
+    @pytest.mark.parametrize(
+        ("content", "options", "error", "text"),
+        [
+            (
+                IDS,
+                {"prepend_bos": True},
+                ConfigError,
+                "prepend_bos=True .* token ids.* Leave it out",
+            ),
+            (IDS, {"noise_std": 1.0}, ConfigError, "noise_std=1.0 .* token ids.* Leave it out"),
+            (IDS, {"seed": 3}, ConfigError, "seed=3 .* token ids.* Leave it out"),
+            (TEXTS, {"seed": 3}, ConfigError, "seed=3 .* without noise_std.* Leave it out"),
+            ({**TEXTS, "weigth": 2}, {}, DataFormatError, "'weigth'. Did you mean 'weight'"),
+        ],
+    )
+    def test_options_and_columns_of_a_file(
+        self, tmp_path, demo_model, content, options, error, text
+    ):
+        path = tmp_path / "pairs.jsonl"
+        path.write_text(json.dumps(content))
+        with pytest.raises(error, match=text):
+            tk.load_pairs(path, demo_model, **options)
 
 
 class TestInputsThatAreNone:
-    @pytest.mark.parametrize("value", [False, 0, {}, [], 0.0])
-    def test_counterfactuals_that_are_no_text_are_refused(self, demo_model, value):
-        row = {"prompt": "the maid", "counterfactual": value, "x": " slept"}
-        with pytest.raises(PairsError, match="The counterfactual of example 0 is no text: "):
-            tk.PromptPairs.from_text([row], demo_model)
-
-    def test_an_empty_counterfactual_is_refused(self, demo_model):
-        row = {"prompt": "the maid", "counterfactual": "", "x": " slept"}
-        with pytest.raises(PairsError, match="The counterfactual of example 0 encodes to no token"):
-            tk.PromptPairs.from_text([row], demo_model)
-
     def test_an_overlong_prompt_is_named_by_its_ends(self, demo_model, bias):
         rows = [
             {**row, **{k: "the nurse " * 400 + row[k] for k in ("prompt", "counterfactual")}}
             for row in texts_of(bias)
         ]
-        with pytest.raises(PairsError) as caught:
+        text = r"0 \('the nurse .* \.\.\. .* while she'\) needs 814 .* The model has 48; shorten it"
+        with pytest.raises(PairsError, match=text):
             tk.Tracer(demo_model, tk.PromptPairs.from_text(rows, demo_model))
-        assert str(caught.value) == (
-            "Example 0 ('the nurse the nurse the nurse the nurse  ... e mechanic waited for the "
-            "maid while she') needs 814 positions. The model has 48; shorten it."
-        )
 
     def test_pairs_by_a_list_of_numbers(self, bias):
         for numbers in ([3, 1, 2], (3, 1, 2), torch.tensor([3, 1, 2])):
@@ -525,7 +501,7 @@ class TestInputsThatAreNone:
 
     @pytest.mark.parametrize("item", ["a", 1.5, [True], None, [1.0]])
     def test_pairs_by_anything_else_are_refused(self, bias, item):
-        with pytest.raises(PairsError, match="Give a number, a slice or a list of numbers."):
+        with pytest.raises(PairsError, match=f"{re.escape(repr(item))} .* a number, a slice or"):
             bias[item]
 
     @pytest.mark.parametrize("digits", [400, 5000])

@@ -36,21 +36,19 @@ def test_discarded_edits_of_attention_patterns_are_found_on_opt(monkeypatch):
     # Without firing the hook point where patterns are computed. A model is checked once.
     model = tk.load_model(tiny.hf_model("opt"))
     monkeypatch.setattr(hooked, "make_patterns_editable", lambda model: nullcontext())
-    with pytest.raises(HookPointError) as caught:
+    text = (
+        r"OPT.* by attention-patterns: .*blocks\.0\.attn\.hook_pattern.* Use head-outputs instead"
+    )
+    with pytest.raises(HookPointError, match=text):
         tk.Tracer(model, tiny.pairs(), components="attention-patterns")
-    text = str(caught.value)
-    assert "OPTForCausalLM cannot be traced by attention-patterns" in text
-    assert "blocks.0.attn.hook_pattern" in text
-    assert text.endswith("Use head-outputs instead.")
     assert tk.Tracer(model, tiny.pairs(), components="head-outputs").full_effect != 0
 
 
 def test_hidden_units_of_a_mixture_of_experts_are_refused():
     model = tk.load_model(tiny.hf_model("mixtral"))
-    with pytest.raises(HookPointError) as caught:
+    text = r"shape \(2, 6, 24\) instead of \(2, 6, 40\).* Use mlp-outputs or mlp-blocks instead"
+    with pytest.raises(HookPointError, match=text):
         tk.Tracer(model, tiny.pairs(), components="mlp-neurons")
-    assert "has shape (2, 6, 24) instead of (2, 6, 40)" in str(caught.value)
-    assert "Use mlp-outputs or mlp-blocks instead." in str(caught.value)
     assert tk.Tracer(model, tiny.pairs(), components="mlp-blocks").full_effect != 0
 
 

@@ -209,37 +209,46 @@ def test_a_gradient_that_vanishes_ranks_nothing(model):
         tracer.run("attribution", budget=2)
 
 
-def test_what_is_refused(model, unchecked):
-    pairs = tk.PromptPairs.from_ids(rows_with_sets())
-    tracer = tk.Tracer(model, pairs, "head-outputs")
-    with pytest.raises(UnknownNameError, match="Did you mean 'kl'"):
-        tracer.evaluate(torch.zeros(12), metrics=["kll"])
-    with pytest.raises(ConfigError, match="named twice in \\['kl', 'kl'\\]"):
-        tracer.evaluate(torch.zeros(12), metrics=["kl", "kl"])
-    with pytest.raises(ConfigError, match="metrics is empty. Name at least one, or leave it out."):
-        tracer.evaluate(torch.zeros(12), metrics=[])
-    with pytest.raises(ConfigError, match="The metrics are 'kl'. Give a list"):
-        tk.Tracer(model, pairs, "head-outputs", extra_metrics="kl")
+@pytest.fixture(scope="module")
+def with_sets(model):
+    return tk.Tracer(model, tk.PromptPairs.from_ids(rows_with_sets()), "head-outputs")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error", "text"),
+    [
+        (["kll"], UnknownNameError, "'kll'. Did you mean 'kl'"),
+        (["kl", "kl"], ConfigError, r"twice in \['kl', 'kl'\]. Name each one once"),
+        ([], ConfigError, "metrics is empty. Name at least one, or leave it out"),
+    ],
+)
+def test_metrics_that_are_refused(with_sets, metrics, error, text):
+    with pytest.raises(error, match=text):
+        with_sets.evaluate(torch.zeros(12), metrics=metrics)
+
+
+@pytest.mark.parametrize("name", ["logit-difference", "set-logit-difference", "accuracy"])
+def test_metrics_of_y_are_refused_where_there_is_none(model, name):
+    rows = [{k: v for k, v in row.items() if k[0] != "y"} for row in tiny.rows()]
+    pairs = tk.PromptPairs.from_ids(rows)
+    bare = tk.Tracer(model, pairs, "head-outputs", metric="probability-drop")
+    with pytest.raises(MissingContinuationError, match="(has no|has a) y. Give every example a"):
+        bare.evaluate(torch.zeros(12), metrics=[name])
+
+
+def test_what_is_refused(model, with_sets, unchecked):
+    with pytest.raises(ConfigError, match="metrics are 'kl'. Give a list"):
+        tk.Tracer(model, tiny.pairs(), "head-outputs", extra_metrics="kl")
     with pytest.raises(ConfigError, match="reads 'rank'. Give a tuple of 'argmax'"):
         tk.Metric("mine", lambda c, i: c.x, reads="rank")
 
     def unasked(clean, intervened):
         return intervened.require("distribution")[:, 0] - clean.require("distribution")[:, 0]
 
-    with pytest.raises(MetricError, match=r"reads=\('distribution',\)"):
-        tracer.evaluate(torch.zeros(12), metrics=[unasked])
+    with pytest.raises(MetricError, match=r"no distribution. .* reads=\('distribution',\)"):
+        with_sets.evaluate(torch.zeros(12), metrics=[unasked])
     asked = tk.Metric("asked", unasked, needs_y=False, reads=("distribution",))
-    assert tracer.evaluate(torch.zeros(12), metrics=[asked])["asked"]["effect"] == 0
-    without_y = [{k: v for k, v in row.items() if k[0] != "y"} for row in tiny.rows()]
-    bare = tk.Tracer(
-        model,
-        tk.PromptPairs.from_ids(without_y),
-        "head-outputs",
-        metric="probability-drop",
-    )
-    for name in ("logit-difference", "set-logit-difference", "accuracy"):
-        with pytest.raises(MissingContinuationError, match="not every example has a y|has no y"):
-            bare.evaluate(torch.zeros(12), metrics=[name])
+    assert with_sets.evaluate(torch.zeros(12), metrics=[asked])["asked"]["effect"] == 0
 
 
 def test_token_sets_of_one_side_may_replace_y(model):
@@ -315,15 +324,6 @@ def test_sets_that_share_a_token_are_refused(model):
         tracer.evaluate(torch.ones(12), metrics=["set-probability-difference"])
 
 
-def test_further_metrics_are_checked_before_a_search(model):
-    rows = [{k: v for k, v in row.items() if k != "y_ids"} for row in tiny.rows()]
-    pairs = tk.PromptPairs.from_ids(rows)
-    with pytest.raises(MissingContinuationError):
-        tk.Tracer(
-            model, pairs, "head-outputs", "probability-drop", extra_metrics=["logit-difference"]
-        )
-
-
 def test_the_first_token_of_the_vocabulary_may_be_a_set(model):
     """Its number is 0, which is no sign that a set is missing."""
     rows = tiny.rows(3)
@@ -333,3 +333,12 @@ def test_the_first_token_of_the_vocabulary_may_be_a_set(model):
     assert tracer.engine.clean.y_set is not None
     logits = [model(torch.tensor([row["prompt_ids"]]))[0, -1].log_softmax(-1)[0] for row in rows]
     torch.testing.assert_close(tracer.engine.clean.y_set, torch.stack(logits).detach())
+
+
+def test_further_metrics_are_checked_before_a_search(model):
+    rows = [{k: v for k, v in row.items() if k != "y_ids"} for row in tiny.rows()]
+    pairs = tk.PromptPairs.from_ids(rows)
+    with pytest.raises(MissingContinuationError, match="'logit-difference' .* has no y. Give"):
+        tk.Tracer(
+            model, pairs, "head-outputs", "probability-drop", extra_metrics=["logit-difference"]
+        )

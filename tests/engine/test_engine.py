@@ -400,22 +400,15 @@ def test_a_metric_that_is_not_finite_names_the_example(model, pairs):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (
-            {"x_ids": [tiny.VOCABULARY]},
-            "has a token id outside the vocabulary. Ids must be 0 to",
-        ),
-        ({"x_ids": [1] * 70}, "needs 71 positions. The model has 64; shorten it."),
-        (
-            {"counterfactual_ids": None, "noise": torch.zeros(2, 5)},
-            "its noise is 5 wide, the model's embeddings 24",
-        ),
+        ({"x_ids": [tiny.VOCABULARY]}, "token id outside the vocabulary. Ids must be 0 to 60"),
+        ({"x_ids": [1] * 70}, "needs 71 positions. The model has 64; shorten it"),
+        ({"counterfactual_ids": None, "noise": torch.zeros(2, 5)}, "5 wide, .* embeddings 24"),
     ],
 )
 def test_pairs_that_do_not_fit_the_model(model, change, text):
     row = {"prompt_ids": [1, 2], "counterfactual_ids": [1, 3], "x_ids": [4], "y_ids": [5]}
-    with pytest.raises(PairsError) as caught:
+    with pytest.raises(PairsError, match=text):
         tiny.engine(model, tk.PromptPairs.from_ids([{**row, **change}]))
-    assert text in str(caught.value)
 
 
 def test_texts_beyond_what_dynamic_rotary_factors_read_alike_are_refused():

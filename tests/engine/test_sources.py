@@ -330,41 +330,30 @@ class TestNames:
             assert parsed == source
 
     @pytest.mark.parametrize(
-        "name",
-        ["mean over pairs", "mean-positional over x", "own tensors (12ab)", "model base (12ab)"],
-    )
-    def test_others_take_more_than_a_name(self, name):
-        with pytest.raises(SourceError, match=re.escape(f"The source '{name}' takes more than")):
-            parse_source(name)
-
-    @pytest.mark.parametrize("name", ["nothing", "noise times 2", "Zero", ""])
-    def test_names_that_are_none(self, name):
-        with pytest.raises(
-            SourceError, match=f"Unknown source '{name}'. Use one of counterfactual"
-        ):
-            parse_source(name)
-
-    @pytest.mark.parametrize(
         ("name", "text"),
         [
-            ("zero:factor=2", "The source 'zero' has no options. Give 'zero' alone."),
-            (
-                "noise:width=2",
-                "The source 'noise' has no option 'width'. It takes spans and factor.",
-            ),
-            ("noise:spans", "has the option 'spans'. Write options as NAME=VALUE"),
-            ("noise:", "has the option ''. Write options as NAME=VALUE"),
-            ("noise:factor=1.2.3", "The factor of the noise is '1.2.3'. Give a number."),
-            ("noise:factor=-1", "It must be positive"),
-            (
-                "mean:factor=2",
-                "has no option 'factor'. It takes pairs and digest.",
-            ),
+            ("mean over pairs", "takes more than"),
+            ("mean-positional over x", "takes more than"),
+            ("own tensors (12ab)", "takes more than"),
+            ("model base (12ab)", "takes more than"),
+            ("nothing", "Unknown .* Use one of counterfactual, noise"),
+            ("noise times 2", "Unknown .* Use one of counterfactual, noise"),
+            ("Zero", "Unknown .* Use one of counterfactual, noise"),
+            ("", "Unknown .* Use one of counterfactual, noise"),
+            ("zero:factor=2", "no options. Give 'zero' alone"),
+            ("noise:width=2", "'noise' .* 'width'. It takes spans and factor"),
+            ("mean:factor=2", "'mean' .* 'factor'. It takes pairs and digest"),
+            ("noise:spans", "the option 'spans'. Write options as NAME=VALUE"),
+            ("noise:", "the option ''. Write options as NAME=VALUE"),
+            ("noise:factor=1.2.3", "factor .* '1.2.3'. Give a number"),
+            ("noise:factor=-1", "factor of -1.0. It must be positive"),
         ],
     )
-    def test_options_that_are_refused(self, name, text):
-        with pytest.raises(SourceError, match=re.escape(text)):
+    def test_names_that_are_refused(self, name, text):
+        with pytest.raises(SourceError, match=text) as refusal:
             parse_source(name)
+        if ":" not in name:
+            assert f"source '{name}'" in str(refusal.value)
 
     def test_names_are_those_of_the_table(self):
         assert [*SOURCES] == [*get_args(SourceName)]
@@ -438,15 +427,21 @@ class TestNoise:
         assert found == pytest.approx(everything, abs=1e-4)
         assert abs(found) > 1e-3
 
-    def test_noise_on_what_is_no_span(self, bridge, unchecked):
-        with pytest.raises(SourceError, match="on 'object', and example 0 .* the spans subject"):
-            tk.Tracer(bridge, self.rows(), source=tk.Noise(spans=("object",)))
-        for spans in ("subject", (), 3, ("subject", 3)):
-            with pytest.raises(SourceError, match="Give a tuple of names"):
-                tk.Noise(spans=spans)
-        for factor in (0, float("nan"), "3", True):
-            with pytest.raises(SourceError, match="It must be positive"):
-                tk.Noise(factor=factor)
+    def test_noise_on_what_is_no_span(self, model):
+        with pytest.raises(SourceError, match="'object', .* the spans subject, last, rest. Name"):
+            tk.Tracer(model, self.rows(), source=tk.Noise(spans=("object",)))
+
+    @pytest.mark.usefixtures("unchecked")
+    @pytest.mark.parametrize(
+        ("option", "value", "text"),
+        [
+            *(("spans", value, "a tuple of names") for value in ("subject", (), 3, ("subject", 3))),
+            *(("factor", value, "must be positive") for value in (0, float("nan"), "3", True)),
+        ],
+    )
+    def test_options_that_are_refused(self, option, value, text):
+        with pytest.raises(SourceError, match=f"{option} .*{re.escape(repr(value))}.*{text}"):
+            tk.Noise(**{option: value})
 
 
 OPTIONS = [
@@ -720,25 +715,94 @@ class TestMeaning:
         torch.testing.assert_close(result.held_out.effects, expected)
 
 
+def tensors(value, hook="hook_mlp_out"):
+    """Tensors of one's own for the hook points of three layers; `value` is that of layer 1."""
+    zeros = torch.zeros(24)
+    return {f"blocks.{layer}.{hook}": (zeros, value, zeros)[layer] for layer in range(3)}
+
+
+def pairs_of(*prompts):
+    return tk.PromptPairs.from_ids([{"prompt_ids": ids, "x_ids": [1]} for ids in prompts])
+
+
+def mean_over(prompt):
+    return tk.Mean(pairs=pairs_of(prompt))
+
+
+def refusal(name, text, error=SourceError, **options):
+    return pytest.param(text, error, options, id=name)
+
+
+ONE_LENGTH = {"pairs": pairs_of([1, 2, 3], [4, 5, 6]), "source": "mean-positional"}
+LENGTHS = pairs_of([1, 2], [1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6])
+WITHOUT = tk.PromptPairs.from_ids(without_counterfactuals())
+REFUSALS = [
+    refusal("source", "'nought'. Use one of counterfactual, noise", source="nought"),
+    refusal("a number as source", "a int. Use .* a Mean, or a mapping", source=3),
+    refusal("None as source", "a NoneType. Use one of", source=None),
+    refusal("a list as source", "a list. Use one of", source=["zero"]),
+    refusal("direction", "'up'. .* 'noising' or 'denoising'", ConfigError, direction="up"),
+    refusal("no counterfactual", "Example 0 .* Give it one .*'zero'", PairsError, pairs=WITHOUT),
+    refusal("prompts of 3 to 5", "3 to 5 tok.* Use source='mean'", source="mean-positional"),
+    refusal(
+        "patterns", "patterns .* or head-outputs", components="attention-patterns", **ONE_LENGTH
+    ),
+    refusal(
+        "continuations", "positions='all' .* Use positions='prompt'", positions="all", **ONE_LENGTH
+    ),
+    refusal(
+        "too few fellows",
+        r"example 2 \(.*, 4 tokens\)\. Leave these .* or use source='mean'",
+        pairs=tiny.pairs(3, seed=11),
+        source="resample",
+    ),
+    refusal(
+        "no fellows",
+        r"example 2 \(.*\); and 2 more\. Leave",
+        pairs=LENGTHS,
+        source="resample",
+        metric="kl",
+    ),
+    refusal(
+        "a layer without tensor",
+        "blocks.1.hook_mlp_out. It needs one for each of .*, blocks.2.hook_mlp_out",
+        source={"blocks.0.hook_mlp_out": torch.zeros(24)},
+    ),
+    refusal("shape", r"\.1\..* shape \(3,\). It needs \(24,\)", source=tensors(torch.zeros(3))),
+    refusal("nan", r"\.1\..* not finite", source=tensors(torch.full((24,), torch.nan))),
+    refusal("a text as tensor", r"'a' at .* tensor of shape \(24,\)", source=tensors("a")),
+    refusal("None as tensor", r"None at .* tensor of shape \(24,\)", source=tensors(None)),
+    refusal("ragged tensor", r"2.0\]\] at .* shape", source=tensors([[1.0], [1.0, 2.0]])),
+    refusal(
+        "a tensor for patterns",
+        "patterns take no tensor .* Use source='zero', 'mean' or 'resample', or head-outputs",
+        components="attention-patterns",
+        source=tensors(torch.zeros(4, 8), "attn.hook_pattern"),
+    ),
+    refusal("token 10000", r"10000 \(example 0\).* has 61 .*Give", source=mean_over([10_000])),
+    refusal("500 tokens", r"500 .*\(example 0,.* 64. Leave it out", source=mean_over([1] * 500)),
+]
+
+
 class TestRefusals:
-    def test_no_counterfactual(self, model):
-        pairs = tk.PromptPairs.from_ids(without_counterfactuals())
-        with pytest.raises(PairsError, match="Example 0 .* has no counterfactual. Give it one"):
-            tk.Tracer(model, pairs)
+    @pytest.mark.usefixtures("unchecked")
+    @pytest.mark.parametrize(("text", "error", "options"), REFUSALS)
+    def test_options(self, model, even_pairs, text, error, options):
+        options = {"pairs": even_pairs, "components": "mlp-outputs", **options}
+        with pytest.raises(error, match=text):
+            tk.Tracer(model, **options)
 
     @pytest.mark.usefixtures("unchecked")
-    @pytest.mark.parametrize("source", ["nought", 3, None, ["zero"]], ids=str)
-    def test_unknown_sources(self, model, even_pairs, source):
-        with pytest.raises(SourceError, match="Unknown source|The source is a"):
-            tk.Tracer(model, even_pairs, source=source)
+    @pytest.mark.parametrize("pairs", [3, [1, 2]])
+    def test_means_over_what_is_no_pairs(self, pairs):
+        with pytest.raises(SourceError, match=rf"over {re.escape(str(pairs))}. Give PromptPairs"):
+            tk.Mean(pairs=pairs)
 
-    @pytest.mark.usefixtures("unchecked")
-    def test_unknown_directions(self, model, even_pairs):
-        with pytest.raises(
-            ConfigError,
-            match="The option direction is 'up'. Input should be 'noising' or 'denoising'",
-        ):
-            tk.Tracer(model, even_pairs, direction="up")
+    def test_pairs_that_mix_constants_and_prompts(self, model, even_pairs):
+        zero = tk.Tracer(model, even_pairs, source="zero").engine.pairs
+        mixed = tk.PromptPairs(pairs=(*zero[:2], *even_pairs[2:]))
+        with pytest.raises(PairsError, match="the same constant values.* Use one source for all"):
+            tk.Tracer(model, mixed)
 
     @pytest.mark.parametrize("source", ["zero", "mean"])
     def test_denoising_from_constants(self, model, even_pairs, source):
@@ -747,84 +811,6 @@ class TestRefusals:
         tracer = tk.Tracer(model, even_pairs, source=source)
         with pytest.raises(PairsError, match="cannot be reversed"):
             tracer.noising_and_denoising(tracer.registry[0:2])
-
-    def test_positional_means_of_ragged_prompts(self, model, even_pairs):
-        with pytest.raises(SourceError, match="needs prompts of one length; these have 3 to 5 tok"):
-            tk.Tracer(model, even_pairs, "mlp-outputs", source="mean-positional")
-
-    def test_positional_means_of_patterns_and_continuations(self, model, even_pairs):
-        same = even_pairs[:2]
-        with pytest.raises(SourceError, match="of attention patterns averages rows over different"):
-            tk.Tracer(model, same, source="mean-positional")
-        with pytest.raises(SourceError, match="covers the prompt, and positions='all' intervenes"):
-            tk.Tracer(model, same, "mlp-outputs", source="mean-positional", positions="all")
-
-    def test_resampling_a_prompt_without_fellows(self, model):
-        pairs = tiny.pairs(3, seed=11)
-        lengths = [len(pair.prompt_ids) for pair in pairs]
-        assert len(set(lengths)) > 1
-        with pytest.raises(SourceError, match="and there is none for example") as refused:
-            tk.Tracer(model, pairs, source="resample")
-        assert "more" not in str(refused.value)
-        rows = [{"prompt_ids": list(range(1, 2 + n)), "x_ids": [3]} for n in range(1, 6)]
-        with pytest.raises(SourceError, match=r"example 2 \(.*\); and 2 more\. Leave"):
-            tk.Tracer(model, tk.PromptPairs.from_ids(rows), source="resample", metric="kl")
-
-    @pytest.mark.parametrize(
-        ("change", "text"),
-        [
-            (lambda t: t.pop("blocks.1.hook_mlp_out"), "has no tensor for the hook point blocks.1"),
-            (
-                lambda t: t.update({"blocks.1.hook_mlp_out": torch.zeros(3)}),
-                "has shape \\(3,\\)",
-            ),
-            (
-                lambda t: t.update({"blocks.1.hook_mlp_out": torch.full((24,), torch.nan)}),
-                "is not finite",
-            ),
-        ],
-    )
-    def test_own_tensors_that_do_not_fit(self, model, even_pairs, change, text):
-        tensors = {f"blocks.{n}.hook_mlp_out": torch.zeros(24) for n in range(3)}
-        change(tensors)
-        with pytest.raises(SourceError, match=text):
-            tk.Tracer(model, even_pairs, "mlp-outputs", source=tensors)
-
-    @pytest.mark.usefixtures("unchecked")
-    @pytest.mark.parametrize("value", ["a", None, [[1.0], [1.0, 2.0]]])
-    def test_own_tensors_that_are_none(self, model, even_pairs, value):
-        tensors = {f"blocks.{layer}.attn.hook_z": value for layer in range(3)}
-        with pytest.raises(SourceError, match=r"at blocks.0.attn.hook_z. Give a tensor of shape"):
-            tk.Tracer(model, even_pairs, "head-outputs", source=tensors)
-
-    @pytest.mark.usefixtures("unchecked")
-    @pytest.mark.parametrize("pairs", [3, [1, 2]])
-    def test_means_over_what_is_no_pairs(self, pairs):
-        with pytest.raises(SourceError, match=r"The mean is over .* Give PromptPairs, e.g. of"):
-            tk.Mean(pairs=pairs)
-
-    @pytest.mark.parametrize(
-        ("ids", "text"),
-        [
-            ([10_000], r"token 10000 \(example 0\).* model has \d+ tokens"),
-            ([1] * 500, r"500 tokens \(example 0, .*\).* model takes \d+"),
-        ],
-    )
-    def test_means_over_what_the_model_cannot_run(self, model, even_pairs, ids, text):
-        over = tk.PromptPairs.from_ids([{"prompt_ids": ids, "x_ids": [1]}])
-        with pytest.raises(SourceError, match=text):
-            tk.Tracer(model, even_pairs, "head-outputs", source=tk.Mean(pairs=over))
-
-    def test_own_tensors_for_patterns(self, model, even_pairs):
-        tensors = {f"blocks.{n}.attn.hook_pattern": torch.zeros(4, 8) for n in range(3)}
-        with pytest.raises(SourceError, match="Attention patterns take no tensor of one's own"):
-            tk.Tracer(model, even_pairs, source=tensors)
-
-    def test_pairs_that_mix_constants_and_prompts(self, model, even_pairs):
-        zero = tk.Tracer(model, even_pairs, source="zero").engine.pairs
-        mixed = tk.PromptPairs(pairs=(*zero[:2], *even_pairs[2:]))
-        with pytest.raises(PairsError, match="All examples must take the same constant values"):
-            tk.Tracer(model, mixed)
 
 
 @pytest.mark.lens

@@ -16,6 +16,7 @@ from tracekit.errors import (
     ConfigError,
     HookPointError,
     PairsError,
+    SourceError,
     UnknownNameError,
 )
 
@@ -408,38 +409,6 @@ def test_a_saved_kind_is_known_again(model, tmp_path, monkeypatch):
     assert tk.Tracer(model, tiny.pairs(), "once").registry.kinds == ("once",)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"axes": ("batch", "place")}, r"has the axes \('batch', 'place'\). Give a tuple"),
-        ({"axes": ("pos", "batch")}, r"axes \('pos', 'batch'\).* 'batch' first"),
-        ({"axes": ("batch", "component")}, r"'component'\).* 'pos', or 'query' and 'key'"),
-        ({"axes": ("batch", "key", "query", "component")}, "'key', which is last"),
-        ({"width": None}, "A width goes with an axis 'component'"),
-        ({"width": 0}, "has a width of 0"),
-        ({"name": "a+b"}, r"holds one of \+ @ ,"),
-        ({"hook": "blocks.0.hook_resid_post"}, "Name it within a block"),
-        ({"label": "L{place}"}, r"Use \{layer\} and \{index\} only"),
-    ],
-)
-def test_kinds_that_are_none(change, message, unchecked):
-    with pytest.raises(ComponentError, match=message):
-        tk.Kind(**{**COORDINATES, **change})
-
-
-def test_kinds_that_do_not_fit_the_model(model):
-    for change, message in (
-        ({"name": "narrow", "width": 7}, r"has shape \(2, 6, 24\) instead of \(2, 6, 7\)"),
-        ({"name": "no hook", "hook": "hook_nowhere"}, "hook_nowhere does not exist"),
-        ({"name": "deep", "axes": ("batch", "pos", "component", "d_head")}, "has shape"),
-        ({"name": "unsaid", "width": "n_wings"}, "'n_wings', and the model's configuration has"),
-    ):
-        with pytest.raises(tk.errors.TracekitError, match=message):
-            tk.Tracer(model, tiny.pairs(), tk.Kind(**{**COORDINATES, **change}))
-    with pytest.raises(ComponentError, match="is that of another kind"):
-        tk.Tracer(model, tiny.pairs(), tk.Kind(**{**COORDINATES, "name": "residual"}))
-
-
 # ---- spans in text, and what is refused ------------------------------------------------------
 
 
@@ -544,43 +513,42 @@ def test_noise_is_on_the_whole_span_where_components_act_on_its_end(model, sourc
         torch.testing.assert_close(one, other)
 
 
-def test_combinations_that_are_refused(model, unchecked):
-    pairs = tk.PromptPairs.from_ids(rows_with_spans())
-    unequal = tk.PromptPairs.from_ids(rows_with_spans(other_length=True))
-    with pytest.raises(PairsError, match="Give prompts of one length, or name spans, and"):
-        tk.Tracer(model, pairs, "residual", split_by="position")
-    with pytest.raises(PairsError, match="Only spans of them can be exchanged: use split_by="):
-        tk.Tracer(model, unequal, "residual")
-    with pytest.raises(PairsError, match="are over the keys of one prompt. Use head-outputs"):
-        tk.Tracer(model, unequal, "attention-patterns", split_by="span")
-    for name in ("spans", "object:middle", "verb:last"):
-        text = (
-            f"act on '{name}', and example 0 has the spans .*, such as '[a-z]+:last'; or use split"
-        )
-        with pytest.raises(PairsError, match=text):
-            tk.Tracer(model, pairs, "residual", split_by=name)
-    with pytest.raises(ConfigError, match="Both spans and positions='last' say where"):
-        tk.Tracer(model, pairs, "residual", split_by="span", positions="last")
-    for windows, text in (
-        (0, "0. Input should be greater than 0."),
-        (1.5, "1.5. Input should be a valid integer, got a number with a fractional part."),
-    ):
-        with pytest.raises(ConfigError) as refusal:
-            tk.Tracer(model, pairs, "residual", layer_window=windows)
-        assert str(refusal.value) == f"The option layer_window is {text}"
-    with pytest.raises(ComponentError) as refusal:
-        tk.Tracer(model, pairs, "residual", layer_window=4)
-    assert str(refusal.value) == "layer_window is 4. Give a number of layers, 1 to 3."
-    registry = tk.Tracer(model, pairs, "residual", split_by="span").registry
-    with pytest.raises(PairsError, match="has no spans. Give every example spans"):
+LAST, PATTERNS = {"positions": "last"}, {"components": "attention-patterns"}
+SPANS = tk.PromptPairs.from_ids(rows_with_spans())
+UNEQUAL = tk.PromptPairs.from_ids(rows_with_spans(other_length=True))
+NAMED = "first, second, last, rest. Name one of these, or an end .* or use split_by='span'"
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("pairs", "options", "error", "text"),
+    [
+        (SPANS, {"split_by": "position"}, PairsError, "5 tokens, .* 7 .* Give prompts of one"),
+        (UNEQUAL, {}, PairsError, "8 tokens, its prompt 7. .* use split_by='span'"),
+        (UNEQUAL, {"split_by": "span", **PATTERNS}, PairsError, "patterns .* Use head-outputs"),
+        (SPANS, {"split_by": "spans"}, PairsError, f"'spans', .* {NAMED}"),
+        (SPANS, {"split_by": "object:middle"}, PairsError, f"'object:middle', .* {NAMED}"),
+        (SPANS, {"split_by": "verb:last"}, PairsError, f"'verb:last', .* {NAMED}"),
+        (SPANS, {"split_by": "span", **LAST}, ConfigError, "positions='last' .* Leave one out"),
+        (SPANS, {"layer_window": 0}, ConfigError, "layer_window is 0. .* greater than 0"),
+        (SPANS, {"layer_window": 1.5}, ConfigError, "layer_window is 1.5. .* valid integer"),
+        (SPANS, {"layer_window": 4}, ComponentError, "layer_window is 4. .* 1 to 3"),
+    ],
+)
+def test_combinations_that_are_refused(model, pairs, options, error, text):
+    with pytest.raises(error, match=text):
+        tk.Tracer(model, pairs, **{"components": "residual", **options})
+
+
+def test_registries_and_pairs_that_do_not_go_together(model):
+    registry = tk.Tracer(model, SPANS, "residual", split_by="span").registry
+    with pytest.raises(PairsError, match="Example 0 .* has no spans. Give every example spans"):
         tk.Tracer(model, tiny.pairs(), registry, split_by="span")
-    with pytest.raises(PairsError, match="Say split_by='span' or split_by='position', as where"):
-        tk.Tracer(model, pairs, registry)
-    without = tk.Tracer(model, pairs, "residual").registry
-    with pytest.raises(ComponentError, match="split_by='span' was given along with a registry"):
-        tk.Tracer(model, pairs, without, split_by="span")
-    with pytest.raises(PairsError):
-        tk.Tracer(model, pairs, "residual", positions="sometimes")
+    with pytest.raises(PairsError, match="the pairs do not. Say split_by='span' or .*'position'"):
+        tk.Tracer(model, SPANS, registry)
+    without = tk.Tracer(model, SPANS, "residual").registry
+    with pytest.raises(ComponentError, match="split_by='span' .* without spans. Leave it out"):
+        tk.Tracer(model, SPANS, without, split_by="span")
 
 
 # ---- features of an autoencoder --------------------------------------------------------------
@@ -612,6 +580,89 @@ def feature_kind(name="features", layers=(0, 2)):
         label="L{layer}F{index}",
         features={layer: Autoencoder(seed=layer) for layer in layers},
     )
+
+
+AXES = "Give a tuple of .*: 'batch' first, and 'pos', or 'query' and 'key', which is last"
+WIDTH = {"width": 10}
+MAPPING = "Give a mapping from layer to autoencoder"
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"axes": ("batch", "place")}, rf"\('batch', 'place'\). {AXES}"),
+        ({"axes": ("pos", "batch")}, rf"\('pos', 'batch'\). {AXES}"),
+        ({"axes": ("batch", "component")}, rf"\('batch', 'component'\). {AXES}"),
+        ({"axes": ("batch", "key", "query")}, rf"\('batch', 'key', 'query'\). {AXES}"),
+        ({"width": None}, "width None. A width goes with an axis 'component'"),
+        ({"width": 0}, "a width of 0. Give a whole number, at least 1"),
+        ({"name": "a+b"}, r"'a\+b' has a name that .* holds one of \+ @ ,. Give it another"),
+        ({"hook": "blocks.0.hook_resid_post"}, "'blocks.0.hook_.*'. Name it within a block"),
+        ({"label": "L{place}"}, r"'L{place}'. Use \{layer\} and \{index\} only"),
+        ({"features": {0: Autoencoder()}}, "the width 'd_model'.* give their number as the width"),
+        ({**WIDTH, "features": {}}, f"{{}}. {MAPPING}"),
+        ({**WIDTH, "features": {"0": Autoencoder()}}, f"'0': Autoencoder.*. {MAPPING}"),
+        ({**WIDTH, "features": [Autoencoder()]}, rf"\[Autoencoder.*. {MAPPING}"),
+        ({**WIDTH, "features": {0: torch.nn.Identity()}}, "Identity.* methods encode and decode"),
+    ],
+)
+def test_kinds_that_are_none(change, text):
+    with pytest.raises(ComponentError, match=text):
+        tk.Kind(**{**COORDINATES, **change})
+
+
+DEEP = (*COORDINATES["axes"], "d_head")
+
+
+# A kind is checked once for a model, by its name.
+@pytest.mark.parametrize(
+    ("name", "change", "error", "text"),
+    [
+        ("narrow", {"width": 7}, HookPointError, r"\(2, 6, 24\) instead of \(2, 6, 7\).* Use"),
+        ("deep", {"axes": DEEP}, HookPointError, r"24\) instead of \(2, 6, 24, any\).* Use"),
+        ("no hook", {"hook": "hook_nowhere"}, HookPointError, "hook_nowhere does not exist. Use"),
+        ("wings", {"width": "n_wings"}, ComponentError, "'n_wings'.* Give the width as a number"),
+        ("residual", {}, ComponentError, "'residual' is that of another kind"),
+    ],
+)
+def test_kinds_that_do_not_fit_the_model(model, name, change, error, text):
+    with pytest.raises(error, match=text):
+        tk.Tracer(model, tiny.pairs(), tk.Kind(**{**COORDINATES, "name": name, **change}))
+
+
+RUN = "Use source='counterfactual', 'noise' or 'resample'"
+
+
+@pytest.mark.parametrize(
+    ("layers", "options", "error", "text"),
+    [
+        ((0, 2), {"layers": [0, 1]}, ComponentError, "in layers 1. It has features of .*: 0, 2"),
+        ((0, 2), {"layer_window": 2}, ComponentError, "in layers 1. It has features of .*: 0, 2"),
+        ((0, 9), {}, ComponentError, "layer 9, but the model has layers 0 to 2"),
+        ((0, -1), {}, ComponentError, "layer -1, but the model has layers 0 to 2"),
+        ((0, 2), {"source": "zero"}, SourceError, RUN),
+        ((0, 2), {"source": "mean"}, SourceError, RUN),
+    ],
+)
+def test_features_that_do_not_fit_the_model(model, layers, options, error, text):
+    with pytest.raises(error, match=text):
+        tk.Tracer(model, tiny.pairs(), feature_kind(layers=layers), **options)
+
+
+def test_features_are_tried_on_the_activation(model):
+    def kind(name, features, width=10):
+        return tk.Kind(**{**vars(feature_kind(name)), "features": {0: features}, "width": width})
+
+    with pytest.raises(HookPointError, match=r"returns the shape \(2, 6, 10\) .* of 9. Give"):
+        tk.Tracer(model, tiny.pairs(), kind("narrow", Autoencoder(), width=9))
+    with pytest.raises(HookPointError, match=r"and torch.float32 they fail with: .*float32 on"):
+        tk.Tracer(model, tiny.pairs(), kind("half", Autoencoder().to(torch.bfloat16)))
+    wrong = Autoencoder()
+    wrong.out = torch.nn.Parameter(torch.ones(10, 3))
+    wrong.bias = torch.nn.Parameter(torch.zeros(1))
+    with pytest.raises(HookPointError, match="decode returns the shape .* Give an autoencoder of"):
+        tk.Tracer(model, tiny.pairs(), kind("short", wrong))
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
@@ -685,46 +736,6 @@ def test_features_are_searched_and_saved_without_the_autoencoder(model, tmp_path
     assert again.evaluate(loaded) == pytest.approx(result.effect, abs=1e-5)
 
 
-def test_features_that_do_not_fit(model, unchecked):
-    with pytest.raises(ComponentError, match=r"has no features in layers 1. It has features of"):
-        tk.Tracer(model, tiny.pairs(), feature_kind("a"), layers=[0, 1])
-    with pytest.raises(ComponentError, match="has no features in layers 1"):
-        tk.Tracer(model, tiny.pairs(), feature_kind("b"), layer_window=2)
-    for source in ("zero", "mean"):
-        with pytest.raises(tk.errors.SourceError, match="Features take their values from a run"):
-            tk.Tracer(model, tiny.pairs(), feature_kind("c"), source=source)
-    with pytest.raises(ComponentError, match="give their number as the width"):
-        tk.Kind(**{**COORDINATES, "features": {0: Autoencoder()}})
-    for features in ({}, {"0": Autoencoder()}, [Autoencoder()]):
-        with pytest.raises(ComponentError, match="Give a mapping from layer to autoencoder"):
-            tk.Kind(**{**vars(feature_kind("d")), "features": features})
-    with pytest.raises(ComponentError, match="Give an object with the methods encode and decode"):
-        tk.Kind(**{**vars(feature_kind("e")), "features": {0: torch.nn.Linear(2, 2)}})
-
-
-@pytest.mark.parametrize("layer", [9, -1])
-def test_features_of_a_layer_that_the_model_lacks(model, layer):
-    with pytest.raises(
-        ComponentError, match=f"features of layer {layer}, but the model has layers"
-    ):
-        tk.Tracer(model, tiny.pairs(4), feature_kind(f"lacks {layer}", layers=(0, layer)))
-
-
-def test_features_are_tried_on_the_activation(model):
-    def kind(name, features, width=10):
-        return tk.Kind(**{**vars(feature_kind(name)), "features": {0: features}, "width": width})
-
-    with pytest.raises(HookPointError, match=r"returns the shape \(2, 6, 10\) .* of 9. Give"):
-        tk.Tracer(model, tiny.pairs(), kind("narrow", Autoencoder(), width=9))
-    with pytest.raises(HookPointError, match=r"and torch.float32 they fail with: .*float32 on"):
-        tk.Tracer(model, tiny.pairs(), kind("half", Autoencoder().to(torch.bfloat16)))
-    wrong = Autoencoder()
-    wrong.out = torch.nn.Parameter(torch.ones(10, 3))
-    wrong.bias = torch.nn.Parameter(torch.zeros(1))
-    with pytest.raises(HookPointError, match="decode returns the shape .* Give an autoencoder of"):
-        tk.Tracer(model, tiny.pairs(), kind("short", wrong))
-
-
 def test_features_are_told_apart_by_their_weights(model, tmp_path):
     pairs = tiny.pairs()
     result = tk.Tracer(model, pairs, feature_kind("same")).run("top-k", budget=2)
@@ -796,7 +807,7 @@ def test_counterfactual_spans_need_spans_and_a_prompt():
 def test_a_long_counterfactual_is_refused(model):
     row = rows_with_spans(1, other_length=True)[0]
     row["counterfactual_ids"] = row["counterfactual_ids"] + [1] * 80
-    with pytest.raises(tk.errors.PairsError, match="needs .* positions. The model has 64"):
+    with pytest.raises(PairsError, match="needs .* positions. The model has 64"):
         tk.Tracer(model, tk.PromptPairs.from_ids([row]), "residual", split_by="span")
 
 
@@ -806,7 +817,7 @@ def test_means_at_each_position_are_of_one_length(model):
         tk.PromptPairs.from_ids([row for row in rows if len(row["prompt_ids"]) == n][:3])
         for n in (5, 4)
     )
-    with pytest.raises(tk.errors.SourceError, match="the means at each position are of prompts"):
+    with pytest.raises(SourceError, match="the means at each position are of prompts"):
         tk.Tracer(model, traced, "head-outputs", source="mean-positional", held_out=other)
 
 

@@ -183,30 +183,31 @@ class TestPrint:
         printed = figures.for_print(tracer.curve(), width=width, font_size=6)
         assert printed.layout.width == pytest.approx(96 * inches)
 
-    @pytest.mark.parametrize("width", ["wide", "3.3 feet", "0in", "-2in", "900in", ""])
-    def test_widths_that_are_none(self, tracer, width):
-        with pytest.raises(
-            ConfigError, match="The width is .* Give inches, or a number with a unit"
-        ):
-            figures.for_print(tracer.curve(), width=width)
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"width": "wide"}, "width is 'wide'. Give inches, or a number with a unit"),
+            ({"width": "3.3 feet"}, "width is '3.3 feet'. Give inches"),
+            ({"width": "0in"}, "width is '0in'. Give inches"),
+            ({"width": "-2in"}, "width is '-2in'. Give inches"),
+            ({"width": "900in"}, "width is '900in'. Give inches"),
+            ({"width": ""}, "width is ''. Give inches"),
+            ({"height": "high"}, "height is 'high'. Give inches"),
+            ({"width": "3.3in", "height": "0.6in"}, "height of 0.6 inches .* Give a larger height"),
+            ({"width": "1in", "font_size": 20}, "leaves .* at 20 points. Give a"),
+            ({"font_size": 1}, "font_size is 1. Give points, from 2 to 72"),
+        ],
+        ids=str,
+    )
+    def test_sizes_that_are_refused(self, tracer, options, text):
+        with pytest.raises(ConfigError, match=text):
+            figures.for_print(tracer.curve(), **options)
 
     def test_heights(self, tracer):
         figure = tracer.curve()
         printed = figures.for_print(figure, width="3.3in", height="2.4in")
         assert printed.layout.width == pytest.approx(3.3 * 96)
         assert printed.layout.height == pytest.approx(2.4 * 96)
-        with pytest.raises(ConfigError, match="The height is 'high'. Give inches"):
-            figures.for_print(figure, height="high")
-        with pytest.raises(
-            ConfigError, match=r"The height of 0.6 inches leaves .* Give a larger height"
-        ):
-            figures.for_print(figure, width="3.3in", height="0.6in")
-
-    def test_sizes_that_do_not_fit(self, tracer):
-        with pytest.raises(ConfigError, match="leaves .* pixels for the plot at 20 points. Give a"):
-            figures.for_print(tracer.curve(), width="1in", font_size=20)
-        with pytest.raises(ConfigError, match="font_size is 1. Give points, from 2 to 72"):
-            figures.for_print(tracer.curve(), font_size=1)
 
     def test_figures_of_others_are_refused(self):
         for figure in (go.Figure(), go.Figure(layout_meta="mine")):

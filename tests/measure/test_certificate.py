@@ -383,16 +383,16 @@ def test_a_figure_has_the_bounds_of_a_claim(tracer, faithfulness):
     assert certificate.figure().layout.yaxis.title.text == "faithfulness"
 
 
-def test_requests_that_cannot_be_answered(tracer):
-    with pytest.raises(
-        ConfigError, match="The claims are {}. Give faithful, complete, share or effect"
-    ):
-        tracer.certify(NAMES)
-    with pytest.raises(ConfigError, match="level is 95. Give a probability between 0 and 1."):
-        tracer.certify(NAMES, faithful=0.5, level=95)
-    with pytest.raises(ConfigError, match="max_examples"):
-        tracer.certify(NAMES, faithful=0.5, max_examples=0)
-    with pytest.raises(ConfigError, match="{'faithfulness': nan}.*as finite numbers"):
-        tracer.certify(NAMES, faithful=float("nan"))
-    with pytest.raises(PairsError, match="A batch of pairs is 5. Give PromptPairs."):
-        tracer.certify(NAMES, faithful=0.5, pairs=iter([5]))
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({}, ConfigError, "{}. Give faithful, complete, share or effect"),
+        ({"faithful": float("nan")}, ConfigError, "{'faithfulness': nan}.*as finite numbers"),
+        ({"faithful": 0.5, "level": 95}, ConfigError, "level is 95. .* between 0 and 1"),
+        ({"faithful": 0.5, "max_examples": 0}, ConfigError, "max_examples is 0. .* at least 1"),
+        ({"faithful": 0.5, "pairs": [5]}, PairsError, "pairs is 5. Give PromptPairs"),
+    ],
+)
+def test_requests_that_cannot_be_answered(tracer, options, error, text):
+    with pytest.raises(error, match=text):
+        tracer.certify(NAMES, **options)

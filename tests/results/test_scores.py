@@ -207,18 +207,30 @@ class TestErrors:
         with pytest.raises(ComparisonError, match=layers):
             first.single_effects().compare_scores(attribution)
 
-    def test_too_few_are_refused(self, tracer, attribution):
-        with pytest.raises(ComparisonError, match="Only 2 components have both scores, and a"):
-            attribution.compare_scores(tracer.single_effects(["L0H0", "L1H1"]))
+    @pytest.mark.parametrize(
+        ("other", "error", "text"),
+        [
+            (lambda tracer: tracer, ConfigError, "has no scores .* Give a result, single effects"),
+            (
+                lambda tracer: tracer.run("greedy", budget=2),
+                ConfigError,
+                "greedy .* Use a .* top-k",
+            ),
+            (lambda _: {"L9H9": 1.0}, ComponentError, "'L9H9' is not among the 12"),
+            (
+                lambda tracer: tracer.single_effects(["L0H0", "L1H1"]),
+                ComparisonError,
+                "Only 2 .* 3",
+            ),
+        ],
+        ids=["tracer", "selection", "unknown label", "too few"],
+    )
+    def test_what_has_no_scores_is_refused(self, tracer, attribution, other, error, text):
+        with pytest.raises(error, match=text):
+            attribution.compare_scores(other(tracer))
 
-    def test_what_has_no_scores_is_refused(self, tracer, attribution):
-        with pytest.raises(ConfigError, match="has no scores of components. Give a result, single"):
-            attribution.compare_scores(tracer)
-        with pytest.raises(ConfigError, match="greedy has no scores of components, only a sel"):
-            attribution.compare_scores(tracer.run("greedy", budget=2))
-        with pytest.raises(ComponentError, match="'L9H9' is not among"):
-            attribution.compare_scores({"L9H9": 1.0})
-        with pytest.raises(ConfigError, match="n is -1"):
+    def test_a_negative_number_of_names_is_refused(self, tracer, attribution):
+        with pytest.raises(ConfigError, match="n is -1. Give a whole number, at least 0"):
             attribution.compare_scores(tracer.run("top-k", budget=1)).scatter(n=-1)
 
     def test_single_effects_among_results_are_pointed_here(self, attribution, single, unchecked):

@@ -154,7 +154,7 @@ class TestSmallestOfARun:
 
     def test_wrong_levels_and_two_goals_are_refused(self, tracer):
         for level in (0.0, 1.0, 90):
-            with pytest.raises(ConfigError, match=r"Give a level in \(0, 1\)"):
+            with pytest.raises(ConfigError, match=rf"{level}.* Give a level in \(0, 1\)"):
                 tracer.run("mask-ig", faithfulness=level)
         for goal in ({"budget": 3}, {"budgets": [3]}, {"target_effect": 0.1}):
             with pytest.raises(BudgetError, match="Use one of budget, budgets, target_effect and"):

@@ -106,36 +106,24 @@ def test_parts_are_every_so_many_th_job_and_together_all():
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
-        ({"methods": ["topk"]}, UnknownNameError, "Unknown method 'topk'. Did you mean 'top-k'?"),
-        ({"methods": [{"draws": 2}]}, ConfigError, "has no name. Give a name, or a table with the"),
-        (
-            {"methods": [{"name": "random", "drawn": 2}]},
-            UnknownNameError,
-            "Unknown option 'drawn'. Did you mean 'draws'?",
-        ),
-        ({"models": []}, ConfigError, "A sweep needs models, and none are given"),
-        ({"models": [3]}, ConfigError, "The model 3 is not a name. Workers load models themselves"),
-        (
-            {"models": ["a/final", "b/final"]},
-            ConfigError,
-            "a/final and b/final would both be called final. Give them names: NAME=DIRECTORY.",
-        ),
-        ({"datasets": ["demo-bais"]}, UnknownNameError, "Did you mean 'demo-bias'?"),
+        ({"methods": ["topk"]}, UnknownNameError, "'topk'. Did you mean 'top-k'"),
+        ({"methods": [{"draws": 2}]}, ConfigError, "has no name. Give a name, or a table"),
+        ({"methods": [{"name": "random", "drawn": 2}]}, UnknownNameError, "'drawn'. .* 'draws'"),
+        ({"models": []}, ConfigError, "needs models, and none are given"),
+        ({"models": [3]}, ConfigError, "3 is not a name. Workers load models"),
+        ({"models": ["a/end", "b/end"]}, ConfigError, "a/end and b/end .* names: NAME=DIRECTORY"),
+        ({"datasets": ["demo-bais"]}, UnknownNameError, "'demo-bais'. Did you mean 'demo-bias'"),
         ({"datasets": "demo-bias"}, ConfigError, "datasets is 'demo-bias'. Give a list, even of"),
-        (
-            {"datasets": [{"name": "demo-facts", "sed": 1}]},
-            UnknownNameError,
-            "Unknown option 'sed'. Did you mean 'seed'?",
-        ),
+        ({"datasets": [{"name": "demo-facts", "sed": 1}]}, UnknownNameError, "'sed'. .* 'seed'"),
         ({"data_options": {"sed": 1}}, UnknownNameError, "Unknown option 'sed'"),
-        ({"components": ["head-output"]}, UnknownNameError, "Did you mean 'head-outputs'?"),
+        (
+            {"components": ["head-output"]},
+            UnknownNameError,
+            "'head-output'. Did you mean 'head-outputs'",
+        ),
         ({"metrics": ["odds"]}, UnknownNameError, "Unknown metric 'odds'"),
         ({"extra_metrics": ["lk"]}, UnknownNameError, "Unknown metric 'lk'"),
-        (
-            {"budgets": [0]},
-            BudgetError,
-            "A budget of 0 is not a number of components. Give a count",
-        ),
+        ({"budgets": [0]}, BudgetError, "budget of 0 is not a number of components. Give a count"),
         ({"budgets": [1.5]}, BudgetError, "A budget of 1.5 is not a number"),
         ({"budgets": ["2"]}, BudgetError, "A budget of '2' is not a number"),
         ({"budgets": [float("nan")]}, BudgetError, "A budget of nan is not a number"),
@@ -143,19 +131,14 @@ def test_parts_are_every_so_many_th_job_and_together_all():
         ({"seeds": [-1]}, ConfigError, "The seed is -1. Give a whole number"),
         ({"limit": 0}, ConfigError, "The limit is 0. Give the number of examples"),
         ({"held_out": 1.0}, ConfigError, "held_out is 1.0. Give a share of the examples"),
-        (
-            {"setup": {"direction": "noise"}},
-            ConfigError,
-            "The option direction is 'noise'. Input should be 'noising'",
-        ),
-        ({"setup": {"source": "nought"}}, SourceError, "Unknown source 'nought'. Use one of"),
-        ({"objective": "max"}, ConfigError, "The option objective is 'max'. Input should be"),
+        ({"setup": {"direction": "noise"}}, ConfigError, "direction is 'noise'. .* 'noising'"),
+        ({"setup": {"source": "nought"}}, SourceError, "'nought'. Use one of"),
+        ({"objective": "max"}, ConfigError, "objective is 'max'. Input should be"),
     ],
 )
 def test_what_is_refused_before_anything_runs(changes, error, text, unchecked):
-    with pytest.raises(error) as raised:
+    with pytest.raises(error, match=text):
         Grid(**{**PLAIN, **changes})
-    assert text in str(raised.value)
 
 
 def test_a_search_of_ones_own_is_refused():
@@ -176,22 +159,22 @@ def test_models_that_are_not_there(lab):
 
 
 class TestFiles:
-    def test_keys_are_checked(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("content", "error", "text"),
+        [
+            (b'modls = ["demo"]', UnknownNameError, "'modls'. Did you mean 'models'"),
+            (b"max-passes = 1\nmax_passes = 2", ConfigError, "key max_passes twice. Keep one"),
+            (b"limit = = 3", ConfigError, "cannot be read as TOML: .*line 1.* Write"),
+            (b"limit = '\xff'", ConfigError, "cannot be read as TOML"),
+            (None, DataNotFoundError, r"no file .*sweep.toml. Give"),
+        ],
+    )
+    def test_files_that_are_refused(self, tmp_path, content, error, text):
         path = tmp_path / "sweep.toml"
-        path.write_text('modls = ["demo"]')
-        with pytest.raises(UnknownNameError, match="Unknown key 'modls'. Did you mean 'models'"):
-            read_options(path, ["models", "limit"])
-        path.write_text("max-passes = 1\nmax_passes = 2")
-        with pytest.raises(ConfigError, match="has the key max_passes twice. Keep one"):
-            read_options(path, ["max_passes"])
-        path.write_text("limit = = 3")
-        with pytest.raises(ConfigError, match="cannot be read as TOML: .*line 1.* Write"):
-            read_options(path, ["limit"])
-        path.write_bytes(b"limit = '\xff'")
-        with pytest.raises(ConfigError, match="cannot be read as TOML"):
-            read_options(path, ["limit"])
-        with pytest.raises(DataNotFoundError, match=r"There is no file .*gone.toml. Give"):
-            read_options(tmp_path / "gone.toml", ["limit"])
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(error, match=text):
+            read_options(path, ["models", "limit", "max_passes"])
 
     @pytest.mark.parametrize(
         "text",

@@ -207,11 +207,6 @@ class TestFolders:
             with pytest.raises(ResultNotFoundError, match=r"holds no runs. Give the output folder"):
                 tk.load_runs(folder)
 
-    def test_a_sweep_that_fails_early_leaves_no_folder(self, grid):
-        with pytest.raises(ConfigError, match="The executor is 'nowhere'. Give a concurrent"):
-            tk.sweep(**grid, executor="nowhere")
-        assert not grid["output"].exists()
-
 
 class TestFailures:
     @pytest.mark.slow
@@ -266,20 +261,24 @@ class TestFailures:
             tk.sweep(**grid, on_done=stop)
         assert [run.fresh for run in tk.sweep(**grid)] == [False, False, True, True]
 
-    def test_jobs_are_a_number_and_paths_are_paths(self, grid, unchecked):
-        for jobs in (0, -1, "2", True):
-            with pytest.raises(ConfigError, match=r"jobs is .*\. Give the number of runs"):
-                tk.sweep(**grid, jobs=jobs)
-        for name in ("data_dir", "output"):
-            text = f"{name} is 0, which is not a path. Give a str or a Path."
-            with pytest.raises(ConfigError, match=text):
-                tk.sweep(**{**grid, name: 0})
-        with pytest.raises(ConfigError, match="output is .*, which no file system takes. Give"):
-            tk.sweep(**{**grid, "output": "x" * 300})
-        with pytest.raises(ConfigError, match="The part 0 is not of the form NUMBER/COUNT"):
-            tk.sweep(**grid, part=0)
-        with pytest.raises(ConfigError, match="The option max_batch_size is 0"):
-            tk.sweep(**grid, max_batch_size=0)
+    @pytest.mark.usefixtures("unchecked")
+    @pytest.mark.parametrize(
+        ("name", "value", "text"),
+        [
+            *(("jobs", value, f"is {value!r}. Give the number of runs") for value in (0, -1, "2")),
+            ("jobs", True, "is True. Give the number of runs"),
+            ("data_dir", 0, "is 0, which is not a path. Give a str or a Path"),
+            ("output", 0, "is 0, which is not a path. Give a str or a Path"),
+            ("output", "x" * 300, "is 'xx.*, which no file system takes. .* at most 255"),
+            ("part", 0, "0 is not of the form NUMBER/COUNT. Give one such as"),
+            ("max_batch_size", 0, "is 0. Input should be greater than 0"),
+            ("executor", "nowhere", "is 'nowhere'. Give a concurrent.futures.Executor"),
+        ],
+    )
+    def test_options_that_are_refused(self, grid, name, value, text):
+        with pytest.raises(ConfigError, match=f"{name} {text}"):
+            tk.sweep(**{**grid, name: value})
+        assert not grid["output"].exists()
 
 
 @pytest.mark.slow

@@ -206,11 +206,6 @@ def test_what_is_refused(tracer, neutral):
         tracer.run("greedy", budget=2, constraint=tk.Constraint(pairs=neutral, at_most=1e-9))
     with pytest.raises(NothingFoundError, match="ask for fewer components"):
         tracer.pareto(max_budget=2, constraint=tk.Constraint(pairs=neutral, at_most=1e-9))
-    for bound in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ConfigError, match="The option at_most is .*. Input should be"):
-            tk.Constraint(at_most=bound)
-    with pytest.raises(UnknownNameError):
-        tk.Constraint(metric="kll", at_most=1.0)
 
 
 @pytest.mark.slow
@@ -253,13 +248,27 @@ def test_what_is_kept_needs_a_gradient_where_the_search_follows_one(tracer, meth
     ).constraint
 
 
-def test_arguments_of_another_type(tracer, unchecked):
+BOUNDS = (0.0, -1.0, float("nan"), float("inf"))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        *(({"at_most": bound}, ConfigError, f"is {bound}. Input should be") for bound in BOUNDS),
+        ({"at_most": "0.05"}, ConfigError, "at_most is '0.05'. Give a number"),
+        ({"at_most": 0.05, "pairs": [1]}, ConfigError, r"pairs .* \[1\]. Give PromptPairs"),
+        ({"at_most": 0.05, "metric": "kll"}, UnknownNameError, "'kll'. Did you mean 'kl'"),
+    ],
+)
+def test_options_that_are_refused(options, error, text):
+    with pytest.raises(error, match=text):
+        tk.Constraint(**options)
+
+
+def test_a_number_is_no_constraint(tracer, unchecked):
     with pytest.raises(ConfigError, match="constraint is 0.05. Give a tk.Constraint"):
         tracer.run("greedy", budget=2, constraint=0.05)
-    with pytest.raises(ConfigError, match="The option at_most is '0.05'. Give a number"):
-        tk.Constraint(at_most="0.05")
-    with pytest.raises(ConfigError, match="The pairs of the constraint are"):
-        tk.Constraint(pairs=[1], at_most=0.05)
 
 
 @pytest.mark.parametrize("by", ["span", "position"])

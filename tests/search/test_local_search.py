@@ -12,7 +12,6 @@ import tracekit as tk
 from tests import tiny
 from tracekit.engine.engine import Engine
 from tracekit.errors import (
-    ConfigError,
     DataWarning,
     NonFiniteMetricError,
     NotDifferentiableError,
@@ -199,19 +198,6 @@ def test_few_passes_are_spread_over_the_sizes(tracer):
         max_passes=40, statistics=False
     )
     assert len(found) > 3
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"max_passes": 0}, "The option max_passes is 0. Input should be greater than 0"),
-        ({"max_seconds": -1.0}, "The option max_seconds is -1.0. Input should be greater than 0"),
-    ],
-)
-def test_bad_options_of_local_search(options, text, unchecked):
-    with pytest.raises(ConfigError) as caught:
-        tk.search.LocalSearch(**options)
-    assert text in str(caught.value)
 
 
 @pytest.mark.slow

@@ -56,23 +56,14 @@ def test_budgets_are_counts_or_shares(budget, count):
     assert as_count(budget, 10) == count
 
 
-@pytest.mark.parametrize("budget", [0, -1, 11, 0.05, 1.5, 0.0])
-def test_budgets_out_of_range(budget):
-    with pytest.raises(BudgetError, match="Give a count from 1 to 10, or a share"):
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    "budget", [0, -1, 11, 0.05, 1.5, 0.0, float("nan"), float("inf"), "0.2", [1, 2]]
+)
+def test_budgets_that_are_refused(budget):
+    named = re.escape(f"A budget of {budget!r}")
+    with pytest.raises(BudgetError, match=f"{named} .*Give a count from 1 to 10, or a share"):
         as_count(budget, 10)
-
-
-@pytest.mark.parametrize("budget", [float("nan"), float("inf"), "0.2", [1, 2]])
-def test_budgets_that_are_no_numbers(budget, unchecked):
-    with pytest.raises(BudgetError, match="is no number of components. Give a count from 1 to 10"):
-        as_count(budget, 10)
-
-
-@pytest.mark.parametrize("budgets", [1, 0.2, "1,2"])
-def test_a_single_budget_is_no_list_of_them(tracer, unchecked, budgets):
-    text = f"budgets is {budgets!r}. Give a list, or budget= for a single one."
-    with pytest.raises(BudgetError, match=re.escape(text)):
-        tracer.run("top-k", budgets=budgets)
 
 
 @pytest.mark.parametrize("budgets", [np.array([0.2, 0.4]), torch.tensor([2, 4]), {2, 4}])
@@ -81,30 +72,60 @@ def test_arrays_of_budgets_are_lists_of_them(tracer, unchecked, budgets):
     assert tracer.run("top-k", budgets=budgets) is not None
 
 
-def test_contradictory_or_missing_goals(tracer):
-    with pytest.raises(BudgetError, match="More than one goal was given."):
-        tracer.run(budget=2, target_effect=0.1)
-    with pytest.raises(BudgetError, match="The list of budgets is empty."):
-        tracer.run(budgets=[])
-    for method in tiny.METHOD_OPTIONS:
-        with pytest.raises(
-            BudgetError, match=f"'{re.escape(method)}' needs to know how many components"
-        ):
-            tracer.run(method)
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("method", "options", "error", "text"),
+    [
+        (
+            "pgb-ct",
+            {"budget": 2, "target_effect": 0.1},
+            BudgetError,
+            "one goal.* Use one of budget",
+        ),
+        ("pgb-ct", {"budgets": []}, BudgetError, "budgets is empty. Give at least one"),
+        ("top-k", {"budgets": 1}, BudgetError, "budgets is 1. Give a list, or budget="),
+        ("top-k", {"budgets": 0.2}, BudgetError, "budgets is 0.2. Give a list, or budget="),
+        ("top-k", {"budgets": "1,2"}, BudgetError, "budgets is '1,2'. Give a list, or budget="),
+        *((m, {}, BudgetError, f"'{re.escape(m)}' .* Give budget,") for m in tiny.METHOD_OPTIONS),
+        ("topk", {"budget": 2}, UnknownNameError, "'topk'. Did you mean 'top-k'"),
+        ("pgb-ct", {"budget": 2, "lamda1": 1.0}, UnknownNameError, "'lamda1'. .* 'lambda1'"),
+        ("pgb-ct", {"bugdet": 2}, UnknownNameError, "'bugdet'. Did you mean 'budget'"),
+        (tk.search.Random(), {"budget": 2, "draws": 6}, UnknownNameError, "'draws'. .* ready-made"),
+        ("pgb-ct", {"budget": 2, "epochs": "many"}, ConfigError, "epochs is 'many'. .* integer"),
+        ("pgb-ct", {"budget": 2, "epochs": 2.5}, ConfigError, "epochs is 2.5. .* integer"),
+        ("pgb-ct", {"budget": 2, "inclusive": "perhaps"}, ConfigError, "inclusive is 'perhaps'. "),
+        ("pgb-ct", {"budget": 2, "lambda1": "big"}, ConfigError, "lambda1 is 'big'. "),
+    ],
+)
+def test_runs_that_are_refused(tracer, method, options, error, text):
+    with pytest.raises(error, match=text):
+        tracer.run(method, **options)
 
 
-def test_unknown_methods_and_options(tracer):
-    with pytest.raises(UnknownNameError, match="Unknown method 'topk'. Did you mean 'top-k'?"):
-        tracer.run("topk", budget=2)
-    with pytest.raises(UnknownNameError, match="Unknown option 'lamda1'. Did you mean 'lambda1'"):
-        tracer.run(budget=2, lamda1=1.0)
-    with pytest.raises(UnknownNameError, match="Unknown option 'bugdet'. Did you mean 'budget'"):
-        tracer.run(bugdet=2)
-    with pytest.raises(UnknownNameError, match="none, as the search was given ready-made"):
-        tracer.run(tk.search.Random(draws=5), budget=2, draws=6)
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("search", "option", "value", "text"),
+    [
+        (tk.search.PGBCT, "epochs", "3", "'3'. Give a number"),
+        (tk.search.PGBCT, "epochs", 2.5, "2.5. Input should be a valid integer"),
+        (tk.search.PGBCT, "threshold", None, "None. Input should be a valid number"),
+        (tk.search.PGBCT, "example_order", 0.9, "0.9. Input should be"),
+        (tk.search.LocalSearch, "max_passes", [], r"\[\]. Input should be a valid"),
+        (tk.search.Random, "draws", "x", "'x'. Input should be a valid integer"),
+        (tk.search.Random, "draws", 0, "0. Input should be greater than 0"),
+        (tk.search.MaskIG, "steps", 0, "0. Input should be greater than 0"),
+        (tk.search.LocalSearch, "max_passes", 0, "0. Input should be greater than 0"),
+        (tk.search.LocalSearch, "max_seconds", -1.0, "-1.0. Input should be greater than 0"),
+    ],
+)
+def test_options_of_a_class_that_are_refused(search, option, value, text):
+    with pytest.raises(ConfigError, match=f"The option {option} is {text}"):
+        search(**{option: value})
+    assert search(**{option: getattr(search(), option)}) == search()
+
+
+def test_a_search_may_be_given_ready_made(tracer):
     assert tracer.run(tk.search.Random(draws=5), budget=2).config == {"draws": 5}
-    with pytest.raises(ConfigError, match="The option draws is 0. Input should be greater than 0"):
-        tk.search.Random(draws=0)
 
 
 def test_a_callable_without_gradient_is_an_error_for_gradient_methods(model, pairs):
@@ -126,43 +147,6 @@ def test_a_target_that_the_full_set_misses_can_still_be_reached(model):
         assert (
             tracer.run(method, target_effect=target, **tiny.METHOD_OPTIONS[method]).effect >= target
         )
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "text"),
-    [
-        ("epochs", "many", r"option epochs is 'many'\..*valid integer"),
-        ("epochs", 2.5, r"option epochs is 2\.5\..*valid integer"),
-        ("inclusive", "perhaps", r"option inclusive is 'perhaps'\."),
-        ("lambda1", "big", r"option lambda1 is 'big'\."),
-    ],
-)
-def test_options_of_the_wrong_type(tracer, option, value, text):
-    with pytest.raises(ConfigError, match=text):
-        tracer.run(budget=2, **{option: value})
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("search", "option", "value", "text"),
-    [
-        (tk.search.PGBCT, "epochs", "3", "The option epochs is '3'. Give a number"),
-        (tk.search.PGBCT, "epochs", 2.5, "The option epochs is 2.5. Input should be a"),
-        (tk.search.PGBCT, "threshold", None, "The option threshold is None. Input should be a"),
-        (tk.search.PGBCT, "example_order", 0.9, "The option example_order is 0.9. Input should be"),
-        (
-            tk.search.LocalSearch,
-            "max_passes",
-            [],
-            "The option max_passes is \\[\\]. Input should be a valid",
-        ),
-        (tk.search.Random, "draws", "x", "The option draws is 'x'. Input should be a"),
-    ],
-)
-def test_options_of_the_wrong_type_for_a_class(search, option, value, text):
-    with pytest.raises(ConfigError, match=text):
-        search(**{option: value})
-    assert search(**{option: getattr(search(), option)}) == search()
 
 
 def test_options_as_typed_on_a_command_line(tracer):

@@ -201,10 +201,10 @@ def test_what_is_refused(tracer, unchecked):
     with pytest.raises(BudgetError, match="A target_effect is a mean effect, and the search max"):
         tracer.run("top-k", target_effect=0.1, objective="median")
     for make in (lambda v: TrimmedMean(share=v), lambda v: Quantile(level=v)):
-        with pytest.raises(ConfigError, match="The option .* Input should be less than"):
+        with pytest.raises(ConfigError, match="(share|level) is 1.0. Input should be less than"):
             make(1.0)
     for value in (0, -1.0, float("nan"), float("inf"), "1"):
-        with pytest.raises(ConfigError, match="The option errors is .*. (Input should be|Give)"):
+        with pytest.raises(ConfigError, match=f"errors is {value!r}. (Input should be|Give)"):
             LowerBound(errors=value)
 
 

@@ -11,7 +11,6 @@ import tracekit as tk
 from tests import tiny
 from tracekit.engine.effects import masked_log_probs
 from tracekit.errors import (
-    BudgetError,
     ComponentError,
     ConfigError,
     IdentityCheckError,
@@ -29,6 +28,12 @@ def tracer(model, pairs):
     return tk.Tracer(model, pairs)
 
 
+@pytest.fixture(scope="module")
+def shared_tracer(model):
+    """For what leaves no trace in it."""
+    return tk.Tracer(model, tiny.pairs())
+
+
 def test_evaluate_takes_any_mask(tracer):
     soft = torch.full((12,), 0.3)
     values = tracer.evaluate(soft, per_example=True)
@@ -43,13 +48,80 @@ def test_evaluate_takes_any_mask(tracer):
     assert tracer.evaluate(torch.ones(12)) == pytest.approx(tracer.full_effect)
 
 
-def test_bad_masks(tracer):
-    with pytest.raises(MaskError, match="The mask has shape \\(11,\\)"):
-        tracer.evaluate(torch.zeros(11))
-    with pytest.raises(MaskError, match=r"has shape \(2, 12\). evaluate\(\) takes one mask"):
-        tracer.evaluate(torch.zeros(2, 12))
-    with pytest.raises(MaskError, match="The mask holds 2 at"):
-        tracer.evaluate(torch.full((12,), 2.0))
+POSITIONS = "Use one of prompt, last, all, or a list of prompt positions"
+LAYERS, INDICES = "whole numbers from 0 to 2", "0 to 3, or a mapping from layer to such lists"
+SIZE = "It must be a whole number, at least 1"
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"metric": "odds"}, UnknownNameError, "'odds'. .* 'odds-ratio'. Known: accuracy"),
+        ({"components": "layers"}, UnknownNameError, "'layers'. Known: attention-blocks"),
+        ({"components": "heads"}, UnknownNameError, "two .*'attention-patterns' .*'head-outputs'"),
+        ({"components": "neurons"}, UnknownNameError, "two .*'mlp-neurons' .*'mlp-outputs'"),
+        ({"components": None}, ComponentError, "None. Name a kind, several joined by"),
+        ({"components": [None]}, ComponentError, r"\[None\]. Name a kind, several joined by"),
+        ({"layers": ["0"]}, ComponentError, rf"layers are \('0',\), .* {LAYERS}"),
+        ({"layers": True}, ComponentError, f"layers are True, .* {LAYERS}"),
+        ({"layers": [1.0]}, ComponentError, rf"layers are \(1.0,\), .* {LAYERS}"),
+        ({"indices": [1.0]}, ComponentError, rf"indices are \(1.0,\), .* {INDICES}"),
+        ({"indices": {0: ["1"]}}, ComponentError, rf"indices are \('1',\), .* {INDICES}"),
+        ({"indices": {"0": [1]}}, ComponentError, r"\['0'\]. They must be whole numbers: layers"),
+        ({"positions": [1.7]}, PairsError, rf"\(1.7,\). {POSITIONS}"),
+        ({"positions": ["a"]}, PairsError, rf"\('a',\). {POSITIONS}"),
+        ({"positions": [True]}, PairsError, rf"\(True,\). {POSITIONS}"),
+        ({"positions": None}, PairsError, f"None. {POSITIONS}"),
+        ({"positions": "sometimes"}, PairsError, f"'sometimes'. {POSITIONS}"),
+        ({"positions": 3}, PairsError, f"3. {POSITIONS}"),
+        ({"positions": {0}}, PairsError, rf"\{{0\}}. {POSITIONS}"),
+        ({"positions": b"a"}, PairsError, f"b'a'. {POSITIONS}"),
+        ({"max_batch_size": 0}, ConfigError, f"max_batch_size is 0. {SIZE}"),
+        ({"max_batch_size": 1.5}, ConfigError, f"max_batch_size is 1.5. {SIZE}"),
+        ({"max_batch_size": "8"}, ConfigError, f"max_batch_size is '8'. {SIZE}"),
+        ({"max_batch_size": True}, ConfigError, f"max_batch_size is True. {SIZE}"),
+    ],
+)
+def test_options_that_are_refused(model, pairs, options, error, text):
+    with pytest.raises(error, match=text):
+        tk.Tracer(model, pairs, **options)
+
+
+NUMBERS = "one number for each of the 12 components, or name components by their labels"
+AMONG = "is not among the 12 components"
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("mask", "error", "text"),
+    [
+        (torch.zeros(11), MaskError, r"shape \(11,\).* each of the 12 components"),
+        (torch.zeros(2, 12), MaskError, r"shape \(2, 12\).* takes one mask .* once per mask"),
+        (torch.full((12,), 2.0), MaskError, r"holds 2 at \[0\]. Entries must lie in \[0, 1\]"),
+        (None, MaskError, f"None. .* {NUMBERS}"),
+        ([None] * 12, MaskError, f"None, .* {NUMBERS}"),
+        ({1: ["a"]}, MaskError, f"{{1: ..a..}}. .* {NUMBERS}"),
+        ("a", ComponentError, f"'a' {AMONG}"),
+        (["1"] * 12, ComponentError, f"'1' {AMONG} .* Did you mean 'L0H1'"),
+        (["L1H2", None], ComponentError, f"None {AMONG}"),
+        ([(1, 2), 3], ComponentError, f"3 {AMONG}"),
+        ({1: [9]}, ComponentError, rf"\(1, 9\) {AMONG}"),
+        ([tk.Component("nope", 0)], UnknownNameError, "'nope'. Known: attention-blocks"),
+    ],
+)
+def test_masks_that_are_refused(shared_tracer, mask, error, text):
+    with pytest.raises(error, match=text):
+        shared_tracer.evaluate(mask)
+
+
+def test_numbers_that_could_be_a_mask_too_are_refused(model, pairs):
+    two = tk.Tracer(model, pairs, layers=[0], indices=[0, 1])
+    with pytest.raises(
+        MaskError, match=r"\(0, 1\) may be a mask, .* as a tensor, or components by"
+    ):
+        two.evaluate((0, 1))
+    assert two.evaluate([0, 1]) == two.evaluate("L0H1")
 
 
 def test_a_user_s_own_metric(model, pairs):
@@ -75,13 +147,6 @@ def test_subsets_and_registries(model, pairs):
     assert subset.evaluate(torch.ones(2)) == pytest.approx(whole.evaluate(mask), rel=1e-5)
     with pytest.raises(ComponentError, match="indices or layer_window were given along"):
         tk.Tracer(model, pairs, registry, layers=[0])
-
-
-def test_unknown_names(model, pairs):
-    with pytest.raises(UnknownNameError, match="Unknown metric 'odds'"):
-        tk.Tracer(model, pairs, metric="odds")
-    with pytest.raises(UnknownNameError, match="Unknown component kind 'layers'"):
-        tk.Tracer(model, pairs, components="layers")
 
 
 def test_interactions_of_a_result_are_those_of_its_components(tracer):
@@ -218,18 +283,6 @@ def test_held_out_examples_are_measured_and_not_searched(model, tmp_path):
         tk.Tracer(model, inside).evaluate([0], held_out=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("heads", r"two readings: 'attention-patterns' \(.*paper.*\) and 'head-outputs'"),
-        ("neurons", r"two readings: 'mlp-neurons' \(.*\) and 'mlp-outputs' \(.*paper"),
-    ],
-)
-def test_kinds_with_two_readings_name_both(model, pairs, name, text):
-    with pytest.raises(UnknownNameError, match=text):
-        tk.Tracer(model, pairs, name)
-
-
 def test_results_of_other_components_are_not_taken_by_their_length(model, pairs):
     """As many entries that mean something else: refused, or found by name."""
     patterns = tk.Tracer(model, pairs, "attention-patterns", layers=[0, 1])
@@ -284,20 +337,6 @@ def test_a_result_that_selects_nothing_has_no_effect(tracer):
     assert tracer.evaluate(result) == 0
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("mask", [None, [None] * 12, {1: ["a"]}], ids=str)
-def test_masks_that_are_none_are_refused(tracer, mask):
-    with pytest.raises(MaskError, match="The mask is|The mask has shape"):
-        tracer.evaluate(mask)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("mask", ["a", ["1"] * 12, ["L1H2", None], [(1, 2), 3], {1: [9]}], ids=str)
-def test_names_of_no_component_are_refused(tracer, mask):
-    with pytest.raises(ComponentError, match="is not among the 12 components of this registry"):
-        tracer.evaluate(mask)
-
-
 def test_every_measurement_takes_the_labels_that_are_printed(tracer):
     result = tracer.run("top-k", budget=2)
     first, second = result.labels
@@ -317,75 +356,6 @@ def test_every_measurement_takes_the_labels_that_are_printed(tracer):
     assert tracer.noising_and_denoising(first).effect["noising"] == tracer.evaluate(first)
     assert tracer.faithfulness([first]).sizes == (1,)
     assert list(tracer.explain(result.labels).labels) == result.labels
-
-
-def test_numbers_that_could_be_a_mask_too_are_refused(model, pairs):
-    two = tk.Tracer(model, pairs, layers=[0], indices=[0, 1])
-    with pytest.raises(MaskError, match=r"\(0, 1\) may be a mask, or name components by layer"):
-        two.evaluate((0, 1))
-    assert two.evaluate([0, 1]) == two.evaluate("L0H1")
-
-
-def test_components_of_unknown_kinds_are_refused(tracer):
-    with pytest.raises((ComponentError, UnknownNameError), match="nope"):
-        tracer.evaluate([tk.Component("nope", 0)])
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("positions", [[1.7], ["a"], [True], None, 3, {0}, b"a"], ids=str)
-def test_positions_that_are_none_are_refused(model, pairs, positions):
-    with pytest.raises(PairsError, match="The positions are .* Use one of prompt, last"):
-        tk.Tracer(model, pairs, positions=positions)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"layers": ["0"]}, "The layers are"),
-        ({"layers": True}, "The layers are"),
-        ({"layers": [1.0]}, "The layers are"),
-        ({"indices": [1.0]}, "The indices are"),
-        ({"indices": {"0": [1]}}, "The keys of the indices are"),
-        ({"indices": {0: ["1"]}}, "The indices are"),
-        ({"components": None}, "The components are None. Name a kind, several joined by"),
-        ({"components": [None]}, "The components are"),
-    ],
-    ids=str,
-)
-def test_selections_that_are_none_are_refused(model, pairs, options, text):
-    with pytest.raises(ComponentError, match=text):
-        tk.Tracer(model, pairs, **options)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("size", [0, 1.5, "8", True])
-def test_batch_sizes_that_are_none_are_refused(model, pairs, size):
-    with pytest.raises(ConfigError, match="max_batch_size is .* It must be a whole number"):
-        tk.Tracer(model, pairs, max_batch_size=size)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("budget", [True, "3", 10**400, float("nan"), [3]], ids=repr)
-def test_budgets_that_are_none_are_refused(tracer, budget):
-    with pytest.raises(BudgetError, match="A budget of"):
-        tracer.run("top-k", budget=budget)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("target", ["a", float("-inf"), float("nan"), True, [1]], ids=repr)
-def test_targets_that_are_none_are_refused(tracer, target):
-    with pytest.raises(BudgetError, match="The target_effect is .* Give a finite number"):
-        tracer.run("top-k", target_effect=target)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("seed", [2**64, 1.5, None, "0", -1])
-def test_seeds_that_are_none_are_refused(tracer, seed):
-    with pytest.raises(ConfigError, match="The seed is .* Give a whole number from 0 to"):
-        tracer.run("random", budget=2, seed=seed)
-    with pytest.raises(ConfigError, match="The seed is .* Give a whole number from 0 to"):
-        tracer.pareto(seed=seed)
 
 
 @pytest.mark.parametrize("part", ["clean", "intervened"])

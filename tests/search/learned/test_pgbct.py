@@ -123,36 +123,27 @@ def test_a_metric_without_gradient_cannot_be_followed(model, pairs):
     assert tk.search.TopK().search(make_target(engine), Goal(budgets=(2,)), 0)[0].mask.sum() == 2
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (
-            {"lambda1": -1.0},
-            "The option lambda1 is -1.0. Input should be greater than or equal to 0",
-        ),
-        (
-            {"lambda2": -1.0},
-            "The option lambda2 is -1.0. Input should be greater than or equal to 0",
-        ),
-        ({"trials": 0}, "The option trials is 0. Input should be greater than 0"),
-        ({"epochs": 0}, "The option epochs is 0. Input should be greater than 0"),
-        ({"init": 1.5}, "The option init is 1.5. Input should be less than or equal to 1"),
-        ({"learning_rate": 0.0}, "The option learning_rate is 0.0. Input should be greater than 0"),
-        (
-            {"reward": "both"},
-            "The option reward is 'both'. Input should be 'dataset' or 'per-example'.",
-        ),
+        ({"lambda1": -1.0}, "lambda1 is -1.0. Input should be greater than or equal to 0"),
+        ({"lambda2": -1.0}, "lambda2 is -1.0. Input should be greater than or equal to 0"),
+        ({"trials": 0}, "trials is 0. Input should be greater than 0"),
+        ({"epochs": 0}, "epochs is 0. Input should be greater than 0"),
+        ({"init": 1.5}, "init is 1.5. Input should be less than or equal to 1"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0. Input should be greater than 0"),
+        ({"reward": "both"}, "reward is 'both'. Input should be 'dataset' or 'per-example'"),
         (
             {"penalty_reduction": "max"},
-            "The option penalty_reduction is 'max'. Input should be 'sum' or 'mean'.",
+            "penalty_reduction is 'max'. Input should be 'sum' or 'mean'",
         ),
-        ({"penalty_schedule": "cosine"}, "Unknown schedule 'cosine'."),
+        ({"penalty_schedule": "cosine"}, "Unknown schedule 'cosine'"),
     ],
 )
-def test_hyper_parameters_out_of_range(options, text, unchecked):
-    with pytest.raises(ConfigError) as caught:
+def test_hyper_parameters_out_of_range(options, text):
+    with pytest.raises(ConfigError, match=text):
         tk.search.PGBCT(**options)
-    assert text in str(caught.value)
 
 
 def test_pgbct_without_one_of_its_penalties(tracer):
