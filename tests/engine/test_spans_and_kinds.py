@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import re
 
 import pytest
 import torch
@@ -396,6 +397,19 @@ def test_a_kind_of_ones_own(any_model, tmp_path):
         "residual-coordinates",
         "mlp-blocks",
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "shape"),
+    [
+        ({"width": 7}, "(2, 6, 7)"),
+        ({"axes": ("batch", "pos", "component", "d_head")}, "(2, 6, 24, any)"),
+    ],
+)
+def test_a_kind_under_the_name_of_one_that_was_proven_is_proven_too(model, changes, shape):
+    tk.Tracer(model, tiny.pairs(), tk.Kind(**COORDINATES))
+    with pytest.raises(HookPointError, match=re.escape(f"instead of {shape}")):
+        tk.Tracer(model, tiny.pairs(), tk.Kind(**{**COORDINATES, **changes}))
 
 
 def test_a_saved_kind_is_known_again(model, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from tests import tiny
 from tests.engine.test_head_reads import parts_of, plain_reads
 from tracekit.errors import ComponentError, PairsError, ResultFormatError
 from tracekit.measure import Attention
-from tracekit.reports.saved import check_of_run
+from tracekit.reports.report import check_of_run
 from tracekit.results.intervals import effect_interval
 
 HEADS = ((1, 2), (3, 4))

@@ -119,6 +119,18 @@ def test_random_sets_have_the_form_of_the_set(tracer):
         assert len(set(drawn)) == len(drawn)
 
 
+def test_the_text_says_that_all_sets_of_the_form_were_drawn(tracer):
+    label = tracer.registry.label(0)
+    everything = tracer.controls([label], draws=1000)
+    site = tracer.registry.sites[0]
+    n = site.stop - site.start - 1
+    text = str(everything)
+    assert f"Random sets: {n}, all that were found, with as many" in text
+    assert "like='size' and like='kinds' have more sets" in text
+    assert everything.are_all
+    assert not tracer.controls([label], draws=n - 1).are_all
+
+
 def test_the_text_says_examples_brackets_and_p(controls):
     first, *quantities, form, last = str(controls).splitlines()
     how = "3 components by logit-difference, counterfactual patching"
@@ -128,7 +140,7 @@ def test_the_text_says_examples_brackets_and_p(controls):
     assert [line.split(":")[0] for line in quantities] == controls.table["quantity"].tolist()
     assert all("(95 % interval " in line and ", p = " in line for line in quantities)
     least, of_effect = 1 / (DRAWS + 1), 2 / (DRAWS + 1)
-    assert last.endswith(f"it is {least:.2g} at least, of the effect {of_effect:.2g}.")
+    assert last.endswith(f"random sets is {least:.2g}, for the effect {of_effect:.2g}.")
     latex = controls.to_latex()
     assert "toprule" in latex
     assert "held-out examples" in latex

@@ -13,8 +13,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit.errors import ResultFormatError, ResultNotFoundError
 from tracekit.measure import Paths
-from tracekit.reports.report import path_table
-from tracekit.reports.saved import check_of_run
+from tracekit.reports.report import check_of_run, path_table
 from tracekit.results.intervals import effect_interval
 from tracekit.results.significance import p_values
 

@@ -11,7 +11,7 @@ import tracekit as tk
 from tests.files import rewrite
 from tracekit.errors import ResultFormatError, ResultNotFoundError
 from tracekit.measure.explanation import EXPLANATION
-from tracekit.reports.saved import check_of_run
+from tracekit.reports.report import check_of_run
 
 
 @pytest.fixture(scope="module")

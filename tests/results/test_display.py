@@ -12,6 +12,9 @@ import tracekit as tk
 from tests import tiny
 from tests.files import renamed
 from tracekit.data.display import _changed_tokens, make_shown_pair
+from tracekit.results.display import search_notes
+from tracekit.results.tables import legend
+from tracekit.search.targets import ConstraintEffect
 
 HOSTILE = "<script>alert('1')</script>\"&\u001b[31m\u202e"
 
@@ -240,3 +243,34 @@ def test_nothing_from_outside_becomes_markup_or_steers_a_terminal(shown):
         assert Reader(text).tags <= SAFE
         for shown_text in (text, repr(value)):
             assert not re.search("[\u001b\u202e]", shown_text)
+
+
+def test_a_result_says_its_goal_its_constraint_and_an_early_end():
+    tracer = tk.Tracer(tiny.shared_model("gpt2"), tiny.pairs(), "head-outputs", "logit-difference")
+    plain = tracer.run("attribution", budget=2)
+    assert search_notes(plain) == []
+    everything = list(range(len(tracer.registry)))
+    curve = tracer.run("attribution", budgets=[len(everything)])
+    faithful = curve.smallest(faithfulness=0.9)
+    kept = ConstraintEffect(
+        metric="kl", dataset="other", dataset_fingerprint="0" * 64, at_most=0.05, effect=0.0123
+    )
+    stopped = replace(faithful, run=replace(faithful.run, stopped="interrupted"), constraint=kept)
+    notes = [
+        "faithfulness 1.00 on searched examples (0.9 was asked for)",
+        "constraint: kl on other is 0.012 (at most 0.05)",
+        "the best set when the search was stopped (interrupted)",
+    ]
+    assert search_notes(stopped) == notes
+    for text in (repr(stopped), stopped._repr_html_()):
+        assert all(note in text for note in notes)
+    assert stopped.title == "attribution patching (interrupted)"
+    assert "interrupted" in tk.compare([stopped, plain]).to_frame()["method"][0]
+
+
+@pytest.mark.parametrize(("direction", "way"), [("noising", "away from"), ("denoising", "back to")])
+def test_tables_say_which_way_an_effect_above_0_moves_the_model(direction, way):
+    options = {"components": "head-outputs", "direction": direction}
+    tracer = tk.Tracer(tiny.shared_model("gpt2"), tiny.pairs(), **options)
+    text = legend([tracer.run("attribution", budget=2)])
+    assert f"; above 0, they move the model {way} its clean answer x." in text

@@ -268,6 +268,7 @@ _MOST_LABELS = 40
 def show(values: OptionValues, run: RunFolder) -> None:
     """Prints a saved run, or all runs below a folder."""
     from tracekit.results.curve import load_saved
+    from tracekit.results.display import search_notes
     from tracekit.results.tables import facts_of_model, result_examples_text
 
     results = load_saved(run)
@@ -282,6 +283,7 @@ def show(values: OptionValues, run: RunFolder) -> None:
         "metric": f"{result.setup.metric}, {result.setup.continuation_mean} mean",
         "positions": str(result.setup.positions),
         "source": f"{result.setup.source}: {result.setup.intervention}",
+        "search": "; ".join(search_notes(result)) or "to its end",
         "seed": result.seed,
         "options": ", ".join(f"{name}={value}" for name, value in options.items()),
         "versions": ", ".join(f"{package} {v}" for package, v in result.run.versions.items()),
@@ -452,7 +454,7 @@ def report(
     ],
 ) -> None:
     """Writes a page on saved runs: setting, figures, sets, why they act together, how to repeat."""
-    from tracekit.reports.saved import read_saved
+    from tracekit.reports.report import read_saved
 
     output = values["output"]
     check_file(output)

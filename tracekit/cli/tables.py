@@ -177,7 +177,7 @@ def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = False) -
     Results of several settings have a table each. Above it stands what all of its rows share.
     Unless `is_full`, there are five columns and those of further metrics.
     """
-    from tracekit.results.tables import interventions, legend, metric_units, result_table
+    from tracekit.results.tables import legend, meaning_of_effects, metric_units, result_table
 
     by_setting: dict[tuple[str, str], list[tk.TraceResult]] = {}
     for result in results:
@@ -195,7 +195,7 @@ def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = False) -
         text = f"{legend(results)} Passes: forward and backward; budgets of a run share them."
     else:
         text = (
-            f"Effects are of {interventions(results)}. Brackets: 95 % interval if held out; if "
+            f"{meaning_of_effects(results)} Brackets: 95 % interval if held out; if "
             "searched only a spread, as these examples selected the set. Faithful: 1 less the "
             "share that all others have. tracekit show --full: all columns."
             f"{metric_units(results)}"

@@ -17,7 +17,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from tracekit._util.devices import to_device
 from tracekit.data.counterfactuals import Ids
 from tracekit.metrics import ContinuationLogProbs, ContinuationMean, Reading, continuation_log_prob
 
@@ -297,3 +296,12 @@ class Batch:
         """Values of the scored tokens by example, side and token."""
         laid = values.new_full((self.valid.numel() + 1,), absent)
         return laid.index_put((self.slot,), values)[:-1].reshape(self.valid.shape)
+
+
+def to_device(value: Tensor, device: torch.device) -> Tensor:
+    """Moves a tensor to a device; from the CPU to CUDA without waiting for the copy."""
+    if value.device.type == "cpu" and device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("A CUDA graph cannot capture a copy from host memory.")
+        return value.pin_memory().to(device, non_blocking=True)
+    return value.to(device)

@@ -110,7 +110,7 @@ def check_sites(model: HookedModel, registry: ComponentRegistry) -> None:
 def check_sites_once(model: HookedModel, registry: ComponentRegistry) -> None:
     """`check_sites`, unless it proved these hook points of the model before, as it is now."""
     state = (dtype_of(model), device_of(model), *foreign_hooks(model))
-    asked = {(state, site.kind.name, site.hook_name) for site in registry.sites}
+    asked = {(state, site.kind, site.hook_name) for site in registry.sites}
     proven = _PROVEN.setdefault(model, [])
     # Features of a kind are somebody's own, and may be others under the same name.
     has_features = any(site.kind.features_in(site.layer) is not None for site in registry.sites)

@@ -16,10 +16,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tracekit._util.devices import to_device
 from tracekit.components import ComponentRegistry, Kind
 from tracekit.data.counterfactuals import Constants, constants_of
-from tracekit.engine.batch import Batch, length_buckets, pad_noise
+from tracekit.engine.batch import Batch, length_buckets, pad_noise, to_device
 from tracekit.engine.forward import noise_hooks
 from tracekit.engine.layout import Layout
 from tracekit.engine.skipping import StopPassError

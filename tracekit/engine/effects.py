@@ -11,12 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.devices import to_device
 from tracekit._util.ranks import Ranks
 from tracekit.components import ComponentSet
 from tracekit.components import masks as masks_module
 from tracekit.components.members import ComponentsLike
-from tracekit.engine.batch import Batch
+from tracekit.engine.batch import Batch, to_device
 from tracekit.engine.forward import join_batches, repeat_log_probs
 from tracekit.engine.layout import check_continuations
 from tracekit.engine.prepared import Masks, PreparedData

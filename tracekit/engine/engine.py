@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.devices import to_device
 from tracekit.components import ComponentSet, masks
 from tracekit.components.connected import EdgePaths, paths_of
 from tracekit.components.masks import Mask
 from tracekit.components.members import ComponentsLike
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import gradients
+from tracekit.engine.batch import to_device
 from tracekit.engine.cost import Account, Cost
 from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
 from tracekit.engine.prepared import PreparedData

@@ -18,10 +18,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.devices import to_device
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask
-from tracekit.engine.batch import Batch
+from tracekit.engine.batch import Batch, to_device
 from tracekit.engine.prepared import PreparedData
 from tracekit.metrics import ContinuationLogProbs, Effects, Linearization, Metric
 from tracekit.models.hooked import freeze

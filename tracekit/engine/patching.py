@@ -17,10 +17,10 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tracekit._util.devices import to_device
 from tracekit.components import ComponentRegistry, Kind, Site
 from tracekit.components.kinds import FeatureMap, decode_features, encode_features
 from tracekit.data.counterfactuals import Constants
+from tracekit.engine.batch import to_device
 from tracekit.errors import MaskError, SourceError
 from tracekit.models.architectures import STREAM_PASSES_BY, scores_hook
 from tracekit.models.hooked import Hook, running_pass

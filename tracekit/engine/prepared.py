@@ -20,14 +20,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tracekit._util import progress as _progress
-from tracekit._util.devices import to_device
 from tracekit._util.files import json_digest
 from tracekit._util.options import is_int, short_repr
 from tracekit._util.ranks import Ranks
 from tracekit._util.version import __version__
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.data.prompts import PromptPairs
-from tracekit.engine.batch import Batch
+from tracekit.engine.batch import Batch, to_device
 from tracekit.engine.capabilities import Capabilities, capabilities_of
 from tracekit.engine.cost import Account
 from tracekit.engine.counterfactual_cache import CounterfactualCache

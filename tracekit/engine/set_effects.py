@@ -12,9 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tracekit._util import progress as _progress
-from tracekit._util.devices import to_device
 from tracekit.components import ComponentSet
-from tracekit.engine.batch import PASS_OVERHEAD_TOKENS, Batch
+from tracekit.engine.batch import PASS_OVERHEAD_TOKENS, Batch, to_device
 from tracekit.engine.patching import Activations
 from tracekit.engine.prefix_tree import PrefixNode, build_prefix_tree
 from tracekit.engine.prepared import PreparedData

@@ -64,6 +64,8 @@ class Controls(InWords, Tabular):
     """Effect, faithfulness and completeness of the random sets."""
     like: str
     """What these have in common with the set; a key of `FORMS`."""
+    are_all: bool = False
+    """Whether no other sets of this form were found, so that more draws find none."""
     is_tested: bool
     """Whether the set was selected on other examples, or by nobody here. Else there is no p: a
     search finds sets that do more on its examples by chance."""
@@ -110,11 +112,14 @@ class Controls(InWords, Tabular):
                 f"{row['quantity']}: {row['value']:.3g} (95 % interval {ends}); random sets: "
                 f"{row['control']:.3g} (least to greatest: {others}){p}"
             )
-        lines.append(f"Random sets: {draws} (draws=) {FORMS[self.like]}.")
+        how_many = f"{draws}, all that were found," if self.are_all else f"{draws} (draws=)"
+        lines.append(f"Random sets: {how_many} {FORMS[self.like]}.")
+        if self.are_all and self.like != "size":
+            lines.append("like='size' and like='kinds' have more sets, if you need a smaller p.")
         if self.is_tested:
             lines.append(
-                "p: the chance that one more random set is at least as extreme; with so many, it "
-                f"is {least:.2g} at least, of the effect {2 * least:.2g}."
+                "p: the chance that one more random set is at least as extreme. The smallest p of "
+                f"{draws} random sets is {least:.2g}, for the effect {2 * least:.2g}."
             )
         else:
             lines.append(NO_P)
@@ -182,6 +187,7 @@ def controls(
         ),
         random=torch.cat([effects.mean(1)[None], shares])[:, 1:],
         like=like,
+        are_all=n_sets <= draws,
         is_tested=question.selected_on(members) != engine.fingerprint,
         intervention=question.setup.intervention,
         examples=f"{which} examples, n = {count_text(len(data), data.clusters)}",

@@ -65,7 +65,21 @@ def effects_text(result: Any) -> str:
     if result.held_out is not None:
         text += f", {result.held_out.mean:.4g} (all: {result.held_out.full_mean:.4g})"
         text += f" on {result.held_out.n_text} held-out"
-    return f"{text} examples"
+    return "; ".join([f"{text} examples", *search_notes(result)])
+
+
+def search_notes(result: Any) -> list[str]:
+    """What else decided which set was selected: a goal, a constraint, and an early end."""
+    notes, level = list[str](), result.run.faithfulness
+    if level is not None:
+        sizes = {"sizes": [result.n_selected], "n_components": result.n_components}
+        (reached,) = result.searched.faithfulness(**sizes).faithfulness
+        notes.append(f"faithfulness {reached:.2f} on searched examples ({level:g} was asked for)")
+    if result.constraint is not None:
+        notes.append(f"constraint: {result.constraint}")
+    if result.stopped:
+        notes.append(f"the best set when the search was stopped ({result.stopped})")
+    return notes
 
 
 def result_html(result: Any) -> str:
@@ -83,8 +97,6 @@ def result_html(result: Any) -> str:
     facts.append(f"{result.cost.forward_equivalents:.0f} passes, {result.run.seconds:.1f} s")
     if result.noise_floor:
         facts.append(f"noise floor {result.noise_floor:.2g}")
-    if result.stopped:
-        facts.append(f"stopped by {result.stopped}")
     return html_card(
         f"{result.title}: {result.n_selected} of {result.n_components} components",
         line(f"{result.dataset} data, {result.model_text} model, {result.setup.metric}"),

@@ -81,6 +81,8 @@ class RunFacts:
     """Wall time of the run."""
     stopped: Stop | None
     """Limit that cut the search short, if one did."""
+    faithfulness: float | None = None
+    """Level that was asked for on the searched examples, if that was the goal."""
     n_skipped: int = 0
     """Edges ranked as high as the members that were skipped, as they lie on no path with them."""
     held_out_by: Mapping[str, float] | None = None
@@ -100,8 +102,9 @@ class RunFacts:
 
     @property
     def unusual(self) -> tuple[str, ...]:
-        """The objective if it is not the mean, and the sign of the effects if it is negative."""
-        sought = {"mean": self.objective, "positive": self.sign}
+        """The objective if not the mean, the sign if negative, and that Ctrl-C ended the search."""
+        ended = "interrupted" if self.stopped == "interrupted" else "finished"
+        sought = {"mean": self.objective, "positive": self.sign, "finished": ended}
         return tuple(value for usual, value in sought.items() if value != usual)
 
 
@@ -584,7 +587,7 @@ class Results(Sequence[TraceResult]):
             scores = result.searched.faithfulness(**sizes)
             closeness = 1 - abs(1 - scores.faithfulness[0])
             if closeness >= level and scores.completeness[0] < level:
-                return result
+                return replace(result, run=replace(result.run, faithfulness=level))
             nearest = max(nearest, closeness)
         advice = []
         if not results[0].run.objective.startswith("faithful"):

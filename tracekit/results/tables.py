@@ -61,7 +61,7 @@ def legend(results: Sequence[TraceResult]) -> str:
     """What the words of `effect_columns` mean."""
     held_out = "Held out: on examples that no search saw, with a 95 % interval. "
     return (
-        f"Effects are of {interventions(results)}. Searched: on the examples that the set was "
+        f"{meaning_of_effects(results)} Searched: on the examples that the set was "
         "selected on, so the spread is computed like a 95 % interval, and is none. "
         f"{held_out * any(r.held_out for r in results)}"
         "Share: of the effect of all components. Faithful: 1 less the share that all others have; "
@@ -184,6 +184,16 @@ def data_and_models(results: Sequence[TraceResult]) -> tuple[str, str]:
 def interventions(results: Sequence[TraceResult]) -> str:
     """What was patched in each of several results, in words."""
     return distinct(results, "setup.intervention")
+
+
+def meaning_of_effects(results: Sequence[TraceResult]) -> str:
+    """What the effects of results are of, and which way those above 0 move the model."""
+    of_direction = {"noising": "away from", "denoising": "back to"}
+    ways = dict.fromkeys(of_direction[result.setup.direction] for result in results)
+    return (
+        f"Effects are of {interventions(results)}; above 0, they move the model "
+        f"{' / '.join(ways)} its clean answer x."
+    )
 
 
 def check_comparable(

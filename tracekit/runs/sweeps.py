@@ -106,9 +106,9 @@ class Runs(Sequence[Run]):
         return Table([*jobs.without(*_STORED).columns, *measures, *jobs.only(*_STORED).columns])
 
     def shown(self) -> Table:
-        """The columns of `table` that readers see: what differs between results, and effects."""
+        """The columns of `table` that readers see: what differs between results, sizes, effects."""
         table, measured = self.table(), effect_columns(self.results)
-        names = [name for name in _VARYING if len({*table[name].texts}) > 1]
+        names = [n for n in _VARYING if n == "n_selected" or len({*table[n].texts}) > 1]
         if "budget" in names and table["budget"].values == table["n_selected"].values:
             names.remove("n_selected")
         return table.only(*names, *(each for each in _EFFECT_COLUMNS if each in measured))

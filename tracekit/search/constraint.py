@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tracekit._util.devices import to_device
 from tracekit._util.options import check_fields, check_keywords, short_repr
 from tracekit.components import ComponentSet
 from tracekit.components.masks import Mask, from_indices, members_of_mask
 from tracekit.components.members import ComponentsLike
 from tracekit.data.prompts import PromptPairs
+from tracekit.engine.batch import to_device
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight

@@ -20,13 +20,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tracekit._util.devices import to_device
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.connected import EdgePaths
 from tracekit.components.masks import BinaryMask, Mask, complement_of, from_indices, members_of_mask
 from tracekit.components.members import ComponentsLike
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine import gradients
+from tracekit.engine.batch import to_device
 from tracekit.engine.cost import Cost
 from tracekit.engine.engine import Engine
 from tracekit.engine.gradients import FirstOrderPrediction, GradientWeight
@@ -60,6 +60,9 @@ class ConstraintEffect:
     def is_within(self) -> bool:
         """Whether the set stays within the bound."""
         return abs(self.effect) <= self.at_most
+
+    def __str__(self) -> str:
+        return f"{self.metric} on {self.dataset} is {self.effect:.2g} (at most {self.at_most:g})"
 
 
 class EffectAndComplement(NamedTuple):

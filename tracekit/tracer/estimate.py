@@ -298,7 +298,11 @@ def _with_faster(question: Question, slow: Estimate, request: Request | None = N
         if few >= _PROBED_EXAMPLES:
             on = f"{few} of the {n} examples, about {duration_text(way.seconds * few / n)}"
             return replace(slow, faster=f"{name} on {on}" if name else on)
-    return slow
+    name, quick = ways[0]
+    is_faster = quick.seconds < slow.seconds / 2
+    return replace(
+        slow, faster=f"{name}, about {duration_text(quick.seconds)}" if is_faster else ""
+    )
 
 
 def _estimate_plan(question: Question, request: Request, planned: Plan | None) -> Estimate:

@@ -19,8 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from typing_extensions import assert_never
 
-from tracekit._util.devices import to_device
 from tracekit.components.masks import Mask
+from tracekit.engine.batch import to_device
 from tracekit.errors import ConfigError, NonFiniteMetricError
 from tracekit.metrics import Effects
 from tracekit.search.targets import Target
