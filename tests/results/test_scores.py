@@ -117,7 +117,7 @@ class TestData:
 
     def test_it_is_printed_and_is_a_table(self, attribution, single):
         compared = attribution.compare_scores(single)
-        assert f". Outliers: {compared.table['component'][0]}, " in str(compared)
+        assert f". Farthest from agreement: {compared.table['component'][0]}, " in str(compared)
         assert len(compared.to_frame()) == len(single.labels)
         check_latex(compared.to_latex())
         assert "<table" in compared._repr_html_()
@@ -145,7 +145,7 @@ class TestScatter:
         assert [each.name for each in (line, others, outliers)] == [
             "y = x",
             "components",
-            "outliers",
+            "farthest from the line",
         ]
         assert list(line.x) == list(line.y)
 

@@ -320,7 +320,7 @@ def scatter(chart: Chart, line: tuple[float, float], n_outliers: int) -> go.Figu
                 break
     for rows, name, color, symbol, size in (
         (others, legend, style.BELOW, "circle", 5),
-        (outliers, "outliers", style.SELECTED, "diamond", 9),
+        (outliers, "farthest from the line", style.SELECTED, "diamond", 9),
     ):
         figure.add_scatter(
             x=rows[chart.x],

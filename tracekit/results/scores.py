@@ -86,7 +86,7 @@ class ScoreComparison(Tabular):
 
     @check_keywords
     def scatter(self, *, n: int = 8) -> go.Figure:
-        """A point per component, and labels at the `n` with the largest residuals.
+        """A point per component, and labels at the `n` farthest from the line, if there is room.
 
         Of many thousand components one point is drawn at each place, and every labelled one.
         """
@@ -97,7 +97,7 @@ class ScoreComparison(Tabular):
         x, y = self.chart.axis_titles
         outliers = ", ".join(self.table["component"].head(8))
         text = f"{x} and {y}, {len(self.table)} components, {self.chart.subtitle}"
-        return f"{text}. Outliers: {outliers}"
+        return f"{text}. Farthest from agreement: {outliers}"
 
 
 def compare_scores(first: Any, second: Any, labels: tuple[str, ...] = ("", "")) -> ScoreComparison:
