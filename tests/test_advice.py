@@ -198,6 +198,7 @@ def test_advice_of_errors_works(model, name):
     advised(model)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_advice_about_signs(model):
     """Of data whose effect is negative: a budget takes sign='full', a target another sign."""
@@ -387,6 +388,7 @@ def test_advice_about_sources_and_spans_works(model, name):
     advised(model)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", EXPORTED)
 def test_what_is_said_to_be_exact_is_exported(model, tmp_path, name):

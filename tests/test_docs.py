@@ -125,6 +125,7 @@ _LONG = (
 """Pages whose blocks take more than a second and a half."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     [

@@ -81,6 +81,7 @@ def problems(name, message, changelog):
         yield f"{name}: the changelog does not name what {message!r} names"
 
 
+@pytest.mark.slow
 def test_deprecated_names_say_what_to_use_instead():
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     lacking = [

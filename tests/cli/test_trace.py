@@ -195,6 +195,7 @@ def test_bounds_on_memory(command, tmp_path, monkeypatch):
     assert bounds == [(3, 5 * 2**20)]
 
 
+@pytest.mark.slow
 def test_the_smallest_faithful_set(command, tmp_path):
     options = ("--limit", 6, "--dataset", "demo-facts", "--components", "head-outputs")
     code, _, err = command(
@@ -409,6 +410,7 @@ class TestCtrlC:
         assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["zero", "counterfactual"])
 def test_a_sweep_and_the_command_line_split_as_the_source_needs(command, crossed, tmp_path, source):
     path = tmp_path / "crossed.jsonl"

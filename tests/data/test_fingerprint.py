@@ -149,6 +149,7 @@ def test_names_texts_and_scale_do_not_count():
     assert replace(other, skipped=("a line",)).fingerprint == PAIRS.fingerprint
 
 
+@pytest.mark.slow
 def test_two_sources_of_one_name_give_the_same_values(gpt2):
     """What a source was given beyond its name is a part of the name, as a digest."""
     values = sources(gpt2)["tensors"]

@@ -189,6 +189,7 @@ def test_a_group_on_both_sides_is_refused(model):
     assert result.held_out_interval is None
 
 
+@pytest.mark.slow
 def test_what_a_search_makes_of_groups(model):
     pairs = grouped([f"g{n // 2}" for n in range(16)])
     tracer = tk.Tracer(model, pairs)
@@ -278,6 +279,7 @@ def test_a_split_by_prompt_is_one_for_zeros(demo_model, crossed, seed):
         tk.Tracer(demo_model, first, source="zero", held_out=second)
 
 
+@pytest.mark.slow
 def test_a_look_at_zeros_halves_by_prompt(demo_model, crossed):
     said = str(tk.Tracer(demo_model, crossed, source="zero").look(examples=24))
     own, fresh = (int(n) for n in re.findall(r"\((\d) independent\)", said)[:2])

@@ -241,6 +241,7 @@ def test_training_lowers_the_loss_and_is_reproducible() -> None:
     assert all(torch.equal(weight, other[name]) for name, weight in first.state_dict().items())
 
 
+@pytest.mark.slow
 def test_training_depends_on_the_seed() -> None:
     tokenizer = build_tokenizer()
     _, losses = train(DemoConfig(**{**vars(TINY), "seed": 1, "steps": 1}), tokenizer)

@@ -56,6 +56,7 @@ def searched(engine, method, seed=0):
     return selection
 
 
+@pytest.mark.slow
 @pytest.mark.pairwise
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kinds", KINDS)

@@ -99,6 +99,7 @@ def test_effects_equal_plain_hooks(architecture, soft, direction):
             assert table[name][number] == pytest.approx(float(value), abs=1e-3), name
 
 
+@pytest.mark.slow
 def test_a_table_has_what_single_tracers_say(model):
     pairs = tk.PromptPairs.from_ids(rows_with_sets())
     tracer = tk.Tracer(model, pairs, "head-outputs", metric="logit-difference")

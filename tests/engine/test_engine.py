@@ -246,6 +246,7 @@ def test_all_head_outputs_and_blocks_leave_the_difference_of_the_embeddings(any_
     torch.testing.assert_close(seen["patched"], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     batch_size=st.integers(1, 9),

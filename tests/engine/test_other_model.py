@@ -40,6 +40,7 @@ def traced(models, pairs, kind, **options):
     return tk.Tracer(tuned, pairs, kind, **{"positions": "all", **options})
 
 
+@pytest.mark.slow
 def test_the_last_stream_of_the_other_gives_its_output(models, pairs):
     last = traced(models, pairs, "residual", layers=[-1])
     effects = last.evaluate("all", per_example=True)
@@ -52,6 +53,7 @@ def test_the_last_stream_of_the_other_gives_its_output(models, pairs):
     assert effects.abs().max() > 0.01
 
 
+@pytest.mark.slow
 def test_only_what_training_changed_carries_the_difference(models, pairs):
     tracer = traced(models, pairs, "mlp-blocks")
     # Below the change both models are equal.
@@ -61,6 +63,7 @@ def test_only_what_training_changed_carries_the_difference(models, pairs):
     torch.testing.assert_close(effects, whole, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["edges", "edges-by-block"])
 def test_all_edges_carry_the_difference(models, pairs, kind):
     whole = traced(models, pairs, "residual", layers=[-1]).evaluate("all", per_example=True)
@@ -73,6 +76,7 @@ def test_all_edges_carry_the_difference(models, pairs, kind):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["edges", "edges-by-block"])
 @pytest.mark.parametrize(
     "name",
@@ -95,6 +99,7 @@ def test_what_no_edge_carries_is_refused(models, pairs, kind, name):
         traced(both, pairs, kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_small_changes_that_no_edge_carries_are_refused_too(pairs, dtype):
     base = tiny.hf_model("gpt2")

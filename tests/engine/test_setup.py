@@ -120,6 +120,7 @@ def test_setup_refuses_options_that_contradict(model, unchecked):
         replace(Setup(), split_by=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", get_args(SourceName))
 def test_every_source_name_has_values_of_its_own(model, source):
     """A name without a branch would silently take another one's values."""

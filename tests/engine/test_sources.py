@@ -360,6 +360,7 @@ class TestNames:
         assert {name: source.name for name, source in SOURCES.items()} == {n: n for n in SOURCES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mean", "mean-positional"])
 def test_means_over_the_prompts_of_a_file(demo_model, tmp_path, kind):
     """By name they are those of the pairs in the file, in Python and in a saved result."""

@@ -349,6 +349,7 @@ def test_every_search_runs_and_is_read_back(model, tmp_path, by, windows):
         assert figure.data
 
 
+@pytest.mark.slow
 def test_heatmaps_have_spans_on_the_axis(model):
     pairs = tk.PromptPairs.from_ids(rows_with_spans())
     tracer = tk.Tracer(model, pairs, "residual", split_by="span")
@@ -750,6 +751,7 @@ def test_features_are_searched_and_saved_without_the_autoencoder(model, tmp_path
     assert again.evaluate(loaded) == pytest.approx(result.effect, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_features_are_told_apart_by_their_weights(model, tmp_path):
     pairs = tiny.pairs()
     result = tk.Tracer(model, pairs, feature_kind("same")).run("top-k", budget=2)

@@ -246,6 +246,7 @@ def test_singles_are_those_of_the_engine(engine):
     assert exploration.measurements[(4,)] is kept
 
 
+@pytest.mark.slow
 def test_likely_sets_begin_with_the_first_click_and_follow_the_strongest(engine):
     exploration = Exploration(engine, [7, 1], front=[(1,), (1, 7)])
     kinds = {}
@@ -355,6 +356,7 @@ def test_where_an_explorer_starts(searched, start):
     assert all(tiny.members_of(r) in known for r in [result, *curve, *(slides or [])])
 
 
+@pytest.mark.slow
 def test_results_of_other_data_are_sets_to_be_measured_and_no_effects(demo, demo_model):
     pytest.importorskip("anywidget")
     others = tk.load_dataset("demo-facts", demo_model)[8:24]
@@ -421,6 +423,7 @@ def test_shares_of_nothing_are_not_measured(model):
     assert set(exploration.measurements) == {(2,)}
 
 
+@pytest.mark.slow
 def test_paths_go_to_the_view_and_those_of_another_question_do_not(demo):
     pytest.importorskip("anywidget")
     paths = demo.paths(["L0H4", "L1H4", "L1H7"])
@@ -612,6 +615,7 @@ def test_saved_pages_hold_what_was_measured(demo, tmp_path):
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
 
 
+@pytest.mark.slow
 def test_saving_measures_what_a_reader_is_likely_to_click(demo, tmp_path):
     pytest.importorskip("anywidget")
     view = demo.explore(demo.registry[:2])
@@ -644,6 +648,7 @@ def test_saving_measures_what_a_reader_is_likely_to_click(demo, tmp_path):
     assert not (tmp_path / "bad.html").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("are_grouped", [False, True])
 def test_the_view_says_on_which_examples_its_numbers_are(demo_model, are_grouped):
     """Searched ones, and of sets that a search found the held-out ones beside them."""

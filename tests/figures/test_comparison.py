@@ -13,6 +13,7 @@ from tracekit.errors import ComparisonError, NoResultError
 
 
 class TestComparison:
+    @pytest.mark.slow
     def test_panels_share_rows_and_colours(self, tracer):
         top_k, greedy = tracer.results[1], tracer.results[2]
         figure = tk.compare([top_k, greedy], ["one", "two"]).heatmap()
@@ -95,6 +96,7 @@ class TestComparison:
         assert lines[0].startswith("| result | selected | effect, searched | 95 % spread | share")
 
 
+@pytest.mark.slow
 def test_results_of_two_data_sets_are_compared_by_their_sets(model):
     first, second = (tk.Tracer(model, tiny.pairs(6, seed=seed)) for seed in (0, 3))
     named = [tracer.run("top-k", budget=3) for tracer in (first, second)]

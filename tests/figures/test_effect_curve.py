@@ -16,6 +16,7 @@ from tracekit.results.curve import effect_curve
 from tracekit.search import Goal
 
 
+@pytest.mark.slow
 def test_curve_data_has_every_measured_size(tracer):
     frame = tk.results.curve_data(tracer.results)
     sizes = {name: part["n_selected"].tolist() for name, part in frame.groupby("method")}
@@ -25,6 +26,7 @@ def test_curve_data_has_every_measured_size(tracer):
     assert found == pytest.approx([record["effect"] for record in greedy.history], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_curve_data_has_every_size_of_a_path(tracer):
     search = tk.search.LocalSearch(max_passes=40)
     found = search.search(tk.search.make_target(tracer.engine), Goal(budgets=(3,)), 0)[0]
@@ -54,6 +56,7 @@ def test_curves_draw_their_data(tracer):
     assert [float(text[:-2]) * 15 / 100 for text in texts] == pytest.approx(list(ticks))
 
 
+@pytest.mark.slow
 def test_curves_show_held_out_examples_where_there_are_some(model):
     pairs = tiny.pairs(12)
     tracer = tk.Tracer(model, pairs[:6], "head-outputs", held_out=pairs[6:])

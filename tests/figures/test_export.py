@@ -243,6 +243,7 @@ def test_a_bar_beside_a_low_map_keeps_its_ticks_apart():
     assert figures.style.two_digits(-0.0000381) == "\u22123.8e\u22125"
 
 
+@pytest.mark.slow
 def test_titles_of_panels_do_not_touch(tracer):
     names = [f"a rather long name {number}" for number in range(4)]
     drawn = tk.compare(tracer.results[1:3] * 2, names).heatmap()
@@ -255,6 +256,7 @@ def test_titles_of_panels_do_not_touch(tracer):
         assert max(map(len, note.text.split("<br>"))) * 0.5 * note.font.size < plot * (end - start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [None, "3.25in", "6.75in"])
 def test_names_of_nodes_fit_their_boxes(width):
     names = [*(f"L{n}H0" for n in range(30)), "embedding", "logits"]

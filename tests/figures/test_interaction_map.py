@@ -13,6 +13,7 @@ from tracekit.errors import ConfigError
 from tracekit.results.significance import PValues
 
 
+@pytest.mark.slow
 def test_interaction_maps_are_centred_on_additive(tracer):
     grid = tracer.interactions(layers=[0])
     figure = grid.heatmap()
@@ -44,6 +45,7 @@ def test_interaction_maps_have_two_levels_of_labels_and_signs(model):
     assert float(named) == pytest.approx(least, rel=0.05)
 
 
+@pytest.mark.slow
 def test_interaction_maps_are_clipped_if_asked(model):
     grid = tk.Tracer(model, tiny.pairs(6)).interactions(layers=[0, 2])
     upper = grid.interaction[tuple(torch.triu_indices(8, 8, 1))].abs()
@@ -56,6 +58,7 @@ def test_interaction_maps_are_clipped_if_asked(model):
         grid.heatmap(clip=0)
 
 
+@pytest.mark.slow
 def test_maps_of_both_directions_have_one_above_the_other(tracer):
     members = [tracer.registry[i] for i in (0, 1, 4, 6)]
     given = [tracer.registry[9]]

@@ -104,6 +104,7 @@ def figures(demo_model):
     }
 
 
+@pytest.mark.slow
 def test_names_are_texts_in_every_figure(figures):
     shown = 0
     for name, figure in figures.items():

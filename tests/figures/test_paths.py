@@ -28,6 +28,7 @@ def parts_of(figure):
     return traces[::2], traces[1::2], figure.layout.shapes
 
 
+@pytest.mark.slow
 def test_arrows_stay_within_the_plot():
     """Two long ones between nodes on the left, with all others in between."""
     layers = [float(layer) for layer in range(25)]
@@ -38,6 +39,7 @@ def test_arrows_stay_within_the_plot():
     assert all(low <= x <= high for line in lines for x in line.x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_lines_pass_by_other_nodes_and_heads_touch_theirs(seed):
     """In the coordinates of the plot, in which boxes, lines and tips of heads are drawn."""

@@ -88,6 +88,7 @@ def said_of(demo_model):
     return {name: str(figure.to_dict()).replace("<br>", " ") for name, figure in figures.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words"),
     [

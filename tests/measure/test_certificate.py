@@ -224,6 +224,7 @@ def of_names(gpt2_tokenizer):
 class TestGeneratedWordings:
     """Certificates on pairs of `tk.data.wordings`."""
 
+    @pytest.mark.slow
     def test_each_is_measured_and_replayed(self, of_names, tmp_path):
         pairs = tk.data.wordings("ioi", of_names.model, n=4)
         claims = {"effect": 0.0, "max_examples": 48}
@@ -240,6 +241,7 @@ class TestGeneratedWordings:
             assert other.claims == certificate.claims
             assert other.batches == certificate.batches
 
+    @pytest.mark.slow
     def test_one_that_fails_is_named(self, of_names):
         """The effect is above 0 on all chosen pairs of one wording, and below 0 on the others."""
         members, sources = ["L0H0", "L1H1", "L2H0"], {}
@@ -338,6 +340,7 @@ class TestResults:
         with pytest.raises(ResultFormatError, match="is not a certificate. Give one that"):
             tk.TraceResult.load(tmp_path)
 
+    @pytest.mark.slow
     def test_it_is_not_taken_for_one_of_another_set_or_model(self, tracer, result, tmp_path):
         result.save(tmp_path)
         tracer.certify(NAMES, effect=-9.0).save(tmp_path / Certificate.FILE)

@@ -63,6 +63,7 @@ def test_every_number_is_measured(tracer, members, like):
         assert shown["draws"] == len(sets)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mean", "full", "direction"),
     [(0.0, 5.0, "noising"), (-1.0, 0.1, "noising"), (4.0, -0.1, "denoising")],

@@ -242,6 +242,7 @@ def test_members_that_do_the_same_can_be_left_out_one_at_a_time():
     assert redundant_members(SetGame(Planted(GAMES["and"]), (1, 2)), tolerance=0.02).members == ()
 
 
+@pytest.mark.slow
 def test_every_number_is_measured(tracer, plain_effects):
     """Against effects of every set that were measured the plain way."""
     members = (1, 4, 6, 11)

@@ -128,6 +128,7 @@ def test_whom_the_measured_examples_miss_is_not_dropped(demo_model, pairs, toler
     assert dropped
 
 
+@pytest.mark.slow
 def test_members_that_add_nothing_leave(demo_model, pairs):
     """A set with all that is idle: what stays is as faithful, and each of it is missed."""
     tracer = traced(demo_model, pairs, held_out=False)

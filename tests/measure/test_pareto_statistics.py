@@ -97,6 +97,7 @@ def test_statistics_are_what_they_say(front, tracer):
 class TestSetsFromAll:
     """What a walk from all components downwards finds beside the front."""
 
+    @pytest.mark.slow
     def test_have_the_effects_of_sets_of_their_size(self, front, tracer):
         others = backward_elimination(
             tk.search.make_target(tracer.engine), [row.size for row in front.statistics]

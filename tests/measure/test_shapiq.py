@@ -31,6 +31,7 @@ def rank_of(why):
     return {label: rank for rank, label in enumerate(why.labels)}
 
 
+@pytest.mark.slow
 def test_values(exact, why):
     theirs = exact("SV", order=1).dict_values
     ranks = rank_of(why)

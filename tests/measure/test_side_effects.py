@@ -38,6 +38,7 @@ def plain_effects(model, pairs, metric, members):
     return engine.effects(from_indices(members, 12).float())
 
 
+@pytest.mark.slow
 def test_every_number_is_measured(tracer, side):
     controls = control_sets(tracer.registry, MEMBERS, 6, torch.Generator().manual_seed(2))
     rows = side.table.set_index("name")

@@ -71,6 +71,7 @@ def test_ratios_and_probabilities_are_tested_on_log_odds(model, metric, directio
     assert "tested on" not in str(other)
 
 
+@pytest.mark.slow
 def test_the_map_has_the_effects_and_frames_what_is_significant(tracer, found):
     plain, shares = found.heatmap(), found.heatmap(normalised=True)
     rows = found.table.set_index("component")
@@ -88,6 +89,7 @@ def test_the_map_has_the_effects_and_frames_what_is_significant(tracer, found):
     assert names[0] - names[1] == {"frame", "q &lt; .05"}
 
 
+@pytest.mark.slow
 def test_layers_on_x_turn_the_map(demo_model):
     pairs = tk.load_dataset("demo-facts", demo_model)[:8]
     singles = tk.Tracer(demo_model, pairs, "residual+head-outputs", split_by="span").single_effects(
@@ -114,6 +116,7 @@ def test_layers_on_x_turn_the_map(demo_model):
     assert list(last.range) == [-0.5, 3.5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("height", [None, "2.6in", "3.2in"])
 def test_titles_of_panels_below_each_other_have_room(demo_model, height):
     pairs = tk.load_dataset("demo-facts", demo_model)[:4]
@@ -171,6 +174,7 @@ def test_shares_of_nothing_are_refused(tracer, found):
         replace(found, full_effect=0.0).heatmap(normalised=True)
 
 
+@pytest.mark.slow
 def test_a_map_by_position_names_fields_of_templates(demo_model):
     pairs = tk.PromptPairs.from_template(
         "the {job} said that",
@@ -191,6 +195,7 @@ def test_a_map_by_position_names_fields_of_templates(demo_model):
     assert list(figure.layout.xaxis.ticktext) == list(tracer.registry.spans)
 
 
+@pytest.mark.slow
 def test_where_labels_have_no_room_those_of_large_values_stay(found):
     figure = found.heatmap()
     figure.layout.meta["ticks"].clear()

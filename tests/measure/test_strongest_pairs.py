@@ -41,6 +41,7 @@ def pairs(tracer):
     return tracer.strongest_pairs(10, n_looked_at=12)
 
 
+@pytest.mark.slow
 def test_the_strongest_pairs_are_found(all_pairs, pairs):
     names, interactions, _, effects = all_pairs
     examples = torch.randperm(16, generator=torch.Generator().manual_seed(0))
@@ -86,6 +87,7 @@ def test_predictions_come_close(pairs):
     assert torch.corrcoef(both)[0, 1] > 0.8
 
 
+@pytest.mark.slow
 def test_intervals_and_p_values_are_of_the_examples_that_proposed_nothing(tracer, all_pairs):
     names, interactions, scale, _ = all_pairs
     n = tracer.engine.n_examples
@@ -109,6 +111,7 @@ def test_intervals_and_p_values_are_of_the_examples_that_proposed_nothing(tracer
     assert table.examples == f"the half of the examples that proposed nothing, n = {len(testing)}"
 
 
+@pytest.mark.slow
 def test_held_out_examples_test_what_the_others_propose(tracer):
     own, fresh = tracer.pairs[:8], tracer.pairs[8:]
     both = tk.Tracer(tracer.model, own, "attention-patterns", layers=[1], held_out=fresh)
@@ -151,6 +154,7 @@ def test_proposals_see_one_half_of_the_examples_only(tracer, monkeypatch):
     assert len(seen) == 33 + 5  # Signs and their middle; the clean run and four components.
 
 
+@pytest.mark.slow
 def test_what_is_patched_besides(tracer):
     condition = [tracer.registry[0], tracer.registry[9]]
     table = tracer.strongest_pairs(3, components=tracer.registry[1:6], given=condition)
@@ -166,6 +170,7 @@ def test_what_is_patched_besides(tracer):
         tracer.strongest_pairs(components=tracer.registry[:3], given=condition)
 
 
+@pytest.mark.slow
 def test_a_planted_pair_comes_first():
     planted = planted_model("or")
     table = planted.tracer().strongest_pairs(3)
@@ -248,6 +253,7 @@ def test_bad_input(tracer):
         flat.strongest_pairs()
 
 
+@pytest.mark.slow
 def test_the_strongest_pairs_in_latex(tracer):
     table = tracer.strongest_pairs(4)
     text = table.to_latex(rows=3)

@@ -385,6 +385,7 @@ def test_base_and_tuned_model_of_one_object_are_two_models():
     assert weights_digest(base) != weights_digest(tuned)
 
 
+@pytest.mark.slow
 def test_models_with_the_same_parameters_that_compute_others_have_other_digests():
     same_parameters = [
         llama,

@@ -94,6 +94,7 @@ def test_gradients_flow_through_quantised_weights(checkpoint):
         assert result.effect == pytest.approx(tracer.evaluate(result.binary_mask), rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pytest.param("attention-patterns", marks=pytest.mark.slow), "mlp-outputs"]
 )

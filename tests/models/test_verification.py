@@ -150,6 +150,7 @@ def model_warnings(*given, **options):
     return [str(each.message) for each in caught if each.category is ModelWarning]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved", [False, True], ids=["in memory", "from a directory"])
 def test_a_model_that_predicts_no_english_is_warned_of(saved, gpt2_tokenizer, tmp_path):
     hf = with_vocabulary_of(gpt2_tokenizer)

@@ -502,6 +502,7 @@ class TestReports:
         notes = (tmp_path / "table-heads" / "notes.md").read_text()
         assert "not a reproduction" in notes
 
+    @pytest.mark.slow
     def test_published_values_stand_beside_the_papers_models_only(self, tmp_path):
         """With a stand-in for GPT-2 small: its numbers are other ones, and the table says so."""
         runs = run_jobs([job(budgets=(0.1, 0.2))], [DEMO], tmp_path)

@@ -54,6 +54,7 @@ def code(text):
     return [unescape(block) for block in re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)]
 
 
+@pytest.mark.slow
 def test_a_report_says_what_was_found(tracer, runs, tmp_path):
     path = tk.report([*runs, tracer.pairs], tmp_path / "deep" / "report.html")
     text = body(path)
@@ -100,6 +101,7 @@ def test_a_report_repeats_its_runs(tracer, runs, tmp_path):
     assert [r.labels for r in repeated] == [r.labels for r in front]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -210,6 +212,7 @@ def _ids(texts, model):
     return [{key: getattr(pair, key) for key in ends.values()} for pair in pairs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [by_name, by_file, by_file_as_a_data_set, by_hand, by_spans, by_noise]
 )
@@ -270,6 +273,7 @@ def test_what_a_report_lacks_of_the_examples_is_asked_for(demo_model, tmp_path):
     assert "pairs = ...  # the 2 examples of 'pairs'; give" in _block(tracer, tmp_path)
 
 
+@pytest.mark.slow
 def test_folders_of_this_machine_are_not_in_the_code(demo_model, tmp_path):
     tracer = by_hand(demo_model, tmp_path)
     options = {"data_dir": "/home/me/data/winobias", "split": "test"}

@@ -96,6 +96,7 @@ def test_words_say_whether_the_behaviour_flips(text):
     assert on.choices_text == text
 
 
+@pytest.mark.slow
 def test_results_pages_and_models_say_it(demo_model, tmp_path):
     pairs = tk.load_dataset("demo-professions", demo_model)[:12]
     tracer = tk.Tracer(

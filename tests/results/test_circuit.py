@@ -217,6 +217,7 @@ def circuits_as_mib_reads_them(folder):
     return sorted(circuits, key=len), len(edges)
 
 
+@pytest.mark.slow
 def test_nine_circuits_are_written_as_mib_reads_and_counts_them(deep, curve, tmp_path):
     folder = curve.to_mib(tmp_path / "new" / "ioi_tiny")
     assert len([*folder.iterdir()]) == 9
@@ -235,6 +236,7 @@ def test_nine_circuits_are_written_as_mib_reads_and_counts_them(deep, curve, tmp
     assert too_large
 
 
+@pytest.mark.slow
 def test_circuits_of_mib_come_back_with_its_areas(deep, curve, tmp_path):
     folder = curve.to_mib(tmp_path / "ioi_tiny")
     circuits, _ = circuits_as_mib_reads_them(folder)
@@ -263,6 +265,7 @@ def test_a_front_is_written_too(curve, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_folders_that_are_not_written(deep, curve, result, tmp_path):
     with pytest.raises(DataFormatError, match=r"No set has at most 1 of the 1997 edges that MIB"):
         TraceCurve(curve[3:]).to_mib(tmp_path / "ioi_tiny")

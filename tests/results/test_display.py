@@ -80,6 +80,7 @@ def shown(demo_model):
     }
 
 
+@pytest.mark.slow
 def test_texts_are_a_line_each(shown):
     for name, value in shown.items():
         text = repr(value)

@@ -168,6 +168,7 @@ def test_budgets_of_edges_count_a_shared_key_once(monkeypatch):
     assert advised.cpr == advised.area
 
 
+@pytest.mark.slow
 def test_sets_of_a_front_of_edges_are_of_the_sizes_that_mib_counts():
     tracer = tk.Tracer(
         tiny.shared_model("gemma2"), tiny.pairs(4), "edges", "logit-difference", layers=[0]

@@ -248,6 +248,7 @@ class TestRepeatedExamples:
         weighted = effect_interval(torch.tensor([1.0, 2.0, 8.0]), weights=torch.tensor([1.0, 1, 2]))
         assert (low, high) == pytest.approx(weighted)
 
+    @pytest.mark.slow
     def test_of_a_trace(self, demo_model, tmp_path):
         """Held-out effects of pairs that each stand there several times, in other orders."""
         train, test = tk.load_dataset("demo-bias", demo_model)[:16].split(0.5)
@@ -267,6 +268,7 @@ class TestRepeatedExamples:
         assert torch.equal(loaded.held_out.clusters, often.held_out.clusters)
         assert loaded.held_out_interval == often.held_out_interval
 
+    @pytest.mark.slow
     def test_of_tables_grids_and_faithfulness(self, demo_model):
         pairs = tk.load_dataset("demo-bias", demo_model)[:8]
         twice = pairs.subset([*range(8), *range(8)])

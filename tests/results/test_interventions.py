@@ -121,6 +121,7 @@ def outputs_of(tracer_of, tmp_path, command):  # noqa: F811
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phrase", CASES)
 def test_every_output_says_what_was_patched(outputs_of, phrase):
     texts = outputs_of(CASES[phrase])
@@ -180,6 +181,7 @@ def of_several(tracer_of):
     return [tracer.run("top-k", budget=2) for tracer in tracers]
 
 
+@pytest.mark.slow
 def test_sets_of_several_interventions_stand_side_by_side(of_several, tmp_path):
     compared = tk.compare(of_several)
     *_, denoised = CASES

@@ -46,6 +46,7 @@ def test_results_of_other_weights_are_not_compared():
     assert tk.compare([first, named]).jaccard.shape == (2, 2)
 
 
+@pytest.mark.slow
 def test_one_model_in_two_types_is_compared_where_that_is_asked_for():
     plain = tk.load_model(tiny.hf_model("gpt2"))
     first, second = traced(plain), traced(tk.load_model(tiny.hf_model("gpt2").to(torch.bfloat16)))

@@ -51,6 +51,7 @@ def test_none_is_beaten_in_both(is_denoising):
     assert [each.effect for each in front] == sorted((each.effect for each in front), reverse=True)
 
 
+@pytest.mark.slow
 def test_a_front_knows_the_strongest_and_the_most_faithful_sets(tracer, fronts):
     front, by_effect = fronts["faithful"], fronts["mean"]
     assert by_effect.trade_offs == ()
@@ -126,6 +127,7 @@ class TestSmallestOfARun:
         pairs = tiny.pairs(16, seed=3)
         return tk.Tracer(model, pairs[:8], "head-outputs", "kl", held_out=pairs[8:])
 
+    @pytest.mark.slow
     def test_is_the_first_size_that_is_so_faithful_on_the_searched_examples(self, tracer):
         n = len(tracer.registry)
         curve = tracer.run("mask-ig", budgets=range(1, n + 1), objective="faithful", sign="full")
@@ -147,6 +149,7 @@ class TestSmallestOfARun:
         assert small.budget == small.n_selected
         assert tracer.results[-1] is small
 
+    @pytest.mark.slow
     def test_passes_are_estimated_before(self, tracer):
         estimate = tracer.estimate("mask-ig", faithfulness=0.5)
         small = tracer.run("mask-ig", faithfulness=0.5)

@@ -234,6 +234,7 @@ class TestFailures:
         with pytest.raises(NoResultError, match="A budget of 99 means 99 of 12 components"):
             tk.sweep(**{**grid, "budgets": [99]})
 
+    @pytest.mark.slow
     def test_a_full_memory_costs_the_job_and_not_the_sweep(self, grid, monkeypatch):
         run_search = worker.run_search
 
@@ -329,6 +330,7 @@ class TestCheckpoints:
         )
         return tk.load_runs(folder / "out")
 
+    @pytest.mark.slow
     def test_the_table_names_them_in_their_order(self, runs):
         assert runs.to_frame()["model"].tolist() == ["step20"] * 2 + ["step100"] * 2
 
@@ -356,6 +358,7 @@ class TestCheckpoints:
         with pytest.raises(NoResultError, match="There is no result for a table. Load runs"):
             tk.runs.Runs(()).to_latex()
 
+    @pytest.mark.slow
     def test_their_sets_are_compared(self, runs):
         both = tk.compare(run.curve.at(2) for run in runs)
         assert both.labels == ("step20", "step100")

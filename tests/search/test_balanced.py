@@ -165,6 +165,7 @@ def test_planned_sets_are_told_apart_from_those_of_balancing():
     assert planned_prefixes(12, Goal(target=1.0), Cost(3)).if_faithful == Cost()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["attribution", "mask-ig"])
 @pytest.mark.parametrize("is_negative", [False, True])
 def test_scores_of_faithful_sets_are_of_the_mean_effect(model, both, method, is_negative, tmp_path):

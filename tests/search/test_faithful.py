@@ -85,6 +85,7 @@ def test_the_gradient_is_that_of_the_scores(model, is_exchanged, part):
         assert gradient[index].item() == pytest.approx(slope, rel=0.02, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_predicted_changes_are_of_both_sets(tracer):
     """Slopes along small steps, and gains from the slopes of every example by itself."""
     objective, members = Faithful(complement=0.4), (0, 7)
@@ -118,6 +119,7 @@ def scores(model, is_exchanged):
     return target.set_effects(sets).mean(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["exhaustive", "local-search", "mask-ig", "pgb-ct"])
 def test_every_search_maximises_it_and_reports_effects(model, is_exchanged, scores, method):
     tracer = traced(model, exchange=is_exchanged)
@@ -251,6 +253,7 @@ def test_sets_are_compared_by_their_examples_and_by_their_means(tracer, weight):
     assert target.score_of_means(from_indices(SETS[2], 12)) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
 def test_sampled_gradients_are_those_of_the_score_on_average(tracer, weight):
     target = make_target(tracer.engine, Faithful(complement=weight))

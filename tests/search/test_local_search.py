@@ -97,6 +97,7 @@ def test_names_tell_refined_pgbct_from_the_papers_method(tracer):
     assert plain.cost == same.cost
 
 
+@pytest.mark.slow
 def test_the_search_draws_nothing(model):
     frames = []
     for seed in (0, 1):
@@ -133,6 +134,7 @@ def test_sweeps_go_up_first_and_then_down(tracer, monkeypatch):
     assert sizes[:12] == [1, 2, 3, 4, 5, 6, 6, 5, 4, 3, 2, 1]
 
 
+@pytest.mark.slow
 def test_a_search_never_ends_before_one_sweep_each_way(tracer, monkeypatch):
     monkeypatch.setattr(local_search.Sweeps, "_has_gained", lambda self, before: False)
     monkeypatch.setattr(local_search, "_PASSES_PER_SIZE", 10)
@@ -148,6 +150,7 @@ def test_sizes_are_those_asked_for_and_fill_the_gaps_between():
     assert sizes(4, *range(1, 101)) == [1, 10, 32, 100]
 
 
+@pytest.mark.slow
 def test_a_limit_gives_the_best_so_far(tracer):
     short = tracer.run("local-search", budget=6, max_passes=25)
     assert (short.stopped, short.n_selected <= 6) == ("max_passes", True)
@@ -242,6 +245,7 @@ def test_what_a_limit_leaves_out_is_said(demo_model):
         tracer.run("local-search", budget=4, max_passes=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "is_rough"), [(1, True), (40, False)])
 def test_scores_that_do_not_add_up_are_a_warning(demo_model, steps, is_rough):
     pairs = tk.load_dataset("demo-facts", demo_model)[:6]

@@ -138,6 +138,7 @@ def test_a_callable_without_gradient_is_an_error_for_gradient_methods(model, pai
     assert tracer.run("top-k", budget=2).n_selected == 2
 
 
+@pytest.mark.slow
 def test_a_target_that_the_full_set_misses_can_still_be_reached(model):
     tracer = tk.Tracer(model, tiny.pairs(6, seed=4), metric="logit-difference")
     best = max(tracer.engine.set_effects([[i] for i in range(12)]).mean(1).tolist())

@@ -65,6 +65,7 @@ def test_the_mean_score_is_the_objective(tracer, objective):
     assert torch.equal(tracer.engine.set_effects(sets), tracer.engine.set_effects(sets))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("part", [None, [0, 7, 3, 9, 4, 1]])
 def test_the_gradient_is_that_of_the_objective(model, objective, part):
@@ -154,6 +155,7 @@ def test_fronts_do_better_by_it_at_every_size(tracer, tmp_path):
         tracer.pareto(**options)
 
 
+@pytest.mark.slow
 def test_it_goes_with_what_is_kept(model, tracer):
     neutral = tiny.pairs(7, seed=8)
     kept = tk.Tracer(model, neutral, "head-outputs", "kl")
@@ -177,6 +179,7 @@ def test_log_odds_rise_with_the_effect(model, metric, direction):
     assert scoring(tracer, "log-odds").effects(torch.zeros(12)).abs().max() == 0
 
 
+@pytest.mark.slow
 def test_lines_of_figures_are_told_apart(tracer):
     results = [tracer.run("top-k", budget=3, objective=o) for o in ("mean", "log-odds")]
     names = {trace.name for trace in effect_curve(results).data if trace.name}
@@ -221,6 +224,7 @@ def test_a_set_that_does_much_for_one_example_only_is_a_warning(tracer):
         tracer.run(Fixed(effects), budget=1, sign="positive")
 
 
+@pytest.mark.slow
 def test_a_set_that_does_not_hold_is_a_warning(model):
     pairs = tiny.pairs(11, seed=3)
     tracer = tk.Tracer(model, pairs, held_out=tiny.pairs(9, seed=40), metric="odds-ratio")
@@ -248,6 +252,7 @@ def row(size, fitted, error):
     return tk.results.SizeStatistics(size=size, **fields, **nothing)
 
 
+@pytest.mark.slow
 def test_the_best_size_is_the_smallest_within_one_standard_error(tracer):
     front = tracer.pareto(max_budget=4, statistics=False)
     rows = (row(1, 0.2, 0.05), row(2, 0.71, 0.3), row(3, 0.8, 0.1))

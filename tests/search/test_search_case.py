@@ -30,7 +30,10 @@ OPTIONS = {
     "empirical-bayes-top-k": {"by_gradients": True, "steps": 3},
 }
 """Options under which methods are quick."""
-SLOW = ("pgb-ct", "dcm", "exhaustive", "mask-ig")
+SLOW = (
+    *("pgb-ct+local", "pgb-ct", "dcm", "greedy", "exhaustive", "mask-ig"),
+    "empirical-bayes-top-k",
+)
 
 
 class TestMethods(SearchCase):
@@ -66,6 +69,7 @@ def edge_tracer() -> tk.Tracer:
     return tk.Tracer(model, pairs, "edges", "logit-difference", layers=[1], progress=False)
 
 
+@pytest.mark.slow
 class TestDocs(SearchCase):
     """The searches of `docs/own-search.md`."""
 

@@ -52,6 +52,7 @@ def both(model, is_negative):
     return [tk.Tracer(model, each, "head-outputs", "logit-difference") for each in pairs]
 
 
+@pytest.mark.slow
 @pytest.mark.pairwise
 @pytest.mark.parametrize(
     ("method", "objective"),
@@ -139,6 +140,7 @@ def test_a_target_says_its_sign(both):
         both[1].run("top-k", target_effect=-1e3)
 
 
+@pytest.mark.slow
 def test_what_is_warned_of_and_refused(both):
     text = "have an effect of -.* the other way.*'full'"
     with pytest.warns(UnreliableResultWarning, match=text):
@@ -187,6 +189,7 @@ def test_which_component_differs_between_two_models(seed):
     assert front[0].labels == ["MLP1"]
 
 
+@pytest.mark.slow
 def test_sweeps_and_commands_take_it(tmp_path):
     runs = tk.sweep(
         ["demo"], ["demo-bias"], ["top-k"], [2], output=tmp_path, limit=6, sign="negative"
@@ -196,6 +199,7 @@ def test_sweeps_and_commands_take_it(tmp_path):
     assert tk.load_runs(tmp_path).to_frame()["sign"].tolist() == ["negative"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", ["negative", "full"])
 def test_a_sweep_searches_for_the_sign(demo_model, tmp_path, sign):
     runs = tk.sweep(

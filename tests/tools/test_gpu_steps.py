@@ -58,6 +58,7 @@ def test_a_step_that_fails_is_recorded_and_repeated_only_on_request(tmp_path):
     assert len(read_records(file)) == 2
 
 
+@pytest.mark.slow
 def test_a_step_ends_at_its_limit_with_all_that_it_started(tmp_path):
     file, pid = tmp_path / "gpu.jsonl", tmp_path / "pid"
     program = (
@@ -116,6 +117,7 @@ def test_a_line_that_was_cut_off_does_not_count(tmp_path):
     assert [record.step for record in read_records(file).values()] == ["step a", "step b"]
 
 
+@pytest.mark.slow
 def test_a_call_that_is_ended_leaves_no_record_and_no_process(tmp_path):
     file, pid = tmp_path / "gpu.jsonl", tmp_path / "pid"
     waits = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"

@@ -42,6 +42,7 @@ def table(demo):
     )
 
 
+@pytest.mark.slow
 def test_the_model_of_the_table_agrees(demo, table):
     found = validate(demo, table)
     assert not found.problems

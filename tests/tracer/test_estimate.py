@@ -572,6 +572,7 @@ class TestBar:
         else:
             assert 0 < bar.n <= total
 
+    @pytest.mark.slow
     def test_a_front_with_statistics_has_one(self, watched, bars):
         watched.pareto(max_budget=3, max_passes=20)
         (bar,) = bars.bars
@@ -658,6 +659,7 @@ class TestWhereItIsShown:
 
         return passing
 
+    @pytest.mark.slow
     def test_off_elsewhere(self, model, bars):
         assert not _progress.is_interactive()
         tracer = tk.Tracer(model, tiny.pairs(12), max_batch_size=2)
@@ -732,6 +734,7 @@ class TestWhereItIsShown:
                 pass
         assert len(started) == 1
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("given", "is_said"), [(None, True), (False, False)])
     def test_calls_of_a_tracer_are_said(self, model, monkeypatch, capsys, given, is_said):
         """By the thread, whatever they do and how far they are."""

@@ -103,6 +103,7 @@ class TestTheSameEffect:
             assert text in card
         assert tk.TraceResult.load(folder / "trace").labels == result.labels
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("way", ["given to load_model", "set on the model", "changed in place"])
     @pytest.mark.parametrize("change", TOKENIZER_CHANGES)
     def test_the_tokenizer_is_that_of_the_model(self, tmp_path, way, change):
@@ -198,6 +199,7 @@ class TestRefusals:
         with pytest.raises(MaskError, match="A set of components is needed here"):
             tracer.export(half_of(tracer) / 2, tmp_path / "edited")
 
+    @pytest.mark.slow
     def test_a_model_without_room_for_a_bias(self, tmp_path):
         tracer = traced(tk.load_model(tiny.hf_model("mistral")), source="mean")
         text = r"bias at model\.layers\.0\.self_attn\.o_proj\.bias.*MistralForCausalLM has none"
@@ -211,6 +213,7 @@ class TestRefusals:
         with pytest.raises(UnsupportedModelError, match="no single projection behind hook_mlp_out"):
             tracer.export(half_of(tracer), tmp_path / "edited")
 
+    @pytest.mark.slow
     def test_a_norm_behind_the_projection(self, tmp_path):
         """Its output is normed before it is added, so that a mean there is no bias."""
         tracer = traced(tk.load_model(tiny.hf_model("gemma2")), "attention-blocks", "mean")
@@ -254,6 +257,7 @@ CHANGED = [
 """Models whose weights are computed from others."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [*CHANGED, "off", "lm_head", "second of two", "compiled", "all layers"]
 )
@@ -279,6 +283,7 @@ def test_the_written_model_is_the_given_one_without_a_head(name, tmp_path):
         torch.testing.assert_close(written(IDS).logits, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

@@ -51,6 +51,7 @@ def test_an_explanation_without_fresh_examples_has_no_p(without, tmp_path):
     assert why.network().data
 
 
+@pytest.mark.slow
 def test_an_explanation_is_of_held_out_examples(fresh, model):
     tracer, result = fresh
     why = tracer.explain(result)
@@ -79,6 +80,7 @@ def test_an_explanation_is_of_held_out_examples(fresh, model):
     assert elsewhere.backups["p"].isna().all()
 
 
+@pytest.mark.slow
 def test_interactions_of_a_found_set(without, fresh):
     tracer, result = without
     grid = tracer.interactions(result)
@@ -139,6 +141,7 @@ def test_tables_name_their_examples(without, fresh):
         assert tracer.evaluate(mask, metrics=["kl"]).index.name == "n = 12"
 
 
+@pytest.mark.slow
 def test_examples_that_a_search_saw_are_not_called_held_out(model):
     """Twelve of twenty examples, by what they hold, wherever they are from."""
     pairs = PAIRS
@@ -216,6 +219,7 @@ class TestControls:
         assert control_sets(tracer.registry, whole, 5, torch.Generator()) == []
         assert math.isnan(control_overlap(tracer.registry, whole))
 
+    @pytest.mark.slow
     def test_they_are_counted_in_text_and_statistics(self, tracer):
         side = tracer.side_effects(tracer.registry[:1], {"other": tiny.pairs(9, seed=8)}, draws=20)
         assert len(side.target.controls) == 3
@@ -224,6 +228,7 @@ class TestControls:
         assert (row.controls, row.control_overlap) == (3, 0)
 
 
+@pytest.mark.slow
 def test_cpr_and_cmd_are_of_noising(model):
     tracer = tk.Tracer(model, PAIRS[:12], direction="denoising", metric="probability-drop")
     how = "counterfactual patching, denoising"
@@ -240,6 +245,7 @@ def test_cpr_and_cmd_are_of_noising(model):
     assert (found.cpr, found.cmd) == (found.area, found.distance)
 
 
+@pytest.mark.slow
 def test_few_examples_are_said(model):
     tracer = tk.Tracer(model, PAIRS[:5], metric="probability-drop")
     said = r"5 independent examples .*below 0\.062.*none can reach \.05"

@@ -22,6 +22,7 @@ def bound():
     return tk.Constraint(pairs=tiny.pairs(5, seed=8), metric="kl", at_most=10.0)
 
 
+@pytest.mark.slow
 @pytest.mark.pairwise
 @pytest.mark.parametrize("objective", [None, "mean", "median", "trimmed-mean"])
 @pytest.mark.parametrize("sign", ["positive", "negative"])
@@ -53,6 +54,7 @@ def test_a_known_set_outside_the_bound_is_not_taken(tracer):
     assert all(each.components != free.components for each in front)
 
 
+@pytest.mark.slow
 def test_the_best_set_of_at_most_a_size_may_be_a_smaller_one(tracer):
     """A front may fall where sets are chosen for what they do on other examples."""
     means = tracer.engine.set_effects(list(combinations(range(12), 2)), "pairs").mean(1)
@@ -65,6 +67,7 @@ def test_the_best_set_of_at_most_a_size_may_be_a_smaller_one(tracer):
     assert front.effects.tolist() == [pytest.approx(results[0].effect)] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_", [{"objective": "median"}, {"sign": "negative"}, {}])
 def test_limits_bound_the_reported_cost(tracer, request_):
     result = tracer.run("local-search", budget=3, max_passes=20, **request_)

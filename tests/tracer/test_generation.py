@@ -37,6 +37,7 @@ def continued(model, prompt, n=8, hooks=lambda length: []):
 
 
 class TestGenerate:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "kind", ["head-outputs", "attention-patterns", "mlp-blocks", "residual-between"]
     )
@@ -150,6 +151,7 @@ class TestGenerate:
 
 
 class TestSteer:
+    @pytest.mark.slow
     def test_it_is_the_measured_effect(self, demo_model, pairs):
         tracer = traced(demo_model, pairs, metric="logit-difference")
         result = tracer.run("attribution", budget=3)

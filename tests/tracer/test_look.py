@@ -57,6 +57,7 @@ def test_parts_have_the_numbers_of_the_tools(seen, demo_model, facts):
         assert shown[each.layer][each.span] == pytest.approx(share, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_documents_have_whole_sets(seen):
     sets = part(seen, "sets")
     assert [row["components"] for row in sets.rows] == [each.labels for each in seen.sets]

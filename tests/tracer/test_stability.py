@@ -54,6 +54,7 @@ def test_frequencies_are_shares_of_the_resamples(tracer):
     assert stability.effects.mean().item() == pytest.approx(expected[0], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_resamples_are_drawn_with_replacement_and_keep_groups_together(model):
     groups = [0, 0, 0, 1, 1, 2, 3, 4, 5, 5, 6, 7]
     pairs = tiny.pairs(12, seed=3).grouped(groups)
@@ -84,6 +85,7 @@ def test_a_seed_repeats_it(tracer):
     assert not torch.equal(first.frequencies, other.frequencies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "objective"),
     [
@@ -111,6 +113,7 @@ def test_shared_measurements_change_no_selection(model, monkeypatch, method, obj
     assert shared.cost.forward_equivalents < alone.cost.forward_equivalents
 
 
+@pytest.mark.slow
 def test_rankings_by_gradients_take_no_pass_for_further_resamples(tracer):
     few, many = (tracer.stability("attribution", budget=3, resamples=n) for n in (2, 20))
     assert few.cost.backward == many.cost.backward == pytest.approx(1)
@@ -139,6 +142,7 @@ def test_held_out_examples_are_measured(model):
     assert "on held-out examples, n = 9" in repr(stability)
 
 
+@pytest.mark.slow
 def test_sets_of_edges_are_connected(demo_model):
     pairs = tk.load_dataset("demo-facts", demo_model)[:6]
     tracer = tk.Tracer(demo_model, pairs, "edges", "logit-difference")
@@ -152,6 +156,7 @@ def test_sets_of_edges_are_connected(demo_model):
         stability.heatmap()
 
 
+@pytest.mark.slow
 def test_arrows_are_as_wide_as_edges_are_frequent(demo_model):
     pairs = tk.load_dataset("demo-facts", demo_model)[:6]
     tracer = tk.Tracer(demo_model, pairs, "edges", "logit-difference")

@@ -259,6 +259,7 @@ def test_a_model_that_changed_since_is_noticed(pairs):
         tracer.run("top-k", budget=1)
 
 
+@pytest.mark.slow
 def test_held_out_examples_are_measured_and_not_searched(model, tmp_path):
     inside, outside = tiny.pairs(12).split(0.5)
     plain = tk.Tracer(model, inside).run("top-k", budgets=[2, 4])
@@ -337,6 +338,7 @@ def test_a_result_that_selects_nothing_has_no_effect(tracer):
     assert tracer.evaluate(result) == 0
 
 
+@pytest.mark.slow
 def test_every_measurement_takes_the_labels_that_are_printed(tracer):
     result = tracer.run("top-k", budget=2)
     first, second = result.labels
@@ -465,6 +467,7 @@ class TestWeakEffects:
         assert tracer.n_prefers_x is None
 
 
+@pytest.mark.slow
 def test_heatmap_and_curve_after_a_front_draw_the_front_or_earlier_runs(model):
     tracer = tk.Tracer(model, tiny.pairs(4), "head-outputs")
     front = tracer.pareto(max_budget=3, statistics=False, max_passes=20)
@@ -502,6 +505,7 @@ def test_a_model_and_data_may_be_named(demo_model):
         tk.Tracer(demo_model, "demo-fact")
 
 
+@pytest.mark.slow
 def test_a_heatmap_of_several_results_is_of_the_last(tracer):
     curve = tracer.run("top-k", budgets=[2, 4])
     drawn, alone = tracer.heatmap(curve), curve[-1].heatmap()

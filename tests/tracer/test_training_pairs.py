@@ -60,6 +60,7 @@ def test_training_is_on_the_drawn_pairs(model, method, monkeypatch):
     assert result.dataset_fingerprint == PAIRS.fingerprint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["pgb-ct", "dcm"])
 def test_a_mask_is_that_of_a_tracer_of_the_drawn_pairs(model, method):
     others = tiny.pairs(12, seed=77)  # More than are searched.
@@ -70,6 +71,7 @@ def test_a_mask_is_that_of_a_tracer_of_the_drawn_pairs(model, method):
     assert not torch.allclose(here.soft_mask, given.soft_mask, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_what_was_drawn_is_recorded_and_can_be_drawn_again(model, tmp_path):
     run = {"budget": 3, **TRAINED["learned-ranking"]}
     first, again, other = (
@@ -100,6 +102,7 @@ def test_a_generated_data_set_is_drawn_again_by_its_code(model, monkeypatch):
     assert again.run.training == result.run.training
 
 
+@pytest.mark.slow
 def test_a_report_says_which_pairs_were_drawn(model, monkeypatch, tmp_path):
     def load(name, model, *, n, seed):
         return tiny.pairs(n, seed=seed)

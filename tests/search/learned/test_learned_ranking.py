@@ -141,6 +141,7 @@ def test_a_soft_mask_has_its_size_and_the_derivatives_of_its_threshold(size):
         assert gradient[index].item() == pytest.approx(slope, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_a_ranking_and_another_draws_others(tracer):
     search, target = LearnedRanking(epochs=3), make_target(tracer.engine)
     goal = Goal(budgets=(3,))
@@ -168,6 +169,7 @@ def test_ctrl_c_keeps_the_ranking_so_far(monkeypatch):
     assert selection.effects.mean() > 0
 
 
+@pytest.mark.slow
 def test_edges_of_its_sets_are_on_paths():
     model = tk.load_model("demo")
     pairs = tk.load_dataset("demo-facts", model)[:8]

@@ -83,6 +83,7 @@ def test_a_schedule_may_not_grow_beyond_numbers(tracer, weight):
         tracer.run(epochs=2, penalty_schedule=lambda epoch: 1e8, **weights)
 
 
+@pytest.mark.slow
 def test_fixed_lambdas_are_one_training_run(tracer):
     result = tracer.run(lambda1=1e-3, epochs=4, batch_size=5)
     assert len(result.history) == 4
