@@ -223,7 +223,7 @@ def test_the_code_of_a_report_repeats_its_first_number(demo_model, tmp_path, mon
     tracer = make(demo_model, folder)
     result = tracer.run("greedy", budget=2, objective="median")
     text = body(tk.report(result, tmp_path / "report.html"))
-    assert f"held-out examples their effect is {result.held_out_effect:.4g} (" in text
+    assert f"held-out examples their {result.axis_label} is {result.held_out_effect:.4g} (" in text
     shutil.rmtree(folder)
     monkeypatch.chdir(tmp_path)
     (block,) = code(text)

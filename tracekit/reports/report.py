@@ -150,14 +150,15 @@ def _sections(
     first = results[0]
     # Not by the held-out effect, which then would have been searched too.
     best = max(results, key=lambda result: result.effect)
-    lead = f"{best.title} selects {best.n_selected} of {best.n_components} components."
+    members = join_labels(best.labels, _MOST_LABELS)
+    lead = f"{best.title} selects {best.n_selected} of {best.n_components} components: {members}."
     on = [(best.searched, "searched", "spread")]
     on = on if best.held_out is None else [(best.held_out, "held-out", "95 % interval"), *on]
     for where, name, brackets in on:
         lead += (
-            f" On the {where.n_text} {name} examples their effect is {where.mean:.4g} ({brackets} "
-            f"{interval_text(*where.interval)}), {100 * where.share:.0f} % of the effect of all "
-            "components."
+            f" On {where.n_text} {name} examples their {best.axis_label} is {where.mean:.4g} "
+            f"({brackets} {interval_text(*where.interval)}), {100 * where.share:.0f} % of that of "
+            "all components."
         )
         lead += f" First choices: {where.choices_text}." if where.choices_text else ""
     for result in results:
