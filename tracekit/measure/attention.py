@@ -194,8 +194,7 @@ def attention(question: Question, members: ComponentsLike, *, at: str = "last") 
     Args:
         question: The question.
         members: As in `explain`; members that are no heads are left out.
-        at: Span, or name of a position, whose last token attends. Contributions do not depend
-            on it.
+        at: Span, or name of a position, whose last token attends. Contributions ignore this.
 
     Raises:
         ComponentError: No member is a head.
