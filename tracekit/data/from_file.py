@@ -276,8 +276,8 @@ def _rename_columns(
     if guessed:
         shown = ", ".join(f"{key!r} as {to}" for key, to in guessed.items())
         warn(
-            f"{path} is read with {shown} (a guess). Pass columns, on the command line "
-            "--data-option columns=, to change this.",
+            f"{path} is read with {shown} (a guess). To change this, pass columns (on "
+            "the command line --data-option columns=...).",
             DataWarning,
         )
     names |= guessed
