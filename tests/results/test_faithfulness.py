@@ -484,7 +484,7 @@ def test_what_faithfulness_is_of_is_in_words(model):
         assert repr(found).startswith(f"Faithfulness (odds-ratio) of {sets}")
         title = found.curve().layout.title
         assert title.text == "Faithfulness: pairs data, GPT2LMHeadModel model"
-        assert title.subtitle.text.replace("<br>", " ").startswith(f"odds-ratio; {sets}")
+        assert title.subtitle.text.replace("<br>", " ").startswith(f"by odds-ratio; {sets}")
     one, three = repr(tracer.faithfulness(curve)).splitlines()[1:]
     assert (one.split(":")[0], three.split(":")[0]) == ("  1 component", "  3 components")
 

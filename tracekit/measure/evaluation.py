@@ -202,13 +202,13 @@ def faithfulness(
     is_within = all(sum(counts[i] for i in each) <= share * sum(counts) for share, each in rows)
     follows_mib = ranking is not None or getattr(members, "largest", None) == n
     shares = MIB_SHARES if follows_mib or is_mib else ()
-    known = [] if None in budgets or shares else budgets
+    own_budgets = [] if None in budgets or shares else budgets
     method = getattr(first if ranking is None else members, "method", "")
     return measure_faithfulness(
         engine,
         sets,
         shares=shares,
-        budgets=tuple(known),
+        budgets=tuple(own_budgets),
         ranking=ranking or "sets",
         method=method,
         intervention=question.setup.intervention,

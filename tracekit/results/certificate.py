@@ -132,8 +132,8 @@ class Certificate(Tabular):
             line = f"  {claim}: {claim.verdict}"
             for _, *ends in claim.bounds[-1:]:
                 named = zip(("lower bound", "upper bound"), ends, strict=True)
-                known = [f"{side} {end:.3g}" for side, end in named if end is not None]
-                line += f"; {', '.join(known) or 'no bounds yet'}"
+                bounds = [f"{side} {end:.3g}" for side, end in named if end is not None]
+                line += f"; {', '.join(bounds) or 'no bounds yet'}"
             if claim.n_needed is not None:
                 line += f"; about {claim.n_needed} examples would decide it"
             text.append(line)

@@ -174,7 +174,7 @@ class Against(InWords, Tabular):
     def __repr__(self) -> str:
         shares = f"precision {self.precision:.2f}, recall {self.recall:.2f}"
         lines = [f"{self.method} ({self.intervention}) against {self.name}: {shares}"]
-        by_verdict = {one: self[one] for one in ("hit", "extra", "miss")}
+        by_verdict = {name: self[name] for name in ("hit", "extra", "miss")}
         for name, labels in (by_verdict | {"not studied": [*self.not_studied]}).items():
             plural = {"hit": "hits", "extra": "extras", "miss": "misses"}.get(name, name)
             if n := len(labels):
@@ -182,7 +182,7 @@ class Against(InWords, Tabular):
         return clean_text("\n".join(lines))
 
 
-def name_and_roles(circuit: str | Sequence[str], result: Any) -> tuple[str, dict[str, str]]:
+def name_and_roles(circuit: Any, result: Any) -> tuple[str, dict[str, str]]:
     """What a circuit is called, and the role of each of its members, by label without span."""
     if not isinstance(circuit, str):
         chosen = mask_of(circuit, result.registry).nonzero()[:, 0].tolist()

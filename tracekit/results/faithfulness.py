@@ -242,7 +242,7 @@ class Faithfulness(InWords, Tabular):
             largest=max(self.sizes),
             value_title="share of the whole effect",
             title=f"Faithfulness: {self.data}" if self.data else "Faithfulness",
-            subtitle=plain(f"{self.metric}; {self._sets_text}; {self.setting}"),
+            subtitle=plain(f"by {self.metric}; {self._sets_text}; {self.setting}"),
         )
 
     @property
