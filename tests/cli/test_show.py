@@ -56,7 +56,7 @@ def test_the_table_of_a_run_has_five_columns_unless_all_are_asked_for(command, t
     assert "effect, held out" in " ".join(heading.replace("\u2503", " ").split())
     below = out[out.rindex("\u2518") + 1 :].strip().splitlines()
     assert len(below) <= 3
-    assert "tracekit show --full: all columns." in " ".join(below)
+    assert "tracekit show --full: all columns." in " ".join(" ".join(below).split())
     low, high = tracer.results[0].held_out_interval
     assert f"({low:.3g} to {high:.3g})" in out
     _, full, _ = command("show", tmp_path, "--full")

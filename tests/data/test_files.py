@@ -267,7 +267,7 @@ GUESSED = {
 def test_columns_are_guessed_by_their_usual_names(gpt2_tokenizer, number):
     own = [{**row, "group": f"t{n}"} for n, row in enumerate([*ROWS, *ROWS])]
     rows = [{GUESSED[key][number]: text for key, text in row.items()} for row in own]
-    with pytest.warns(DataWarning, match="Pass columns to change this") as caught:
+    with pytest.warns(DataWarning, match="To change this, pass columns") as caught:
         found, _ = read_rows(rows)
     assert found == own
     (said,) = [str(each.message) for each in caught]

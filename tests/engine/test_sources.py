@@ -22,7 +22,13 @@ from tracekit._util.names import SourceName
 from tracekit.demo import MODEL_DIR
 from tracekit.engine.effects import masked_log_probs
 from tracekit.engine.sources import SOURCES, parse_source, source_name
-from tracekit.errors import ConfigError, ModelWarning, PairsError, SourceError
+from tracekit.errors import (
+    ConfigError,
+    DataFormatError,
+    ModelWarning,
+    PairsError,
+    SourceError,
+)
 from tracekit.search import METHODS
 
 
@@ -385,6 +391,41 @@ def test_means_over_the_prompts_of_a_file(demo_model, tmp_path, kind):
     file.write_text(file.read_text() * 2)
     with pytest.raises(SourceError, match=r"others.jsonl, which has changed since: its digest is"):
         tk.Tracer(model, others[:4], setup)
+
+
+PROMPTS = ["the nurse said that", "the king said that"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("prompts.txt", "\n\n".join(PROMPTS)),
+        ("prompts.csv", "\n".join(["prompt", *PROMPTS])),
+        ("prompts.json", json.dumps([{"prompt": prompt} for prompt in PROMPTS])),
+        ("pairs.csv", "\n".join(["prompt,x", *(f"{prompt}, she" for prompt in PROMPTS)])),
+    ],
+)
+def test_prompts_of_a_mean_need_no_answers(demo_model, tmp_path, name, text):
+    file = tmp_path / name
+    file.write_text(text)
+    pairs = tk.load_dataset("demo-facts", demo_model)[:4]
+    question = demo_model, pairs, "head-outputs", "logit-difference"
+    rows = [{"prompt": prompt, "x": " she"} for prompt in PROMPTS]
+    over = tk.PromptPairs.from_text(rows, demo_model)
+    expected = tk.Tracer(*question, source=tk.Mean(pairs=over)).full_effect
+    for source in (tk.Mean(pairs=file), f"mean:pairs={file}"):
+        tracer = tk.Tracer(*question, source=source)
+        assert tracer.full_effect == pytest.approx(expected, rel=1e-5)
+        assert tracer.setup.intervention == f"mean ablation over the prompts of {file}"
+
+
+@pytest.mark.parametrize(("name", "text"), [("prompts.txt", "\n"), ("mine.csv", "x\n she\n")])
+def test_a_file_without_prompts_is_named(demo_model, tmp_path, name, text):
+    file = tmp_path / name
+    file.write_text(text)
+    pairs = tk.load_dataset("demo-facts", demo_model)[:4]
+    with pytest.raises(DataFormatError, match=f"A row of .*{name} has no prompt. Give each row"):
+        tk.Tracer(demo_model, pairs, source=tk.Mean(pairs=file))
 
 
 class TestNoise:

@@ -619,7 +619,7 @@ def test_saved_pages_hold_what_was_measured(demo, tmp_path):
 def test_saving_measures_what_a_reader_is_likely_to_click(demo, tmp_path):
     pytest.importorskip("anywidget")
     view = demo.explore(demo.registry[:2])
-    around = "Measured around the set that the page opens with: "
+    around = "Measured around the first set (a set may be of two kinds): "
     of_none = "0 of 2 sets of the buttons and the slider, 0 of 2 sets with one member less, "
     assert view.coverage.startswith(f"{around}{of_none}0 of 16 single components, 1 of 66 pairs ")
     # A set that is of two kinds is measured once.

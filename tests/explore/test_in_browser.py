@@ -552,7 +552,9 @@ def test_a_kernel_that_dies_is_said_and_costs_no_result(chromium, heads, tmp_pat
             # It says what it is, keeps the colours of the set before, and marks what leads on.
             said = await page.locator(".tk-saved").inner_text()
             assert said.startswith("A saved page without the model. ")
-            known = "predicted gain of having it in the set at an earlier set (L1H4); none is known"
+            known = (
+                "predicted gain of having the component in the set, for an earlier set (L1H4), as"
+            )
             assert known in await page.locator(".tk-legend").inner_text()
             leads = await page.locator(".tk-leads").evaluate_all(
                 "(all) => all.map(c => c.dataset.index)"

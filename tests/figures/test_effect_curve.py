@@ -42,7 +42,8 @@ def test_curve_data_has_every_size_of_a_path(tracer):
 def test_curves_draw_their_data(tracer):
     figure = tracer.curve()
     named = {trace.name: trace for trace in figure.data if trace.name}
-    assert list(named) == ["top-k", "greedy", "best of 3 random sets"]
+    assert list(named) == ["top-k", "greedy", "best of 3 random sets", "all 15 components"]
+    assert named.pop("all 15 components").line.dash == figure.layout.shapes[0].line.dash
     assert len({trace.line.color for trace in named.values()}) == 3
     assert len({trace.line.dash for trace in named.values()}) == 3
     assert len({trace.marker.symbol for trace in named.values()}) == 3
@@ -64,7 +65,8 @@ def test_curves_show_held_out_examples_where_there_are_some(model):
     tracer.run("greedy", budget=3)
     for figure in (tracer.curve(), tk.compare(tracer.results).curve()):
         named = {trace.name: trace for trace in figure.data if trace.name}
-        assert legend_of(figure) == ["top-k", "greedy", "held out, 95 % interval"]
+        filled = "filled: held out, 95 % interval"
+        assert legend_of(figure) == ["top-k", "greedy", filled, "all 12 components"]
         subtitle = figure.layout.title.subtitle.text.replace("<br>", " ")
         assert "on 6 searched examples (held out: 6)" in subtitle
         for title, results in (("top-k", tracer.results[:2]), ("greedy", tracer.results[2:])):
@@ -82,20 +84,26 @@ def test_curves_show_held_out_examples_where_there_are_some(model):
             # Searched ones are hollow, and have no bars of another kind beside these.
             assert searched.marker.color == "white"
             assert searched.error_y.array is None
+    # Of one method, the legend has its filled marks as they are.
+    alone = effect_curve(tracer.results[:2])
+    assert legend_of(alone) == ["top-k", "top-k, held out, 95 % interval", "all 12 components"]
+    fresh = next(trace for trace in alone.data if trace.name == legend_of(alone)[1])
+    assert fresh.marker.color == alone.data[1].line.color
     printed = for_print(tracer.curve(), width=3.25, title=False)
     assert legend_of(printed) == legend_of(tracer.curve())
 
 
 def test_the_legend_says_what_bars_are(tracer):
     figure = tk.compare(tracer.results).curve()
-    assert legend_of(figure)[-1] == "95 % spread"
-    assert legend_of(tracer.curve()) == ["top-k", "greedy", "best of 3 random sets"]
+    *_, spread, whole = legend_of(figure)
+    assert (spread, whole) == ("95 % spread", "all 15 components")
+    assert legend_of(tracer.curve()) == ["top-k", "greedy", "best of 3 random sets", whole]
 
 
 def test_pgb_ct_lies_on_top(tracer):
     results = [renamed(tracer.results[0], method="pgb-ct"), *tracer.results[1:]]
     named = [trace.name for trace in effect_curve(results).data if trace.name]
-    assert named[-1] == "top-k"  # The title that was kept.
+    assert named[-2:] == ["top-k", "all 15 components"]  # The title that was kept.
 
 
 def test_long_legends_leave_the_axis_alone(tracer):

@@ -163,6 +163,7 @@ class TestPrint:
 
     def test_all_texts_shrink_alike(self, tracer):
         figure = tracer.curve()
+        figure.add_annotation(text="a note", x=1, y=1, font_size=12)
         printed = figures.for_print(figure, width="3.3in")
         factor = printed.layout.font.size / figure.layout.font.size
         assert factor == pytest.approx(8 * 96 / 72 / figure.layout.font.size)

@@ -84,7 +84,7 @@ def test_claims_far_from_what_the_set_does_are_decided(tracer, faithfulness):
     assert failed.verdict == "fails"
     assert failed.claims[0].bounds[-1][2] < faithfulness + 0.6
     assert repr(failed).startswith("Fails for L0H0, L0H1, L1H2, L1H3: ")
-    assert f"faithfulness at least {faithfulness + 0.6:.3g}: fails; bounds " in repr(failed)
+    assert f"faithfulness at least {faithfulness + 0.6:.3g}: fails; lower bound " in repr(failed)
     assert "if no example is more than twice as extreme" in repr(failed)
 
 
@@ -149,7 +149,7 @@ class TestFreshPairs:
         with pytest.raises(PairsError, match="40 were left out"):
             other.certify(result, faithful=0.5, pairs=seen)
         mirrored = seen.reversed()
-        with pytest.raises(PairsError, match="There are no fresh pairs: 40 were left out"):
+        with pytest.raises(PairsError, match="There are no fresh pairs. 40 were left out"):
             tracer.certify(NAMES, faithful=0.5, pairs=mirrored)
 
     def test_an_endless_source_is_read_until_claims_are_decided(self, tracer, faithfulness):
@@ -166,7 +166,7 @@ class TestFreshPairs:
 
     def test_a_source_that_repeats_itself_has_run_out(self, tracer, faithfulness):
         same = itertools.repeat(some_pairs(5, 3))
-        with pytest.raises(PairsError, match="There are no fresh pairs: 5"):
+        with pytest.raises(PairsError, match="There are no fresh pairs. 5"):
             tracer.certify(NAMES, faithful=faithfulness, pairs=same)
         fresh = itertools.chain([some_pairs(5, 7)], same)
         certificate = tracer.certify(NAMES, faithful=faithfulness, pairs=fresh)
@@ -178,8 +178,19 @@ class TestFreshPairs:
             recorded_pairs(certificate, tracer.model)
 
     def test_without_any_there_is_an_error(self):
-        with pytest.raises(PairsError, match="There are no fresh pairs: 0 were left out"):
+        with pytest.raises(PairsError, match="There are no fresh pairs. 0 were left out"):
             traced(some_pairs(12, 3), "kl").certify(NAMES, faithful=0.5)
+
+    def test_pairs_of_a_group_of_the_tracer_are_counted_as_such(self):
+        """Of other prompts, they are no fresh examples all the same."""
+        first, second = (some_pairs(6, seed).grouped([*"aabbcc"]) for seed in (3, 60))
+        text = "6 were left out: 6 share a group with pairs of the tracer"
+        with pytest.raises(PairsError, match=text):
+            traced(first, "kl").certify(NAMES, faithful=0.5, pairs=second)
+
+    def test_claims_without_bounds_say_so(self, tracer, faithfulness):
+        certificate = tracer.certify(NAMES, faithful=faithfulness, max_examples=2)
+        assert repr(certificate).splitlines()[1].endswith(": undecided; no bounds yet")
 
     def test_groups_are_one_example_and_stay_together(self, tracer):
         grouped = some_pairs(40, 50).grouped([number % 20 for number in range(40)])

@@ -131,7 +131,8 @@ def test_held_out_examples_test_what_the_others_propose(tracer):
     assert len(table.tests.q) == min(8, most_testable_rows(fresh.n_distinct))
     n_found = sum(table.tests.significant())
     count = (
-        f"{len(table.tests.q)} tested, {n_found} with q < .05; l: effect (odds ratio \u2212 1); "
+        f"{len(table.tests.q)} tested, {n_found} with q < .05; measured as effect (odds ratio "
+        "\u2212 1); "
     )
     assert f"{count}counterfactual patching, held-out examples" in repr(table)
 

@@ -38,10 +38,14 @@ def test_a_result_cites_its_method_and_its_data(demo_model, model):
     pairs = tk.load_dataset("demo-facts", demo_model)[:4]
     result = tk.Tracer(demo_model, pairs, "head-outputs").run("attribution", budget=2)
     text = result.cite()
-    assert keys_in(text) == ["tracekit", "yan2026multicomponent", "syed2024attribution"]
+    papers = ["tracekit", "yan2026multicomponent", "syed2024attribution"]
+    assert keys_in(text) == [*papers, "tracekit_demo_facts"]
+    assert f"Embedded in tracekit {tk.__version__}" in text
     assert f"version = {{{tk.__version__}}}" in text
     own = tk.Tracer(model, tiny.pairs(4), "head-outputs").run("greedy", budget=2)
     assert keys_in(own.cite()) == ["tracekit", "yan2026multicomponent"]
     of_data = SimpleNamespace(origin=SimpleNamespace(dataset="variable-binding"))
     one_paper = SimpleNamespace(method="dcm", searched=of_data)
     assert keys_in(tk.TraceResult.cite(one_paper))[2:] == ["davies2023discovering"]
+    learned = SimpleNamespace(method="learned-ranking", searched=SimpleNamespace(origin=None))
+    assert keys_in(tk.TraceResult.cite(learned))[2:] == ["arora2026matryoshka"]

@@ -95,9 +95,9 @@ def test_texts_are_a_line_each(shown):
     )
     first = shown["grid"].to_frame().iloc[0]
     assert repr(shown["grid"]) == (
-        "InteractionGrid(demo-bias data, demo model: 8 components; strongest "
+        "InteractionGrid(demo-bias data, demo model: 8 components; strongest interaction "
         f"{first['first']}, {first['second']}: {first['interaction']:+.4g}; "
-        "l: effect (odds ratio \u2212 1), noising; "
+        "measured as effect (odds ratio \u2212 1), noising; "
         f"{sum(shown['grid'].significant)} of 28 pairs have q < .05; counterfactual "
         "patching, n = 16 searched; q is not reliable here: the effects are skewed (median "
         "skewness 1.9) and there are fewer than 50 independent examples. Decide by p_family.)"

@@ -469,3 +469,33 @@ def test_runs_and_fronts_warn(demo_model):
         UnreliableResultWarning, match="times the effect of all components: it leave"
     ):
         tracer.pareto(max_budget=7, max_passes=40, statistics=False)
+
+
+def test_what_faithfulness_is_of_is_in_words(model):
+    tracer = tk.Tracer(model, tiny.pairs(6), "head-outputs")
+    curve = tracer.run("top-k", budgets=[1, 3])
+    cases = (
+        ((curve,), {}, "sets found by top-k;"),
+        ((curve[0],), {}, "a set found by top-k;"),
+        ((["L0H1"],), {}, "a set chosen by hand;"),
+        ((curve[0],), {"ranking": "signed"}, "components with the highest scores of top-k;"),
+    )
+    for given, options, sets in cases:
+        found = tracer.faithfulness(*given, **options)
+        assert repr(found).startswith(f"Faithfulness (odds-ratio) of {sets}")
+        title = found.curve().layout.title
+        assert title.text == "Faithfulness: pairs data, GPT2LMHeadModel model"
+        assert title.subtitle.text.replace("<br>", " ").startswith(f"by odds-ratio; {sets}")
+    one, three = repr(tracer.faithfulness(curve)).splitlines()[1:]
+    assert (one.split(":")[0], three.split(":")[0]) == ("  1 component", "  3 components")
+
+
+def test_budgets_stand_beside_sets_that_are_smaller(model):
+    tracer = tk.Tracer(model, tiny.pairs(6), "head-outputs")
+    results = [
+        replace(each, budget=each.n_selected + 1) for each in tracer.run("top-k", budgets=[1, 3])
+    ]
+    found = tracer.faithfulness(tk.results.TraceCurve(tuple(results)))
+    assert found.to_frame()["budget"].tolist() == [2, 4]
+    assert "  1 component (budget 2): " in repr(found)
+    assert "budget" not in tracer.faithfulness(results[0]).to_frame()

@@ -100,6 +100,7 @@ def test_the_curve_of_a_front_draws_its_data(front):
         "random, same layers, range",
         "alone",
         "from all downwards",
+        "all 12 components",
     ]
     assert list(named["best set, searched, 95 % spread"].y) == frame["effect"].tolist()
     taken = frame.dropna(subset=["cross_fitted"])

@@ -38,11 +38,19 @@ def test_hits_misses_and_extras(traced):
     )
     assert beside.precision == pytest.approx(2 / 3)
     assert beside.recall == pytest.approx(1 / 2)
-    assert str(beside).startswith(
-        "mine: precision 0.67, recall 0.50; set by counterfactual patching\n  2 hits: L1H4, MLP2"
-    )
+    first, *lines = str(beside).splitlines()
+    assert first.endswith("(counterfactual patching) against mine: precision 0.67, recall 0.50")
+    assert lines == ["  2 hits: L1H4, MLP2", "  1 extra: L0H1", "  2 misses: L1H7, MLP3"]
     assert beside.table["score"].isna().all()
     assert "L1H7" in beside.to_latex()
+
+
+def test_a_set_against_another_result_names_both(traced):
+    results = [traced.run(method, budget=2) for method in ("top-k", "greedy")]
+    text = str(results[0].against(results[1]))
+    method, other = (f"{each.title} (counterfactual patching)" for each in results)
+    assert text.startswith(f"{method} against {other}: precision ")
+    assert all(line[-1] != ":" for line in text.splitlines())
 
 
 def test_scores_of_top_k_are_single_effects(traced):

@@ -298,7 +298,7 @@ class TestConnected:
         best = tracer.engine.edge_paths.first(by_effect, 6)
         assert result.n_selected == 6
         assert result.run.n_skipped > 0
-        assert f", {result.run.n_skipped} idle edges skipped," in repr(result)
+        assert f", {result.run.n_skipped} edges on no path left out," in repr(result)
         # More of the last edges may be taken instead, where that is more faithful.
         of_best = [tracer.registry[each] for each in best]
         scores = [tracer.faithfulness(each).faithfulness[0] for each in (result, of_best)]

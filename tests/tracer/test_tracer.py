@@ -207,7 +207,8 @@ def test_runs_are_kept(tracer):
     first = tracer.run("top-k", budget=2)
     curve = tracer.run("random", budgets=[1, 2], draws=3)
     assert tracer.evaluate(first) == pytest.approx(first.effect)
-    assert [trace.name for trace in tracer.curve(first).data if trace.name] == [first.method]
+    names = [trace.name for trace in tracer.curve(first).data if trace.name]
+    assert names == [first.method, "all 12 components"]
     assert tracer.results == [first, *curve]
     assert first.dataset_fingerprint == tracer.pairs.fingerprint
     assert "12 attention-patterns in layers 0-2" in repr(tracer)

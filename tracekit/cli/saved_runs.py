@@ -207,8 +207,7 @@ def _explanation_tables(why: tk.measure.Explanation) -> dict[str, Table]:
     *(*SAVED_RUN_KEYS, "seed", "dry_run", "quiet"),
     **RUN_OPTIONS,
     other=WHAT.settings(
-        f"Other data as NAME=DATASET or NAME=FILE (.csv, .jsonl){SEVERAL}",
-        default=REQUIRED,
+        f"Other data as NAME=DATASET or NAME=FILE (.csv, .jsonl){SEVERAL}", default=REQUIRED
     ),
     other_metric=HOW.settings(
         "Metric of other data as NAME=METRIC, e.g. neutral=kl. Default: that of the run."
@@ -280,9 +279,9 @@ def show(values: OptionValues, run: RunFolder) -> None:
     facts = {
         "model": facts_of_model(result),
         "data": result_examples_text(result),
-        "metric": f"{result.setup.metric}, {result.setup.continuation_mean} mean",
+        "metric": result.setup.metric,
         "positions": str(result.setup.positions),
-        "source": f"{result.setup.source}: {result.setup.intervention}",
+        "intervention": result.setup.intervention,
         "search": "; ".join(search_notes(result)) or "to its end",
         "seed": result.seed,
         "options": ", ".join(f"{name}={value}" for name, value in options.items()),

@@ -14,12 +14,7 @@ import typer
 from tracekit import runs
 from tracekit.cli.app import OptionValues, app
 from tracekit.cli.console import check_folder, console
-from tracekit.cli.options import (
-    OPTIONAL_OUTPUT,
-    WORKER_KEYS,
-    read_options,
-    with_options,
-)
+from tracekit.cli.options import OPTIONAL_OUTPUT, WORKER_KEYS, read_options, with_options
 from tracekit.cli.tables import print_table
 
 _MOST_ROWS = 40

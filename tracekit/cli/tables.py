@@ -195,10 +195,10 @@ def print_results(results: Sequence[tk.TraceResult], *, is_full: bool = False) -
         text = f"{legend(results)} Passes: forward and backward; budgets of a run share them."
     else:
         text = (
-            f"{meaning_of_effects(results)} Brackets: 95 % interval if held out; if "
-            "searched only a spread, as these examples selected the set. Faithful: 1 less the "
-            "share that all others have. tracekit show --full: all columns."
-            f"{metric_units(results)}"
+            f"{meaning_of_effects(results)} Brackets: a 95 % confidence interval if "
+            "held out, only a spread if searched, as these examples selected the set. Faithful: "
+            "how much of the behaviour remains when all other components are patched (1: all). "
+            f"tracekit show --full: all columns.{metric_units(results)}"
         )
     console.print(text, style="dim")
 
@@ -210,7 +210,8 @@ def _setting_text(result: tk.TraceResult) -> str:
     setup = result.setup
     parts = [result.model, result_examples_text(result), result.registry.describe()]
     parts += [setup.intervention, f"{setup.metric}: {result.axis_label}"]
-    parts += [setup.continuation_mean] if setup.continuation_mean != "geometric" else []
+    mean = f"{setup.continuation_mean} mean over the tokens of an answer"
+    parts += [mean] if setup.continuation_mean != "geometric" else []
     parts += [f"seed of the source {setup.source_seed}"] if setup.source_seed else []
     return "; ".join(parts)
 

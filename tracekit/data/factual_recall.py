@@ -48,9 +48,8 @@ def load(
 
     `to_row` makes rows with `prompt`, `x` and perhaps `y` of the records in the JSON file.
     `noise_std` is in the units of the embeddings, by default three times that of the input of the
-    model's first block; the noise seed of the published code is 42. Facts whose attribute has less
-    than `min_probability` are left out, as in `PromptPairs.known`. The published Llama scripts
-    prepend BOS.
+    model's first block; the noise seed of the published code is 42. Facts below `min_probability`
+    are left out, as in `PromptPairs.known`. The published Llama scripts prepend BOS.
     """
     if n is not None:
         check_int("n", n)

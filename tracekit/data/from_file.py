@@ -78,8 +78,7 @@ def load_pairs(
             file with a list of objects (or one list by a name); a table of pandas, polars or
             pyarrow, a `datasets.Dataset` in any format (a `ClassLabel` is read as the names of its
             labels), a list of rows, or a dict of columns. Empty cells count as missing. With a
-            warning, row numbers are left out, and columns of usual names (`answer`) are read as
-            what they are.
+            warning, row numbers are left out and columns of usual names (`answer`) are guessed.
         model: The model to be traced.
         columns: Names of columns -> what they are here, e.g. `{"clean": "prompt", "notes": None}`,
             where None leaves a column out. Or the same as text, `clean:prompt,notes:`.
@@ -97,8 +96,7 @@ def load_pairs(
         DataFormatError: The suffix is another one, a line cannot be read, a column is unknown, or
             a record is none of the format.
         UnknownNameError: An unknown format.
-        ConfigError: An option of text for a file of ids, or a seed without noise; `columns` and
-            `format` together.
+        ConfigError: An option of text for ids, a seed without noise; both `columns` and `format`.
         PairsError: As in `PromptPairs.from_text` and `from_ids`.
     """
     source = _data_name(data)
@@ -127,6 +125,25 @@ def load_pairs(
         rows, model, noise=noise, on_mismatch=on_mismatch, prepend_bos=prepend_bos, chat=chat
     )
     return replace(pairs, name=name, skipped=(*skipped, *pairs.skipped))
+
+
+def load_prompts(path: str | Path, model: HookedModel) -> PromptPairs:
+    """Loads the prompts of a file of pairs, which may lack all else, or of the lines of a `.txt`.
+
+    Each stands as a pair whose answer is the prompt itself, so these pairs are for means alone.
+    """
+    path, has_ids = as_path("The file", path), False
+    if path.suffix == ".txt" and path.is_file():
+        rows = [{"prompt": line} for line in _read_text(path).split("\n") if line.strip()]
+    else:
+        rows, has_ids = read_rows(path)
+    key = "prompt_ids" if has_ids else "prompt"
+    if any(key not in row for row in rows or [{}]):
+        raise DataFormatError(f"A row of {path} has no {key}. Give each row a prompt.")
+    if has_ids:
+        return PromptPairs.from_ids([{key: row[key], "x_ids": row[key]} for row in rows])
+    rows = [{key: row[key], "x": f" {row[key]}"} for row in rows]
+    return PromptPairs.from_text(rows, model, warn=False)
 
 
 def read_rows(
@@ -258,7 +275,11 @@ def _rename_columns(
     guessed = {k: to for k, to in usual.items() if to and k not in {*names, to} and taken[to] == 1}
     if guessed:
         shown = ", ".join(f"{key!r} as {to}" for key, to in guessed.items())
-        warn(f"{path} is read with {shown} (a guess). Pass columns to change this.", DataWarning)
+        warn(
+            f"{path} is read with {shown} (a guess). To change this, pass columns (on "
+            "the command line --data-option columns=...).",
+            DataWarning,
+        )
     names |= guessed
     renamed = [{names.get(key, key): value for key, value in row.items()} for row in rows]
     return [{key: v for key, v in row.items() if key is not None} for row in renamed]

@@ -15,8 +15,7 @@
   other.
 - *Professions* (Vig et al. 2020). Every template is filled with every occupation. The
   counterfactual of a stereotypically male occupation is `woman`, of a female one `man`. The target
-  x is the stereotyped pronoun, the foil y the other one. Examples with male occupations come first,
-  template by template.
+  x is the stereotyped pronoun, the foil y the other one. Male occupations come first, by template.
 """
 
 from __future__ import annotations

@@ -583,6 +583,10 @@ class SeenPrompts:
             pair.prompt_ids in self._prompts
             or pair.prompt_ids in self._counterfactuals
             or pair.counterfactual_ids in self._prompts
-            or pair.group in self._groups
+            or self.has_group(pair)
             or pair.prompts_digest in self.digests
         )
+
+    def has_group(self, pair: PromptPair) -> bool:
+        """Whether a pair shares its group."""
+        return pair.group in self._groups

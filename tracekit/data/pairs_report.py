@@ -181,8 +181,7 @@ def _is_shifted(pair: PromptPair, token_texts: Mapping[int, str]) -> bool:
     """Whether an edited copy of the prompt has some of its words at other positions.
 
     Most tokens must be the prompt's, else it is an unrelated prompt. Words that exchange places are
-    not shifted: each still begins where a word begins. Without texts, at least two tokens must have
-    moved.
+    not shifted: each still begins where a word begins. Without texts, two tokens must have moved.
     """
     if not isinstance(pair.counterfactual, PromptCounterfactual):
         return False
@@ -317,8 +316,7 @@ def check_pairs(
 ) -> PairsCheck:
     """Checks pairs on a model; arguments as in `PromptPairs.check`.
 
-    `texts` has the text of each token, where it is known; `in_chat` says whether a chat template
-    wrote the prompts.
+    `texts` has the text of each token, if known; `in_chat` whether a chat template wrote them.
     """
     table, overlaps = _tabulate(pairs, model, shown), overlap_texts(pairs, texts)
     checks: dict[str, _Line | None] = {

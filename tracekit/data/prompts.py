@@ -426,9 +426,8 @@ class PromptPairs(Sequence[PromptPair]):
         """Pairs from a sentence with named fields, such as `"{A} met {B}, and {A} thanked"`.
 
         Every field takes each of its values about equally often; the fields of an example have
-        different values. Only counterfactuals of as many tokens are taken, whose fields stand at
-        the same positions. Spans are called as the fields; a field that stands twice has the spans
-        `A1` and `A2`.
+        different values. Only counterfactuals with the fields at the same positions are taken.
+        Spans are called as the fields; a field that stands twice has the spans `A1` and `A2`.
 
         Args:
             template: The prompt, with fields as `{name}`; several are taken in turn.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ from tracekit._util.arguments import check_arguments
 from tracekit._util.options import check_names, convert
 from tracekit.data import factual_recall, from_file, gender_bias, generated
 from tracekit.data.prompts import DataOrigin, PromptPairs
-from tracekit.errors import ConfigError, DataFormatError, UnknownNameError
+from tracekit.errors import ConfigError, DataFormatError, DataWarning, UnknownNameError
 from tracekit.models import HookedModel, load_model
 
 
@@ -212,7 +213,10 @@ def wordings(
 
 def load_origin(origin: DataOrigin, model: Any, whole: PromptPairs | None = None) -> PromptPairs:
     """The pairs of an origin, of its `whole` data set or loaded; errors as in `load_dataset`."""
-    pairs = whole or load_dataset(origin.dataset, model, **origin.options)
+    with warnings.catch_warnings():
+        # They were shown when the pairs were first loaded.
+        warnings.simplefilter("ignore", DataWarning)
+        pairs = whole or load_dataset(origin.dataset, model, **origin.options)
     if max(origin.examples) >= len(pairs):
         raise DataFormatError(
             f"{origin.dataset} has {len(pairs)} pairs, and example {max(origin.examples)} of them "

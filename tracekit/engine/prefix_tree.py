@@ -1,9 +1,8 @@
 """The prefix tree of many sets: they share the layers below the first one in which they differ.
 
-Two sets that agree on every layer below `l` give the same residual stream up to block `l`, so it
-is computed once. A node of the tree is the residual stream that enters a block. From there some
-sets are run to the end (leaves), and for others the stream is carried on to the block at which they
-part (children).
+Two sets that agree on every layer below `l` give the same residual stream up to block `l`, so it is
+computed once. A node of the tree is the residual stream that enters a block. From there some sets
+are run to the end (leaves), and others to the block at which they part (children).
 
     top-k, 3 layers:   node at block 0, no component patched yet
                          leaves: {L0H0}, {L0H1}, ...          run blocks 0 to 2

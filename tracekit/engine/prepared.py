@@ -127,8 +127,7 @@ class PreparedData:
     ) -> _D:
         """Lays the data set out; runs none of it yet. All ranks must give the same.
 
-        `pairs_given` are the pairs before a source, a direction or a split changed them, by default
-        `pairs`.
+        `pairs_given` are the pairs before a source, direction or split changed them: else `pairs`.
 
         Raises:
             MissingContinuationError: The metric needs a y that an example lacks.

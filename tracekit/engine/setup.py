@@ -232,7 +232,8 @@ def intervention_text(source: AnySource, positions: str | Sequence[int], directi
     """What is patched, where and in which direction, e.g. `zero ablation at the last token`."""
     name = source if isinstance(source, str) else source_name(source)
     kind = re.split("[: ]", name, maxsplit=1)[0]
-    rest = name.removeprefix(kind)
+    over = r"^(?::pairs=| over )(.*?)(?:,digest=\w+)?$"  # The digest of a file stays in its name.
+    rest = re.sub(over, r" over the prompts of \1", name.removeprefix(kind))
     rest = f" with {rest[1:]}" if rest.startswith(":") else rest
     where = {"prompt": "", "last": " at the last token", "all": " at all tokens"}.get(
         str(positions), f" at positions {', '.join(map(str, positions))}"

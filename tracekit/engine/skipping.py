@@ -25,13 +25,7 @@ from torch import Tensor
 
 from tracekit.components import ComponentRegistry
 from tracekit.engine.patching import Activations
-from tracekit.models.architectures import (
-    ATTENTION,
-    MLP,
-    block_parts,
-    patch_modules,
-    residual_hook,
-)
+from tracekit.models.architectures import ATTENTION, MLP, block_parts, patch_modules, residual_hook
 from tracekit.models.hooked import HookedModel, is_close, recording_hooks
 
 _K = TypeVar("_K", bound=Hashable)

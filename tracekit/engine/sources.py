@@ -36,6 +36,7 @@ from tracekit.data.counterfactuals import (
     PromptCounterfactual,
     draw_key,
 )
+from tracekit.data.from_file import SUFFIXES, load_prompts
 from tracekit.data.pair import PromptPair, draw_tokens
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset
@@ -153,7 +154,8 @@ class Mean(Source):
     """Means over all prompt positions of all examples of a data set: the traced one, or another."""
 
     pairs: PromptPairs | str | Path | None = None
-    """Pairs whose prompts are run, a file or the name of a data set. None: the traced pairs."""
+    """Pairs whose prompts are run, the name of a data set, or a file, which needs no answers (of a
+    `.txt` file, each line is a prompt). None: the traced pairs."""
     positional: bool = False
     """Whether every prompt position has a mean of its own, over the examples."""
     digest: str | None = None
@@ -213,7 +215,8 @@ class Mean(Source):
                     f"is {self._file_digest()}, and {self.digest} was asked for. Restore the file, "
                     "or leave the digest out."
                 )
-            over = load_dataset(str(over), at.model)
+            is_file = Path(over).suffix in (*SUFFIXES, ".txt")
+            over = (load_prompts if is_file else load_dataset)(str(over), at.model)
         means = _mean_activations(at, over, positional=self.positional)
         length = len(over[0].prompt_ids) if self.positional else None
         return _bind_constants(Constants(self.name, means, self.positional), length)

@@ -40,7 +40,7 @@ function circuitText(circuit) {
     const ends = [`${name}_low`, `${name}_high`].map((end) => fmt(circuit[end]));
     return `${name} ${fmt(circuit[name])} [${ends.join(", ")}]`;
   });
-  return `${words.join(" \u00b7 ")} (examples and [ ]: as named at the top)`;
+  return `${words.join(" \u00b7 ")} on the searched examples [95 % spread]`;
 }
 
 function drawStatus(view) {

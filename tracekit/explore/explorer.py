@@ -197,7 +197,7 @@ class Explorer(anywidget.AnyWidget):
             likely.update(sets)
             n_measured = len(sets) - len(exploration.missing_of(sets))
             kinds += [f"{n_measured} of {len(sets)} {kind}"] if sets else []
-        text = f"Measured around the set that the page opens with: {', '.join(kinds)}."
+        text = f"Measured around the first set (a set may be of two kinds): {', '.join(kinds)}."
         missing, pace = exploration.missing_of(likely), exploration.pace
         if not missing:
             return text

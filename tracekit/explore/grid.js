@@ -252,8 +252,8 @@ function legendText(view, isColoured) {
   const arrows = paths.length ? `; arrows: paths, as wide as their effect, dashed below 0${open}` : "";
   const dot = `\u25c9 in the set${arrows}`;
   if (isColoured) {
-    const earlier = predicted ? "" : ` at an earlier set (${namesOf(setup, lastPredicted(view).key)}); none is known at this one`;
-    const gain = `predicted gain of having it in the set${earlier}`;
+    const earlier = predicted ? "" : `, for an earlier set (${namesOf(setup, lastPredicted(view).key)}), as this one has no prediction`;
+    const gain = `predicted gain of having the component in the set${earlier}`;
     const ofExample = `predicted gain on example ${example}`;
     const alone = "effect alone, measured; dotted: not measured";
     return `${color === "alone" ? alone : example === null ? gain : ofExample}; ${dot}`;

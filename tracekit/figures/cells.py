@@ -30,8 +30,7 @@ _FOLDED = {"color": style.CONTROL[0], "width": 1}
 
 LayersOn = Literal["x", "y"]
 _FLATTEST, _TALLEST, _BAR_ROWS = 16.0, 640.0, 6
-"""With layers on x, pixels on the screen: rows at least, all rows unless these are more; rows that
-bars take."""
+"""With layers on x, pixels: rows at least, all rows unless these are more; rows that bars take."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,8 +47,7 @@ class SelectionPanel:
     layers: tuple[int, ...]
     """Layer of each row."""
     indices: tuple[int, ...]
-    """Index of the component in each column, or number of its span; empty where a row is a
-    share."""
+    """Index of the component in each column, or number of its span; empty for shares."""
     span_names: tuple[str, ...]
     """Name of the span in each column, where columns are spans."""
     selected: tuple[tuple[bool | None, ...], ...]
@@ -228,10 +226,7 @@ def _swap_axes(
 
 
 def _add_cells(
-    figure: go.Figure,
-    panel: SelectionPanel,
-    axes: dict[str, str],
-    scale: ColorScale | None,
+    figure: go.Figure, panel: SelectionPanel, axes: dict[str, str], scale: ColorScale | None
 ) -> None:
     """Cells of a panel, and at the first one a colour bar."""
     gap = 1.0 if max(len(panel.layers), len(panel.indices)) < 70 else 0.5
@@ -459,8 +454,9 @@ def _label(figure: go.Figure, pairs: PairMap) -> None:
     figure.update_yaxes(tickvals=ticks, ticktext=names)
     font = {"showarrow": False, "font": {"size": style.TICK_SIZE}}
     line = {"color": "black", "width": 1}
+    is_long = all(size * _PLOT / n > 80 for _, _, size in groups)
     for end, (long, short, size) in zip(ends, groups, strict=True):
-        middle, text = end - (size + 1) / 2, long if size * _PLOT / n > 80 else short
+        middle, text = end - (size + 1) / 2, long if is_long else short
         text = text if len(groups) <= _MOST_GROUPS else ""
         below = {"x": middle, "xref": "x", "y": 0, "yref": "y domain", "yshift": -24}
         figure.add_annotation(**below, yanchor="top", text=text, **font)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import log10
 from types import MappingProxyType
 from typing import Any
 
@@ -397,7 +396,9 @@ def size_lines(
     for each in lines:
         _add(figure, each, n_components, has_origin=not log_y)
     for name, symbol in keys.items():
-        style.add_key(figure, name, marker={"symbol": symbol, "size": 9, "color": "black"})
+        style.add_key(
+            figure, name, legendrank=1100, marker={"symbol": symbol, "size": 9, "color": "black"}
+        )
     figure.update_xaxes(title_text="number of components", rangemode="tozero")
     figure.update_yaxes(title_text=value_title, rangemode="tozero", exponentformat="power")
     if full is None:
@@ -405,12 +406,12 @@ def size_lines(
             figure.add_hline(y=height, line={"color": "black", "width": 1, "dash": "dot"})
     else:
         line = {"color": "black", "width": 1.5, "dash": "dot"}
-        note = {"text": f"all {n_components} components", "font_size": style.TICK_SIZE}
-        # Beyond the line, on the left, where the curves begin at 0.
-        corner = "top left" if full > 0 else "bottom left"
-        figure.add_hline(full, annotation=note, annotation_position=corner, line=line)
-        # A point without colour beyond the line leaves room for its name.
-        figure.add_scatter(x=[0], y=[1.12 * full], **_UNSEEN)
+        figure.add_hline(full, line=line)
+        style.add_key(
+            figure, f"all {n_components} components", legendrank=1100, mode="lines", line=line
+        )
+        # A point without colour keeps the line off the frame.
+        figure.add_scatter(x=[0], y=[1.05 * full], **_UNSEEN)
     figure.update_layout(showlegend=True)
     style.frame(figure)
     # A second axis on top, with the share of all components.
@@ -427,8 +428,6 @@ def size_lines(
     figure.update_layout(xaxis2={"overlaying": "x", "matches": "x", "side": "top", **ticks, **line})
     if log_y:
         figure.update_yaxes(type="log", rangemode="normal")
-        # Annotations of logarithmic axes are positioned by the logarithm.
-        figure.update_annotations(y=log10(full) if full and full > 0 else 0)
     return style.finish(figure, title, subtitle)
 
 

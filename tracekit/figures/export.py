@@ -67,8 +67,7 @@ def write(
         title: Whether to write title and subtitle, which a caption may say instead.
 
     Raises:
-        ConfigError: The width, the height or the size of the font is no such measure, or leaves no
-            room for the plot.
+        ConfigError: Width, height or font size is not a measure, or leaves no room for the plot.
         FigureExportError: Kaleido or a browser is missing, or the browser hangs.
     """
     if width is None and height is None and font_size is None and font is None and title:
@@ -115,8 +114,7 @@ def write_all(figures: Mapping[str | Path, go.Figure]) -> list[Path]:
     """Writes figures, each to its path, as `write` does; a browser is started once for all.
 
     Raises:
-        FigureExportError: Kaleido or a browser is missing, or the browser hangs; `.html` files are
-            written all the same.
+        FigureExportError: Kaleido or a browser is missing, or it hangs; `.html` files are written.
     """
     return _write(figures, _PIXELS_PER_POINT)
 

@@ -119,8 +119,7 @@ def network(
     """Members by layer, joined by edges; distances of layers are true.
 
     The area of a node is the size of its value, the width of an edge that of its own: orange above
-    0, blue below. Edges that are not sure are dashed, and half as wide. The values of the widest
-    edges stand at them.
+    0, blue below. Unsure edges are dashed and half as wide; the widest show their values.
     """
     used = sorted({*layers})
     height = min(_TALLEST, max(150.0, _ROW * (used[-1] - used[0] + 1)))

@@ -187,15 +187,13 @@ def _change(row: Mapping[Any, Any], form: str) -> str:
 def attention(question: Question, members: ComponentsLike, *, at: str = "last") -> Attention:
     """What heads attend to from a token of each prompt, and what they write to the logits.
 
-    Attention is by span where all pairs have spans, else by position, in the clean and the
-    counterfactual run. Direct contributions are those of `Attention`. On the held-out examples, if
-    the tracer has some.
+    Attention is by span where all pairs have spans, else by position, in both runs. Direct
+    contributions are those of `Attention`. On the held-out examples, if the tracer has some.
 
     Args:
         question: The question.
         members: As in `explain`; members that are no heads are left out.
-        at: Span, or name of a position, whose last token attends. Contributions do not depend
-            on it.
+        at: Span, or name of a position, whose last token attends. Contributions ignore this.
 
     Raises:
         ComponentError: No member is a head.

@@ -19,6 +19,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from tracekit._util.options import check_int, short_repr
+from tracekit._util.progress import report_waiting
 from tracekit._util.versions import versions
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
@@ -110,7 +111,10 @@ def certify(
             key = chosen, batch.fingerprint
             if key not in question.fresh_examples:
                 engine = question.engine_of(batch)
-                effects = engine.set_effects(sets, "certificate")
+                with report_waiting(
+                    f"{n_examples} examples so far", shown=question.config.progress
+                ):
+                    effects = engine.set_effects(sets, "certificate")
                 question.fresh_examples[key] = _by_example(engine, effects)
             for example in question.fresh_examples[key]:
                 if n_examples < max_examples:
@@ -127,8 +131,9 @@ def certify(
             raise
     if not n_examples:
         raise PairsError(
-            f"There are no fresh pairs: {fresh.n_left_out} were left out, as the tracer has them. "
-            "Give others as pairs, e.g. of another seed, or give the tracer held_out pairs."
+            f"There are no fresh pairs. {fresh.n_left_out} were left out: {fresh.n_of_groups} "
+            "share a group with pairs of the tracer, the others a prompt with these or among "
+            "themselves. Give pairs of other groups and prompts, or the tracer held_out pairs."
         )
     certificate = Certificate(
         claims=tuple(test.claim(alpha) for test in tests),
@@ -305,7 +310,7 @@ class _FreshPairs:
         self, question: Question, members: ComponentsLike, *, is_held_out_seen: bool
     ) -> None:
         """Notes the pairs of a question, and the prompts that a saved result was selected on."""
-        self.n_left_out, self.dataset = 0, ""
+        self.n_left_out, self.n_of_groups, self.dataset = 0, 0, ""
         self._seen = SeenPrompts(question.pairs)
         if isinstance(members, TraceResult):
             self._seen.digests |= {*members.searched.prompts}
@@ -330,6 +335,7 @@ class _FreshPairs:
                 fresh = [n for n, pair in enumerate(batch) if not self._seen.has(pair)]
                 n_stale[name] = 0 if fresh else n_stale[name] + 1
                 self.n_left_out += len(batch) - len(fresh)
+                self.n_of_groups += sum(map(self._seen.has_group, batch))
                 self._seen.add(batch)
                 self.dataset = self.dataset or batch.name
                 if fresh:

@@ -1,8 +1,7 @@
 """Controls: random sets of the same form beside a set, and beside the sets of a Pareto front.
 
-The p value is exact, of the hypothesis that the set is one more such random set: if it is, p is at
-most a in at most a share a of cases. `Controls.table` defines it. Of a front, `SizeStatistics` says
-what each number means.
+The p value is exact: if the set is one more such random set, p is at most a in at most a share a of
+cases. `Controls.table` defines it. Of a front, `SizeStatistics` says what each number means.
 """
 
 from __future__ import annotations

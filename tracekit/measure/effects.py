@@ -49,8 +49,7 @@ MOST_IN_GRID = 256
 def single_effects(question: Question, components: ComponentsLike | None = None) -> SingleEffects:
     """Measures every component alone, on the tracer's own examples: nothing was selected on them.
 
-    One pass a component; methods that rank by gradients, `attribution` and `mask-ig`, take a few
-    passes for thousands.
+    One pass a component; `attribution` and `mask-ig` rank thousands by gradients in a few.
 
     Args:
         question: The question.
@@ -143,9 +142,8 @@ def interactions(
         components: The components, as a set of `evaluate`; all by default.
         layers: Only those in these layers.
         given: A set that is patched besides, in every set. Then l is what a set adds to it.
-        both_directions: Whether to measure the pairs by noising and by denoising, which tells
-            AND from OR: the column `kind` of the table. `given` takes the values of each
-            direction.
+        both_directions: Whether to measure the pairs by noising and by denoising, which tells AND
+            from OR (column `kind`). `given` takes the values of each direction.
 
     Raises:
         ComponentError: Fewer than two components, or so many that the grid would be
@@ -271,9 +269,8 @@ def strongest_pairs(
 
     `interactions` measures every pair. Of thousands of components, this method proposes pairs from
     gradients, measures five times as many as asked for (at least 100), and ranks these. It tests
-    the first of them on examples that had no part in this: the held-out ones, or where there are
-    none one half of the examples. See `docs/interactions.md` for how many of the strongest pairs it
-    finds.
+    the first of them on examples that had no part in this: the held-out ones, or else half of the
+    examples. See `docs/interactions.md` for how many of the strongest pairs it finds.
 
     Args:
         question: The question.

@@ -21,8 +21,10 @@ from tracekit.components.members import ComponentsLike, mask_of, members_of, sco
 from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
 from tracekit.errors import ConfigError, MaskError, UnreliableResultWarning
+from tracekit.figures.style import data_and_model
 from tracekit.measure.question import AnyMetric, Question, examples_of, further_metrics, on_examples
 from tracekit.metrics import Direction
+from tracekit.models.hooked import model_name
 from tracekit.results import mib
 from tracekit.results.curve import TraceCurve
 from tracekit.results.faithfulness import MIB_SHARES, Faithfulness, Ranking
@@ -200,11 +202,13 @@ def faithfulness(
     is_within = all(sum(counts[i] for i in each) <= share * sum(counts) for share, each in rows)
     follows_mib = ranking is not None or getattr(members, "largest", None) == n
     shares = MIB_SHARES if follows_mib or is_mib else ()
+    own_budgets = [] if None in budgets or shares else budgets
     method = getattr(first if ranking is None else members, "method", "")
     return measure_faithfulness(
         engine,
         sets,
         shares=shares,
+        budgets=tuple(own_budgets),
         ranking=ranking or "sets",
         method=method,
         intervention=question.setup.intervention,
@@ -258,6 +262,7 @@ def measure_faithfulness(
         sizes=list(map(len, sets)),
         n_components=engine.n_components,
         metric=engine.metric.name,
+        data=data_and_model(engine.pairs.name, model_name(engine.model)),
         direction=engine.metric.direction,
         **engine.pairs.statistics_options,
         **labels,

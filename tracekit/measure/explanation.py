@@ -290,8 +290,7 @@ class Explanation(OfMembers):
     def additivity(self) -> pd.Series:
         """A pandas Series: the effect of the set against the sum of single effects.
 
-        Entries: `effect`, `sum_of_singles`, and `interaction`, their difference, each with its
-        interval.
+        Entries: `effect`, `sum_of_singles`, and their difference `interaction`, with intervals.
         """
         singles, m = self.alone.sum(0), len(self.members)
         row = self._fields("effect", self.effect) | self._fields("sum_of_singles", singles, m)

@@ -220,8 +220,7 @@ class Question:
     ) -> list[tuple[OnExamples, OnExamples | None]]:
         """Values of sets on the searched examples, and on those held out.
 
-        `effects` are those of the sets on the searched examples. All others together are measured
-        on both.
+        `effects` are those on the searched examples. All other components are measured on both.
         """
         others = [complement_of(members, len(self.registry)) for members in sets]
 
@@ -277,8 +276,7 @@ class Question:
     def selection_fingerprint(self, members: ComponentsLike) -> str | None:
         """Returns the fingerprint of the examples that a set was selected on.
 
-        None where no search selected it. A set that was selected here is recognised as a list or a
-        mask, too.
+        None where no search selected it. Sets of this tracer are recognised as a list or mask, too.
         """
         if isinstance(members, TraceResult):
             if not members.config.get("selected", True):

@@ -303,9 +303,8 @@ def side_effects(
     side.to_frame(), side.figure()
     ```
 
-    Each data set is measured with this tracer's components, source and direction; the target
-    on the held-out examples, if the tracer has some. On the examples that the set was selected
-    on there is no `p`.
+    Each data set is measured with this tracer's components, source and direction; the target on the
+    held-out examples, if the tracer has some. Examples that selected the set give no `p`.
 
     Args:
         question: The question.

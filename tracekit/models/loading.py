@@ -83,8 +83,7 @@ def load_model(
         tokenizer: Used instead of the model's own; needed for a Hugging Face model in memory if
             its data come as text.
         device: Where to put the model; by default the first of cuda, mps and cpu that there is. On
-            mps a loaded model must compute the CPU's numbers. A model in memory stays where it is
-            and as it is.
+            mps a loaded model must compute the CPU's numbers. A model in memory stays unchanged.
         dtype: `auto` (default: float32 where twice that fits into the free memory of `device`, else
             what the checkpoint's configuration names; quantised weights keep their own types),
             `float32`, `bfloat16`, `float16`, or a torch dtype. In bfloat16 effects depend on the

@@ -54,8 +54,8 @@ _CHECKED = (
     "A Tracer refuses to run unless, on the model that it was given, every hook point fires once "
     "and in the right shape, an empty mask changes no bit, an edit at every site moves the logits, "
     "a gradient arrives, and padding changes nothing. Every effect was measured with a mask of "
-    "zeros and ones. Each effect in this report is the mean of its effects on single examples; of "
-    "runs that were saved, the digests of all files agree."
+    "zeros and ones. Each effect in this report is the mean of the effects on single examples. The "
+    "files of every saved run match the digests that were saved with them."
 )
 
 
@@ -205,9 +205,9 @@ def _setting(result: TraceResult) -> Table:
         ("fingerprint of the data", result.dataset_fingerprint),
         ("components", result.registry.describe()),
         ("metric", f"{setup.metric}: {result.axis_label}"),
-        ("continuations", f"{setup.continuation_mean} mean of token probabilities"),
+        ("answers of several tokens", f"{setup.continuation_mean} mean of token probabilities"),
         ("positions", setup.positions),
-        ("source", f"{setup.source}: {setup.intervention}"),
+        ("intervention", setup.intervention),
         ("effect of all components", f"{result.full_effect:.4g} on the searched examples"),
         *((f"version of {package}", number) for package, number in result.run.versions.items()),
     ]

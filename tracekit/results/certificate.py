@@ -70,8 +70,7 @@ class Certificate(Tabular):
     level: float
     """Probability that no bound of any claim is ever wrong."""
     is_assumed: bool
-    """Whether this assumes that no example is more than twice as extreme as all before it, as the
-    metric is unbounded."""
+    """Of an unbounded metric, this assumes that none is twice as extreme as all before it."""
     labels: tuple[str, ...]
     """Members of the set."""
     n_examples: int
@@ -132,8 +131,9 @@ class Certificate(Tabular):
         for claim in self.claims:
             line = f"  {claim}: {claim.verdict}"
             for _, *ends in claim.bounds[-1:]:
-                low, high = ("none" if end is None else f"{end:.3g}" for end in ends)
-                line += f"; bounds {low} to {high}"
+                named = zip(("lower bound", "upper bound"), ends, strict=True)
+                bounds = [f"{side} {end:.3g}" for side, end in named if end is not None]
+                line += f"; {', '.join(bounds) or 'no bounds yet'}"
             if claim.n_needed is not None:
                 line += f"; about {claim.n_needed} examples would decide it"
             text.append(line)

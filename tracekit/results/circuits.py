@@ -148,6 +148,8 @@ class Against(InWords, Tabular):
 
     name: str
     """What the circuit is called, and where it stands."""
+    method: str
+    """Title of the search that selected the set."""
     table: pd.DataFrame
     """A row for each component of either: `component`; `verdict`, a `hit` if it is in both, a
     `miss` in the circuit alone, an `extra` in the set alone; its `role` in the circuit; `score`,
@@ -171,18 +173,25 @@ class Against(InWords, Tabular):
 
     def __repr__(self) -> str:
         shares = f"precision {self.precision:.2f}, recall {self.recall:.2f}"
-        lines = [f"{self.name}: {shares}; set by {self.intervention}"]
-        by_verdict = {f"{each}s": self[each] for each in ("hit", "extra")}
-        by_verdict |= {"misses": self["miss"], "not studied": [*self.not_studied]}
-        lines += [f"  {len(each)} {name}: {', '.join(each)}" for name, each in by_verdict.items()]
+        lines = [f"{self.method} ({self.intervention}) against {self.name}: {shares}"]
+        by_verdict = {name: self[name] for name in ("hit", "extra", "miss")}
+        for name, labels in (by_verdict | {"not studied": [*self.not_studied]}).items():
+            plural = {"hit": "hits", "extra": "extras", "miss": "misses"}.get(name, name)
+            if n := len(labels):
+                lines.append(f"  {n} {name if n == 1 else plural}: {', '.join(labels)}")
         return clean_text("\n".join(lines))
 
 
-def name_and_roles(circuit: str | Sequence[str], result: Any) -> tuple[str, dict[str, str]]:
+def name_and_roles(circuit: Any, result: Any) -> tuple[str, dict[str, str]]:
     """What a circuit is called, and the role of each of its members, by label without span."""
     if not isinstance(circuit, str):
         chosen = mask_of(circuit, result.registry).nonzero()[:, 0].tolist()
-        return "circuit", dict.fromkeys((_labels(result)[i] for i in chosen), "")
+        how = (
+            f"{circuit.title} ({circuit.setup.intervention})"
+            if hasattr(circuit, "run")
+            else "circuit"
+        )
+        return how, dict.fromkeys((_labels(result)[i] for i in chosen), "")
     circuits = json.loads(_PUBLISHED.read_text(encoding="utf-8"))
     if circuit not in circuits:
         raise UnknownNameError("circuit", circuit, circuits)
@@ -216,8 +225,10 @@ def against(result: Any, circuit: str | Sequence[str], name: str | None) -> Agai
     table["role"] = table["component"].map(roles).fillna("")
     table = table[["component", "verdict", "role", "score"]]
     others = tuple(label for label in roles if label not in whole.index)
-    how = result.setup.intervention
-    return Against(name=name or called, intervention=how, table=table, not_studied=others)
+    how, method = result.setup.intervention, result.title
+    return Against(
+        name=name or called, method=method, intervention=how, table=table, not_studied=others
+    )
 
 
 def _labels(result: Any) -> list[str]:

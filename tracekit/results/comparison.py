@@ -92,8 +92,7 @@ class Comparison(Results):
     def cross_effects(self, tracers: Sequence[Any]) -> Any:
         """Mean effect of every set on the examples of every result, as a pandas DataFrame.
 
-        A row per set, a column per result. The diagonal is of the examples that a set was selected
-        on.
+        A row per set, a column per result. The diagonal has the examples that selected a set.
 
         Args:
             tracers: The tracer of each result, which measures all sets on its searched examples.
@@ -124,8 +123,7 @@ class Comparison(Results):
         """A pandas DataFrame with a row per result.
 
         Columns: `result` (its label), `method`, `budget`, `n_selected` and `n_components`, the
-        numbers of `docs/statistics.md`, further metrics, `passes`, `seconds`, `components`, and
-        what was traced.
+        numbers of `docs/statistics.md`, others, `passes`, `seconds`, `components`, what was traced.
         """
         return self.table().frame()
 
@@ -245,8 +243,9 @@ class Comparison(Results):
         form = "{0.effect:.4g}" if self._is_one_question else "{0.n_selected} components"
         values = map(form.format, self.results)
         named = ", ".join(map(" ".join, zip(self.labels, values, strict=True)))
-        how = tables.interventions(self.results)
-        return clean_text(f"Comparison({self._summary}, {how}: {named})")
+        are_named = all(r.setup.intervention in s for r, s in zip(self, self.labels, strict=True))
+        how = "" if are_named else f", {tables.interventions(self.results)}"
+        return clean_text(f"Comparison({self._summary}{how}: {named})")
 
     @property
     def _summary(self) -> str:

@@ -101,7 +101,9 @@ def effect_curve(
     names = {result.series: result.title for result in results}
     names |= {series: f"best of {n} random sets" for series, n in draws.items() if n}
     n_texts = dict.fromkeys(each.held_out.n_text for each in results if each.held_out)
-    keys = {"held out, 95 % interval": "circle"} if n_texts else {}
+    # Of several methods, one entry of the legend stands for the filled marks of all.
+    is_single = len(drawn) == 1
+    keys = {"filled: held out, 95 % interval": "circle"} if n_texts and not is_single else {}
     if spreads and not n_texts:
         keys["95 % spread"] = "line-ns-open"
     lines, label = [], style.plain(results[0].axis_label)
@@ -125,7 +127,7 @@ def effect_curve(
         fresh = [(r.n_selected, r.held_out) for r in results if r.series == method and r.held_out]
         if fresh:
             line = Line(
-                name=f"{names[method]}, held out",
+                name=f"{names[method]}, held out{', 95 % interval' * is_single}",
                 sizes=[size for size, _ in fresh],
                 values=[each.mean for _, each in fresh],
                 style=look,
@@ -136,7 +138,7 @@ def effect_curve(
                     for _, each in fresh
                 ],
                 mode="markers",
-                in_legend=False,
+                in_legend=is_single,
             )
             lines.append(line)
     largest = int(frame["n_selected"].max())

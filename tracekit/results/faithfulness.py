@@ -68,12 +68,16 @@ class Faithfulness(InWords, Tabular):
     """Mean effect of all components together."""
     shares: tuple[float, ...] = ()
     """Share of all components that each set was made for; empty if the sets were given."""
+    budgets: tuple[int, ...] = ()
+    """Budget of each set, if a search made them for one each."""
     ranking: str = "sets"
     """How the sets were made: `signed` or `absolute` scores, highest first, or `sets`: given."""
     metric: str = ""
     """Metric of the effects."""
     method: str = ""
     """Search method of the sets."""
+    data: str = ""
+    """Names of the data set and the model, for titles."""
     direction: str = "noising"
     """`noising`, which computes the set anew among patched components, or `denoising`."""
     counts_like_mib: bool = True
@@ -200,6 +204,7 @@ class Faithfulness(InWords, Tabular):
     def table(self) -> pd.DataFrame:
         """A pandas DataFrame with a row per set."""
         columns: dict[str, Sequence[float]] = {"size": self.sizes}
+        columns |= {"budget": self.budgets} if self.budgets not in ((), self.sizes) else {}
         if self.shares:
             columns["share"] = self.shares
         for name, values, intervals in (
@@ -231,18 +236,28 @@ class Faithfulness(InWords, Tabular):
                 hover=[number_text(row, name, ".4g") for row in frame.to_dict("records")],
             )
             lines.append(line)
-        made = "given sets" if self.ranking == "sets" else f"{self.ranking} ranking"
         return size_lines(
             lines,
             n_components=n,
             largest=max(self.sizes),
             value_title="share of the whole effect",
-            title=f"{plain(self.method or 'scores')}: faithfulness by {plain(self.metric)}",
-            subtitle=plain(f"{made} of {n} components; {self.setting}"),
+            title=f"Faithfulness: {self.data}" if self.data else "Faithfulness",
+            subtitle=plain(f"by {self.metric}; {self._sets_text}; {self.setting}"),
         )
 
+    @property
+    def _sets_text(self) -> str:
+        """Where the sets come from, in words."""
+        if self.ranking != "sets":
+            form = "absolute scores" if self.ranking == "absolute" else "scores"
+            return (
+                f"components with the highest {form}{f' of {self.method}' if self.method else ''}"
+            )
+        by = "chosen by hand" if self.method in ("", "by-hand") else f"found by {self.method}"
+        return f"{'a set' if len(self.sizes) == 1 else 'sets'} {by}"
+
     def __repr__(self) -> str:
-        areas, source = "", self.method or "scores"
+        areas = ""
         if self.shares == MIB_SHARES:
             reason = "" if self.counts_like_mib else "shared keys are counted once"
             reason = "denoising" if self.direction == "denoising" else reason
@@ -250,10 +265,12 @@ class Faithfulness(InWords, Tabular):
             areas = f"; {names[0]} {self.area:.4g}, {names[1]} {self.distance:.4g}"
             areas += f" ({reason}, not MIB's)" if reason else ""
         how = f"; {self.setting}; 95 % intervals" if self.setting else ""
-        lines = [f"Faithfulness of {source} by {self.metric}, {self.ranking}{areas}{how}"]
+        lines = [f"Faithfulness ({self.metric}) of {self._sets_text}{areas}{how}"]
         for row in self.table.to_dict("records"):
             both = [f"{n} {number_text(row, n)}" for n in ("faithfulness", "completeness")]
-            lines.append(f"  {row['size']} components: {', '.join(both)}")
+            name = f"{row['size']} component{'s' * (row['size'] != 1)}"
+            name += f" (budget {row['budget']})" if "budget" in row else ""
+            lines.append(f"  {name}: {', '.join(both)}")
         return clean_text("\n".join(lines))
 
 

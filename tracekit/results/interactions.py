@@ -124,8 +124,8 @@ class InteractionGrid(InWords, SavedTable):
         n = len(self.labels)
         text = f"{self.title + ': ' if self.title else ''}{n} components"
         for row in self.to_frame().head(1).itertuples():
-            text += f"; strongest {row.first}, {row.second}: {row.interaction:+.4g}"
-        text += f"; l: {self.axis_label}, {self.direction}"
+            text += f"; strongest interaction {row.first}, {row.second}: {row.interaction:+.4g}"
+        text += f"; measured as {self.axis_label}, {self.direction}"
         share, few = self._notes or ("", "")
         notes = (f"; {note}" for note in (share, self.setting, few) if note)
         return clean_text(f"InteractionGrid({text}{''.join(notes)})")
@@ -191,15 +191,13 @@ class InteractionGrid(InWords, SavedTable):
 
         A minus stands where the interaction is clearly below 0, for print in grey. With up to 24
         components, a dot in the corner of a cell says that q is below 0.05, a ring that only the
-        interval leaves out 0. A grid of both directions has its own above the diagonal, the other
-        one below it.
+        interval leaves out 0. A grid of both directions has the other one below it.
 
         Args:
             clip: Quantile of the sizes of interactions, in (0, 1], beyond which colours no longer
                 change. Below 1 a single strong pair does not make all others pale; the ends of the
                 colour bar then say that values lie beyond.
-            mark: `family` for dots where the family-wise p value is below 0.05, which fewer pairs
-                have.
+            mark: `family` for dots where the family-wise p value is below 0.05: fewer pairs.
 
         Raises:
             ConfigError: `clip` is not in (0, 1], or `mark` is another.
@@ -319,7 +317,7 @@ def _layers(grid: InteractionGrid) -> tuple[list[str], list[tuple[str, str, int]
     if len(kinds) != 1 or kind_of(grid.components[0].kind).component_dim is None:
         return [], [], ""
     by_layer = groupby(component.layer for component in grid.components)
-    groups = [(f"layer {layer}", str(layer), len(list(members))) for layer, members in by_layer]
+    groups = [(f"layer {layer}", f"L{layer}", len(list(members))) for layer, members in by_layer]
     indices = [str(component.index) for component in grid.components]
     return indices, groups, kind_of(grid.components[0].kind).noun
 
@@ -398,6 +396,7 @@ class StrongestPairs(InWords, SavedTable):
 
     def __repr__(self) -> str:
         text = f"{self.title + ': ' if self.title else ''}{len(self.first)} of {self.n_pairs} pairs"
-        text += f"; strongest {self.first[0]}, {self.second[0]}: {self.interactions[0]:+.4g}"
+        strongest = f"{self.first[0]}, {self.second[0]}: {self.interactions[0]:+.4g}"
+        text += f"; strongest interaction {strongest}"
         text += "".join(f"; {note}" for note in self._notes if note)
-        return clean_text(f"StrongestPairs({text}; l: {self.axis_label}; {self.setting})")
+        return clean_text(f"StrongestPairs({text}; measured as {self.axis_label}; {self.setting})")

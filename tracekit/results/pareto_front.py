@@ -54,8 +54,7 @@ class SizeStatistics:
     None with fewer than 4 examples."""
     cross_fitted_low: float | None = None
     cross_fitted_high: float | None = None
-    """Its 95 % confidence interval, by a studentised bootstrap over examples; None with fewer than
-    three independent ones."""
+    """Its 95 % interval, by a studentised bootstrap over examples; None for fewer than three."""
     cross_fitted_error: float | None = None
     """Its standard error over examples."""
     cross_fitted_by: Mapping[str, float] | None = None
@@ -89,9 +88,8 @@ class ParetoFront(Results):
     As a sequence it holds a `TraceResult` for every size at which a set of the joint search does
     better than all smaller ones, ascending. By default (`objective="auto"`) each is that set, or
     the components that do most alone, whichever holds better on examples that had no part in the
-    selection; its `method` says which. Where the latter do, and up to 384 components, there is a
-    result for every size at which all components do something alone. `at` and `smallest` answer
-    questions.
+    selection; its `method` says which. Then, up to 384 components, there is a result for every size
+    at which all components do something alone. `at` and `smallest` answer questions.
     """
 
     results: tuple[TraceResult, ...] = field(default=(), metadata=NOT_SAVED)
@@ -169,8 +167,7 @@ class ParetoFront(Results):
     def effects(self) -> Float[Tensor, " budget"]:
         """Mean effect of the set that answers 1, 2, ... components (see `at`).
 
-        It falls only where another objective than the mean was maximised. Minus infinity below the
-        smallest set.
+        It falls only with another objective than the mean. Below the smallest set, minus infinity.
         """
         effects = torch.full((self.largest,), -torch.inf)
         for size in self.sizes:
@@ -215,8 +212,7 @@ class ParetoFront(Results):
         measured on the other; where the tracer has held-out examples, another line is of the best
         sets on these. The bars of both are 95 % confidence intervals, by a bootstrap over examples.
         The band is how far the effect of the best set moves when the examples that it was selected
-        on are resampled (95 %). The bars of the control are the range of its draws. The numbers are
-        those of `to_frame`.
+        on are resampled (95 %). The bars of the control are the range of its draws. See `to_frame`.
         """
         return pareto_curve(self.to_frame(), self.results, self.largest)
 

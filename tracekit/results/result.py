@@ -189,8 +189,7 @@ class TraceResult(InFolder):
 
         Raises:
             ResultNotFoundError: The folder holds no result.
-            ResultFormatError: A file is damaged, was changed, is of another run or format version,
-                or holds an entry of another type.
+            ResultFormatError: A file was damaged or changed, or is of another run or version.
         """
         result = super().load(folder)
         file = Path(folder) / Certificate.FILE
@@ -365,7 +364,7 @@ class TraceResult(InFolder):
 
     def __repr__(self) -> str:
         names = ", ".join(self.labels[:12]) + (", ..." if self.n_selected > 12 else "")
-        skipped = f", {self.run.n_skipped} idle edges skipped" if self.run.n_skipped else ""
+        skipped = f", {self.run.n_skipped} edges on no path left out" if self.run.n_skipped else ""
         return clean_text(
             f"TraceResult({self.method} on {self.dataset}, {self.model_text}: {self.n_selected} of "
             f"{self.n_components} components{skipped}, {effects_text(self)}; {names})"
@@ -402,6 +401,7 @@ class TraceResult(InFolder):
             sizes=[self.n_selected],
             n_components=self.n_components,
             method=self.method,
+            data=data_and_model(self.dataset, self.model),
             intervention=self.setup.intervention,
             examples=examples_text(self.dataset_fingerprint, measured.fingerprint, measured.n_text),
         )
@@ -565,8 +565,7 @@ class Results(Sequence[TraceResult]):
         Args:
             effect: Mean effect to reach; where effects below 0 were sought, one below 0.
             faithfulness: Level in (0, 1), e.g. 0.9: the faithfulness of the set differs from 1 by
-                at most 1 - level, and its completeness, which all other components have alone, is
-                below the level.
+                at most 1 - level, and its completeness is below the level.
 
         Raises:
             TargetNotReachedError: None does.

@@ -50,8 +50,7 @@ _DRAWS_PER_ROW, _MOST_DRAWS = 60, 20_000
 _AT_ONCE = 20_000_000
 """Signs that are drawn together; bounds memory."""
 _MOST = 0.5
-"""Share of the summed effects of a row that one example may have, for the row to count with the
-others."""
+"""Share of the summed effects of a row that one example may have, for it to count."""
 MANY_EXAMPLES = 50
 """Independent examples from which on q holds for skewed effects too."""
 SKEWED = 0.8
@@ -67,8 +66,7 @@ def zero_below_rounding(
     """Interactions, with 0 where they are too small to be told from rounding.
 
     Effects are float32 numbers. Rounding often has the same sign on all examples, and a test of
-    signs would call a difference of 1e-7 significant. `scale` is the size of the effects that they
-    are differences of.
+    signs would call a difference of 1e-7 significant. `scale` is the size of the effects compared.
     """
     least = RESOLUTION * scale + _FLOOR * scale.flatten(0, -2).max(0).values.clamp(max=1)
     return torch.where(interactions.abs() > least, interactions, 0.0)

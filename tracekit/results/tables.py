@@ -59,14 +59,14 @@ def result_examples_text(result: TraceResult) -> str:
 
 def legend(results: Sequence[TraceResult]) -> str:
     """What the words of `effect_columns` mean."""
-    held_out = "Held out: on examples that no search saw, with a 95 % interval. "
+    held_out = "Held out: on examples that no search saw, with a 95 % confidence interval. "
     return (
-        f"{meaning_of_effects(results)} Searched: on the examples that the set was "
-        "selected on, so the spread is computed like a 95 % interval, and is none. "
-        f"{held_out * any(r.held_out for r in results)}"
-        "Share: of the effect of all components. Faithful: 1 less the share that all others have; "
-        "complete: 1 less the share of the set (0 is complete); brackets: 95 % intervals."
-        f"{metric_units(results)}"
+        f"{meaning_of_effects(results)} Searched: on the examples that selected the "
+        "set; therefore their spread is not a valid confidence interval. "
+        f"{held_out * any(r.held_out for r in results)}Share: the effect as a share of that of all "
+        f"components together. Faithful: how much of the behaviour remains when all "
+        "other components are patched (1: all). Complete: how much remains when the set is patched "
+        f"(0: nothing). Brackets: 95 % intervals.{metric_units(results)}"
     )
 
 

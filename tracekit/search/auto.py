@@ -2,8 +2,7 @@
 
 Where components truly act together, sets of a joint search hold on fresh examples; where they only
 seem to, the components with the largest single effects hold better. `CrossFit.choice` says how it
-is decided. A lead that few examples make up is chance, as the joint search had the choice among
-many sets.
+is decided. A lead that few examples make up is chance: the joint search chose among many sets.
 """
 
 from __future__ import annotations
@@ -161,8 +160,7 @@ class CrossFit:
         The joint one is taken where its sets do more on the examples that selected them, by 1.25
         standard errors of the difference, and those that either half selects do not do less on the
         other half, by more than half a standard error; or where only its set raises the effect.
-        Sizes nearby count too, as means of few examples are uncertain: half or twice the size
-        counts half.
+        Sizes nearby count too (half or twice the size by half), as means are uncertain.
         """
         if len(self.effects) == 1:
             return [0] * len(self.sizes)

@@ -45,12 +45,7 @@ from tracekit.search.base import (
     target_not_reached,
 )
 from tracekit.search.baselines.attribution import MaskIG, weights_along_line
-from tracekit.search.measurements import (
-    BestSets,
-    LimitReachedError,
-    Measurements,
-    SearchCheckpoint,
-)
+from tracekit.search.measurements import BestSets, LimitReachedError, Measurements, SearchCheckpoint
 from tracekit.search.prefix import prefix_members
 from tracekit.search.targets import Target, require_gradient
 

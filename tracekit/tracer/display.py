@@ -51,7 +51,7 @@ def tracer_html(question: Question) -> str:
         ("components", question.registry.describe() + _explained(question)),
         ("metric", f"{engine.metric.name}: {engine.metric.axis_label}"),
         ("positions", str(question.setup.positions)),
-        ("source", f"{question.source}: {question.setup.intervention}"),
+        ("intervention", question.setup.intervention),
     ]
     if engine.known_full_effects is not None:
         facts.append(("all components", f"effect {engine.full_effects.mean():.4g}, searched"))

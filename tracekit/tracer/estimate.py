@@ -315,11 +315,7 @@ def _estimate_plan(question: Question, request: Request, planned: Plan | None) -
 
 
 def _estimate_passes(
-    name: str,
-    planned: PlannedPasses,
-    engine: Engine,
-    *,
-    sets: Sequence[ComponentSet] = (),
+    name: str, planned: PlannedPasses, engine: Engine, *, sets: Sequence[ComponentSet] = ()
 ) -> Estimate:
     cost, passes = planned.cost, planned.cost.forward_equivalents
     further, limited, max_seconds = 0.0, (), None

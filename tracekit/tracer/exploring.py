@@ -134,8 +134,7 @@ def explore(
 ) -> Explorer:
     """A view in which components are clicked on and off, and the measured effect follows.
 
-    It needs Jupyter, and the extra `explore`. Everything that this tracer measured before is at
-    hand at once.
+    It needs Jupyter, and the extra `explore`. What this tracer measured before is there at once.
 
     ```python
     view = tracer.explore(tracer.run(budget=6))

@@ -1,8 +1,7 @@
 """A set folded into weights: a plain Hugging Face checkpoint that behaves as the intervention.
 
-What a component is replaced by must be the same at every token, so that it can be a part of the
-bias. A head or neuron is then a few columns of the projection behind it, a coordinate of the MLP
-output a row.
+What a component is replaced by must be the same at every token, to be a part of the bias. A head or
+neuron is then a few columns of the projection behind it, a coordinate of the MLP output a row.
 """
 
 from __future__ import annotations

@@ -29,12 +29,7 @@ from tracekit.search.backward import most_backward_passes
 from tracekit.search.base import PlannedPasses, log_spaced_sizes, planned_passes_of
 from tracekit.search.baselines.empirical_bayes_topk import sizes_ranked_alone
 from tracekit.search.constraint import Constraint, make_target
-from tracekit.search.objectives import (
-    Faithful,
-    Objective,
-    describe_objective,
-    resolve_objective,
-)
+from tracekit.search.objectives import Faithful, Objective, describe_objective, resolve_objective
 from tracekit.search.targets import Target, require_full_effect
 
 _SIZES_TRIED = 24

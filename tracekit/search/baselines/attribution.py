@@ -1,8 +1,7 @@
 """Gradient baselines: rank all components by a few gradients, without a penalty to tune.
 
-By the chain rule the gradient of the mean effect at the empty mask has for a component the entry
-(counterfactual - clean activation) . d effect / d activation, summed over positions and averaged
-over examples.
+By the chain rule, the gradient of the mean effect at the empty mask has the entry (counterfactual -
+clean activation) . d effect / d activation, summed over positions and averaged over examples.
 """
 
 from __future__ import annotations
@@ -77,9 +76,8 @@ class MaskIG(ValidatedFields):
             text = (
                 f"The scores of {self.name} sum to {total:.3g}, and all components together have "
                 f"an effect of {full.mean():.3g}. The difference is {100 * gap:.0f} % of the mean "
-                f"size of their effect on an example, {size:.3g}: {self.steps} steps are too few. "
-                f"Give steps={2 * self.steps}, or more, where components of near scores are to be "
-                "told apart."
+                f"size of their effect on an example, {size:.3g}: {self.steps} steps are too few "
+                f"to rank components of similar scores. Give steps={2 * self.steps} or more."
             )
             if gap > _LARGEST_GAP:
                 warn(text, UnreliableResultWarning)

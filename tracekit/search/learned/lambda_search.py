@@ -1,8 +1,7 @@
 """Training runs of a mask, the search for the weight lambda1 of its penalty, and the best set.
 
 The size of the selection falls as lambda1 grows. So every budget is bracketed between a lambda1
-that penalises too weakly and one that penalises too strongly, and the bracket is halved on a
-logarithmic scale.
+that penalises too weakly and one that does so too strongly, and is halved on a logarithmic scale.
 """
 
 from __future__ import annotations
