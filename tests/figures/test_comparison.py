@@ -91,7 +91,7 @@ class TestComparison:
         assert len(lines) == 2 + len(comparison) + 2
         assert lines[-1].startswith(
             f"{comparison[0].axis_label} on 6 searched examples. Effects are of counterfactual "
-            "patching. Searched: "
+            "patching; above 0, they move the model away from its clean answer x. Searched: "
         )
         assert lines[0].startswith("| result | selected | effect, searched | 95 % spread | share")
 

@@ -341,7 +341,8 @@ class TestCheckpoints:
         assert caption_of(text).startswith(
             "All 4 results of a sweep. Effect (odds ratio $-$ 1) on 6 searched examples of "
         )
-        assert "Effects are of counterfactual patching. " in caption_of(text)
+        assert "Effects are of counterfactual patching; above 0, they " in caption_of(text)
+        assert "Faithful" not in caption_of(text)
         assert "step20 / step100: " in caption_of(text)
         assert "effect, searched (odds ratio $-$ 1)" in titles_of(text)
         strongest = runs.to_latex(rows=3)

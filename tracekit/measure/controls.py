@@ -111,10 +111,9 @@ class Controls(InWords, Tabular):
                 f"{row['quantity']}: {row['value']:.3g} (95 % interval {ends}); random sets: "
                 f"{row['control']:.3g} (least to greatest: {others}){p}"
             )
-        how_many = f"{draws}, all that were found," if self.are_all else f"{draws} (draws=)"
+        all_drawn = f"{draws}, all that were found (like= has other forms),"
+        how_many = all_drawn if self.are_all else f"{draws} (draws=)"
         lines.append(f"Random sets: {how_many} {FORMS[self.like]}.")
-        if self.are_all and self.like != "size":
-            lines.append("like='size' and like='kinds' have more sets, if you need a smaller p.")
         if self.is_tested:
             lines.append(
                 "p: the chance that one more random set is at least as extreme. The smallest p of "

@@ -57,26 +57,34 @@ def result_examples_text(result: TraceResult) -> str:
     return f"{own.n_text} searched{held_out} examples of {result.dataset}"
 
 
-def legend(results: Sequence[TraceResult]) -> str:
-    """What the words of `effect_columns` mean."""
-    held_out = "Held out: on examples that no search saw, with a 95 % confidence interval. "
+_WORDS = {
+    "held_out": "Held out: on examples that no search saw, with a 95 % confidence interval. ",
+    "share": "Share: the effect as a share of that of all components together. ",
+    "faithfulness": "Faithful: how much remains when all others are patched (1: all). ",
+    "completeness": "Complete: how much remains when the set is patched (0: nothing). ",
+}
+"""What columns mean, by the name of the column or its end."""
+
+
+def legend(results: Sequence[TraceResult], columns: Sequence[str] | None = None) -> str:
+    """What the words of columns mean, of `effect_columns` by default."""
+    columns = effect_columns(results) if columns is None else columns
+    words = [text for end, text in _WORDS.items() if any(name.endswith(end) for name in columns)]
     return (
-        f"{meaning_of_effects(results)} Searched: on the examples that selected the "
-        "set; therefore their spread is not a valid confidence interval. "
-        f"{held_out * any(r.held_out for r in results)}Share: the effect as a share of that of all "
-        f"components together. Faithful: how much of the behaviour remains when all "
-        "other components are patched (1: all). Complete: how much remains when the set is patched "
-        f"(0: nothing). Brackets: 95 % intervals.{metric_units(results)}"
+        f"{meaning_of_effects(results)} Searched: on the examples that selected the set; therefore "
+        f"their spread is not a valid confidence interval. {''.join(words)}Brackets: 95 % "
+        f"intervals.{metric_units(results)}"
     )
 
 
-def latex_caption(results: Sequence[TraceResult]) -> str:
+def latex_caption(results: Sequence[TraceResult], columns: Sequence[str] | None = None) -> str:
     """What a table of results is of: their effects, examples, models, components, and its words."""
     quantity, components = distinct(results, "axis_label"), [r.registry.describe() for r in results]
     return (
         f"{quantity[:1].upper()}{quantity[1:]} on "
         f"{' / '.join(dict.fromkeys(map(result_examples_text, results)))}, "
-        f"{data_and_models(results)[1]}: {' / '.join(dict.fromkeys(components))}. {legend(results)}"
+        f"{data_and_models(results)[1]}: {' / '.join(dict.fromkeys(components))}. "
+        f"{legend(results, columns)}"
     )
 
 
@@ -190,10 +198,8 @@ def meaning_of_effects(results: Sequence[TraceResult]) -> str:
     """What the effects of results are of, and which way those above 0 move the model."""
     of_direction = {"noising": "away from", "denoising": "back to"}
     ways = dict.fromkeys(of_direction[result.setup.direction] for result in results)
-    return (
-        f"Effects are of {interventions(results)}; above 0, they move the model "
-        f"{' / '.join(ways)} its clean answer x."
-    )
+    text = f"Effects are of {interventions(results)}; above 0, they move the model"
+    return f"{text} {' / '.join(ways)} its clean answer x."
 
 
 def check_comparable(

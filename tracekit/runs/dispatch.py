@@ -107,7 +107,7 @@ def run_jobs(
             mark = last.enter_context(marker_file(root))
             # Threads of a pool are workers in this process.
             last.callback(forget_models, mark.name)
-            capacity = processes or _count_workers(executor)
+            capacity = processes or getattr(executor, "_max_workers", 1)
             outcomes = _Dispatcher(unique, environment, mark, executor, capacity, on_done).run()
     else:
         worker, missing = Worker(environment, root), dict[str, str]()
@@ -221,12 +221,6 @@ def _check_executor(executor: object) -> None:
             "client has one, client.get_executor(pure=False). On Slurm, leave the executor out "
             "and run one part in each task of a job array, e.g. part='3/16'."
         )
-
-
-def _count_workers(executor: Executor) -> int:
-    """How many workers an executor says it has; 1 if it does not say."""
-    workers = getattr(executor, "_max_workers", None)
-    return workers if isinstance(workers, int) else 1
 
 
 def _explain_error(error: BaseException, executor: Executor) -> WorkerError | None:

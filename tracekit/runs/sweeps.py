@@ -142,7 +142,7 @@ class Runs(Sequence[Run]):
             table = Table([units.get(each, each) for each in table.columns])
         which = f"The {len(strongest)} of {len(results)} results of a sweep with the largest share."
         which = f"All {len(results)} results of a sweep." if len(table) == len(results) else which
-        text = latex_text(f"{which} {latex_caption(results)}")
+        text = latex_text(f"{which} {latex_caption(results, [each.key for each in table.columns])}")
         return table.latex(text if caption is None else caption, label)
 
     def __repr__(self) -> str:
