@@ -186,12 +186,9 @@ def name_and_roles(circuit: Any, result: Any) -> tuple[str, dict[str, str]]:
     """What a circuit is called, and the role of each of its members, by label without span."""
     if not isinstance(circuit, str):
         chosen = mask_of(circuit, result.registry).nonzero()[:, 0].tolist()
-        how = (
-            f"{circuit.title} ({circuit.setup.intervention})"
-            if hasattr(circuit, "run")
-            else "circuit"
-        )
-        return how, dict.fromkeys((_labels(result)[i] for i in chosen), "")
+        is_result = hasattr(circuit, "run")
+        name = f"{circuit.title} ({circuit.setup.intervention})" if is_result else "circuit"
+        return name, dict.fromkeys((_labels(result)[i] for i in chosen), "")
     circuits = json.loads(_PUBLISHED.read_text(encoding="utf-8"))
     if circuit not in circuits:
         raise UnknownNameError("circuit", circuit, circuits)
