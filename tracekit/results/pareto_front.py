@@ -54,7 +54,8 @@ class SizeStatistics:
     None with fewer than 4 examples."""
     cross_fitted_low: float | None = None
     cross_fitted_high: float | None = None
-    """Its 95 % interval, by a studentised bootstrap over examples; None for fewer than three."""
+    """Its 95 % confidence interval, by a studentised bootstrap over examples; None with fewer than
+    three independent ones."""
     cross_fitted_error: float | None = None
     """Its standard error over examples."""
     cross_fitted_by: Mapping[str, float] | None = None
