@@ -86,6 +86,7 @@ def test_the_demo_runs(python: Path, tmp_path: Path):
     assert "<script src=" not in page
 
 
+@pytest.mark.soak
 def test_the_explorer_and_the_data_files_are_there(python: Path, tmp_path: Path):
     code = """
 import tracekit as tk

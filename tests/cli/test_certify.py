@@ -117,6 +117,7 @@ def ioi_folder(gpt2_tokenizer, tmp_path_factory):
     return result.save(tmp_path_factory.mktemp("saved") / "run")
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore::tracekit.errors.ModelWarning")
 def test_a_trace_trains_on_new_pairs_of_its_data_set(command, ioi_folder, tmp_path):
     model = tk.TraceResult.load(ioi_folder).model_facts.path

@@ -27,6 +27,7 @@ def demo_run(tmp_path_factory):
     return done.stdout, folder
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_the_demo_tells_the_story_with_its_numbers(demo_run):
     out, folder = demo_run

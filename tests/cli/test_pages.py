@@ -15,6 +15,7 @@ _ELSEWHERE = re.compile(
 """Commands that need a model or a file of the reader's, or that take minutes."""
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("page", ["cli.md", "sweeps.md"])

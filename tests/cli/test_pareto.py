@@ -7,6 +7,7 @@ import pytest
 import tracekit as tk
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_pareto_fronts(command, tmp_path):
     code, out, err = command(

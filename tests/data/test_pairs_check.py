@@ -334,6 +334,7 @@ class TestForms:
         )
 
 
+@pytest.mark.soak
 @pytest.mark.real
 def test_a_missing_space_in_a_file(real_model, tmp_path):
     sides = [("France", "Paris", "Rome"), ("Spain", "Madrid", "Berlin")]

@@ -24,6 +24,7 @@ def tracer_for(model, name, components=None, limit=None):
     )
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("name", "budgets"),
     [
@@ -75,6 +76,7 @@ def test_a_path_is_as_good_as_greedy_for_less(demo_model, name, bar):
         assert one.cost.forward_equivalents <= 250
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_the_optimum_of_a_small_space(demo_model):
     registry = tk.components.ComponentRegistry.build(

@@ -317,6 +317,7 @@ def test_a_window_acts_in_all_of_its_layers(any_model):
 METHODS = ("pgb-ct", "top-k", "greedy", "local-search", "random", "mask-ig", "dcm")
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("by", "windows"),

@@ -59,6 +59,7 @@ def test_images_without_a_browser_are_one_clear_error(tracer, tmp_path, monkeypa
     assert (tmp_path / "b.html").exists()
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="the browser that hangs is a shell script")
 def test_a_browser_that_hangs_is_tried_twice_and_given_up(tracer, tmp_path, monkeypatch):
@@ -75,6 +76,7 @@ def test_a_browser_that_hangs_is_tried_twice_and_given_up(tracer, tmp_path, monk
     assert not (tmp_path / "curve.png").exists()
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.skipif(not BROWSER, reason="images need Chrome or Chromium")
 def test_many_figures_at_once(tracer, tmp_path):
@@ -215,6 +217,7 @@ class TestPrint:
             with pytest.raises(ConfigError, match="not drawn by tracekit.*without width, height"):
                 figures.for_print(figure, width="3.3in")
 
+    @pytest.mark.soak
     @pytest.mark.slow
     @pytest.mark.skipif(not BROWSER, reason="images need Chrome or Chromium")
     def test_files_have_the_width(self, tracer, tmp_path):

@@ -29,6 +29,7 @@ def faults(figure, texts):
     return found
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("n_layers", [4, 30])
 @pytest.mark.parametrize("width", [None, "3.25in", "6.75in"])

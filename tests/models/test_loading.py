@@ -392,6 +392,7 @@ def test_models_come_from_the_hub_and_then_from_its_cache(hub, tmp_path):
     assert seconds < 40
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_revision_is_loaded_from_the_hub_and_from_its_cache_or_is_an_error(hub, tmp_path):
     expected = f"loaded 3 torch.float32 {commit_of('step1')}"
@@ -565,6 +566,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_names_beyond_ascii_are_read_in_any_locale(tmp_path):
     import peft

@@ -54,6 +54,7 @@ def test_commands_of_the_docs_parse(page):
         select_experiments(names or ["all"])
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_runs_are_kept(command, tmp_path):
     arguments = (
@@ -133,6 +134,7 @@ ARGUMENTS = (
 )
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop", "group", "status"),

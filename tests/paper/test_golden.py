@@ -14,6 +14,7 @@ from tests.processes import ROOT
 from tools import golden
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("options", "pinned"),

@@ -228,6 +228,7 @@ class TestStore:
         assert len(info.weights) == len(info.data) == 64
         assert info.versions["tracekit"] == tk.__version__
 
+    @pytest.mark.soak
     @pytest.mark.slow
     def test_whatever_decides_the_numbers_decides_the_folder(
         self, tmp_path, environment, monkeypatch
@@ -420,6 +421,7 @@ class TestStore:
         fresh = [run.fresh for run in run_jobs([*jobs, jobs[0]], [DEMO], tmp_path)]
         assert fresh == [False, False, True]
 
+    @pytest.mark.soak
     @pytest.mark.slow
     def test_several_processes_find_the_same(self, tmp_path):
         jobs = [job(), job(method="greedy"), job(work="pairs", relative_layers=(0.5,), budgets=())]
@@ -578,6 +580,7 @@ class TestReports:
         assert row["without"] == tracer.engine.clean.y_is_argmax.float().mean().item()
         assert "selected-demo-demo-binding-top-k-10" in written.report.figures
 
+    @pytest.mark.soak
     @pytest.mark.slow
     def test_a_published_circuit_stands_beside_faithful_heads(self, tmp_path, gpt2_tokenizer):
         """On a random model of GPT-2 small's shape."""
@@ -623,6 +626,7 @@ class TestReports:
         frames = [trace.name for trace in report.figures["heads-standin-ioi-mask-ig"].data]
         assert "selected" in frames
 
+    @pytest.mark.soak
     @pytest.mark.slow
     def test_published_heads_are_of_another_model(self, tmp_path):
         (written,) = reproduce(["ioi-circuit"], SMALL, tmp_path, images=False)

@@ -47,6 +47,7 @@ def test_effects_and_gradients_of_edges(real_model):
         )
 
 
+@pytest.mark.soak
 def test_sparse_passes_are_whole_ones(real_model):
     pairs = tk.load_dataset("ioi", real_model, n=4)
     fast, whole = (

@@ -73,7 +73,8 @@ def test_real_effects_are_those_of_the_published_code(real_model, shared):
     for case in record["cases"]:
         found = tracer.evaluate(torch.tensor(case["values"]).flatten(), per_example=True)
         expected = torch.tensor(case["per_example"])
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=5e-6, msg=case["mask"])
+        # Float32 log-probabilities near 20 have steps of 2e-6, and four of them make an effect.
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5, msg=case["mask"])
         assert found.mean().item() == pytest.approx(case["metric"], abs=1e-5)
         largest = max(largest, expected.abs().max().item())
     assert largest > 0.1

@@ -26,6 +26,7 @@ def tracer(request, real_model, halves):
     return tk.Tracer(real_model, searched, "head-outputs", "logit-difference", held_out=fresh)
 
 
+@pytest.mark.soak
 def test_real_heads_by_attribution(tracer):
     found = tracer.run("attribution", budget=3)
     effect, held_out = ATTRIBUTION[tracer.pairs.name.removesuffix("-abc")]
@@ -33,6 +34,7 @@ def test_real_heads_by_attribution(tracer):
     assert found.held_out_effect == pytest.approx(held_out, abs=0.01)
 
 
+@pytest.mark.soak
 def test_real_heads_that_act_together(real_model, halves):
     """Top-k takes L27H5 in place of L25H1, which adds more beside the two others."""
     searched, fresh = halves("gendered-pronouns")

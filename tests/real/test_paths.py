@@ -11,6 +11,7 @@ from tests.engine.test_head_reads import check
 from tests.engine.test_path_effects import Plain, plainly
 
 
+@pytest.mark.soak
 @pytest.mark.real
 def test_of_a_real_model_equals_plain_hooks(real_model, bare_model):
     pairs = tk.load_dataset("ioi", real_model, n=2)

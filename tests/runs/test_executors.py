@@ -92,6 +92,7 @@ class TestAnyExecutor:
                 tk.sweep(**{**grid, "output": folder}, executor=executor, jobs=jobs)
             assert max(most) == expected
 
+    @pytest.mark.soak
     @pytest.mark.slow
     def test_a_pool_of_processes_is_an_executor(self, grid, lab, monkeypatch):
         # Relative paths are those of this process.
@@ -283,6 +284,7 @@ class TestDevices:
 
 
 class TestLocalProcesses:
+    @pytest.mark.soak
     @pytest.mark.slow
     def test_a_worker_that_is_killed_ends_the_sweep_and_costs_its_run(self, grid):
         before = set(psutil.Process().children(recursive=True))

@@ -44,6 +44,7 @@ def run(folder, script, way):
     )
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "way", "says"),

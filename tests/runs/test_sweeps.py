@@ -371,6 +371,7 @@ class TestCheckpoints:
             with pytest.raises(ComparisonError, match=r"different models \(step20 and step100\)"):
                 refused()
 
+    @pytest.mark.soak
     @pytest.mark.slow
     def test_they_are_revisions_of_the_hub(self, lab, tmp_path):
         steps = {"main": lab / "first", "step1": lab / "first", "refs/pr/2": lab / "second"}
@@ -465,6 +466,7 @@ class TestCommand:
             assert f"Unknown key {key!r}" in command("sweep", file)[2]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_warning_of_a_run_says_which_it_is(grid, jobs, tmp_path, capfd):

@@ -139,6 +139,7 @@ def test_predictions_count_what_they_do_to_what_is_kept(tracer, neutral):
     )
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_front_of_sets_within_the_bound(model, tracer, neutral, every_set, tmp_path):
     bound = 0.5 * kept_by(model, neutral, range(12))

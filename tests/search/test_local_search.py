@@ -35,6 +35,7 @@ def test_the_front_is_the_optimum_at_every_budget(tracer, plain_effects):
     assert front[0].cost.forward_equivalents <= 600
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_few_passes_still_beat_the_rankings(model):
     """Forty passes for six of twelve: additions, exchanges and removals are all needed."""
@@ -48,6 +49,7 @@ def test_few_passes_still_beat_the_rankings(model):
         assert found[0].cost.forward_equivalents <= 40
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_sets_of_many_components_are_better_than_of_rankings(model):
     tracer = tk.Tracer(model, tiny.pairs(6, seed=3), components="mlp-outputs")

@@ -19,6 +19,7 @@ FRESH = random.SystemRandom().randrange(2**32)
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_in_short(name):
@@ -36,6 +37,7 @@ def test_at_length(start):
     at_length(start, MINUTES / 2)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_property_that_does_not_hold_is_found():
     """The net has no hole where it is tied: a wrong number and a foreign error are findings."""

@@ -235,6 +235,7 @@ class TestRefusals:
             tracer.export(half_of(tracer), tmp_path)
 
 
+@pytest.mark.soak
 @pytest.mark.real
 def test_heads_of_the_real_model(real_model, tmp_path):
     pairs = tk.load_dataset("gendered-pronouns", real_model)[:12]

@@ -288,6 +288,7 @@ class TestLocks:
         assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_sigterm_writes_the_checkpoint(tmp_path):
     kept = tmp_path / "kept"

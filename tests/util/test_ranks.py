@@ -108,6 +108,7 @@ class TestSharing:
     def alone(self, tmp_path_factory) -> dict:
         return answers_of("searches", 1, tmp_path_factory.mktemp("alone"))[0]
 
+    @pytest.mark.soak
     @pytest.mark.parametrize(
         ("job", "count"),
         [
@@ -156,6 +157,7 @@ class TestSharing:
 class TestRefusals:
     """Ranks that do not fit together."""
 
+    @pytest.mark.soak
     @pytest.mark.parametrize(
         ("job", "text"),
         [
@@ -178,6 +180,7 @@ class TestRefusals:
 class TestEnding:
     """A process that is killed or interrupted."""
 
+    @pytest.mark.soak
     @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.soak)])
     def test_a_killed_rank_ends_the_others_and_the_search_goes_on(self, victim, tmp_path):
         whole = answers_of("checkpointed", 2, self._folder(tmp_path, "whole"))[0]
@@ -194,6 +197,7 @@ class TestEnding:
         resumed = answers_of("checkpointed", 2, file.parent)
         assert resumed == [whole, whole]
 
+    @pytest.mark.soak
     @pytest.mark.parametrize(
         ("job", "held"),
         [("full", "[False]"), ("script", "[False]"), ("again", "[False, False]")],
@@ -269,6 +273,7 @@ class TestEnding:
 class TestCommandLine:
     """`tracekit` under a launcher."""
 
+    @pytest.mark.soak
     def test_only_the_first_rank_prints_and_writes(self, tmp_path):
         command = ["tracekit", "trace", "--model", "demo", "--dataset", "demo-bias"]
         command += ["--method", "top-k", "--budget", "3"]

@@ -12,6 +12,7 @@ from tracekit.errors import (
 )
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_exhaustive_is_the_best_of_all(tracer, plain_effects):
     result = tracer.run("exhaustive", budget=3)
