@@ -407,6 +407,6 @@ def test_a_figure_has_the_bounds_of_a_claim(tracer, faithfulness):
         ({"faithful": 0.5, "pairs": [5]}, PairsError, "pairs is 5. Give PromptPairs"),
     ],
 )
-def test_requests_that_cannot_be_answered(tracer, options, error, text):
+def test_requests_that_cannot_be_answered(tracer, unchecked, options, error, text):
     with pytest.raises(error, match=text):
         tracer.certify(NAMES, **options)

@@ -22,7 +22,7 @@ from tracekit._util.options import check_int
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.edges import EMBEDDING, LOGITS, EdgeGraph
 from tracekit.components.masks import BinaryMask, Mask
-from tracekit.components.members import mask_of
+from tracekit.components.members import ComponentsLike, mask_of
 from tracekit.errors import ComponentError, ConfigError, UnknownNameError
 from tracekit.figures.members import Arrow, path_network
 from tracekit.figures.style import plain
@@ -209,7 +209,7 @@ def mask_of_circuit(circuit: str | Sequence[str], result: Any) -> BinaryMask:
     return result.binary_mask.new_tensor([label in roles for label in _labels(result)])
 
 
-def against(result: Any, circuit: str | Sequence[str], name: str | None) -> Against:
+def against(result: Any, circuit: ComponentsLike, name: str | None) -> Against:
     """A result beside a circuit; a component is in the set if it is at any span."""
     called, roles = name_and_roles(circuit, result)
     frame = result.to_frame().assign(component=_labels(result)).astype({"score": float})

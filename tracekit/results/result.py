@@ -22,6 +22,7 @@ from tracekit._util.options import as_path, check_keywords, short_repr
 from tracekit._util.version import __version__
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask, members_of_mask
+from tracekit.components.members import ComponentsLike
 from tracekit.engine.cost import Cost
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError, TargetNotReachedError
@@ -420,11 +421,11 @@ class TraceResult(InFolder):
         write_mib(path, self, scores)
         return path
 
-    def against(self, circuit: str | Sequence[str], *, name: str | None = None) -> circuits.Against:
+    def against(self, circuit: ComponentsLike, *, name: str | None = None) -> circuits.Against:
         """The selection beside a known circuit: precision, recall, hits, misses and extras.
 
         Args:
-            circuit: A published one, `ioi`, `greater-than` or `docstring`; or labels.
+            circuit: A published one, `ioi`, `greater-than` or `docstring`; labels; or a result.
             name: What to call it.
 
         Raises:
