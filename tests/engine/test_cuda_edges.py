@@ -90,7 +90,6 @@ def test_sparse_passes_have_the_effects_of_the_cpu(device, architecture, kind):
     torch.testing.assert_close(there.set_effects(sets), expected, **CLOSE)
 
 
-@pytest.mark.slow
 @on_devices
 def test_connected_circuits_have_the_effects_of_the_cpu(device):
     """Also where the counterfactual run lies in host memory, or is repeated for every batch."""
