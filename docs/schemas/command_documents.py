@@ -63,7 +63,7 @@ _TABLES: dict[str, dict[str, str]] = {
     "show": {
         "results": _RESULTS,
         **_CHOICES,
-        "setting": "model, data, metric, positions, source, seed, options, versions",
+        "setting": "model, data, metric, positions, intervention, search, seed, options, versions",
     },
     "side-effects": {
         "side_effects": "name, dataset, metric, examples, effect, effect_low, effect_high, "

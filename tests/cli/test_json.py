@@ -61,7 +61,6 @@ OUTPUTS = {
 """Arguments of commands whose output no other test of `--json` has."""
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(
     "name",
     [pytest.param(each, marks=pytest.mark.slow if each == "demo" else ()) for each in OUTPUTS],
@@ -331,7 +330,6 @@ def test_errors_of_usage(command, arguments, kind, message, expected):
     assert not out.startswith("{")
 
 
-@pytest.mark.soak
 @pytest.mark.slow
 def test_a_script_can_follow_the_page_for_programs(command, tmp_path, monkeypatch, capsys):
     """Every line of `llms.txt`, as it stands there and in its order, to the certificate."""
