@@ -758,7 +758,7 @@ class TestMeaning:
 
 
 def tensors(value, hook="hook_mlp_out"):
-    """Tensors of one's own for the hook points of three layers; `value` is that of layer 1."""
+    """A mapping of hook points of three layers to tensors; layer 1 gets `value`."""
     zeros = torch.zeros(24)
     return {f"blocks.{layer}.{hook}": (zeros, value, zeros)[layer] for layer in range(3)}
 

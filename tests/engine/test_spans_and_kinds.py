@@ -639,7 +639,7 @@ DEEP = (*COORDINATES["axes"], "d_head")
         ("deep", {"axes": DEEP}, HookPointError, r"24\) instead of \(2, 6, 24, any\).* Use"),
         ("no hook", {"hook": "hook_nowhere"}, HookPointError, "hook_nowhere does not exist. Use"),
         ("wings", {"width": "n_wings"}, ComponentError, "'n_wings'.* Give the width as a number"),
-        ("residual", {}, ComponentError, "'residual' is that of another kind"),
+        ("residual", {}, ComponentError, "'residual' belongs to another kind"),
     ],
 )
 def test_kinds_that_do_not_fit_the_model(model, name, change, error, text):

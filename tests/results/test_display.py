@@ -253,10 +253,10 @@ def test_a_result_says_its_goal_its_constraint_and_an_early_end():
     everything = list(range(len(tracer.registry)))
     curve = tracer.run("attribution", budgets=[len(everything)])
     faithful = curve.smallest(faithfulness=0.9)
-    kept = ConstraintEffect(
+    bound = ConstraintEffect(
         metric="kl", dataset="other", dataset_fingerprint="0" * 64, at_most=0.05, effect=0.0123
     )
-    stopped = replace(faithful, run=replace(faithful.run, stopped="interrupted"), constraint=kept)
+    stopped = replace(faithful, run=replace(faithful.run, stopped="interrupted"), constraint=bound)
     notes = [
         "faithfulness 1.00 on searched examples (0.9 was asked for)",
         "constraint: kl on other is 0.012 (at most 0.05)",

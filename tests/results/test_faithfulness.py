@@ -481,9 +481,9 @@ def test_what_faithfulness_is_of_is_in_words(model):
         ((curve[0],), {"ranking": "signed"}, "components with the highest scores of top-k;"),
     )
     for given, options, sets in cases:
-        found = tracer.faithfulness(*given, **options)
-        assert repr(found).startswith(f"Faithfulness (odds-ratio) of {sets}")
-        title = found.curve().layout.title
+        measured = tracer.faithfulness(*given, **options)
+        assert repr(measured).startswith(f"Faithfulness (odds-ratio) of {sets}")
+        title = measured.curve().layout.title
         assert title.text == "Faithfulness: pairs data, GPT2LMHeadModel model"
         assert title.subtitle.text.replace("<br>", " ").startswith(f"by odds-ratio; {sets}")
     one, three = repr(tracer.faithfulness(curve)).splitlines()[1:]

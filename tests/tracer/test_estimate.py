@@ -452,6 +452,13 @@ class TestFaster:
         assert drawn.passes > given.passes + 3 * 40
         assert drawn.faster.startswith("mask-ig, about ")
 
+    def test_is_a_quicker_way_also_where_that_takes_longer(self, slow):
+        tracer = slow(1e4)
+        quick = tracer.estimate("mask-ig", budget=6)
+        estimate = tracer.estimate("greedy", budget=6)
+        assert 600 < quick.seconds < estimate.seconds / 2
+        assert estimate.faster == f"mask-ig, about {duration_text(quick.seconds)}"
+
     def test_is_nothing_where_eight_examples_take_too_long(self, slow):
         assert slow(1e4).estimate("mask-ig", budget=6).faster == ""
 

@@ -342,7 +342,7 @@ def build_tracer(
 ) -> tk.Tracer:
     """Loads model and data, if not `loaded`, and builds the tracer of `TRACE_KEYS`.
 
-    A `setup` replaces that of the options; `held_out_origin` in `values` is that of held-out pairs.
+    A `setup` replaces the one of the options; `held_out_origin` says where held-out pairs are from.
     """
     from tracekit._util.ranks import join_launched
     from tracekit.data.registry import load_origin

@@ -282,7 +282,7 @@ def show(values: OptionValues, run: RunFolder) -> None:
         "metric": result.setup.metric,
         "positions": str(result.setup.positions),
         "intervention": result.setup.intervention,
-        "search": "; ".join(search_notes(result)) or "to its end",
+        "search": "; ".join(search_notes(result)) or "complete",
         "seed": result.seed,
         "options": ", ".join(f"{name}={value}" for name, value in options.items()),
         "versions": ", ".join(f"{package} {v}" for package, v in result.run.versions.items()),

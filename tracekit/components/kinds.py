@@ -419,7 +419,7 @@ def register_kind(kind: Kind) -> Kind:
     if kind.name in KINDS:
         if KINDS[kind.name] != kind:
             raise ComponentError(
-                f"The name {kind.name!r} is that of another kind: {KINDS[kind.name]}. "
+                f"The name {kind.name!r} belongs to another kind: {KINDS[kind.name]}. "
                 "Give this one a new name."
             )
         return KINDS[kind.name]

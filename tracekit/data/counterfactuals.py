@@ -168,8 +168,8 @@ class Constants:
     name: str
     """Name for messages and figures, e.g. `mean`."""
     values: Mapping[str, Float[Tensor, ...]]
-    """By hook point, an activation without the axes of row and position; with `positional` that of
-    the position is there. For attention patterns the axes are head and key."""
+    """By hook point, an activation without the axes of row and position; if `positional`, with
+    the axis of the position. For attention patterns the axes are head and key."""
     positional: bool = False
     """Whether every position of the prompt has values of its own."""
 

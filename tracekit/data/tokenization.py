@@ -194,7 +194,7 @@ def _require_text(entry: Mapping[str, Any], number: int) -> None:
         except UnicodeEncodeError:
             is_readable = False
         if not is_readable:
-            problem = "holds half a character" if is_text else "is no text"
+            problem = "holds half a character" if is_text else "is not text"
             is_number = isinstance(text, (int, float))
             hint = " Read columns of numbers with dtype=str." if is_number else ""
             raise PairsError(

@@ -21,7 +21,7 @@ from tracekit.data.counterfactuals import Ids
 from tracekit.metrics import ContinuationLogProbs, ContinuationMean, Reading, continuation_log_prob
 
 PASS_OVERHEAD_TOKENS = {"cpu": 64, "cuda": 4096}
-"""Cost of one more pass in tokens, by which rows are grouped: on a CPU measured for GPT-2."""
+"""Cost of a further pass in tokens, to group rows by: of GPT-2 on a CPU, else an estimate."""
 
 
 @dataclass(frozen=True, eq=False)

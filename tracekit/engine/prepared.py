@@ -127,7 +127,7 @@ class PreparedData:
     ) -> _D:
         """Lays the data set out; runs none of it yet. All ranks must give the same.
 
-        `pairs_given` are the pairs before a source, direction or split changed them: else `pairs`.
+        `pairs_given` are those before a source, direction or split changed them (default: `pairs`).
 
         Raises:
             MissingContinuationError: The metric needs a y that an example lacks.

@@ -49,7 +49,7 @@ MOST_IN_GRID = 256
 def single_effects(question: Question, components: ComponentsLike | None = None) -> SingleEffects:
     """Measures every component alone, on the tracer's own examples: nothing was selected on them.
 
-    One pass a component; `attribution` and `mask-ig` rank thousands by gradients in a few.
+    It takes a pass for each component. `attribution` and `mask-ig` rank thousands in a few passes.
 
     Args:
         question: The question.

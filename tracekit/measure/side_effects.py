@@ -304,7 +304,7 @@ def side_effects(
     ```
 
     Each data set is measured with this tracer's components, source and direction; the target on the
-    held-out examples, if the tracer has some. Examples that selected the set give no `p`.
+    held-out examples, if it has some. On examples that selected the set there is no `p`.
 
     Args:
         question: The question.

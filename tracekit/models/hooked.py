@@ -390,7 +390,7 @@ class ModelUse:
         caches = [arguments[name] for name in _CACHES if arguments.get(name) is not None]
         ids = arguments.get("position_ids")
         if ids is not None:
-            # If each token has several numbers (time, height, width), the first is its place.
+            # Of several numbers of a token (time, height, width), the first is its place in a text.
             ids = ids[0] if ids.ndim == 3 else ids.reshape(-1, ids.shape[-1])
         n_before = _count_cached(caches[0], arguments) if caches else 0
         _RUNNING.set(None if n_before is None else Pass(n_before, ids))

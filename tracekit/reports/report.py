@@ -157,8 +157,8 @@ def _sections(
     for where, name, brackets in on:
         lead += (
             f" On {where.n_text} {name} examples their {best.axis_label} is {where.mean:.4g} "
-            f"({brackets} {interval_text(*where.interval)}), {100 * where.share:.0f} % of that of "
-            "all components."
+            f"({brackets} {interval_text(*where.interval)}), {100 * where.share:.0f} % of the "
+            "effect of all components."
         )
         lead += f" First choices: {where.choices_text}." if where.choices_text else ""
     for result in results:

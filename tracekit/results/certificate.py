@@ -70,7 +70,7 @@ class Certificate(Tabular):
     level: float
     """Probability that no bound of any claim is ever wrong."""
     is_assumed: bool
-    """Of an unbounded metric, this assumes that none is twice as extreme as all before it."""
+    """Whether it assumes that no example is twice as extreme as all before (unbounded metrics)."""
     labels: tuple[str, ...]
     """Members of the set."""
     n_examples: int

@@ -123,7 +123,7 @@ class Comparison(Results):
         """A pandas DataFrame with a row per result.
 
         Columns: `result` (its label), `method`, `budget`, `n_selected` and `n_components`, the
-        numbers of `docs/statistics.md`, others, `passes`, `seconds`, `components`, what was traced.
+        numbers of `docs/statistics.md`, further metrics, the cost, the members and the question.
         """
         return self.table().frame()
 

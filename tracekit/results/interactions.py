@@ -191,13 +191,13 @@ class InteractionGrid(InWords, SavedTable):
 
         A minus stands where the interaction is clearly below 0, for print in grey. With up to 24
         components, a dot in the corner of a cell says that q is below 0.05, a ring that only the
-        interval leaves out 0. A grid of both directions has the other one below it.
+        interval leaves out 0. A second direction stands below the diagonal.
 
         Args:
             clip: Quantile of the sizes of interactions, in (0, 1], beyond which colours no longer
                 change. Below 1 a single strong pair does not make all others pale; the ends of the
                 colour bar then say that values lie beyond.
-            mark: `family` for dots where the family-wise p value is below 0.05: fewer pairs.
+            mark: `family` for dots only where the family-wise p value is below 0.05.
 
         Raises:
             ConfigError: `clip` is not in (0, 1], or `mark` is another.

@@ -74,7 +74,7 @@ def panels_of(
 ) -> list[SelectionPanel]:
     """A panel per kind; of spans of several components a layer, a panel per span.
 
-    `values` are colours, None for white; `texts` stand at the pointer below the name.
+    `values` colour the components (None: white); `texts` stand at the pointer below the name.
     """
     panels, is_selected = [], selected.tolist()
     hover = [f"{plain(registry.label(i))}: {text}" for i, text in enumerate(texts)]

@@ -89,8 +89,8 @@ class ParetoFront(Results):
     As a sequence it holds a `TraceResult` for every size at which a set of the joint search does
     better than all smaller ones, ascending. By default (`objective="auto"`) each is that set, or
     the components that do most alone, whichever holds better on examples that had no part in the
-    selection; its `method` says which. Then, up to 384 components, there is a result for every size
-    at which all components do something alone. `at` and `smallest` answer questions.
+    selection; its `method` says which. If the latter do, and of up to 384 components, every size at
+    which all components do something alone has a result. `at` and `smallest` answer questions.
     """
 
     results: tuple[TraceResult, ...] = field(default=(), metadata=NOT_SAVED)
@@ -168,7 +168,8 @@ class ParetoFront(Results):
     def effects(self) -> Float[Tensor, " budget"]:
         """Mean effect of the set that answers 1, 2, ... components (see `at`).
 
-        It falls only with another objective than the mean. Below the smallest set, minus infinity.
+        It falls only if another objective than the mean was maximised. Below the smallest set it is
+        minus infinity.
         """
         effects = torch.full((self.largest,), -torch.inf)
         for size in self.sizes:
@@ -213,7 +214,7 @@ class ParetoFront(Results):
         measured on the other; where the tracer has held-out examples, another line is of the best
         sets on these. The bars of both are 95 % confidence intervals, by a bootstrap over examples.
         The band is how far the effect of the best set moves when the examples that it was selected
-        on are resampled (95 %). The bars of the control are the range of its draws. See `to_frame`.
+        on are resampled (95 %). The bars of the control are the range of its draws.
         """
         return pareto_curve(self.to_frame(), self.results, self.largest)
 

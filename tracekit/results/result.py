@@ -566,7 +566,7 @@ class Results(Sequence[TraceResult]):
         Args:
             effect: Mean effect to reach; where effects below 0 were sought, one below 0.
             faithfulness: Level in (0, 1), e.g. 0.9: the faithfulness of the set differs from 1 by
-                at most 1 - level, and its completeness is below the level.
+                at most 1 - level, and all other components alone are less faithful than the level.
 
         Raises:
             TargetNotReachedError: None does.

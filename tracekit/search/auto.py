@@ -160,7 +160,7 @@ class CrossFit:
         The joint one is taken where its sets do more on the examples that selected them, by 1.25
         standard errors of the difference, and those that either half selects do not do less on the
         other half, by more than half a standard error; or where only its set raises the effect.
-        Sizes nearby count too (half or twice the size by half), as means are uncertain.
+        Sizes nearby count too, half or twice the size as a half: means of few are uncertain.
         """
         if len(self.effects) == 1:
             return [0] * len(self.sizes)

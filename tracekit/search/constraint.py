@@ -59,9 +59,9 @@ class Constraint:
 class BoundedTarget(Target):
     """Another target, for sets whose mean effect k on a second metric stays within a bound b.
 
-    A measured set within the bound keeps its score. One with |k| > b has the score -10^9 (1 + (|k|
-    - b) / b), which is below the score of any set within the bound. From those of a soft mask with
-    |k| > b, |F| (|k| - b) / b is subtracted: F is the score of all components.
+    A measured set within the bound keeps its score. Any other set has -10^9 (1 + (|k| - b) / b),
+    which is below all scores of sets within the bound. The scores of a soft mask with |k| > b are
+    reduced by |F| (|k| - b) / b, where F is the mean score of all components.
     """
 
     is_plain = False

@@ -50,7 +50,7 @@ def steer(
     Args:
         question: The question.
         members: As in `explain`; one component is enough.
-        strength: 0 is the model as it is, 1 the values of the source; others lie on the line.
+        strength: 0 is the model as it is, 1 the values of the source; others interpolate.
 
     Raises:
         ConfigError: A source other than zeros, means and tensors, or components split by span.
