@@ -71,6 +71,13 @@ def test_a_run_is_a_saved_result_like_any_other(swept, grid, lab, command):  # n
     assert "top-k" in (grid["output"] / "r.html").read_text()
 
 
+def test_a_table_says_how_large_the_sets_are_where_all_are_as_large(grid):
+    runs = tk.sweep(**{**grid, "methods": ["top-k"], "budgets": [2]})
+    shown = runs.shown()
+    assert [column.key for column in shown.columns][:2] == ["model", "n_selected"]
+    assert shown["n_selected"].values == [2, 2]
+
+
 @pytest.mark.slow
 def test_a_sweep_that_is_started_again_does_what_is_missing(swept, grid, monkeypatch):
     folder, before = grid["output"], written(grid["output"])
