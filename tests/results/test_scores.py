@@ -156,6 +156,17 @@ class TestScatter:
         assert 1 <= len([text for text in outliers.text if text]) <= 8
         assert len(outliers.customdata) == 8
 
+    def test_labels_cover_no_marked_point(self):
+        """To the left of B there is A."""
+        points = {"A": (0.42, 2.26), "B": (0.69, 1.7), "C": (2.1, 6.7), "D": (-1.4, 0.7)}
+        frame = pd.DataFrame([(name, *at) for name, at in points.items()], columns=["c", "x", "y"])
+        frame["c"] = "L1H" + frame["c"]
+        titles = {"axis_titles": ("x", "y"), "title": "", "subtitle": ""}
+        chart = charts.Chart(frame=frame, x="x", y="y", series="c", **titles)
+        (*_, marked) = charts.scatter(chart, (1.0, 0.0), 4).data
+        assert list(marked.text) == ["L1HA", "L1HB", "L1HC", "L1HD"]
+        assert list(marked.textposition)[:3] == ["top left", "top right", "top left"]
+
     def test_two_results_in_one_call(self, tracer, attribution):
         top_k = tracer.run("top-k", budget=2)
         figure: Any = tk.results.compare_scores(attribution, top_k, ("a", "b")).scatter()

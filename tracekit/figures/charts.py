@@ -303,19 +303,20 @@ def scatter(chart: Chart, line: tuple[float, float], n_outliers: int) -> go.Figu
         mode="lines",
         line={"color": "black", "width": 1.2, "dash": "dot"},
     )
-    taken: list[tuple[float, float, float]] = []
+    taken = [(across - 0.02, across + 0.02, up) for across, up in places[:n_outliers].to_numpy()]
     labels, sides = [""] * len(outliers), ["top left"] * len(outliers)
     rows = zip(outliers[chart.series], values.to_numpy(), places.to_numpy(), strict=False)
     for number, (name, (x, y), (across, up)) in enumerate(rows):
         # Texts stand away from the line, and take more of the plot in print.
         width = text_width(name, 1.3 * style.TICK_SIZE) / _SCATTER_PLOT[0]
         is_above = y > line[1] + line[0] * x
+        middle = up + (0.05 if is_above else -0.05)
         for side, start in (("left", across - width), ("right", across))[:: 1 if is_above else -1]:
-            is_free = all(abs(start - a) > max(width, b) or abs(up - c) > 0.06 for a, b, c in taken)
-            if is_free and 0 < start < 1 - width:
+            end, beside = start + width, [box for box in taken if abs(middle - box[2]) < 0.045]
+            if start > 0 and end < 1 and not any(a < end and start < b for a, b, _ in beside):
                 labels[number] = style.plain(name)
                 sides[number] = f"{'top' if is_above else 'bottom'} {side}"
-                taken.append((start, width, up))
+                taken.append((start, end, middle))
                 break
     for rows, name, color, symbol, size in (
         (others, legend, style.BELOW, "circle", 5),

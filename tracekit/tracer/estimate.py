@@ -299,10 +299,9 @@ def _with_faster(question: Question, slow: Estimate, request: Request | None = N
             on = f"{few} of the {n} examples, about {duration_text(way.seconds * few / n)}"
             return replace(slow, faster=f"{name} on {on}" if name else on)
     name, quick = ways[0]
-    is_faster = quick.seconds < slow.seconds / 2
-    return replace(
-        slow, faster=f"{name}, about {duration_text(quick.seconds)}" if is_faster else ""
-    )
+    if quick.seconds >= slow.seconds / 2:
+        return slow
+    return replace(slow, faster=f"{name}, about {duration_text(quick.seconds)}")
 
 
 def _estimate_plan(question: Question, request: Request, planned: Plan | None) -> Estimate:
