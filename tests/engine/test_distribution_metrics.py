@@ -336,10 +336,9 @@ def test_the_first_token_of_the_vocabulary_may_be_a_set(model):
     torch.testing.assert_close(tracer.engine.clean.y_set, torch.stack(logits).detach())
 
 
-def test_further_metrics_are_checked_before_a_search(model):
-    rows = [{k: v for k, v in row.items() if k != "y_ids"} for row in tiny.rows()]
+@pytest.mark.parametrize("name", ["logit-difference", "set-logit-difference", "accuracy"])
+def test_further_metrics_are_checked_before_a_search(model, name):
+    rows = [{k: v for k, v in row.items() if k[0] != "y"} for row in tiny.rows()]
     pairs = tk.PromptPairs.from_ids(rows)
-    with pytest.raises(MissingContinuationError, match="'logit-difference' .* has no y. Give"):
-        tk.Tracer(
-            model, pairs, "head-outputs", "probability-drop", extra_metrics=["logit-difference"]
-        )
+    with pytest.raises(MissingContinuationError, match="(has no|has a) y. Give every example a"):
+        tk.Tracer(model, pairs, "head-outputs", "probability-drop", extra_metrics=[name])

@@ -28,8 +28,6 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 """A seed that every random generator takes, without rounding it."""
 _LONGEST_NAME = 255
 """Bytes of one part of a path that common file systems take."""
-_LONGEST_PATH = 4096 - _LONGEST_NAME
-"""Bytes of a path to which a name can be added."""
 _LARGEST = 1e12
 """Far beyond any useful option; its square is still a number of float32."""
 
@@ -134,12 +132,12 @@ def as_path(name: str, value: Any) -> Path:
     """Converts a str or a path-like value to a `Path`; `name` is the name of the argument."""
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigError(f"{name} is {value!r}, which is not a path. Give a str or a Path.")
-    path, encoded = Path(value), os.fsencode(value)
+    path = Path(value)
     longest = max(map(len, map(os.fsencode, path.parts)), default=0)
-    if longest > _LONGEST_NAME or len(encoded) > _LONGEST_PATH or b"\0" in encoded:
+    if longest > _LONGEST_NAME or "\0" in str(path):
         raise ConfigError(
-            f"{name} is {short_repr(str(value))}, which no file system takes. Give at most "
-            f"{_LONGEST_PATH} bytes, in names of at most {_LONGEST_NAME}, without the character 0."
+            f"{name} is {short_repr(str(value))}, which no file system takes. Give names of at "
+            f"most {_LONGEST_NAME} bytes, without the character 0."
         )
     return path
 

@@ -24,8 +24,8 @@ from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import describe, load_dataset
 from tracekit.engine import checks
 from tracekit.engine.capabilities import Capabilities
+from tracekit.engine.effects import metric_effects
 from tracekit.engine.engine import Engine
-from tracekit.engine.layout import check_continuations
 from tracekit.engine.prepared import EngineConfig
 from tracekit.engine.setup import SETUP_OPTIONS, Setup, SetupOptions
 from tracekit.errors import ConfigError, NoResultError
@@ -171,9 +171,10 @@ class Tracer:
             self.question = bind(
                 components, model, pairs, config, held_out=held_out, extra_metrics=extra_metrics
             )
-            for each in self.question.extra_metrics:
-                check_continuations(self.pairs, each)
             checks.check_engine(self.engine)
+            if self.extra_metrics:
+                # Otherwise only the end of a search would show that examples lack a y they read.
+                metric_effects(self.engine, self.engine.masks_of([()]), self.extra_metrics)
             if self.question.held_out_engine is not None:
                 check_disjoint(self.engine.pairs, self.question.held_out_engine.pairs)
             diagnostics.warn_of_pairs(self.question)
