@@ -151,6 +151,13 @@ def test_steps_have_names_of_their_own_and_fit_into_ten_minutes(device, quick):
     ] + ["figures", "several"]
 
 
+def test_a_quick_call_has_room_for_several_steps():
+    *others, last = Plan("cpu", quick=True).steps()
+    assert last.name == "several GPUs"
+    assert all(step.limit <= 240 for step in others)
+    assert last.limit == 540
+
+
 def test_three_evaluations_are_counted():
     records = [
         Record(f"evaluation {n}", ("--most-forwards", "1.3"), outcome, "", 1.0, "", "a GPU")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from tools.studies import peer_sides as sides
-from tools.studies.peers import Measured, adapted, rows_of_table
+from tools.studies.peers import Measured, adapted, reasons_left_out, rows_of_table
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +69,21 @@ def test_a_row_has_medians_and_worst_cases():
     assert row == (
         "| EAP | EAP-IG | 300 (400) | 100 (200) | 3.00 (1.00) | 4.0, 2.0 | 9, 5 | 1e-01 |"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "left_out"),
+    [
+        ({}, ["EAP-IG", "HookedTransformer"]),
+        ({"lens": "lens"}, ["EAP-IG"]),
+        ({"checkout": "here"}, ["EAP-IG", "HookedTransformer"]),
+        ({"checkout": "here", "lens": "lens"}, []),
+    ],
+)
+def test_peers_that_lack_a_folder_are_left_out_with_a_reason(given, left_out):
+    folders = {name: Path(folder) for name, folder in given.items()}
+    reasons = reasons_left_out(**{"checkout": None, "lens": None} | folders)
+    assert sorted(reasons) == left_out
+    assert all("--lens" in reason for reason in reasons.values())
+    if not given:
+        assert reasons["EAP-IG"] == "It needs CHECKOUT and --lens."

@@ -3,11 +3,12 @@
     python -m tools.benchmarks.gpu --out gpu.jsonl [--peers CHECKOUT] [--lens FOLDER]
     python -m tools.benchmarks.gpu --device cpu --quick     # the same in small, without a GPU
 
-Each step is a process with a time limit below ten minutes. When it ends, a line of JSON with its
-outcome and the end of its output is added to FILE. The same command goes on where the last one
-ended: it leaves out the steps that FILE has, unless `--retry` repeats those that did not pass. A
-step that fails or takes too long does not stop the others. `--minutes` is the time that one call
-may take: a step that might take longer than what is left is not begun.
+Each step is a process with a time limit below ten minutes; with `--quick` it is four minutes for
+all but the last. When it ends, a line of JSON with its outcome and the end of its output is added
+to FILE. The same command goes on where the last one ended: it leaves out the steps that FILE has,
+unless `--retry` repeats those that did not pass. A step that fails or takes too long does not stop
+the others. `--minutes` is the time that one call may take: a step that might take longer than what
+is left is not begun.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Literal
@@ -28,8 +29,8 @@ import torch
 import typer
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 540.0
-"""Seconds that a step may take."""
+LIMIT, QUICK_LIMIT = 540.0, 240.0
+"""Seconds that a step may take; with `--quick` fewer, so that a call has room for several steps."""
 TAIL = 6000
 """Characters of its output that are kept."""
 GRACE = 10.0
@@ -82,11 +83,16 @@ class Plan:
 
     def steps(self) -> Iterator[Step]:
         """All steps, in their order."""
-        yield from self._tests()
-        yield from self._evaluations()
-        yield from self._edges()
-        yield self._peers()
-        yield from self._figures()
+        limit = QUICK_LIMIT if self.quick else LIMIT
+        for step in (
+            *self._tests(),
+            *self._evaluations(),
+            *self._edges(),
+            self._peers(),
+            *self._figures(),
+        ):
+            yield replace(step, limit=min(step.limit, limit))
+        # It starts three rounds of processes, so it is slow in small, too.
         yield from self._several()
 
     def _tests(self) -> Iterator[Step]:

@@ -24,7 +24,7 @@ from tools.benchmarks.setting import Model
 from tracekit._util.ranks import Ranks, join_launched, launched_device
 from tracekit.search import Goal
 
-QUICK: dict[str, Any] = {"n_layer": 12, "n_embd": 48}
+QUICK: dict[str, Any] = {"n_layer": 4, "n_embd": 48}
 """Sizes that `--quick` changes."""
 TASKS = ("an epoch of PGB-CT", "top-k, 24 heads")
 
@@ -64,8 +64,8 @@ def work(file: Path, device: str | None, *, quick: bool) -> None:
     engine = model.engine(pairs)
     order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0)).tolist()
     search = tk.search.PGBCT(lambda1=1e-4, epochs=1, example_order=[order])
-    part = model.engine(pairs.subset(order[:64]))
-    singles = [(head,) for head in range(0, 144, 6)]
+    part = model.engine(pairs.subset(order[: 16 if quick else 64]))
+    singles = [(head,) for head in range(0, engine.n_components, engine.n_components // 24)]
     # Clean and counterfactual runs are done once, whatever follows; PGB-CT needs all of the latter.
     search.search(tk.search.make_target(engine), Goal(), 0)
     _ = part.full_effects
@@ -119,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--quick", action="store_true", help="a narrow model and 64 pairs")
+    parser.add_argument("--quick", action="store_true", help="a narrow model and few pairs")
     parser.add_argument("--work", type=Path, help="used by the launched processes")
     given = parser.parse_args()
     if given.work is not None:

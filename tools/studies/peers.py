@@ -178,6 +178,16 @@ def adapted(checkout: Path, folder: Path) -> Path:
     return folder
 
 
+def reasons_left_out(checkout: Path | None, lens: Path | None) -> dict[str, str]:
+    """Why peers are not run, by their names."""
+    reasons = {}
+    if not (checkout and lens):
+        reasons["EAP-IG"] = "It needs CHECKOUT and --lens."
+    if not lens:
+        reasons["HookedTransformer"] = "It needs --lens."
+    return reasons
+
+
 def rows_of_table(
     runs: list[Measured], scores: dict[str, dict[str, torch.Tensor]]
 ) -> Iterator[str]:
@@ -227,7 +237,9 @@ def main(
         folder = Path(name)
         old = [adapted(checkout, folder)] if checkout else []
         old += [lens] if lens else []
-        left_out = {*(() if lens else OLD), *(() if checkout else ("EAP-IG",))}
+        left_out = reasons_left_out(checkout, lens)
+        for side, reason in left_out.items():
+            typer.echo(f"{side} is left out. {reason}", err=True)
         for side in [*SIDES] * turns:
             chosen = [each for each, task in tasks.items() if side in ("tracekit", *task.peers)]
             if not chosen or side in left_out:

@@ -180,3 +180,20 @@ def test_edges_of_its_sets_are_on_paths():
     members = [int(n) for n in result.binary_mask.nonzero()]
     assert 1 <= len(members) <= 30
     assert len(tracer.engine.edge_paths.edges_on_paths(members)) == len(members)
+
+
+@pytest.mark.parametrize("epochs", [4, 9, 40, 200])
+def test_planned_passes_bound_faithful_and_drawn_training(epochs):
+    search, goal = LearnedRanking(epochs=epochs, steps=10), Goal(budgets=(20,))
+    planned, gradients = search.planned_passes(1000, goal), epochs + 11
+    n_sizes, n_first, n_trained = 6, 5, 4
+    # A quarter of the examples is checked and the rest trained on, or all are trained on. A set is
+    # checked with its complement; a gradient is two passes.
+    checks = 2 * (n_first + n_trained) * n_sizes
+    needed = 2 + max(2 * gradients, 0.75 * 2 * gradients + 0.25 * checks)
+    total = 2 * (planned.cost.forward + planned.if_faithful.forward)
+    assert needed <= total <= needed + 0.5 * 4 * n_sizes
+    # Where pairs are drawn, all examples are checked, and each epoch runs pairs of its own.
+    needed = 2 + 2 * gradients + checks + 3 * epochs
+    total += planned.if_drawn.forward
+    assert needed <= total <= 1.5 * needed

@@ -71,18 +71,18 @@ class LearnedRanking(ValidatedFields):
         """Two passes an epoch and for each point of the line, those of the checks and prefixes."""
         gradients, share = self.epochs + self.steps + 1, 1 - _CHECKED
         n_sizes, n_lines = len(_checked_sizes(n_components, goal)), len(_WEIGHTS_OF_LAST)
-        checks = (_CHECKS + 1) * n_sizes
+        checks, lines = (_CHECKS + 1) * n_sizes, n_lines * n_sizes
         answers = len(goal.budgets) if goal.target is None else most_prefixes(n_components)
         # Of few or dependent examples fewer are set aside: more are trained on, fewer checked.
-        ways = [
-            Cost(gradients, gradients),
-            Cost(share * gradients + _CHECKED * checks, share * gradients),
-        ]
+        trained, checked = share * gradients, _CHECKED * checks
+        ways = [Cost(gradients, gradients), Cost(trained + checked, trained)]
         most = max(ways, key=lambda way: way.forward_equivalents)
+        # Faithful sets double the work of checks, so that the other way may take more.
+        longer = max(gradients, trained + checked) - most.forward
         return PlannedPasses(
             cost=most + Cost(answers),
-            if_faithful=Cost(_CHECKED * n_lines * n_sizes),
-            if_drawn=Cost(3 * self.epochs + 2 * share * (checks + n_lines * n_sizes)),
+            if_faithful=Cost(longer + _CHECKED * lines),
+            if_drawn=Cost(3 * self.epochs + 2 * (gradients - trained + share * (checks + lines))),
         )
 
     def search(self, target: Target, goal: Goal, seed: int) -> list[Selection]:
