@@ -16,9 +16,9 @@ What most sessions use stands here; everything else in its namespace, such as `t
 `tk.engine.MaskedPatch` or `tk.results.Faithfulness`.
 """
 
-import tracekit._util.version as _version
+import tracekit._util.versions as _versions
 from tracekit._util.deferred import lazy_exports as _attached
 
-__version__ = _version.__version__
+__version__ = _versions.__version__
 __getattr__, __dir__, __all__ = _attached(__name__, __file__, more=("models", "runs", "tracer"))
 __all__ += ["__version__"]

@@ -59,6 +59,17 @@ def test_a_certificate_is_measured_again_on_the_same_pairs(certify, command, fol
     assert f"The saved certificate: {before.verdict}." in text
 
 
+def test_a_certificate_on_held_out_pairs_is_measured_again(command, tmp_path):
+    options = ["--dataset", "demo-facts", "--held-out", "0.5", "--metric", "probability-drop"]
+    command("trace", *options, "--method", "mask-ig", "--budget", "8", "--output", tmp_path)
+    folder = tmp_path / "mask-ig-8"
+    first, _, err = command("certify", folder, "--effect", "-0.9", "--quiet")
+    assert first == 0, err
+    code, out, err = command("verify", folder / "certificate.json", "--quiet")
+    assert code == 0, err
+    assert "The saved certificate: holds." in " ".join(out.split())
+
+
 def test_other_pairs_than_those_of_the_certificate_are_refused(certify, command, folder, tmp_path):
     certify("--effect", "-0.9")
     saved = folder / "certificate.json"

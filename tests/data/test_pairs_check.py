@@ -461,9 +461,7 @@ class TestBeginnings:
             checked = lines(pairs_of(demo_model, changes, warn=True).check(demo_model))
         balance = checked["balance"]
         assert balance.color == "green"
-        assert balance.text.startswith(
-            "The commonest x begins, behind what y begins with too, with"
-        )
+        assert balance.text.startswith("The commonest x goes on, after what it shares with y, with")
         assert ": 4 of 8." in balance.text
         assert checked["leak"].color == "green"
 

@@ -21,7 +21,7 @@ from tracekit.figures.style import styles
 from tracekit.results.panels import panels_of, scale_of
 
 TITLE = "top-k: ioi-abc data, SmolLM2-135M-Instruct model"
-SUBTITLE = "6 of 270 selected, effect 5.29 (all: 6.45)"
+SUBTITLE = "6 of 270 head-outputs selected, effect 5.29 (all: 6.45)"
 TITLES = {"title": TITLE, "subtitle": SUBTITLE}
 TOKENS = ("0 When", "1 A", "2 and", "3 B1", "4 went", "5 to", "6 the", "7 place", "8 ,", "9 B2")
 

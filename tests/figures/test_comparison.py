@@ -24,7 +24,8 @@ class TestComparison:
         assert [note.text for note in figure.layout.annotations] == ["one", "two"]
         figure = tk.compare(tracer.results[:3]).heatmap()
         assert figure.layout.title.subtitle.text == (
-            "1, 4 and 3 of 15 selected, counterfactual patching; odds-ratio on 6 searched examples"
+            "1, 4 and 3 of 15 head-outputs+mlp-blocks selected, counterfactual patching;<br>"
+            "odds-ratio on 6 searched examples"
         )
 
     def test_similarities(self, tracer):

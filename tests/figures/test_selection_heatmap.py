@@ -47,7 +47,10 @@ def test_heatmaps_show_what_is_selected(tracer):
     (key,) = [trace for trace in figure.data if trace.type == "scatter"]
     assert (key.name, key.marker.color, list(key.x)) == ("selected", style.SELECTED, [None])
     assert legend_of(figures.for_print(figure, width=3.25, title=False)) == ["selected"]
-    assert f"{result.n_selected} of 15 selected" in figure.layout.title.subtitle.text
+    assert (
+        f"{result.n_selected} of 15 head-outputs+mlp-blocks selected"
+        in figure.layout.title.subtitle.text
+    )
     assert figure.layout.yaxis.title.text == "layer"
 
 

@@ -122,10 +122,13 @@ def said_of(demo_model):
         ),
         (
             "compared",
-            ["3 of 32 selected, counterfactual patching; odds-ratio on 8 (4 independent) sea"],
+            ["3 of 32 head-outputs selected, counterfactual patching", " on 8 (4 indep"],
         ),
         ("selection", ["effect (odds ratio \u2212 1) 0.", " on 8 (4 independent) searched, "]),
-        ("front", ["components; counterfactual patching; odds-ratio, 8 (4 independent) sear"]),
+        (
+            "front",
+            ["of 32 head-outputs; counterfactual patching", " 8 (4 independent) sear"],
+        ),
         (
             "effects",
             [

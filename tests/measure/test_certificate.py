@@ -130,7 +130,7 @@ def test_a_bounded_metric_needs_no_assumption():
     tracer = traced(some_pairs(20, 3), held_out=some_pairs(40, 4))
     certificate = tracer.certify(NAMES, effect=-0.9)
     assert not certificate.is_assumed
-    assert repr(certificate).endswith("with a probability of 0.95.")
+    assert repr(certificate).endswith("however early or late the measurement ends.")
 
 
 class TestFreshPairs:

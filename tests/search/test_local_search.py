@@ -243,7 +243,7 @@ def test_a_limit_leaves_no_set_below_what_rankings_find(demo_model, metric):
 def test_what_a_limit_leaves_out_is_said(demo_model):
     pairs = tk.load_dataset("demo-bias", demo_model)[:6]
     tracer = tk.Tracer(demo_model, pairs, "mlp-neurons", "logit-difference")
-    with pytest.warns(SearchStoppedWarning, match=r"\(max_passes\) left no room for .* 22 passes"):
+    with pytest.warns(SearchStoppedWarning, match=r"\(max_passes\) before it tried .*22 passes"):
         tracer.run("local-search", budget=4, max_passes=20)
 
 

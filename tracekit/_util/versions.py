@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from tracekit._util.version import __version__
-
+__version__ = "0.1.0"
+"""Of this source, also in a checkout; a build takes it from here."""
 _DECISIVE = ("torch", "transformer-lens", "transformers")
 _SHOWN = (*_DECISIVE, "numpy", "safetensors", "huggingface-hub", "pandas", "plotly", "pydantic")
 

@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 from tracekit._util.markup import clean_text
 from tracekit._util.options import short_repr
 from tracekit._util.progress import report_waiting
-from tracekit._util.version import __version__
+from tracekit._util.versions import __version__
 from tracekit.cli.console import console, error_console, print_problem
 from tracekit.errors import ConfigError, TracekitError
 

@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 import tracekit as tk
 from tracekit._util.markup import clean_text
-from tracekit._util.version import __version__
+from tracekit._util.versions import __version__
 from tracekit.errors import FigureExportError, OutputError
 
 

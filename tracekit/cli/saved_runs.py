@@ -424,7 +424,7 @@ def _comparison_rows(
 
 def _verify_certificate(values: OptionValues, file: Path) -> None:
     """Measures the claims of a certificate again, on its pairs; ends as `certify` does."""
-    from tracekit.measure.certificate import recorded_pairs
+    from tracekit.measure.certificate import certify, recorded_pairs
 
     certificate = tk.results.Certificate.load(file)
     result, tracer = rebuild_tracer(file.parent, values, is_same_model=False)
@@ -434,7 +434,9 @@ def _verify_certificate(values: OptionValues, file: Path) -> None:
         arguments.get(each.quantity, each.quantity): each.value for each in certificate.claims
     }
     level, most = certificate.level, certificate.max_examples
-    again = tracer.certify(result, pairs=pairs, level=level, max_examples=most, **claims)
+    # The pairs may be those that the run held out, which are not fresh beside them.
+    question = replace(tracer.question, held_out_pairs=None)
+    again = certify(question, result, pairs=pairs, level=level, max_examples=most, **claims)
     _print(again, certificate.verdict)
 
 

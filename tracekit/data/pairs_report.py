@@ -565,12 +565,11 @@ def _check_balance(pairs: Sequence[PromptPair], texts: Any) -> _Line:
     tokens = Counter(pair.x_ids[pair.answer_position] for pair in pairs)
     first, count = tokens.most_common(1)[0]
     share, begun = count / len(pairs), any(pair.n_shared for pair in pairs)
-    where = ", behind what y begins with too," if begun else ""
-    shown = f"The commonest x begins{where} with {texts.get(first, first)!r}: "
-    shown += f"{count} of {len(pairs)}."
+    begins = "goes on, after what it shares with y," if begun else "begins"
+    shown = f"The commonest x {begins} with {texts.get(first, first)!r}: {count} of {len(pairs)}."
     if share <= _MAX_SHARE:
         return "green", shown
-    return "yellow", f"{shown} What raises it everywhere looks like the task: balance x."
+    return "yellow", f"{shown} A part that always raises it would seem to do the task: balance x."
 
 
 def _check_leaks(pairs: Sequence[PromptPair], texts: Any) -> _Line:

@@ -23,7 +23,7 @@ from tracekit._util import progress as _progress
 from tracekit._util.files import json_digest
 from tracekit._util.options import is_int, short_repr
 from tracekit._util.ranks import Ranks
-from tracekit._util.version import __version__
+from tracekit._util.versions import __version__
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.batch import Batch, to_device

@@ -132,8 +132,8 @@ def certify(
     if not n_examples:
         raise PairsError(
             f"There are no fresh pairs. {fresh.n_left_out} were left out: {fresh.n_of_groups} "
-            "share a group with pairs of the tracer, the others a prompt with these or among "
-            "themselves. Give pairs of other groups and prompts, or the tracer held_out pairs."
+            "share a group with pairs of the tracer, the others have prompts of the tracer or of "
+            "earlier pairs. Give pairs of other groups and prompts, or the tracer held_out pairs."
         )
     certificate = Certificate(
         claims=tuple(test.claim(alpha) for test in tests),

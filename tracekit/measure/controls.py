@@ -116,7 +116,8 @@ class Controls(InWords, Tabular):
         lines.append(f"Random sets: {how_many} {FORMS[self.like]}.")
         if self.is_tested:
             lines.append(
-                "p: the chance that one more random set is at least as extreme. The smallest p of "
+                "p: the share of all these sets, this one included, that are at least as extreme; "
+                "for the effect twice that share, since either sign counts. The smallest p of "
                 f"{draws} random sets is {least:.2g}, for the effect {2 * least:.2g}."
             )
         else:

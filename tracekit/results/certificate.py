@@ -139,8 +139,8 @@ class Certificate(Tabular):
             text.append(line)
         assumed = ", if no example is more than twice as extreme as all before it"
         text.append(
-            f"All bounds hold together, after every example, with a probability of {self.level:g}"
-            f"{assumed if self.is_assumed else ''}."
+            f"With a probability of {self.level:g}, all bounds are right, however early or late "
+            f"the measurement ends{assumed if self.is_assumed else ''}."
         )
         return clean_text("\n".join(text))
 

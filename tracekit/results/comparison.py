@@ -70,8 +70,8 @@ class Comparison(Results):
             width=WIDE,
             outlines=color != "selected",
             title=data_and_model(*tables.data_and_models(self.results)),
-            subtitle=f"{selected} of {n_components} selected, "
-            f"{plain(tables.interventions(self.results))}; {plain(metrics)} on {n} "
+            subtitle=f"{selected} of {n_components} {plain('+'.join(self[0].registry.kinds))} "
+            f"selected, {plain(tables.interventions(self.results))}; {plain(metrics)} on {n} "
             "searched examples",
             fold=fold,
         )

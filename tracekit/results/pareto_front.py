@@ -248,9 +248,9 @@ class ParetoFront(Results):
             scale=scale,
             outlines=False,
             title=f"Pareto front: {data_and_model(last.dataset, last.model)}",
-            subtitle=f"sets of up to {self.largest} of {last.n_components} components; "
-            f"{plain(last.setup.intervention)}; {plain(last.searched.metric)}, "
-            f"{last.searched.n_text} searched examples",
+            subtitle=f"sets of up to {self.largest} of {last.n_components} "
+            f"{plain('+'.join(last.registry.kinds))}; {plain(last.setup.intervention)}; "
+            f"{plain(last.searched.metric)}, {last.searched.n_text} searched examples",
             fold=fold,
             marks="in the largest set",
             blank="in no set",

@@ -19,7 +19,7 @@ from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import networkx, pd
 from tracekit._util.markup import clean_text
 from tracekit._util.options import as_path, check_keywords, short_repr
-from tracekit._util.version import __version__
+from tracekit._util.versions import __version__
 from tracekit.components import Component, ComponentRegistry
 from tracekit.components.masks import BinaryMask, Mask, members_of_mask
 from tracekit.components.members import ComponentsLike
@@ -463,8 +463,8 @@ class TraceResult(InFolder):
             scale=scale_of(color, self.n_components, self.largest_score, self.score_title),
             outlines=color != "selected" or framed is not None,
             title=f"{plain(self.title)}: {data_and_model(self.dataset, self.model)}",
-            subtitle=f"{self.n_selected} of {self.n_components} selected, "
-            f"{plain(effects_text(self))}",
+            subtitle=f"{self.n_selected} of {self.n_components} "
+            f"{plain('+'.join(self.registry.kinds))} selected, {plain(effects_text(self))}",
             fold=fold,
             marks="selected" if outline is None else "outlined circuit",
         )

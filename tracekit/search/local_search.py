@@ -157,8 +157,8 @@ class LocalSearch(ValidatedFields):
         points = weights_along_line(MaskIG().steps)
         if best_sets.stopped is not None and not measurements.has_soft_gradients(points):
             warn(
-                f"The limit ({best_sets.stopped}) left no room for integrated gradients, "
-                f"{2 * len(points)} passes, so mask-ig may find better sets. Allow more.",
+                f"The search ended ({best_sets.stopped}) before it tried integrated gradients "
+                f"({2 * len(points)} passes). mask-ig may find better sets: run it as well.",
                 SearchStoppedWarning,
             )
         return best_sets

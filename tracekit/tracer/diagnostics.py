@@ -159,8 +159,8 @@ def warn_of_circuits(results: Sequence[TraceResult]) -> None:
         result, scores = max(beyond, key=lambda each: each[1].shares_of_full[0])
         _warn_unreliable(
             f"The set of {result.n_selected} has {scores.shares_of_full[0]:.2f} times the effect "
-            "of all components: it leaves out those that push back. A large effect is no circuit: "
-            f"its faithfulness is {scores.faithfulness[0]:.2f}, where 1 is what the model does."
+            "of all components: it leaves out those that push back. Its faithfulness is "
+            f"{scores.faithfulness[0]:.2f}, where 1 is what the model does."
             + _faithful_instead(result)
         )
     sought = [each for each in measured if each[0].run.objective.startswith("faithful")]
