@@ -187,7 +187,7 @@ def name_and_roles(circuit: Any, result: Any) -> tuple[str, dict[str, str]]:
     if not isinstance(circuit, str):
         chosen = mask_of(circuit, result.registry).nonzero()[:, 0].tolist()
         is_result = hasattr(circuit, "run")
-        name = f"{circuit.title} ({circuit.setup.intervention})" if is_result else "circuit"
+        name = f"{circuit.title} ({circuit.setup.intervention})" if is_result else "given set"
         return name, dict.fromkeys((_labels(result)[i] for i in chosen), "")
     circuits = json.loads(_PUBLISHED.read_text(encoding="utf-8"))
     if circuit not in circuits:
