@@ -395,7 +395,7 @@ class TestWarnings:
     def test_a_set_that_overshoots(self, tracer):
         (text,) = self.texts_of(tracer, own=1.9, others=0.6)
         assert text.startswith("The set of 2 has 1.90 times the effect")
-        assert "its faithfulness is 0.40" in text
+        assert "Its faithfulness is 0.40" in text
         assert "objective='faithful'" in text
         assert self.texts_of(tracer, own=1.05, others=0.6) == []
 

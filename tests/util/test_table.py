@@ -53,6 +53,7 @@ def test_every_renderer_shows_the_same_cells(monkeypatch, capsys):
         for line in TABLE.markdown().splitlines()
     ]
     assert [markdown[0], *markdown[2:]] == [TABLE.titles, *CELLS]
+    assert str(TABLE) == TABLE.markdown()
     lines = [line for line in TABLE.latex("One.").splitlines() if line.endswith("\\\\")]
     latex = [re.sub(r"\\([%_])", r"\1", line.removesuffix(" \\\\")).split(" & ") for line in lines]
     plain = [["-" if cell == "--" else cell for cell in row] for row in latex]

@@ -158,7 +158,7 @@ def measure(
 
 def _among_nodes(tracer: tk.Tracer) -> Search:
     """A learned ranking whose sets have edges among a few nodes only."""
-    kinds, registry = ["head-outputs", "mlp-outputs"], tracer.registry
+    kinds, registry = ["head-outputs", "mlp-blocks"], tracer.registry
     of_nodes = tk.Tracer(tracer.model, tracer.pairs, kinds, "logit-difference", progress=False)
     nodes = of_nodes.run("mask-ig", budget=N_NODES, objective="faithful", sign="full")
     among = tk.components.ComponentRegistry.of_edges(tracer.model.cfg, among=nodes)

@@ -239,6 +239,8 @@ class Table:
         escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
         return "".join(f"| {' | '.join(row)} |\n" for row in escaped)
 
+    __str__ = markdown
+
     def latex(self, caption: str, label: str = "") -> str:
         """A LaTeX table for a document that loads booktabs; empty columns are left out."""
         columns = [each for each in self.columns if any(t != _MISSING for t in each.texts)]
