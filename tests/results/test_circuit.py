@@ -307,9 +307,9 @@ def test_a_set_below_its_budget_counts_at_its_share(deep, curve):
     n = len(deep.registry)
     results = [replace(curve[0], budget=int(share * n)) for share in MIB_SHARES[:-1]]
     whole = TraceCurve((*results, replace(deep.as_result("all"), budget=n)))
-    found = deep.faithfulness(whole)
-    value, *_, of_all = found.faithfulness
-    assert found.shares == MIB_SHARES
-    assert found.cpr == pytest.approx(0.499 * value + 0.5 * (of_all + value) / 2)
+    scores = deep.faithfulness(whole)
+    value, *_, of_all = scores.faithfulness
+    assert scores.shares == MIB_SHARES
+    assert scores.cpr == pytest.approx(0.499 * value + 0.5 * (of_all + value) / 2)
     assert of_all == pytest.approx(1, abs=1e-5)
     assert deep.faithfulness(TraceCurve(whole[:-1])).shares == ()
