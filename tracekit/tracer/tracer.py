@@ -174,7 +174,7 @@ class Tracer:
             checks.check_engine(self.engine)
             if self.extra_metrics:
                 # Otherwise only the end of a search would show that examples lack a y they read.
-                metric_effects(self.engine, self.engine.masks_of([()]), self.extra_metrics)
+                metric_effects(self.engine, self.engine.masks_of([()])[0], self.extra_metrics)
             if self.question.held_out_engine is not None:
                 check_disjoint(self.engine.pairs, self.question.held_out_engine.pairs)
             diagnostics.warn_of_pairs(self.question)
