@@ -130,3 +130,30 @@ def test_curves_never_mix_what_is_not_comparable(model):
         with pytest.raises(ComparisonError, match=re.escape(text)):
             effect_curve([base, other.run("top-k", budget=2)])
     assert effect_curve([base, base]).data
+
+
+def test_faithfulness_curves_draw_the_scores_of_their_results(model):
+    pairs = tiny.pairs(12)
+    tracer = tk.Tracer(model, pairs[:6], "edges", "kl", held_out=pairs[6:])
+    searches = (tk.search.MaskIG(), tk.search.LearnedRanking(epochs=2))
+    curves = [tracer.run(search, budgets=[4, 20, 100]) for search in searches]
+    figure = tk.compare(curves).faithfulness_curve()
+    lines = {trace.name: trace for trace in figure.data if trace.name}
+    assert list(lines) == [curve[0].title for curve in curves]
+    for curve in curves:
+        line = lines[curve[0].title]
+        scores = [result.faithfulness() for result in curve]
+        assert list(line.x) == [result.n_selected for result in curve]
+        assert list(line.y) == [each.faithfulness[0] for each in scores]
+        ends = [each.faithfulness_intervals[0] for each in scores]
+        high = [value + length for value, length in zip(line.y, line.error_y.array, strict=True)]
+        low = [
+            value - length for value, length in zip(line.y, line.error_y.arrayminus, strict=True)
+        ]
+        assert (low, high) == (
+            pytest.approx([low for low, _ in ends], nan_ok=True),
+            pytest.approx([high for _, high in ends], nan_ok=True),
+        )
+    assert figure.layout.xaxis.type == "log"
+    subtitle = figure.layout.title.subtitle.text.replace("<br>", " ")
+    assert subtitle.endswith("counterfactual patching, on held-out examples, n = 6")

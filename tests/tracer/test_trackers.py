@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import time
-import warnings
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,10 +14,8 @@ from tests import tiny
 from tracekit.errors import (
     BudgetError,
     ConfigError,
-    MissingExtraError,
     RecordWarning,
 )
-from tracekit.tracer import trackers
 
 METHODS = {
     "top-k": {},
@@ -148,61 +148,22 @@ class TestFailing:
             tracer.run("top-k", budget=1, observe="wandb")
 
 
-def test_a_missing_package_names_its_extra(monkeypatch):
-    def missing(package):
-        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
-
-    monkeypatch.setattr(trackers, "import_module", missing)
-    with pytest.raises(MissingExtraError, match=r"pip install 'tracekit-lm\[wandb\]'"):
-        trackers.WandB()
-
-
-def offline_records(file):
-    """The records of an offline run, kept in the log format of LevelDB after 7 bytes of header."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, at, part = file.read_bytes(), 7, b""
-    while at + 7 <= len(data):
-        left_in_block = 32768 - at % 32768
-        if left_in_block < 7:
-            at += left_in_block
-            continue
-        length = int.from_bytes(data[at + 4 : at + 6], "little")
-        kind, at = data[at + 6], at + 7
-        part += data[at : at + length]
-        at += length
-        if kind in (1, 4):  # whole, or the last part
-            yield wandb_internal_pb2.Record.FromString(part)
-            part = b""
-
-
-@pytest.mark.slow
-def test_weights_and_biases_offline(tracer, tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    tracker = trackers.WandB("heads", mode="offline", dir=tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RecordWarning)
-        result = tracer.run("greedy", budget=2, observe=tracker)
-    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    # A process of wandb's own writes the file, and may do so a little later.
-    until = time.monotonic() + 30
-    while not (records := list(offline_records(file))) or not records[-1].HasField("exit"):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    logged, summary = [], {}
-    for record in records:
-        if record.HasField("history"):
-            items = record.history.item
-            logged.append({_key(item): item.value_json for item in items})
-        if record.HasField("summary"):
-            summary |= {_key(item): item.value_json for item in record.summary.update}
-    effects = [float(line["search/effect"]) for line in logged if "search/effect" in line]
-    assert effects == pytest.approx([line["effect"] for line in result.history])
-    (found,) = [line for line in logged if "result/effect" in line]
-    assert float(found["result/effect"]) == pytest.approx(result.effect)
-    assert ", ".join(result.labels) in str(summary)
-
-
-def _key(item) -> str:
-    return item.key or "/".join(item.nested_key)
+def test_the_docs_send_records_to_weights_and_biases(tracer, monkeypatch):
+    logged, settings = [], {}
+    wandb = SimpleNamespace(
+        init=lambda project, config: settings.update(config),
+        define_metric=lambda name, step_metric: None,
+        log=logged.append,
+        finish=lambda: logged.append("finished"),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    text = (Path(__file__).parents[2] / "docs" / "run.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(import wandb\n.*?)```", text, re.DOTALL)
+    names = {}
+    exec(code.partition("\ntracer.run(")[0], names)
+    result = tracer.run("greedy", budget=2, observe=names["to_wandb"])
+    assert settings["method"] == "greedy"
+    *steps, final, end = logged
+    assert [line["step/effect"] for line in steps] == [line["effect"] for line in result.history]
+    assert final["result/effect"] == result.effect
+    assert end == "finished"

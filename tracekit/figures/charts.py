@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite, nan
 from types import MappingProxyType
 from typing import Any
 
 import plotly.graph_objects as go
 
 from tracekit._util.deferred import pd
+from tracekit._util.markup import interval_text
 from tracekit.figures import style
 from tracekit.figures.layout import text_width
 
@@ -374,6 +376,25 @@ class Line:
     """Place in the legend."""
     in_legend: bool = True
 
+    @classmethod
+    def with_intervals(
+        cls,
+        name: str,
+        sizes: Sequence[int],
+        values: Sequence[float],
+        intervals: Sequence[tuple[float, float]],
+        *,
+        label: str,
+        **fields: Any,
+    ) -> Line:
+        """A line whose points have intervals; the text of each gives both after the `label`."""
+        points = zip(values, intervals, strict=True)
+        hover = [f"{label}: {value:.4g} ({interval_text(*ends)})" for value, ends in points]
+        # Plotly draws no end that is not finite.
+        ends = [[end if isfinite(end) else nan for end in pair] for pair in intervals]
+        low, high = zip(*ends, strict=True)
+        return cls(name=name, sizes=sizes, values=values, hover=hover, low=low, high=high, **fields)
+
 
 def size_lines(
     lines: Sequence[Line],
@@ -384,14 +405,16 @@ def size_lines(
     title: str,
     subtitle: str,
     full: float | None = None,
+    log_x: bool = False,
     log_y: bool = False,
     keys: Mapping[str, str] = MappingProxyType({}),
 ) -> go.Figure:
     """Lines over the number of components, the last one on top.
 
     The axis of shares ends at `largest` components. At the value of all components, `full`, there
-    is a horizontal line; without it, at 0 and 1. With `log_y`, values that are not positive are
-    missing. `keys` are further entries of the legend, each with its marker.
+    is a horizontal line; without it, at 0 and 1. Axes are logarithmic with `log_x` and `log_y`;
+    values that are not positive are then missing. `keys` are further entries of the legend, each
+    with its marker.
     """
     figure = go.Figure()
     for each in lines:
@@ -420,13 +443,18 @@ def size_lines(
     last = 100 * largest / n_components
     step = next((each for each in steps if last <= 6 * each), 20)
     shares = [step * k for k in range(1, int(last / step + 1e-9) + 1)]
+    if log_x:
+        shares = [10.0**k for k in range(-4, 3) if 10.0**k <= last]
     # An axis without a trace is not drawn.
-    figure.add_scatter(x=[0], y=[0], xaxis="x2", **_UNSEEN)
+    figure.add_scatter(x=[largest], y=[0], xaxis="x2", **_UNSEEN)
     places = [share * n_components / 100 for share in shares]
     texts = [f"{share:g} %" for share in shares]
     ticks = {"tickvals": places, "ticktext": texts, "ticks": "outside"}
     line = {"linecolor": "black", "showgrid": False, "zeroline": False}
     figure.update_layout(xaxis2={"overlaying": "x", "matches": "x", "side": "top", **ticks, **line})
+    if log_x:
+        figure.update_xaxes(type="log", rangemode="normal")
+        figure.update_layout(xaxis_dtick=1)
     if log_y:
         figure.update_yaxes(type="log", rangemode="normal")
     return style.finish(figure, title, subtitle)

@@ -126,17 +126,13 @@ def effect_curve(
         lines.append(line)
         fresh = [(r.n_selected, r.held_out) for r in results if r.series == method and r.held_out]
         if fresh:
-            line = Line(
-                name=f"{names[method]}, held out{', 95 % interval' * is_single}",
-                sizes=[size for size, _ in fresh],
-                values=[each.mean for _, each in fresh],
+            line = Line.with_intervals(
+                f"{names[method]}, held out{', 95 % interval' * is_single}",
+                [size for size, _ in fresh],
+                [each.mean for _, each in fresh],
+                [each.interval for _, each in fresh],
+                label=label,
                 style=look,
-                low=[each.interval[0] for _, each in fresh],
-                high=[each.interval[1] for _, each in fresh],
-                hover=[
-                    f"{label}: {each.mean:.4g} ({interval_text(*each.interval)})"
-                    for _, each in fresh
-                ],
                 mode="markers",
                 in_legend=is_single,
             )

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
-from math import inf, nan
+from math import nan
 from typing import Any, Literal
 
 import plotly.graph_objects as go
@@ -221,24 +221,16 @@ class Faithfulness(InWords, Tabular):
 
         The numbers are those of `to_frame`.
         """
-        frame, n = self.to_frame().sort_values("size"), self.n_components
         lines = []
-        for name, style in (("faithfulness", "local-search"), ("completeness", "greedy")):
-            # Plotly draws no end that is not finite.
-            ends = frame[[f"{name}_low", f"{name}_high"]].replace([inf, -inf], nan)
-            line = Line(
-                name=f"{name}, 95 % interval",
-                sizes=list(frame["size"]),
-                values=list(frame[name]),
-                style=STYLES[style],
-                low=list(ends[f"{name}_low"]),
-                high=list(ends[f"{name}_high"]),
-                hover=[number_text(row, name, ".4g") for row in frame.to_dict("records")],
-            )
-            lines.append(line)
+        for name, look in (("faithfulness", "local-search"), ("completeness", "greedy")):
+            intervals = getattr(self, f"{name}_intervals")
+            points = sorted(zip(self.sizes, getattr(self, name), intervals, strict=True))
+            title, style = f"{name}, 95 % interval", STYLES[look]
+            columns = zip(*points, strict=True)
+            lines.append(Line.with_intervals(title, *columns, label=name, style=style))
         return size_lines(
             lines,
-            n_components=n,
+            n_components=self.n_components,
             largest=max(self.sizes),
             value_title="share of the whole effect",
             title=f"Faithfulness: {self.data}" if self.data else "Faithfulness",

@@ -27,7 +27,8 @@ from tracekit.engine.cost import Cost
 from tracekit.engine.setup import Setup
 from tracekit.errors import ConfigError, TargetNotReachedError
 from tracekit.figures.cells import SelectionPanel, draw_panels
-from tracekit.figures.style import data_and_model, plain
+from tracekit.figures.charts import Line, size_lines
+from tracekit.figures.style import data_and_model, plain, styles
 from tracekit.metrics import Effects
 from tracekit.results import circuits
 from tracekit.results.certificate import Certificate
@@ -555,6 +556,42 @@ class Results(Sequence[TraceResult]):
                 share, or the folder has other files that MIB would read.
         """
         return write_mib_circuits(as_path("folder", folder), self.results)
+
+    def faithfulness_curve(self) -> go.Figure:
+        """Faithfulness against number of components: a line per method, with 95 % intervals.
+
+        On the held-out examples, if there are some. The axis of sizes is logarithmic where they
+        differ by more than a factor of 20. Nothing is measured.
+
+        Raises:
+            NoResultError: The effects of the complements were not measured.
+        """
+        ascending = sorted(self.results, key=lambda result: result.n_selected)
+        first, lines, settings = ascending[0], list[Line](), list[str]()
+        for rank, (series, look) in enumerate(styles(r.series for r in self.results).items()):
+            drawn = [result for result in ascending if result.series == series]
+            scores = [result.faithfulness() for result in drawn]
+            line = Line.with_intervals(
+                drawn[0].title,
+                [result.n_selected for result in drawn],
+                [each.faithfulness[0] for each in scores],
+                [each.faithfulness_intervals[0] for each in scores],
+                label="faithfulness",
+                style=look,
+                rank=rank,
+            )
+            lines.append(line)
+            settings += [each.setting for each in scores]
+        largest = ascending[-1].n_selected
+        return size_lines(
+            lines,
+            n_components=first.n_components,
+            largest=largest,
+            value_title="faithfulness, 95 % interval",
+            title=data_and_model(first.dataset, first.model),
+            subtitle=plain(f"{first.registry.describe()}; {' / '.join(dict.fromkeys(settings))}"),
+            log_x=largest > 20 * first.n_selected,
+        )
 
     def smallest(
         self, *, effect: float | None = None, faithfulness: float | None = None

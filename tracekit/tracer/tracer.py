@@ -263,7 +263,7 @@ class Tracer:
                 epoch draws new ones; pairs that are searched or held out are left out. The searched
                 examples then only decide between sets. `result.run.training` says what was drawn.
             observe: Is called with a `RunRecord` at the start, at every step, with every result and
-                at the end; one of `tracekit.tracer.trackers`, say. If it raises, that is a warning.
+                at the end. If it raises, that is a warning.
             seed: Seed of the search; the same seed gives the same result.
             **options: Fields of the search, e.g. `lambda1=1e-3` or `draws=200`.
 

@@ -1,17 +1,16 @@
-"""Watching runs: records for any callable, and a ready tracker for Weights & Biases."""
+"""Watching runs: records for any callable."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, Literal
 
 from tracekit._util.markup import clean_text
 from tracekit._util.options import short_repr
 from tracekit._util.warn import warn
-from tracekit.errors import ConfigError, MissingExtraError, RecordWarning
+from tracekit.errors import ConfigError, RecordWarning
 from tracekit.results.result import TraceResult
 from tracekit.search.base import config_of
 from tracekit.tracer.request import ResolvedRequest
@@ -50,10 +49,7 @@ class Observed:
     def __init__(self, observe: Observer | None, request: ResolvedRequest) -> None:
         """Tells nothing yet, and nobody if `observe` is None; of several processes, one tells."""
         if observe is not None and not callable(observe):
-            raise ConfigError(
-                f"observe is {short_repr(observe)}. Give a callable of a RunRecord, e.g. one of "
-                "tracekit.tracer.trackers."
-            )
+            raise ConfigError(f"observe is {short_repr(observe)}. Give a callable of a RunRecord.")
         self._observe = observe if request.question.search_engine.ranks.is_first else None
         self._setting = _settings_of(request)
         self._start, self._n_steps = time.perf_counter(), 0
@@ -135,53 +131,4 @@ def _values_of(result: TraceResult) -> dict[str, float]:
     return {**values, **result.extra_effects}
 
 
-class WandB:
-    """Sends every run to Weights & Biases, as a run of its own.
-
-    ```python
-    from tracekit.tracer import trackers
-
-    to_wandb = trackers.WandB(project="heads", mode="offline")
-    tracer.run("pgb-ct", budget=6, observe=to_wandb)
-    ```
-
-    The setting is the configuration; steps are logged as `search/size` and `search/effect`,
-    results as `result/...` over `result/size`, and the selected components in the summary.
-    """
-
-    def __init__(self, project: str = "tracekit", **options: Any) -> None:
-        """Sends nothing yet.
-
-        Args:
-            project: Name of the project.
-            **options: Further arguments of `wandb.init`, e.g. `mode="offline"`, `dir` or `name`.
-        """
-        try:
-            self._wandb = import_module("wandb")
-        except ModuleNotFoundError as error:
-            raise MissingExtraError.of("The tracker", error, "wandb") from error
-        self._options = {"project": project, "reinit": "create_new", **options}
-        self._run: Any = None
-
-    def __call__(self, record: RunRecord, /) -> None:
-        """Sends a record."""
-        if record.kind == "start":
-            self._run = self._wandb.init(config=dict(record.setting), **self._options)
-            self._run.define_metric("result/*", step_metric="result/size")
-        elif record.kind == "step":
-            self._run.log(_with_prefix("search", record.values))
-        elif record.kind == "result" and record.result is not None:
-            self._run.log(_with_prefix("result", record.values))
-            size = record.result.n_selected
-            self._run.summary[f"components/{size}"] = ", ".join(record.result.labels)
-        elif record.kind == "end":
-            run, self._run = self._run, None
-            run.summary["stopped"] = record.stopped or ""
-            run.finish()
-
-
-def _with_prefix(name: str, values: Mapping[str, float]) -> dict[str, float]:
-    return {f"{name}/{key}": value for key, value in values.items()}
-
-
-__all__ = ["Observed", "Observer", "RecordKind", "RunRecord", "WandB"]
+__all__ = ["Observed", "Observer", "RecordKind", "RunRecord"]
