@@ -244,7 +244,7 @@ class TestGeneratedWordings:
         assert [batch.wording for batch in certificate.batches[:6]] == [*pairs]
         for batch in certificate.batches:
             assert batch.origin.options["wording"] == batch.wording
-        loaded = Certificate.load(certificate.save(tmp_path / "certificate.json"))
+        loaded = Certificate.load(certificate.save(tmp_path / "new" / "certificate.json"))
         again = recorded_pairs(loaded, of_names.model)
         assert [*again] == [*pairs]
         for repeated in (pairs, again):

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from pydantic import TypeAdapter
 
 from tracekit._util.deferred import pd
+from tracekit._util.files import write_atomically
 from tracekit._util.markup import clean_text
 from tracekit._util.options import as_path
 from tracekit._util.table import join_labels
@@ -166,9 +167,9 @@ class Certificate(Tabular):
         return lines(chart, reference=(drawn.value, "claimed"))
 
     def save(self, path: str | Path) -> Path:
-        """Writes the certificate as JSON."""
+        """Writes the certificate as JSON; makes the folder of the file if needed."""
         file = as_path("path", path)
-        file.write_bytes(TypeAdapter(Certificate).dump_json(self, indent=1))
+        write_atomically(file, TypeAdapter(Certificate).dump_json(self, indent=1))
         return file
 
     @classmethod

@@ -129,6 +129,3 @@ def _values_of(result: TraceResult) -> dict[str, float]:
     if result.held_out_effect is not None:
         values["held_out_effect"] = result.held_out_effect
     return {**values, **result.extra_effects}
-
-
-__all__ = ["Observed", "Observer", "RecordKind", "RunRecord"]
