@@ -590,7 +590,7 @@ class Results(Sequence[TraceResult]):
             value_title="faithfulness, 95 % interval",
             title=data_and_model(first.dataset, first.model),
             subtitle=plain(f"{first.registry.describe()}; {' / '.join(dict.fromkeys(settings))}"),
-            log_x=largest > 20 * first.n_selected,
+            log_x=0 < 20 * first.n_selected < largest,
         )
 
     def smallest(
