@@ -7,7 +7,10 @@ import re
 from collections.abc import Iterable
 from html import escape
 from math import isinf, isnan
+from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that control a terminal, except tabs and line breaks, and lone surrogates."""
@@ -28,6 +31,16 @@ def html_text(value: object) -> str:
 def html_card(title: str, *parts: str) -> str:
     """HTML of a title with further HTML below it."""
     return f'<div style="overflow-x:auto"><p><b>{html_text(title)}</b></p>{"".join(parts)}</div>'
+
+
+def render_html(template: Path, **values: Any) -> str:
+    """A Jinja template with values, which are cleaned and escaped unless marked as `safe`."""
+    environment = Environment(
+        loader=FileSystemLoader(template.parent),
+        autoescape=True,
+        finalize=lambda value: value if hasattr(value, "__html__") else clean_text(str(value)),
+    )
+    return environment.get_template(template.name).render(values)
 
 
 def script_json(value: Any) -> str:

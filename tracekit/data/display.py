@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from pathlib import Path
 
-from tracekit._util.markup import MAX_ROWS, html_card, html_text
+from tracekit._util.markup import MAX_ROWS, html_card, render_html
 from tracekit.data import counterfactuals
 from tracekit.data.pair import PromptPair
 
@@ -77,30 +78,9 @@ def _changed_tokens(own: Sequence[int], other: Sequence[int]) -> tuple[tuple[boo
 
 def pairs_html(title: str, pairs: Sequence[PromptPair], token_texts: Mapping[int, str]) -> str:
     """The first examples as a table of HTML: all tokens visible, changed ones bold."""
-    rows = []
-    for number, pair in enumerate(pairs[:MAX_ROWS]):
-        shown = make_shown_pair(pair, token_texts)
-        other = shown.counterfactual
-        cells = [
-            str(number),
-            _tokens_html(shown.prompt),
-            html_text(shown.source) if other is None else _tokens_html(other),
-            _tokens_html((text, False) for text in shown.x),
-            _tokens_html((text, False) for text in shown.y),
-        ]
-        rows.append("".join(f'<td style="text-align:left">{cell}</td>' for cell in cells))
-    names = ("", "prompt", "counterfactual", "x", "y")
-    head = "".join(f'<th style="text-align:left">{name}</th>' for name in names)
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    more = f"<p>and {len(pairs) - len(rows)} more</p>" if len(pairs) > len(rows) else ""
-    return html_card(title, table, more)
-
-
-def _tokens_html(tokens: Iterable[tuple[str, bool]]) -> str:
-    """Tokens side by side, each underlined, so that the spaces within them are seen."""
-    return "".join(
-        f'<span style="white-space:pre-wrap;border-bottom:1px solid;margin-right:3px">'
-        f"{f'<b>{html_text(text)}</b>' if is_changed else html_text(text)}</span>"
-        for text, is_changed in tokens
+    table = render_html(
+        Path(__file__).with_name("pairs.html"),
+        rows=[make_shown_pair(pair, token_texts) for pair in pairs[:MAX_ROWS]],
+        n_more=len(pairs[MAX_ROWS:]),
     )
+    return html_card(title, table)

@@ -1,22 +1,4 @@
-"""Gender bias: which occupation does a pronoun refer to, and which pronoun follows an occupation?
-
-- *WinoBias*, type 1 (Zhao et al. 2018). Rows come in pairs that share the text before the pronoun,
-  which is the prompt with the female pronoun and the counterfactual with the male one. The target x
-  is the rest of the row with the stereotypically female referent, the foil y that of the other.
-  Pairs are left out if a row brackets several pronouns, if one is `him` (whose counterpart `her` is
-  ambiguous), or if the texts before the pronouns, or their cases, differ. By default, as in the
-  published code, every prompt has `she` or `he`, also the few (6 of 160, 5 of 130) whose rows have
-  `her` and `his`.
-- *WinoGender* (Rudinger et al. 2018), the structure-filtered list of Vig et al. 2020. In one row of
-  a pair the pronoun refers to the occupation, in the other to the other participant. The text
-  before it, with `she`, is the prompt, with `he` the counterfactual: as in the published training,
-  also where the sentence has `her` (5 of 44). The target x is the stereotypically female
-  continuation (of the occupation, if more than half of those in it are women), the foil y the
-  other.
-- *Professions* (Vig et al. 2020). Every template is filled with every occupation. The
-  counterfactual of a stereotypically male occupation is `woman`, of a female one `man`. The target
-  x is the stereotyped pronoun, the foil y the other one. Male occupations come first, by template.
-"""
+"""WinoBias, WinoGender and Professions (Vig et al. 2020), as `docs/data.md` describes them."""
 
 from __future__ import annotations
 

@@ -1,24 +1,6 @@
 """Data sets that are generated from a seed and from templates, by wording (`words.json`).
 
-- *Indirect object identification* (the task of Wang et al. 2023): after "When Mary and John went to
-  the office, John gave a letter to", x is the indirect object, Mary, and y the subject, John. The
-  counterfactual has three other names (`abc`), or the indirect object at the second mention of the
-  subject (`flip`), so that y is right.
-- *Greater-than* (Hanna et al. 2023): after "The siege lasted from the year 1732 to the year 17"
-  the token set x holds the years above 32, y the others; the continuations x and y are the two next
-  to the first year. The counterfactual begins in a year of 01, after which almost any is right.
-  Where a tokenizer writes digits one by one, the tens are asked for.
-- *Gendered pronouns* (Mathwin et al. 2023): after "Laura is a wonderful teacher, isn't" x is "she"
-  and y "he". The counterfactual has a name of the other gender.
-- *Variable binding*: arithmetic on two variables, in the wording of the paper, that of the
-  published code, on three lines, or another one. Each desideratum of components that carry the
-  values has its examples. *Value dependence*: the counterfactual changes the value of the first
-  variable, and the model with replaced components should give its answer; x is the clean answer, y
-  the counterfactual one. *Operation invariance*: the counterfactual changes the operation, and the
-  model should keep its answer; x is the answer under the other operation, y the clean one. With
-  `desideratum="both"` they are one objective (`docs/paper.md`). Answers are not negative, and the
-  first digits of y are balanced. Only the first token of an answer is scored; no example has two
-  answers that begin with the same token.
+`docs/data.md` describes the tasks.
 """
 
 from __future__ import annotations
