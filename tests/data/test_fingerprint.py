@@ -185,20 +185,6 @@ def test_results_of_two_draws_are_not_on_one_scale(gpt2):
 
 
 @pytest.mark.parametrize(
-    "other", [{"source": "zero"}, {"direction": "denoising"}, {"source": "noise"}], ids=str
-)
-def test_a_tracer_of_another_source_is_not_that_of_the_result(gpt2, other):
-    own, another = (
-        tk.Tracer(gpt2, PAIRS, "head-outputs", "logit-difference", **options)
-        for options in ({}, other)
-    )
-    compared = tk.compare([own.run("top-k", budget=1)])
-    assert compared.cross_effects([own]).shape == (1, 1)
-    with pytest.raises(ComparisonError, match="not those of the 1 results"):
-        compared.cross_effects([another])
-
-
-@pytest.mark.parametrize(
     "other",
     [{"source": "zero"}, {"source_seed": 1}, {"direction": "denoising"}],
     ids=str,

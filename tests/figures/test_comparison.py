@@ -107,13 +107,6 @@ def test_results_of_two_data_sets_are_compared_by_their_sets(model):
     assert tk.compare([named[0], renamed(second.run("greedy", budget=2), dataset="others")]).labels[
         1
     ] == ("others, greedy")
-    effects = comparison.cross_effects([first, second])
-    for tracers in ([first], [second, first]):
-        with pytest.raises(ComparisonError, match="tracers are not those of the 2 results"):
-            comparison.cross_effects(tracers)
-    assert effects.iloc[0, 0] == named[0].effect
-    assert effects.iloc[0, 1] == second.evaluate(named[0])
-    assert effects.iloc[1, 0] == first.evaluate(named[1])
     both = len({*named[0].labels} & {*named[1].labels})
     assert comparison.jaccard.iloc[0, 1] == pytest.approx(both / (6 - both))
     assert f"{named[0].dataset} / others data" in comparison.heatmap().layout.title.text

@@ -15,12 +15,24 @@ import tracekit as tk
 from tests import tiny
 from tracekit.components.masks import complement_of
 from tracekit.components.members import members_of
-from tracekit.errors import ConfigError, PairsError, ResultFormatError
+from tracekit.errors import (
+    ConfigError,
+    DataWarning,
+    PairsError,
+    ResultFormatError,
+    UnreliableResultWarning,
+)
 from tracekit.measure.certificate import _by_example, recorded_pairs
 from tracekit.measure.question import Question
 from tracekit.results.certificate import Certificate
 
 NAMES = ["L0H0", "L0H1", "L1H2", "L1H3"]
+
+
+def weighted(pairs, weight):
+    """The pairs, with a weight that depends on their number."""
+    changed = [replace(pair, weight=weight(number)) for number, pair in enumerate(pairs)]
+    return tk.PromptPairs(pairs=tuple(changed), name="weighted")
 
 
 def some_pairs(count, seed, exchange=False):
@@ -133,6 +145,53 @@ def test_a_bounded_metric_needs_no_assumption():
     assert repr(certificate).endswith("however early or late the measurement ends.")
 
 
+class TestWeights:
+    """Claims are about weighted means, whatever the scale of the weights."""
+
+    def claims(self, weight, metric="kl", share=1 / 3):
+        pairs, fresh = some_pairs(20, 3), weighted(some_pairs(150, 4), weight)
+        tracer = traced(pairs, metric, held_out=fresh)
+        scores = tracer.faithfulness(NAMES)
+        means = {"effect": scores.effects[0], "faithfulness": scores.faithfulness[0]}
+        claims = {"effect": share * means["effect"], "faithful": means["faithfulness"] - 0.6}
+        return means, tracer.certify(NAMES, **claims)
+
+    def test_a_common_weight_changes_nothing(self):
+        once, five = (self.claims(lambda _, w=w: w)[1] for w in (1.0, 5.0))
+        assert [claim.verdict for claim in once.claims] == ["holds", "holds"]
+        assert once.claims == five.claims
+
+    def test_bounds_are_of_the_weighted_mean(self):
+        """Batches differ in their mean weight, and the first is the lightest."""
+        means, certificate = self.claims(lambda number: 1.0 + number // 30)
+        for claim in certificate.claims:
+            _, low, high = claim.bounds[-1]
+            assert low is None or low < means[claim.quantity]
+            assert high is None or high > means[claim.quantity]
+        assert certificate.claims[1].verdict == "holds"
+        _, certificate = self.claims(lambda number: 1.0 + number // 30, share=2.0)
+        assert certificate.claims[1].verdict == "fails"
+
+    @pytest.mark.parametrize(("heavy", "is_assumed"), [(1.0, False), (5.0, True)])
+    def test_weights_may_exceed_the_bounds_of_a_metric(self, heavy, is_assumed):
+        _, certificate = self.claims(lambda n: heavy if n > 20 else 1.0, "probability-drop")
+        assert certificate.is_assumed == is_assumed
+
+
+def test_a_full_effect_of_the_other_sign_decides_no_ratio(tracer):
+    """A set that does all that all components do has a faithfulness of 1 whatever the sign is."""
+    full = tracer.question.engine_of(some_pairs(200, 90), metric=change_of_x).full_effects
+    parts = [some_pairs(200, 90).subset((s * full > 0).nonzero()[:, 0].tolist()) for s in (1, -1)]
+    everything = torch.ones(tracer.engine.n_components)
+    for searched, fresh in (parts, parts[::-1]):
+        turned = traced(searched, change_of_x)
+        with pytest.warns(UnreliableResultWarning, match="and not that way on all fresh pairs"):
+            certificate = turned.certify(everything, faithful=0.5, effect=-9.0, pairs=fresh)
+        assert [each.verdict for each in certificate.claims] == ["undecided", "holds"]
+        assert certificate.claims[0].bounds[-1][1:] == (None, None)
+        assert certificate.claims[0].n_needed is None
+
+
 class TestFreshPairs:
     def test_what_the_tracer_has_is_left_out(self, tracer, faithfulness):
         mixed = some_pairs(40, 3)[:10], some_pairs(30, 9)
@@ -187,6 +246,59 @@ class TestFreshPairs:
         text = "6 were left out: 6 share a group with pairs of the tracer"
         with pytest.raises(PairsError, match=text):
             traced(first, "kl").certify(NAMES, faithful=0.5, pairs=second)
+
+    def test_groups_count_once_whatever_batch_they_are_in(self, tracer):
+        batches = [some_pairs(8, seed).grouped(range(8)) for seed in range(50, 58)]
+        certificate = tracer.certify(NAMES, effect=9.0, pairs=iter(batches))
+        assert (certificate.n_examples, certificate.n_left_out) == (8, 56)
+        with pytest.warns(DataWarning, match="no fresh pairs of other: all share prompts or gro"):
+            certificate = tracer.certify(
+                NAMES, effect=9.0, pairs={"first": batches[0], "other": batches[1]}
+            )
+        assert certificate.n_examples == 8
+        assert [each.verdict for each in certificate.claims] == ["undecided"] * 3
+
+    def test_pairs_that_a_search_trained_on_are_left_out(self, tracer):
+        trained, new = some_pairs(200, 70), some_pairs(20, 71)
+        batches = itertools.cycle([trained[:100], trained[100:]])
+        result = tracer.run("dcm", epochs=2, training_pairs=batches, budget=3)
+        again = tk.Tracer(tracer.model, some_pairs(20, 3), "head-outputs", "kl")
+        for members, asked in ((result, again), (NAMES, tracer)):
+            both = tk.PromptPairs(pairs=(*trained, *new), name="both")
+            assert asked.certify(members, effect=99.0, pairs=both).n_examples <= 20
+
+    def test_so_are_pairs_of_a_constraint(self, tracer):
+        neutral = some_pairs(30, 72)
+        constraint = tk.Constraint(pairs=neutral, at_most=99.0)
+        result = tracer.run("top-k", budget=3, constraint=constraint)
+        with pytest.raises(PairsError, match="30 were left out"):
+            tracer.certify(result, effect=0.0, pairs=neutral)
+
+    @pytest.mark.parametrize("source", ["zero", "mean", "noise", "resample"])
+    def test_a_saved_result_knows_its_prompts_under_every_source(self, source, tmp_path):
+        pairs = some_pairs(30, 3)
+        result = traced(pairs, "kl", source=source).run("top-k", budget=2)
+        loaded = tk.TraceResult.load(result.save(tmp_path))
+        other = traced(some_pairs(30, 80), "kl", source=source)
+        with pytest.raises(PairsError, match="30 were left out"):
+            other.certify(loaded, effect=0.0, pairs=pairs)
+
+    def test_a_source_may_begin_with_many_known_batches(self, tracer):
+        """They are new to the source, which has therefore not run out."""
+        known = [some_pairs(40, 3)[n : n + 1] for n in range(40)] * 2
+        known += [some_pairs(150, 4)[n : n + 1] for n in range(150)]
+        source = itertools.chain(known, [some_pairs(20, 73)])
+        assert tracer.certify(NAMES, effect=99.0, pairs=source).n_examples >= 19
+
+    def test_fresh_pairs_resample_each_other_as_held_out_ones_do(self):
+        held_out = some_pairs(60, 4)
+        tracer = traced(some_pairs(20, 3), "kl", held_out=held_out, source="resample")
+        mean = tracer.evaluate(NAMES, held_out=True)
+        bound = tracer.certify(NAMES, effect=mean).claims[0].bounds[-1]
+        certificate = tracer.certify(NAMES, effect=mean)
+        (values,) = tracer.question.fresh_examples.values()
+        assert sum(each["effect"] for each in values) / 60 == pytest.approx(mean, rel=1e-5)
+        assert bound == certificate.claims[0].bounds[-1]
 
     def test_claims_without_bounds_say_so(self, tracer, faithfulness):
         certificate = tracer.certify(NAMES, faithful=faithfulness, max_examples=2)
@@ -267,6 +379,24 @@ class TestGeneratedWordings:
         assert certificate.verdict == "fails"
         assert "effect at least 0 on friends: holds" in repr(certificate)
         assert "effect at least 0 on surprise: fails" in repr(certificate)
+
+    def test_a_source_without_fresh_pairs_is_replayed_too(self, of_names):
+        """And batches come in their order where a source began with pairs that were known."""
+        fresh = [tk.load_dataset("ioi", of_names.model, n=4, seed=seed) for seed in range(5, 10)]
+        sources = {
+            "known": [of_names.pairs],
+            "later": [of_names.pairs, *fresh[:2]],
+            "fresh": fresh[2:],
+        }
+        with pytest.warns(DataWarning, match="There are no fresh pairs of known"):
+            certificate = of_names.certify(["L0H0"], effect=99.0, pairs=sources)
+        pairs = recorded_pairs(certificate, of_names.model)
+        assert [*pairs] == [*sources]
+        with pytest.warns(DataWarning, match="There are no fresh pairs of known"):
+            again = of_names.certify(["L0H0"], effect=99.0, pairs=pairs)
+        order = ["later", "fresh", "later", "fresh", "fresh"]
+        assert [batch.wording for batch in certificate.batches] == order
+        assert (again.claims, again.batches) == (certificate.claims, certificate.batches)
 
     def test_a_data_set_is_loaded_once_for_all_its_batches(self, of_names, monkeypatch):
         pairs = tk.load_dataset("ioi", of_names.model, n=40, seed=5)
@@ -362,6 +492,9 @@ class TestResults:
             "model": tk.Tracer(another, components="head-outputs", metric="kl", **pairs),
             "metric": traced(pairs["pairs"], "probability-drop", held_out=pairs["held_out"]),
             "source": traced(pairs["pairs"], "kl", held_out=pairs["held_out"], source="zero"),
+            "mean": traced(
+                pairs["pairs"], "kl", held_out=pairs["held_out"], continuation_mean="arithmetic"
+            ),
         }
         for other in others.values():
             other.certify(result, effect=-9.0).save(tmp_path / Certificate.FILE)

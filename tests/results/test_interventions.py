@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from html import unescape
 
 import pytest
@@ -207,13 +208,22 @@ def test_sets_of_several_interventions_stand_side_by_side(of_several, tmp_path):
     assert "sets on 8 searched examples" in repr(compared)
 
 
-@pytest.mark.parametrize("draw", ["curve", "to_latex", "differences", "colours"])
+REFUSED = {
+    "curve": tk.results.Comparison.curve,
+    "faithfulness curve": tk.results.Comparison.faithfulness_curve,
+    "smallest": partial(tk.results.Comparison.smallest, effect=0.0),
+    "to_latex": tk.results.Comparison.to_latex,
+    "differences": tk.results.Comparison.differences,
+    "colours": partial(tk.results.Comparison.heatmap, color="score"),
+}
+
+
+@pytest.mark.parametrize("draw", REFUSED)
 @pytest.mark.parametrize(("other", "name"), [(1, "sources"), (2, "directions"), (3, "metrics")])
 def test_what_mixes_numbers_refuses_and_says_what_works(of_several, draw, other, name):
     compared = tk.compare([of_several[0], of_several[other]])
-    refused = getattr(compared, draw, lambda: compared.heatmap(color="score"))
     with pytest.raises(ComparisonError, match=f"different {name} .* heatmap and `jaccard` of"):
-        refused()
+        REFUSED[draw](compared)
 
 
 def test_a_folder_of_runs_is_compared_and_reported(of_several, tmp_path):

@@ -516,6 +516,11 @@ def identify_by_prompt(pairs: Iterable[PromptPair]) -> list[PromptPair]:
     return [replace(pair, drawn_for=pair.prompt_ids) for pair in pairs]
 
 
+def prompts_digests(pair: PromptPair) -> tuple[str, str]:
+    """Digests of a pair, and of its prompt alone, by which results under zeros, say, know it."""
+    return pair.prompts_digest, replace(pair, drawn_for=pair.prompt_ids).prompts_digest
+
+
 def split_disjoint(
     pairs: Sequence[Any], order: Sequence[int], count: int
 ) -> tuple[list[int], list[int]]:
@@ -564,18 +569,19 @@ class SeenPrompts:
 
     def __init__(self, pairs: Iterable[PromptPair]) -> None:
         """Notes pairs, and their groups: a pair of one of these is seen, whatever its prompt."""
-        listed = [*pairs]
         self.digests: set[str] = set()
         """Digests of the prompts of further pairs (`PromptPair.prompts_digest`)."""
         self._prompts, self._counterfactuals = set[Ids](), set[Ids]()
-        self._groups = {pair.group for pair in listed} - {None}
-        self.add(listed)
+        self._groups = set[str | None]()
+        self.add(pairs, with_groups=True)
 
-    def add(self, pairs: Iterable[PromptPair]) -> None:
-        """Notes the prompts of further pairs, without their groups."""
+    def add(self, pairs: Iterable[PromptPair], *, with_groups: bool = False) -> None:
+        """Notes the prompts of further pairs, and their groups only `with_groups`."""
         for pair in pairs:
             self._prompts.add(pair.prompt_ids)
             self._counterfactuals.add(pair.counterfactual_ids)
+            if with_groups and pair.group is not None:
+                self._groups.add(pair.group)
 
     def has(self, pair: PromptPair) -> bool:
         """Whether a pair shares its prompt or its group, or has a prompt as its counterfactual."""
@@ -584,7 +590,7 @@ class SeenPrompts:
             or pair.prompt_ids in self._counterfactuals
             or pair.counterfactual_ids in self._prompts
             or self.has_group(pair)
-            or pair.prompts_digest in self.digests
+            or any(digest in self.digests for digest in prompts_digests(pair))
         )
 
     def has_group(self, pair: PromptPair) -> bool:

@@ -7,7 +7,7 @@ phi if the mean of `alone - phi * full` is at least 0. No example is divided by.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from statistics import fmean
@@ -21,13 +21,15 @@ from torch import Tensor
 from tracekit._util.options import check_int, short_repr
 from tracekit._util.progress import report_waiting
 from tracekit._util.versions import versions
+from tracekit._util.warn import warn
 from tracekit.components.masks import complement_of
 from tracekit.components.members import ComponentsLike, members_of
 from tracekit.data.pair import MOST_STALE, SeenPrompts
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.registry import load_dataset, load_origin
 from tracekit.engine.engine import Engine
-from tracekit.errors import ConfigError, PairsError
+from tracekit.engine.sources import Resample, as_source
+from tracekit.errors import ConfigError, DataWarning, PairsError, UnreliableResultWarning
 from tracekit.measure.question import Question
 from tracekit.metrics import Metric
 from tracekit.models import HookedModel
@@ -105,9 +107,13 @@ def certify(
     alpha = (1 - level) / len(tests)
     fresh = _FreshPairs(question, members, is_held_out_seen=pairs is not None)
     sets = [chosen, complement_of(chosen, len(question.registry))]
-    n_examples, batches = 0, list[PairsBatch]()
+    n_examples, batches, weights = 0, list[PairsBatch](), list[float]()
     try:
         for wording, batch in fresh.batches(sources):  # type: ignore[arg-type]
+            weights += [pair.weight for pair in batch]
+            if len({*weights}) > 1:
+                for test in tests:
+                    test.bets.bounds = None  # Weighted effects may exceed those of the metric.
             key = chosen, batch.fingerprint
             if key not in question.fresh_examples:
                 engine = question.engine_of(batch)
@@ -116,9 +122,12 @@ def certify(
                 ):
                     effects = engine.set_effects(sets, "certificate")
                 question.fresh_examples[key] = _by_example(engine, effects)
-            for example in question.fresh_examples[key]:
+            # Engines scale the weights of their own pairs to a mean of 1; batches share one scale.
+            scale = fmean(pair.weight for pair in batch) / weights[0]
+            for values in question.fresh_examples[key]:
                 if n_examples < max_examples:
                     n_examples += 1
+                    example = {name: scale * value for name, value in values.items()}
                     for test in tests:
                         test.observe(example, wording, alpha)
             batches.append(
@@ -129,12 +138,7 @@ def certify(
     except KeyboardInterrupt:
         if not n_examples:
             raise
-    if not n_examples:
-        raise PairsError(
-            f"There are no fresh pairs. {fresh.n_left_out} were left out: {fresh.n_of_groups} "
-            "share a group with pairs of the tracer, the others have prompts of the tracer or of "
-            "earlier pairs. Give pairs of other groups and prompts, or the tracer held_out pairs."
-        )
+    _check_sources(tests, fresh, max_examples)
     certificate = Certificate(
         claims=tuple(test.claim(alpha) for test in tests),
         level=level,
@@ -147,6 +151,8 @@ def certify(
         max_examples=max_examples,
         metric=question.search_engine.metric.name,
         intervention=question.setup.intervention,
+        source_seed=question.setup.source_seed,
+        continuation_mean=question.setup.continuation_mean,
         model=question.model_name,
         weights_digest=question.model_facts.weights_digest,
         versions=versions(),
@@ -163,7 +169,7 @@ def recorded_pairs(certificate: Certificate, model: HookedModel) -> dict[str, li
         PairsError: They were made by hand, or have changed.
         TracekitError: Of data sets and files, as in `load_dataset`.
     """
-    batches: dict[str, list[PromptPairs]] = {}
+    batches = {claim.wording: list[PromptPairs]() for claim in certificate.claims if claim.wording}
     whole: dict[str, PromptPairs] = {}
     for batch in certificate.batches:
         if batch.origin is None:
@@ -260,10 +266,12 @@ class _Test:
     """Mean effect of all components on the searched examples."""
     metric: Metric
     bounds: list[Bounds] = field(default_factory=list)
+    full_sum: float = 0.0
+    """Sum of the effects of all components on the fresh examples, in the sign of `full`."""
 
     def __post_init__(self) -> None:
-        is_effect = self.quantity == "effect"
         # The claimed value comes first.
+        is_effect = self.is_effect
         thetas = np.array([self.value, *(_GRID * (abs(self.full) or 1 if is_effect else 1))])
         lowest, highest, _ = self.metric.bounds
         largest = max(abs(lowest), abs(highest))
@@ -274,31 +282,44 @@ class _Test:
             spread = value + unit * np.abs(thetas)
         self.bets = Bets(thetas, spread)
 
+    @property
+    def is_effect(self) -> bool:
+        """Whether the claim is about a mean effect, rather than a ratio of two."""
+        return self.quantity == "effect"
+
+    @property
+    def is_reversed(self) -> bool:
+        """Whether it is a ratio, and all components have an effect of the other sign (or none)."""
+        return not self.is_effect and self.bets.n_examples > 0 >= self.full_sum
+
     def observe(self, example: Mapping[str, float], wording: str, alpha: float) -> None:
         """Adds an example of a source."""
         if self.wording not in ("", wording):
             return
-        if self.quantity == "effect":
-            self.bets.observe(example["effect"], 1.0)
+        sign = 1 if self.full > 0 else -1
+        self.full_sum += sign * example["full"]
+        if self.is_effect:
+            self.bets.observe(example["effect"], example["weight"])
         else:
-            sign = 1 if self.full > 0 else -1
             self.bets.observe(sign * example[self.quantity], sign * example["full"])
-        self.bounds.append((self.bets.n_examples, *self.bets.interval(alpha)))
+        low, high = (None, None) if self.is_reversed else self.bets.interval(alpha)
+        self.bounds.append((self.bets.n_examples, low, high))
 
     def side(self, alpha: float) -> int:
         """1 where the quantity is above the claimed value, -1 where it is below, else 0."""
         above, below = self.bets.most[:, 0] >= np.log(2 / alpha)
-        return int(above) - int(below)
+        return 0 if self.is_reversed else int(above) - int(below)
 
     def claim(self, alpha: float) -> Claim:
         side, is_at_least = self.side(alpha), self.quantity != "completeness"
         growth = self.bets.log_capital[:, 0].max() / max(1, self.bets.n_examples)
+        is_open = side == 0 and not self.is_reversed
         return Claim(
             quantity=self.quantity,
             wording=self.wording,
             value=self.value,
             verdict="undecided" if side == 0 else "holds" if (side > 0) == is_at_least else "fails",
-            n_needed=ceil(np.log(2 / alpha) / growth) if side == 0 and growth > 0 else None,
+            n_needed=ceil(np.log(2 / alpha) / growth) if is_open and growth > 0 else None,
             bounds=tuple(self.bounds),
         )
 
@@ -311,52 +332,91 @@ class _FreshPairs:
     ) -> None:
         """Notes the pairs of a question, and the prompts that a saved result was selected on."""
         self.n_left_out, self.n_of_groups, self.dataset = 0, 0, ""
-        self._seen = SeenPrompts(question.pairs)
-        if isinstance(members, TraceResult):
-            self._seen.digests |= {*members.searched.prompts}
+        self._resamples = isinstance(as_source(question.setup.source), Resample)
+        self._seen, self._drawn = SeenPrompts(question.pairs), SeenPrompts(())
+        results = [*question.results, *([members] if isinstance(members, TraceResult) else ())]
+        for result in results:
+            self._seen.digests |= {*result.searched.prompts, *result.run.further_prompts}
         if is_held_out_seen:
             self._seen.add(question.held_out_pairs or ())
 
     def batches(self, sources: Mapping[str, Source]) -> Iterator[tuple[str, PromptPairs]]:
         """A batch of each source in turn, with its name."""
-        iterators = {
-            name: _split(source) if isinstance(source, PromptPairs) else iter(source)
-            for name, source in sources.items()
+        fresh = {
+            name: self._fresh(self._split(each) if isinstance(each, PromptPairs) else iter(each))
+            for name, each in sources.items()
         }
-        n_stale = dict.fromkeys(iterators, 0)
-        while iterators:
-            for name in list(iterators):
-                batch = next(iterators[name], None)
-                if batch is None or n_stale[name] == MOST_STALE:
-                    del iterators[name]
-                    continue
-                if not isinstance(batch, PromptPairs):
-                    raise PairsError(f"A batch of pairs is {short_repr(batch)}. Give PromptPairs.")
-                fresh = [n for n, pair in enumerate(batch) if not self._seen.has(pair)]
-                n_stale[name] = 0 if fresh else n_stale[name] + 1
-                self.n_left_out += len(batch) - len(fresh)
-                self.n_of_groups += sum(map(self._seen.has_group, batch))
-                self._seen.add(batch)
-                self.dataset = self.dataset or batch.name
-                if fresh:
-                    yield name, batch.subset(fresh)
+        while fresh:
+            for name in list(fresh):
+                if (batch := next(fresh[name], None)) is None:
+                    del fresh[name]
+                else:
+                    yield name, batch
 
+    def _fresh(self, batches: Iterator[PromptPairs]) -> Iterator[PromptPairs]:
+        """What is fresh of each batch, until batches only repeat earlier ones."""
+        n_stale = 0
+        for batch in batches:
+            if not isinstance(batch, PromptPairs):
+                raise PairsError(f"A batch of pairs is {short_repr(batch)}. Give PromptPairs.")
+            is_new = [not self._drawn.has(pair) for pair in batch]
+            fresh = [n for n, pair in enumerate(batch) if is_new[n] and not self._seen.has(pair)]
+            n_stale = 0 if any(is_new) else n_stale + 1
+            self.n_left_out += len(batch) - len(fresh)
+            self.n_of_groups += sum(map(self._seen.has_group, batch))
+            self._drawn.add(batch, with_groups=True)
+            self.dataset = self.dataset or batch.name
+            if fresh:
+                yield batch.subset(fresh)
+            if n_stale == MOST_STALE:
+                return
 
-def _split(pairs: PromptPairs) -> Iterator[PromptPairs]:
-    """Batches of pairs, each with whole examples."""
-    for examples in torch.arange(pairs.n_distinct).split(_BATCH):
-        yield pairs.subset(torch.isin(pairs.examples, examples).nonzero()[:, 0].tolist())
+    def _split(self, pairs: PromptPairs) -> Iterator[PromptPairs]:
+        """Batches of pairs, each with whole examples; one where they resample each other."""
+        size = pairs.n_distinct if self._resamples else _BATCH
+        for examples in torch.arange(pairs.n_distinct).split(size):
+            yield pairs.subset(torch.isin(pairs.examples, examples).nonzero()[:, 0].tolist())
 
 
 def _by_example(engine: Engine, effects: Float[Tensor, "2 example"]) -> list[dict[str, float]]:
-    """The quantities of each independent example, from effects of a set and of its complement."""
+    """The quantities of each independent example, from effects of a set and of its complement.
+
+    They are times the weights of its pairs, whose mean over the engine's pairs is 1.
+    """
     own, others, full = *effects, engine.full_effects
     alone, remaining = own_and_missing_effects(own, others, full, engine.metric.direction)
-    # An engine scales the weights of its own pairs to a mean of 1; batches share one scale.
-    scale = fmean(pair.weight for pair in engine.pairs)
-    table = scale * torch.stack([own, own, alone, remaining, full])
-    names = ("effect", "share", "faithfulness", "completeness", "full")
+    weights = engine.pairs.weights
+    weights = torch.ones_like(full) if weights is None else weights.to(full)
+    table = torch.stack([own, own, alone, remaining, full, weights])
+    names = ("effect", "share", "faithfulness", "completeness", "full", "weight")
     return [
         dict(zip(names, table[:, engine.pairs.examples == example].mean(1).tolist(), strict=True))
         for example in range(engine.pairs.n_distinct)
     ]
+
+
+def _check_sources(tests: Sequence[_Test], fresh: _FreshPairs, max_examples: int) -> None:
+    """Refuses sources without a fresh pair; warns if one has none, or a reversed full effect."""
+    without = {test.wording for test in tests if not test.bounds}
+    if "" in without:
+        raise PairsError(
+            f"There are no fresh pairs. {fresh.n_left_out} were left out: {fresh.n_of_groups} "
+            "share a group with pairs of the tracer, the others have prompts of the tracer, of its "
+            "searches or of earlier pairs. Give pairs of other groups and prompts, or the tracer "
+            "held_out pairs."
+        )
+    if without and tests[0].bets.n_examples < max_examples:
+        warn(
+            f"There are no fresh pairs of {', '.join(sorted(without))}: all share prompts or "
+            "groups with the tracer, its searches or earlier pairs. Claims about them stay "
+            "undecided. Give every source prompts and groups of its own.",
+            DataWarning,
+        )
+    turned = {test.wording or "all fresh pairs" for test in tests if test.is_reversed}
+    if turned:
+        warn(
+            "All components together move the metric one way on the searched pairs, and not that "
+            f"way on {', '.join(sorted(turned))}. Claims about ratios of effects stay undecided "
+            "there. Give pairs of the same task, or claim an effect.",
+            UnreliableResultWarning,
+        )

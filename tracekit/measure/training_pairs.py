@@ -28,12 +28,16 @@ class TrainingSource:
             )
         self._question, self._source = question, source
         self._n_pairs_of: dict[str, int] = {}
+        self.prompts: dict[str, None] = {}
+        """Digests of the prompts of the pairs that were drawn so far, in their order."""
 
     def engines(self) -> Iterator[Engine]:
         """Engines of as many new pairs as the question searches, or a few more, without end."""
         for pairs in self._batches():
             self._n_pairs_of[pairs.fingerprint] = len(pairs)
-            yield self._question.engine_of(pairs)
+            engine = self._question.engine_of(pairs)
+            self.prompts |= dict.fromkeys(pair.prompts_digest for pair in engine.pairs)
+            yield engine
 
     @property
     def drawn(self) -> TrainingPairs:

@@ -86,6 +86,8 @@ class Certificate(Tabular):
     metric: str
     intervention: str
     """What was patched, in words."""
+    source_seed: int = 0
+    continuation_mean: str = "geometric"
     model: str
     weights_digest: str
     versions: Mapping[str, str]
@@ -110,9 +112,10 @@ class Certificate(Tabular):
 
     def is_of(self, result: Any) -> bool:
         """Whether it is about the set of a `TraceResult`, on its model and by its metric."""
-        own = (result.model_facts.weights_digest, result.setup.metric, result.setup.intervention)
-        certified = (self.weights_digest, self.metric, self.intervention)
-        return self.labels == tuple(result.labels) and own == certified
+        names = ("metric", "intervention", "source_seed", "continuation_mean")
+        is_same = all(getattr(self, name) == getattr(result.setup, name) for name in names)
+        is_same_model = self.weights_digest == result.model_facts.weights_digest
+        return is_same and is_same_model and self.labels == tuple(result.labels)
 
     @cached_property
     def table(self) -> pd.DataFrame:

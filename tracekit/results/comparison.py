@@ -19,17 +19,16 @@ from tracekit._util.deferred import pd
 from tracekit._util.markup import as_cells, clean_text
 from tracekit._util.options import check_keywords
 from tracekit._util.table import Column, Table, latex_text
-from tracekit.engine.setup import Setup
 from tracekit.errors import ComparisonError, NoResultError
 from tracekit.figures.cells import draw_panels
 from tracekit.figures.style import WIDE, data_and_model, plain
 from tracekit.metrics import bounds_of
 from tracekit.results import tables
-from tracekit.results.curve import HasCurve, all_results, effect_curve
+from tracekit.results.curve import HasCurve, Results, all_results, effect_curve
 from tracekit.results.display import html_card, line, table_html
 from tracekit.results.intervals import row_intervals
 from tracekit.results.panels import CellColor, scale_of
-from tracekit.results.result import Results, TraceResult
+from tracekit.results.result import TraceResult
 from tracekit.results.significance import p_values, zero_below_rounding
 
 
@@ -88,29 +87,6 @@ class Comparison(Results):
         title = data_and_model(*tables.data_and_models(self.results))
         subtitle = f"Jaccard similarity; {plain(tables.interventions(self.results))}"
         return figures.similarities(self.jaccard, title=title, subtitle=subtitle)
-
-    def cross_effects(self, tracers: Sequence[Any]) -> Any:
-        """Mean effect of every set on the examples of every result, as a pandas DataFrame.
-
-        A row per set, a column per result. The diagonal has the examples that selected a set.
-
-        Args:
-            tracers: The tracer of each result, which measures all sets on its searched examples.
-
-        Raises:
-            ComparisonError: There are not as many tracers as results, or one is of other examples.
-        """
-        own = [(each.pairs.fingerprint, *_question(each.question.named_setup)) for each in tracers]
-        if own != [(each.dataset_fingerprint, *_question(each.setup)) for each in self.results]:
-            raise ComparisonError(
-                f"The {len(own)} tracers are not those of the {len(self)} results, in their order. "
-                "Give one for each, of its examples, metric and source."
-            )
-        rows = [
-            [tracer.evaluate(result, held_out=False) for tracer in tracers]
-            for result in self.results
-        ]
-        return pd.DataFrame(rows, index=list(self.labels), columns=list(self.labels))
 
     @property
     def jaccard(self) -> Any:
@@ -310,11 +286,6 @@ def jaccard(first: Sequence[int], second: Sequence[int]) -> float:
     """Size of the intersection of two sets over that of their union; 1 if both are empty."""
     union = {*first} | {*second}
     return len({*first} & {*second}) / len(union) if union else 1.0
-
-
-def _question(setup: Setup) -> tuple[object, ...]:
-    """What of a setup decides an effect on an example, beside components and positions."""
-    return setup.metric, setup.source, setup.source_seed, setup.direction
 
 
 def _labels(results: Sequence[TraceResult]) -> list[str]:

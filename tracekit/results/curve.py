@@ -7,7 +7,8 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,18 +18,131 @@ from tracekit._util.arguments import check_arguments
 from tracekit._util.deferred import pd
 from tracekit._util.markup import clean_text, interval_text
 from tracekit._util.options import as_path, short_repr
-from tracekit.errors import BudgetError, ConfigError, TracekitError
+from tracekit.errors import BudgetError, ConfigError, TargetNotReachedError, TracekitError
 from tracekit.figures import style
 from tracekit.figures.charts import Line, size_lines
 from tracekit.results import tables
 from tracekit.results.display import html_card, line, table_html
-from tracekit.results.result import Results, TraceResult
+from tracekit.results.faithfulness import check_level
+from tracekit.results.mib import write_mib_circuits
+from tracekit.results.result import TraceResult
 from tracekit.results.storage import load_dataclass, save_dataclass
 from tracekit.search import title_of
+from tracekit.search.base import target_not_reached
 
 CURVE = "curve.json"
 """Name of the list of runs in a folder of several."""
 _RUN = "budget-"
+
+
+class Results(Sequence[TraceResult]):
+    """Several results, one after the other."""
+
+    results: tuple[TraceResult, ...]
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.results[item]
+
+    def to_mib(self, folder: str | Path) -> Path:
+        """Writes nine circuits of edges to a folder that the MIB benchmark reads, e.g. `ioi_gpt2`.
+
+        For each share below 1, that is the largest set within it, where an edge into a key or
+        value counts once for each head that reads it.
+
+        Raises:
+            DataFormatError: The sets are not of all edges of a model, none is small enough for a
+                share, or the folder has other files that MIB would read.
+        """
+        return write_mib_circuits(as_path("folder", folder), self.results)
+
+    def faithfulness_curve(self) -> go.Figure:
+        """Faithfulness against number of components: a line per method, with 95 % intervals.
+
+        On the held-out examples, if there are some. The axis of sizes is logarithmic where they
+        differ by more than a factor of 20. Nothing is measured.
+
+        Raises:
+            NoResultError: The effects of the complements were not measured.
+            ComparisonError: The results are of different questions, data or models.
+        """
+        tables.check_comparable(self.results)
+        ascending = sorted(self.results, key=lambda result: result.n_selected)
+        first, lines, settings = ascending[0], list[Line](), list[str]()
+        for rank, (series, look) in enumerate(style.styles(r.series for r in self.results).items()):
+            drawn = [result for result in ascending if result.series == series]
+            scores = [result.faithfulness() for result in drawn]
+            line = Line.with_intervals(
+                drawn[0].title,
+                [result.n_selected for result in drawn],
+                [each.faithfulness[0] for each in scores],
+                [each.faithfulness_intervals[0] for each in scores],
+                label="faithfulness",
+                style=look,
+                rank=rank,
+            )
+            lines.append(line)
+            settings += [each.setting for each in scores]
+        largest = ascending[-1].n_selected
+        return size_lines(
+            lines,
+            n_components=first.n_components,
+            largest=largest,
+            value_title="faithfulness, 95 % interval",
+            title=style.data_and_model(first.dataset, first.model),
+            subtitle=style.plain(
+                f"{first.registry.describe()}; {' / '.join(dict.fromkeys(settings))}"
+            ),
+            log_x=0 < 20 * first.n_selected < largest,
+        )
+
+    def smallest(
+        self, *, effect: float | None = None, faithfulness: float | None = None
+    ) -> TraceResult:
+        """The smallest set that reaches a mean effect, or that is faithful.
+
+        Sets are chosen by the searched examples, so held-out ones say what the choice is worth.
+
+        Args:
+            effect: Mean effect to reach; where effects below 0 were sought, one below 0.
+            faithfulness: Level in (0, 1), e.g. 0.9: the faithfulness of the set differs from 1 by
+                at most 1 - level, and all other components alone are less faithful than the level.
+
+        Raises:
+            TargetNotReachedError: None does.
+            ConfigError: Not exactly one of both is given, or a level that cannot be.
+            ComparisonError: The results are of different questions, data or models.
+        """
+        if (effect is None) == (faithfulness is None):
+            raise ConfigError("Give either effect or faithfulness.")
+        results = sorted(self.results, key=lambda result: result.n_selected)
+        tables.check_comparable(results)
+        if effect is not None:
+            sign = -1 if results[0].run.sign == "negative" else 1
+            for result in results:
+                if sign * result.effect >= sign * effect:
+                    return replace(result, budget=None, target_effect=effect)
+            raise target_not_reached(effect, sign * max(sign * each.effect for each in results))
+        level, nearest = check_level(faithfulness), -inf
+        for result in results:
+            sizes = {"sizes": [result.n_selected], "n_components": result.n_components}
+            scores = result.searched.faithfulness(**sizes)
+            closeness = 1 - abs(1 - scores.faithfulness[0])
+            if closeness >= level and scores.completeness[0] < level:
+                return replace(result, run=replace(result.run, faithfulness=level))
+            nearest = max(nearest, closeness)
+        advice = []
+        if not results[0].run.objective.startswith("faithful"):
+            advice.append("objective='faithful'")
+        if results[-1].n_selected < results[-1].n_components:
+            advice.append("a larger budget")
+        raise TargetNotReachedError(
+            f"No set has a faithfulness within {1 - level:.3g} of 1 while that of its complement "
+            f"is not; the nearest faithfulness differs from 1 by {1 - nearest:.3g}. "
+            + (f"Search with {' or '.join(advice)}." if advice else "Ask for a lower level.")
+        )
 
 
 @check_arguments

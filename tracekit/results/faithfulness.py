@@ -269,3 +269,10 @@ class Faithfulness(InWords, Tabular):
 def own_and_missing_effects(own: Any, others: Any, full: Any, direction: str) -> tuple[Any, Any]:
     """What is left with a set alone and without it, of effects of the set and of all others."""
     return (own, others) if direction == "denoising" else (full - others, full - own)
+
+
+def check_level(faithfulness: float | None) -> float:
+    """A level of faithfulness to reach, in (0, 1)."""
+    if faithfulness is None or not 0 < faithfulness < 1:
+        raise ConfigError(f"faithfulness is {faithfulness!r}. Give a level in (0, 1).")
+    return faithfulness

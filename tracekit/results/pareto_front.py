@@ -22,11 +22,11 @@ from tracekit.engine.cost import Cost
 from tracekit.errors import BudgetError, NoResultError
 from tracekit.figures.cells import BLUES, ColorScale, draw_panels
 from tracekit.figures.style import data_and_model, plain
-from tracekit.results.curve import load_run_folders, pareto_curve, save_run_folders
+from tracekit.results.curve import Results, load_run_folders, pareto_curve, save_run_folders
 from tracekit.results.display import html_card, line, table_html
 from tracekit.results.faithfulness import own_and_missing_effects
 from tracekit.results.panels import panels_of
-from tracekit.results.result import Results, TraceResult
+from tracekit.results.result import TraceResult
 from tracekit.results.storage import NOT_SAVED, load_dataclass, save_dataclass
 from tracekit.results.tables import effect_columns, legend, result_table
 from tracekit.search.base import as_count

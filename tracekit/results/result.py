@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf, isnan
+from math import isnan
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,21 +25,20 @@ from tracekit.components.masks import BinaryMask, Mask, members_of_mask
 from tracekit.components.members import ComponentsLike
 from tracekit.engine.cost import Cost
 from tracekit.engine.setup import Setup
-from tracekit.errors import ConfigError, TargetNotReachedError
+from tracekit.errors import ConfigError
 from tracekit.figures.cells import SelectionPanel, draw_panels
-from tracekit.figures.charts import Line, size_lines
-from tracekit.figures.style import data_and_model, plain, styles
+from tracekit.figures.style import data_and_model, plain
 from tracekit.metrics import Effects
 from tracekit.results import circuits
 from tracekit.results.certificate import Certificate
 from tracekit.results.display import effects_text, model_text, result_html
 from tracekit.results.faithfulness import Faithfulness
-from tracekit.results.mib import check_registry, write_mib, write_mib_circuits
+from tracekit.results.mib import check_registry, write_mib
 from tracekit.results.on_examples import OnExamples, examples_text
 from tracekit.results.panels import CellColor, has_cells, result_panels, scale_of
 from tracekit.results.scores import compare_scores
 from tracekit.results.storage import InFolder
-from tracekit.search.base import Record, Stop, target_not_reached
+from tracekit.search.base import Record, Stop
 from tracekit.search.targets import ConstraintEffect
 
 _CITATIONS: dict[str, str] = json.loads(
@@ -92,6 +91,8 @@ class RunFacts:
     examples on the other half, by method; part of the choice between them (`search/auto.py`)."""
     training: TrainingPairs | None = None
     """Pairs that were drawn to train on, if there were some."""
+    further_prompts: tuple[str, ...] = ()
+    """Digests of the prompts of pairs that it trained on or that its constraint was measured on."""
     versions: Mapping[str, str]
     """Versions of Python and of the packages that numbers depend on."""
 
@@ -532,114 +533,3 @@ class TraceResult(InFolder):
     def largest_score(self) -> float:
         """Largest size of a score of a component, or else of the soft mask; 1 if all are 0."""
         return self._scores.abs().max().item() or 1.0
-
-
-class Results(Sequence[TraceResult]):
-    """Several results, one after the other."""
-
-    results: tuple[TraceResult, ...]
-
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def __getitem__(self, item: Any) -> Any:
-        return self.results[item]
-
-    def to_mib(self, folder: str | Path) -> Path:
-        """Writes nine circuits of edges to a folder that the MIB benchmark reads, e.g. `ioi_gpt2`.
-
-        For each share below 1, that is the largest set within it, where an edge into a key or
-        value counts once for each head that reads it.
-
-        Raises:
-            DataFormatError: The sets are not of all edges of a model, none is small enough for a
-                share, or the folder has other files that MIB would read.
-        """
-        return write_mib_circuits(as_path("folder", folder), self.results)
-
-    def faithfulness_curve(self) -> go.Figure:
-        """Faithfulness against number of components: a line per method, with 95 % intervals.
-
-        On the held-out examples, if there are some. The axis of sizes is logarithmic where they
-        differ by more than a factor of 20. Nothing is measured.
-
-        Raises:
-            NoResultError: The effects of the complements were not measured.
-        """
-        ascending = sorted(self.results, key=lambda result: result.n_selected)
-        first, lines, settings = ascending[0], list[Line](), list[str]()
-        for rank, (series, look) in enumerate(styles(r.series for r in self.results).items()):
-            drawn = [result for result in ascending if result.series == series]
-            scores = [result.faithfulness() for result in drawn]
-            line = Line.with_intervals(
-                drawn[0].title,
-                [result.n_selected for result in drawn],
-                [each.faithfulness[0] for each in scores],
-                [each.faithfulness_intervals[0] for each in scores],
-                label="faithfulness",
-                style=look,
-                rank=rank,
-            )
-            lines.append(line)
-            settings += [each.setting for each in scores]
-        largest = ascending[-1].n_selected
-        return size_lines(
-            lines,
-            n_components=first.n_components,
-            largest=largest,
-            value_title="faithfulness, 95 % interval",
-            title=data_and_model(first.dataset, first.model),
-            subtitle=plain(f"{first.registry.describe()}; {' / '.join(dict.fromkeys(settings))}"),
-            log_x=0 < 20 * first.n_selected < largest,
-        )
-
-    def smallest(
-        self, *, effect: float | None = None, faithfulness: float | None = None
-    ) -> TraceResult:
-        """The smallest set that reaches a mean effect, or that is faithful.
-
-        Sets are chosen by the searched examples, so held-out ones say what the choice is worth.
-
-        Args:
-            effect: Mean effect to reach; where effects below 0 were sought, one below 0.
-            faithfulness: Level in (0, 1), e.g. 0.9: the faithfulness of the set differs from 1 by
-                at most 1 - level, and all other components alone are less faithful than the level.
-
-        Raises:
-            TargetNotReachedError: None does.
-            ConfigError: Not exactly one of both is given, or a level that cannot be.
-        """
-        if (effect is None) == (faithfulness is None):
-            raise ConfigError("Give either effect or faithfulness.")
-        results = sorted(self.results, key=lambda result: result.n_selected)
-        if effect is not None:
-            sign = -1 if results[0].run.sign == "negative" else 1
-            for result in results:
-                if sign * result.effect >= sign * effect:
-                    return replace(result, budget=None, target_effect=effect)
-            raise target_not_reached(effect, sign * max(sign * each.effect for each in results))
-        level, nearest = check_level(faithfulness), -inf
-        for result in results:
-            sizes = {"sizes": [result.n_selected], "n_components": result.n_components}
-            scores = result.searched.faithfulness(**sizes)
-            closeness = 1 - abs(1 - scores.faithfulness[0])
-            if closeness >= level and scores.completeness[0] < level:
-                return replace(result, run=replace(result.run, faithfulness=level))
-            nearest = max(nearest, closeness)
-        advice = []
-        if not results[0].run.objective.startswith("faithful"):
-            advice.append("objective='faithful'")
-        if results[-1].n_selected < results[-1].n_components:
-            advice.append("a larger budget")
-        raise TargetNotReachedError(
-            f"No set has a faithfulness within {1 - level:.3g} of 1 while that of its complement "
-            f"is not; the nearest faithfulness differs from 1 by {1 - nearest:.3g}. "
-            + (f"Search with {' or '.join(advice)}." if advice else "Ask for a lower level.")
-        )
-
-
-def check_level(faithfulness: float | None) -> float:
-    """A level of faithfulness to reach, in (0, 1)."""
-    if faithfulness is None or not 0 < faithfulness < 1:
-        raise ConfigError(f"faithfulness is {faithfulness!r}. Give a level in (0, 1).")
-    return faithfulness

@@ -22,7 +22,7 @@ from tracekit.errors import BudgetError, ConfigError
 from tracekit.measure.controls import MOST_CONTROLS, sizes_of_statistics
 from tracekit.measure.question import KnownSets, Question
 from tracekit.measure.training_pairs import TrainingSource
-from tracekit.results.result import check_level
+from tracekit.results.faithfulness import check_level
 from tracekit.search import Goal, Search
 from tracekit.search.auto import FEWEST_EXAMPLES, Auto
 from tracekit.search.backward import most_backward_passes
@@ -113,6 +113,13 @@ class ResolvedRequest:
         if self.constraint is not None and getattr(self.search, "records_every_size", False):
             return goal.with_smaller_sizes()  # Its sets grow until they leave the bounds.
         return goal
+
+    @property
+    def further_prompts(self) -> tuple[str, ...]:
+        """Digests of the prompts that the search has seen beside those of the question."""
+        digests = {} if self.training is None else self.training.prompts
+        pairs = () if self.constraint is None else self.constraint[1].pairs
+        return (*digests, *(pair.prompts_digest for pair in pairs))
 
     def target(self, recorder: KnownSets | None = None) -> Target:
         """The target of the search; `recorder` notes sets within the bounds, and their scores."""

@@ -196,6 +196,7 @@ def results_of(
                     held_out_by=selection.held_out_by,
                     n_skipped=selection.n_skipped,
                     training=None if request.training is None else request.training.drawn,
+                    further_prompts=request.further_prompts,
                     versions=versions(),
                 ),
                 registry=question.registry,
