@@ -96,6 +96,9 @@ def test_callables_become_metrics_and_must_return_one_value_per_example():
     assert found == pytest.approx(2 * math.log(0.5))
     with pytest.raises(MetricError, match=r"'<lambda>' returned \(\). It must"):
         metrics.resolve_metric(lambda c, i: i.x.sum())(scores(0.5), scores(0.5))
+    for function in (lambda logits: logits, lambda run: run.x, lambda c, i, *, scale: c.x):
+        with pytest.raises(MetricError, match="cannot be called with two arguments .*of the log-p"):
+            metrics.resolve_metric(function)
 
 
 @pytest.mark.parametrize(

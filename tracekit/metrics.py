@@ -484,7 +484,7 @@ def resolve_metric(metric: str | Metric | MetricFunction) -> Metric:
 
     Raises:
         UnknownNameError: No metric has this name.
-        MetricError: The argument is neither a metric, a name nor a function.
+        MetricError: The argument is neither a metric, a name nor a function of two arguments.
     """
     if isinstance(metric, Metric):
         return metric
@@ -495,18 +495,20 @@ def resolve_metric(metric: str | Metric | MetricFunction) -> Metric:
     if not callable(metric):
         raise MetricError(f"The metric is {metric!r}. Pass a name, a tk.Metric or a function.")
     name = getattr(metric, "__name__", type(metric).__name__)
-    if _takes_logits(metric):
+    try:
+        arguments = inspect.signature(metric).bind(None, None).arguments
+    except ValueError:
+        arguments = {}  # A function written in C may not say what it takes.
+    except TypeError as error:
+        raise MetricError(
+            f"The metric {name} cannot be called with two arguments ({error}). Give a function of "
+            "the log-probabilities of the clean and the intervened run, or of logits and answers."
+        ) from None
+    if next(iter(arguments), "") == "logits":
         reads = ("distribution", "answer-tokens")
         label = f"effect ({name}, clean \u2212 intervened)"
         return Metric(name, _drop_of(name, metric), needs_y=False, reads=reads, axis_label=label)
     return Metric(name, metric, needs_y=False, reads=("argmax",), axis_label=f"effect ({name})")
-
-
-def _takes_logits(function: Any) -> bool:
-    try:
-        return next(iter(inspect.signature(function).parameters), "") == "logits"
-    except (TypeError, ValueError):
-        return False
 
 
 def _drop_of(name: str, function: Any) -> MetricFunction:
