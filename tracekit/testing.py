@@ -1,22 +1,7 @@
-"""Tests for a search method of your own, as a pytest class.
+"""Tests for a search method of your own, as a pytest class; `docs/own-search.md` has an example.
 
-Subclass `SearchCase` in a test file and give it the search:
-
-```python
-import pytest
-
-from tracekit.search import Random
-from tracekit.testing import SearchCase
-
-
-class TestRandom(SearchCase):
-    @pytest.fixture
-    def search(self):
-        return Random(draws=20)
-```
-
-pytest then runs each check of `SearchCase` with that search. The searches run on the heads of one
-layer of the embedded model, so nothing is downloaded. This module needs pytest.
+The searches run on the heads of one layer of the embedded model, so nothing is downloaded. This
+module needs pytest.
 """
 
 from __future__ import annotations

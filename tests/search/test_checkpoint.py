@@ -18,7 +18,7 @@ from tracekit.errors import (
     ResultFormatError,
     SearchStoppedWarning,
 )
-from tracekit.search import measurements
+from tracekit.search import checkpoint
 
 
 def interrupted_after(calls, monkeypatch):
@@ -196,8 +196,71 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_search(model, tmp_path, mo
     data = tiny.pairs(6, seed=3)
     options = {"statistics": False, "max_passes": 40}
     whole = tk.Tracer(model, data).pareto(**options)
-    monkeypatch.setattr(measurements, "write_atomically", full)
+    monkeypatch.setattr(checkpoint, "write_atomically", full)
     with pytest.warns(RecordWarning, match=r"cannot be written \(No space left on device\)"):
         front = tk.Tracer(model, data).pareto(checkpoint=tmp_path / "kept", **options)
     assert front.to_frame().equals(whole.to_frame())
     assert not list(tmp_path.iterdir())
+
+
+TRAINING = {"epochs": 12, "batch_size": 4, "steps": 2, "budgets": [2, 5]}
+
+
+class TestLearnedRankings:
+    """Checkpoints of a training."""
+
+    @staticmethod
+    def tracer(model, seed=3):
+        return tk.Tracer(model, tiny.pairs(12, seed=seed), "head-outputs", "kl")
+
+    @staticmethod
+    def drawn():
+        return (tiny.pairs(12, seed=seed) for seed in count(50))
+
+    @pytest.mark.parametrize("has_new_pairs", [False, True])
+    def test_training_goes_on_where_it_stopped(self, model, monkeypatch, tmp_path, has_new_pairs):
+        def run(**options):
+            tracer = self.tracer(model)
+            pairs = self.drawn() if has_new_pairs else None
+            curve = tracer.run("learned-ranking", training_pairs=pairs, **TRAINING, **options)
+            return curve, tracer.engine.cost
+
+        (whole, _), file = run(), tmp_path / "training"
+        calls, gradient = count(), tk.search.LearnedRanking._gradient
+
+        def interrupted(self, *args):
+            if next(calls) == 25:
+                raise KeyboardInterrupt
+            return gradient(self, *args)
+
+        monkeypatch.setattr(tk.search.LearnedRanking, "_gradient", interrupted)
+        part, _ = run(checkpoint=file)
+        assert [each.run.stopped for each in part] == ["interrupted"] * 2
+        monkeypatch.undo()
+        resumed, cost = run(checkpoint=file)
+        for one, other in zip(resumed, whole, strict=True):
+            assert one.run.stopped is None
+            assert one.labels == other.labels
+            assert torch.equal(one.soft_mask, other.soft_mask)
+            assert one.run.training == other.run.training
+            # Pairs that were drawn are drawn again, and prepared in two passes.
+            again = 2 * 6 if has_new_pairs else 0
+            passes = other.cost.forward_equivalents + again
+            assert one.cost.forward_equivalents == pytest.approx(passes)
+        assert cost.forward_equivalents < 0.8 * resumed[0].cost.forward_equivalents
+        finished, cost = run(checkpoint=file)
+        assert [each.labels for each in finished] == [each.labels for each in whole]
+        assert cost.forward_equivalents < 0.4 * finished[0].cost.forward_equivalents
+
+    def test_checkpoints_of_other_trainings_are_refused(self, model, tmp_path):
+        options = {**TRAINING, "checkpoint": tmp_path / "training"}
+        self.tracer(model).run("learned-ranking", **options)
+        for tracer, other in (
+            (self.tracer(model), {"seed": 1}),
+            (self.tracer(model), {"temperature": 1.0}),
+            (self.tracer(model), {"budgets": [2, 6]}),
+            (self.tracer(model), {"training_pairs": self.drawn()}),
+            (self.tracer(model, seed=4), {}),
+        ):
+            with pytest.raises(ResultFormatError, match="is of another search, model or data set"):
+                tracer.run("learned-ranking", **{**options, **other})

@@ -1,15 +1,7 @@
 """Measured effects of components alone and in pairs, and what sets add to others.
 
-N components have N (N - 1) / 2 pairs, too many to measure of thousands. `strongest_pairs` finds the
-few that matter by two cheaper questions:
-
-1. *Which components interact with anything?* Let H be the matrix of second derivatives of the mean
-   effect at the clean run. Its product with a vector of random signs r is the difference of two
-   gradients at soft masks near 0, and the mean of (H r)_i^2 over random r is the sum of H_ij^2 over
-   all j (Hutchinson, 1990), by which all components are ranked.
-2. *With which?* For the first of them, one look-ahead each: what the other components would add
-   once component i is patched, less what they would add to the clean run. For every j at once that
-   is l({i, j}) - l({i}) - l({j}) to first order in j. The patch of i is a real one.
+`strongest_pairs` measures the few of N (N - 1) / 2 pairs that matter, chosen by gradients in two
+steps (`docs/interactions.md`).
 """
 
 from __future__ import annotations

@@ -1,19 +1,9 @@
 """Side effects: what a set does to other data and by other metrics, against random sets.
 
-The *strength* of a set T on a data set is its mean absolute effect as a share of that of all
-components,
-
-    s(T) = sum_i |l_i(T)| / sum_i |l_i(all)|,
-
-with l_i the effect on example i: a share, so that metrics with different units can be compared, and
-of absolute effects, so that examples that move in opposite directions do not cancel. The
-*selectivity* of the set for its own data, the target, over other data is
-
-    (s_target - s_other) / (s_target + s_other),
-
-the index by which neuroscience says how much more a cell responds to one stimulus than to another
-(for instance Niell and Stryker, Highly selective receptive fields in mouse visual cortex, 2008): 1
-if only the target moves, 0 if both move by the same share, -1 if only the other moves.
+The strength of a set on a data set is s = sum_i |l_i(set)| / sum_i |l_i(all)|, with l_i the effect
+on example i. Absolute effects keep examples that move in opposite directions from cancelling. The
+selectivity is (s_target - s_other) / (s_target + s_other), the index by which neuroscience says how
+much more a cell responds to one stimulus (Niell and Stryker 2008).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Stores and draws what was measured; nothing here runs a model.
-
-`Comparison.cross_effects` alone measures, by the tracers that it is given.
-"""
+"""Stores and draws what was measured; nothing here runs a model."""
 
 from tracekit._util.deferred import lazy_exports
 

@@ -244,9 +244,9 @@ def compare(
     """Puts results side by side: figures, similarities and tables of several methods or sizes.
 
     Of different examples, sources, directions, positions or metrics, or of models with the same
-    components, such as the checkpoints of a training run, `jaccard`, `heatmap` and `cross_effects`
-    compare the sets, and `first.against(second.labels)` counts hits and misses; curves and LaTeX
-    tables, which have one scale, refuse them.
+    components, such as the checkpoints of a training run, `jaccard` and `heatmap` compare the sets,
+    `first.against(second.labels)` counts hits and misses, and `tracer.evaluate(result)` measures a
+    set on the examples of another tracer; curves and LaTeX tables, which have one scale, refuse them.
 
     Args:
         results: Results, curves or fronts of searches of the same components; what

@@ -1,12 +1,7 @@
-"""Bootstrap intervals of mean effects over examples.
+"""Bootstrap intervals of mean effects over examples, as `docs/statistics.md` describes them.
 
-They are studentised (Efron and Tibshirani, An Introduction to the Bootstrap, section 12.5): every
-resample says how many of its own standard errors its mean lies from the mean of the examples. Where
-few examples carry the mean, as with odds ratios, a resample without them has both a low mean and a
-small standard error, and the interval reaches further up. Percentiles of resampled means do not:
-of 16 log-normal effects (sigma 1.5) their 95 % interval holds the true mean in 70 % of draws, a
-studentised one in 86 % (`pytest tests/results/test_intervals.py`; `docs/statistics.md` has more).
-Pairs that repeat an example, and those of a group, are drawn together, as one of a larger weight.
+They are studentised (Efron and Tibshirani, An Introduction to the Bootstrap, section 12.5). Pairs
+that repeat an example, and those of a group, are drawn together, as one of a larger weight.
 """
 
 from __future__ import annotations

@@ -1,23 +1,9 @@
 """Whether mean effects differ from 0: p values over examples, alone and for many rows.
 
-A row of a table has the three numbers `p`, `q` and `p_family` of `docs/statistics.md`. `p` is the
-larger of two tests, each of which alone fails somewhere (the page has the table, `pytest -m soak
-tests/tools -k table` its numbers):
-
-- *sign flips* are exact where effects are symmetric around 0, with few examples too. Where they are
-  skewed, they call a mean of exactly 0 significant in up to nine of ten tables;
-- a *studentised bootstrap*, resamples of effects around their own mean, knows of the skewness. Its
-  p value is twice the smaller tail, as the 95 % interval of the row has 2.5 % in either
-  (`intervals.py`): no p value is below .05 beside an interval that holds 0.
-
-For `p_family`, both are corrected for all rows (step-down maxT: Westfall and Young,
-Resampling-based multiple testing, 1993): the p value of the row with the largest statistic is the
-share of draws in which the largest of all rows reaches it; that of the next row leaves the first
-one out, and so on. Sums of flips are divided by what 5 % of the row's own flips exceed, so that a
-row with one large example is judged like any other. In the bootstrap such a row has one long tail,
-on the side away from that example. So rows are turned until all are skewed to one side, and the p
-value is twice the smaller tail, of the largest or of the smallest of all rows. Where a row's
-skewness is below its standard error, its side is not known, and both tails count together.
+A row of a table has the three numbers `p`, `q` and `p_family`, whose tests `docs/statistics.md`
+describes (`pytest -m soak tests/tools -k table` prints how often they are wrong). For `p_family`,
+both tests are corrected for all rows by step-down maxT (Westfall and Young, Resampling-based
+multiple testing, 1993).
 """
 
 from __future__ import annotations

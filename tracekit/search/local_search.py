@@ -1,19 +1,8 @@
 """Local search: the best set of every size from one run, within a number of passes.
 
-1. Components are ranked: by two predictions from the gradient at the empty set and, where there
-   are many or a limit has room for it, by integrated gradients (as mask-ig). Prefixes of both are
-   measured first, if they fit: no set is below what mask-ig and attribution find in as many passes.
-2. Single components are measured: all of them where that is cheap, which ranks them too, else those
-   that the gradient at the empty set ranks first. Prefixes of all rankings are measured at the
-   sizes that are visited. From 384 components on, backward elimination from all components finds
-   some that no gradient at the empty set points to. Up to 20 components, all pairs are measured.
-3. Sweeps go up and down through these sizes (`Sweeps`). At each of them the gradient at the best
-   set proposes a few components to add, to remove and to exchange; measured effects decide.
-4. Once there was a sweep each way, the search ends with a sweep that gains nothing, or when its
-   passes are spent. With many components or very few, or if a number of passes was asked for,
-   sweeps with more neighbours follow.
-
-Every effect is measured with a binary mask. `refine` is the same from given sets.
+Rankings give sets of each size that is visited, and sweeps up and down through the sizes improve
+them; `docs/methods.md` has the steps. Every effect is measured with a binary mask. `refine` is the
+same from given sets.
 """
 
 from __future__ import annotations
@@ -45,7 +34,8 @@ from tracekit.search.base import (
     target_not_reached,
 )
 from tracekit.search.baselines.attribution import MaskIG, weights_along_line
-from tracekit.search.measurements import BestSets, LimitReachedError, Measurements, SearchCheckpoint
+from tracekit.search.checkpoint import SearchCheckpoint
+from tracekit.search.measurements import BestSets, LimitReachedError, Measurements
 from tracekit.search.prefix import prefix_members
 from tracekit.search.targets import Target, require_gradient
 

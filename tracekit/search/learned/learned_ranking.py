@@ -12,9 +12,12 @@ on all scores; its derivative follows from the sum, which stays k. Matryoshka at
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -26,8 +29,16 @@ from tracekit._util.options import ValidatedFields
 from tracekit.components.masks import Mask, ranking
 from tracekit.data.pair import split_disjoint
 from tracekit.engine.cost import Cost
-from tracekit.search.base import Goal, PlannedPasses, Selection, Stop, log_spaced_sizes
+from tracekit.search.base import (
+    Goal,
+    PlannedPasses,
+    Selection,
+    Stop,
+    config_of,
+    log_spaced_sizes,
+)
 from tracekit.search.baselines.attribution import line_gradient
+from tracekit.search.checkpoint import SearchCheckpoint
 from tracekit.search.prefix import measured_prefix, most_prefixes, prefix_members, smallest_prefix
 from tracekit.search.targets import Record, Target, require_finite_gradient, require_gradient
 
@@ -66,6 +77,9 @@ class LearnedRanking(ValidatedFields):
     """T: differences of scores that are small against it are not told apart."""
     steps: NonNegativeInt = 10
     """Intervals of `mask-ig`, whose order training starts with; 0: with equal scores."""
+    checkpoint: Path | None = None
+    """File that holds the training, written at each of the four points; a search that finds it
+    goes on from there."""
 
     def planned_passes(self, n_components: int, goal: Goal) -> PlannedPasses:
         """Two passes an epoch and for each point of the line, those of the checks and prefixes."""
@@ -90,7 +104,13 @@ class LearnedRanking(ValidatedFields):
         goal.require(self.name)
         require_gradient(target.metric, self.name)
         sizes = _checked_sizes(target.n_components, goal)
-        rankings, means, stopped = self._train(target, sizes, seed)
+        context, saved = nullcontext(), Cost()
+        if self.checkpoint is not None:
+            config = {**config_of(replace(self, checkpoint=None)), "sizes": sizes, "seed": seed}
+            config["draws_pairs"] = target.draws_pairs
+            context = SearchCheckpoint(self.checkpoint, target, config).in_use()
+        with context as checkpoint:
+            rankings, means, stopped, saved = self._train(target, sizes, seed, checkpoint)
         selections = []
         for budget in goal.budgets or (target.n_components,):
             # Of those that are as good, the last ranking and the largest size.
@@ -108,15 +128,16 @@ class LearnedRanking(ValidatedFields):
             soft_mask = self._soft_mask(rankings[rank], prefix.size)
             record: Record = {"n_selected": prefix.size, "effect": prefix.effect}
             fields = {"soft_mask": soft_mask, "history": (record,), "stopped": stopped}
-            selections.append(replace(prefix, **fields))
+            selections.append(replace(prefix, saved=saved, **fields))
         return selections
 
     def _train(
-        self, target: Target, sizes: Sequence[int], seed: int
-    ) -> tuple[list[Mask], Float[Tensor, "ranking size"], Stop | None]:
+        self, target: Target, sizes: Sequence[int], seed: int, checkpoint: SearchCheckpoint | None
+    ) -> tuple[list[Mask], Float[Tensor, "ranking size"], Stop | None, Cost]:
         """Scores before and during training, and the mean scores of the first components by them.
 
         These means are over the examples set aside. Ctrl-C ends training with the scores so far.
+        Also returns the work that a checkpoint saved.
         """
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(target.n_examples, generator=generator).tolist()
@@ -124,7 +145,8 @@ class LearnedRanking(ValidatedFields):
         if target.draws_pairs:
             set_aside = rest = order
         trained, checked = torch.tensor(rest), torch.tensor(set_aside)
-        rankings, means, stopped = list[Mask](), list[Tensor](), None
+        rankings, means, stopped, saved = list[Mask](), list[Tensor](), None, Cost()
+        state: Mapping[str, Tensor] = {}
 
         def add(scores: Mask) -> None:
             scores, row = scores.cpu(), torch.zeros(len(sizes))
@@ -136,16 +158,26 @@ class LearnedRanking(ValidatedFields):
             rankings.append(scores)
             means.append(row)
 
-        for scores in self._first_scores(target, trained):
-            add(scores)
+        if checkpoint is not None and checkpoint.exists:
+            state = checkpoint.load(dict)
+            rankings, means = list(state["rankings"]), list(state["means"])
+            saved = Cost(*state["cost"].tolist())
+        else:
+            for scores in self._first_scores(target, trained):
+                add(scores)
         first = max(zip(means, rankings, strict=True), key=lambda each: each[0].mean().item())[1]
         try:
             start = first.to(target.engine.device, copy=True)
-            for scores in self._descend(target, start, trained, generator):
+            for scores, reached in self._descend(target, start, trained, generator, state):
                 add(scores)
+                if checkpoint is not None:
+                    cost = saved + target.cost
+                    work = {"rankings": torch.stack(rankings), "means": torch.stack(means)}
+                    work["cost"] = torch.tensor([cost.forward, cost.backward])
+                    checkpoint.save({**work, **reached})
         except KeyboardInterrupt:
             stopped = "interrupted"
-        return rankings, torch.stack(means), stopped
+        return rankings, torch.stack(means), stopped, saved
 
     def _first_scores(self, target: Target, examples: Int[Tensor, " some"]) -> list[Mask]:
         """Scores to start from: quantiles in the order of the integrated gradients, or zeros.
@@ -168,12 +200,25 @@ class LearnedRanking(ValidatedFields):
         scores: Mask,
         trained: Int[Tensor, " some"],
         generator: torch.Generator,
-    ) -> Iterator[Mask]:
-        """Trains the scores in place, and yields their mean over each section of the training."""
+        state: Mapping[str, Tensor],
+    ) -> Iterator[tuple[Mask, dict[str, Tensor]]]:
+        """Trains the scores in place; yields their mean over each section, and what goes on.
+
+        Begins with the section after those of `state`, if it is not empty.
+        """
         smallest, largest = _trained_sizes(target.n_components)
         optimizer = torch.optim.Adam([scores], lr=self.learning_rate, betas=(0.9, 0.99))
-        targets = target.training_targets()
-        for epochs in torch.arange(self.epochs).tensor_split(min(_CHECKS, self.epochs)):
+        targets, n_before = target.training_targets(), int(state.get("n_sections", 0))
+        if state:
+            scores.copy_(state["scores"])
+            generator.set_state(state["generator"])
+            adam = {name: state[name] for name in ("step", "exp_avg", "exp_avg_sq")}
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: adam}})
+        sections = torch.arange(self.epochs).tensor_split(min(_CHECKS, self.epochs))
+        for number, epochs in enumerate(sections):
+            if number < n_before:
+                deque(islice(targets, len(epochs)), maxlen=0)  # Pairs that are drawn are passed by.
+                continue
             total, n_steps = torch.zeros_like(scores), 0
             for source in islice(targets, len(epochs)):
                 numbers = trained if source is target else torch.arange(source.n_examples)
@@ -186,7 +231,9 @@ class LearnedRanking(ValidatedFields):
                     optimizer.param_groups[0]["eps"] = _EPS * max(largest_entry, 1e-12)
                     optimizer.step()
                     total, n_steps = total + scores, n_steps + 1
-            yield total / n_steps
+            adam, n_done = optimizer.state_dict()["state"][0], torch.tensor(number + 1)
+            state = {"scores": scores, "generator": generator.get_state(), "n_sections": n_done}
+            yield total / n_steps, {**state, **adam}
 
     def _gradient(
         self,
