@@ -246,7 +246,7 @@ def compare(
     Of different examples, sources, directions, positions or metrics, or of models with the same
     components, such as the checkpoints of a training run, `jaccard` and `heatmap` compare the sets,
     `first.against(second.labels)` counts hits and misses, and `tracer.evaluate(result)` measures a
-    set on the examples of another tracer; curves and LaTeX tables, which have one scale, refuse them.
+    set on the examples of another tracer; curves and LaTeX tables, which need one scale, refuse.
 
     Args:
         results: Results, curves or fronts of searches of the same components; what
