@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -130,6 +131,16 @@ def test_curves_never_mix_what_is_not_comparable(model):
         with pytest.raises(ComparisonError, match=re.escape(text)):
             effect_curve([base, other.run("top-k", budget=2)])
     assert effect_curve([base, base]).data
+
+
+def test_a_faithfulness_curve_mixes_no_examples(model):
+    pairs = tiny.pairs(12)
+    tracers = [tk.Tracer(model, pairs[:6], "edges", "kl", held_out=h) for h in (pairs[6:], None)]
+    results = [each.run("mask-ig", budget=4 + 9 * n) for n, each in enumerate(tracers)]
+    figure = tk.compare(results).faithfulness_curve()
+    line = next(trace for trace in figure.data if trace.name == results[0].title)
+    scores = [replace(result, held_out=None).faithfulness() for result in results]
+    assert list(line.y) == [each.faithfulness[0] for each in scores]
 
 
 def test_faithfulness_curves_draw_the_scores_of_their_results(model):

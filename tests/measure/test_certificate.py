@@ -8,6 +8,7 @@ import json
 from dataclasses import asdict, replace
 from math import ceil
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,8 +23,9 @@ from tracekit.errors import (
     ResultFormatError,
     UnreliableResultWarning,
 )
-from tracekit.measure.certificate import _by_example, recorded_pairs
+from tracekit.measure.certificate import _by_example, _Test, recorded_pairs
 from tracekit.measure.question import Question
+from tracekit.metrics import METRICS
 from tracekit.results.certificate import Certificate
 
 NAMES = ["L0H0", "L0H1", "L1H2", "L1H3"]
@@ -185,11 +187,25 @@ def test_a_full_effect_of_the_other_sign_decides_no_ratio(tracer):
     everything = torch.ones(tracer.engine.n_components)
     for searched, fresh in (parts, parts[::-1]):
         turned = traced(searched, change_of_x)
-        with pytest.warns(UnreliableResultWarning, match="and not that way on all fresh pairs"):
+        with pytest.warns(UnreliableResultWarning, match="On all fresh pairs, it is not cer"):
             certificate = turned.certify(everything, faithful=0.5, effect=-9.0, pairs=fresh)
         assert [each.verdict for each in certificate.claims] == ["undecided", "holds"]
         assert certificate.claims[0].bounds[-1][1:] == (None, None)
         assert certificate.claims[0].n_needed is None
+
+
+@pytest.mark.parametrize("mean", [-0.05, -0.1, 0.0])
+def test_a_ratio_of_a_small_full_effect_is_rarely_misjudged(mean):
+    """The full effect has the other sign or none, so no faithfulness of a half holds."""
+    rng, n_wrong = np.random.default_rng(0), 0
+    for _ in range(60):
+        test = _Test("faithfulness", "", 0.5, 1.0, METRICS["kl"])
+        for alone, full in rng.normal([0.8, mean], 1.0, (400, 2)):
+            test.observe({"faithfulness": alone, "full": full, "weight": 1.0}, "", 0.05)
+            if test.side(0.05):
+                n_wrong += 1
+                break
+    assert n_wrong <= 6
 
 
 class TestFreshPairs:
@@ -273,6 +289,57 @@ class TestFreshPairs:
         result = tracer.run("top-k", budget=3, constraint=constraint)
         with pytest.raises(PairsError, match="30 were left out"):
             tracer.certify(result, effect=0.0, pairs=neutral)
+
+    @pytest.mark.parametrize("role", ["searched", "constraint", "training", "front"])
+    def test_pairs_that_share_a_prompt_or_a_group_with_these_are_known(self, tracer, role):
+        """Whatever the rest of them is, also for a result that another tracer is asked about."""
+        used = some_pairs(30, 3 if role == "searched" else 72).grouped([n // 3 for n in range(30)])
+        options, questioned = {}, tracer
+        if role == "searched":
+            questioned = traced(used, "kl")
+        elif role == "training":
+            options["training_pairs"] = itertools.cycle([used])
+        else:
+            options["constraint"] = tk.Constraint(pairs=used, at_most=99.0)
+        if role == "front":
+            fresh = traced(some_pairs(20, 3), "kl")
+            members = fresh.pareto(max_budget=2, statistics=False, **options)[0]
+            asked = [(fresh, NAMES), (traced(some_pairs(20, 90), "kl"), members)]
+        else:
+            method = "dcm" if role == "training" else "top-k"
+            if role == "training":
+                options["epochs"] = 1
+            result = questioned.run(method, budget=2, **options)
+            asked = [(traced(some_pairs(20, 90), "kl"), result)]
+        other = some_pairs(30, 95)
+        same_prompt = [
+            replace(pair, counterfactual=o.counterfactual, group=None)
+            for pair, o in zip(used, other, strict=True)
+            if len(pair.prompt_ids) == len(o.counterfactual_ids)
+        ]
+        same_group = [replace(o, group=p.group) for p, o in zip(used, other, strict=True)]
+        for pairs in (same_prompt, same_group):
+            assert pairs
+            again = tk.PromptPairs(pairs=tuple(pairs), name="again")
+            for each, members in asked:
+                with pytest.raises(PairsError, match=f"{len(pairs)} were left out"):
+                    each.certify(members, effect=0.0, pairs=again)
+
+    def test_an_order_of_pairs_makes_no_examples(self, tracer):
+        """Pairs of the same prompt with other counterfactuals are as independent as elsewhere."""
+        first, other, mean = some_pairs(20, 97), some_pairs(20, 98), tracer.evaluate(NAMES)
+        twice = [
+            replace(pair, counterfactual=o.counterfactual)
+            for pair, o in zip(first, other, strict=True)
+            if len(pair.prompt_ids) == len(o.counterfactual_ids)
+        ]
+        whole = tk.PromptPairs(pairs=(*first, *twice), name="both")
+        half = tk.PromptPairs(pairs=tuple(twice), name="half")
+        counts = {
+            tracer.certify(NAMES, effect=mean, pairs=pairs).n_examples
+            for pairs in (whole, [first, half], [whole])
+        }
+        assert counts == {whole.n_distinct}
 
     @pytest.mark.parametrize("source", ["zero", "mean", "noise", "resample"])
     def test_a_saved_result_knows_its_prompts_under_every_source(self, source, tmp_path):
@@ -379,6 +446,12 @@ class TestGeneratedWordings:
         assert certificate.verdict == "fails"
         assert "effect at least 0 on friends: holds" in repr(certificate)
         assert "effect at least 0 on surprise: fails" in repr(certificate)
+
+    def test_pairs_with_groups_of_ones_own_are_made_by_hand(self, of_names):
+        fresh = tk.load_dataset("ioi", of_names.model, n=8, seed=5).grouped([*"aabbccdd"])
+        certificate = of_names.certify(["L0H0"], effect=99.0, pairs=fresh)
+        with pytest.raises(PairsError, match="made by hand"):
+            recorded_pairs(certificate, of_names.model)
 
     def test_a_source_without_fresh_pairs_is_replayed_too(self, of_names):
         """And batches come in their order where a source began with pairs that were known."""

@@ -14,6 +14,7 @@ import tracekit as tk
 from tests import tiny
 from tracekit._util.files import tensors_digest
 from tracekit.errors import (
+    ConfigError,
     RecordWarning,
     ResultFormatError,
     SearchStoppedWarning,
@@ -251,6 +252,25 @@ class TestLearnedRankings:
         finished, cost = run(checkpoint=file)
         assert [each.labels for each in finished] == [each.labels for each in whole]
         assert cost.forward_equivalents < 0.4 * finished[0].cost.forward_equivalents
+
+    def test_training_goes_on_with_the_same_pairs_only(self, model, monkeypatch, tmp_path):
+        options = {**TRAINING, "checkpoint": tmp_path / "training"}
+        tracer = self.tracer(model)
+        tracer.run("learned-ranking", training_pairs=self.drawn(), **options)
+        others = {"training_pairs": (tiny.pairs(12, seed=seed) for seed in count(500))}
+        with pytest.raises(ResultFormatError, match="is of a training on other pairs. Give the sa"):
+            tracer.run("learned-ranking", **options, **others)
+        held_out = tk.Tracer(
+            model, tracer.pairs, "head-outputs", "kl", held_out=tiny.pairs(12, seed=50)
+        )
+        with pytest.raises(ResultFormatError, match="is of a training on other pairs. Give the sa"):
+            held_out.run("learned-ranking", training_pairs=self.drawn(), **options)
+
+    def test_it_keeps_no_constraint(self, model, tmp_path):
+        options = {**TRAINING, "checkpoint": tmp_path / "training"}
+        constraint = tk.Constraint(pairs=tiny.pairs(8, seed=9), at_most=9.0)
+        with pytest.raises(ConfigError, match="keeps no constraint. Give one of the two"):
+            self.tracer(model).run("learned-ranking", constraint=constraint, **options)
 
     def test_checkpoints_of_other_trainings_are_refused(self, model, tmp_path):
         options = {**TRAINING, "checkpoint": tmp_path / "training"}

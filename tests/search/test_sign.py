@@ -112,6 +112,8 @@ def test_fronts_of_the_other_sign(both, tmp_path):
     assert other.smallest(effect=effect).effect == effect
     with pytest.raises(TargetNotReachedError):
         other.smallest(effect=2 * effect)
+    compared = tk.compare([*other, *both[1].pareto(max_budget=3, max_passes=60)])
+    assert compared.smallest(effect=effect).effect <= effect < 0
     loaded = tk.ParetoFront.load(other.save(tmp_path / "front"))
     assert {result.run.sign for result in loaded} == {"negative"}
     assert "negative" in loaded[0].title

@@ -1,11 +1,4 @@
-"""Facts: a prompt that a model completes with an attribute, against noise on its embeddings.
-
-Data sets are CounterFact, of which the paper uses 200 records, and the 1209 facts of Meng et al.
-2022 (ROME) that GPT-2 xl knows. The target x is the true attribute; CounterFact has a foil y, a
-false one. The paper's text writes the attribute as a word of its own, with its leading space. The
-published code encodes it without (`leading_space=False`), takes the first 200 (`seed=None`), and
-has noise of 3 x 0.2015, three times the deviation of GPT-2's embeddings, for every model.
-"""
+"""CounterFact and the facts of Meng et al. 2022, as `docs/data.md` describes them."""
 
 from __future__ import annotations
 

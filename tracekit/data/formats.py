@@ -1,12 +1,6 @@
 """Published formats of pairs: how a record of each becomes a row of `PromptPairs.from_text`.
 
-auto-circuit       JSON of Miller et al. 2024: `clean`, `corrupt`, `answers`, `wrong_answers`
-eap-ig             CSV of Hanna et al. 2024: `clean`, `corrupted`, and answers as token ids
-(`correct_idx`, `incorrect_idx`) or as a year (`label`)
-feature-circuits   JSON Lines of Marks et al. 2024, subject-verb agreement: `clean_prefix`, ...
-blimp              JSON Lines of Warstadt et al. 2020
-crows-pairs        CSV of Nangia et al. 2020; x is what both sentences end with
-counterfact        JSON of Meng et al. 2022, without a counterfactual prompt: trace with noise
+`docs/question.md` lists them.
 """
 
 from __future__ import annotations

@@ -516,11 +516,6 @@ def identify_by_prompt(pairs: Iterable[PromptPair]) -> list[PromptPair]:
     return [replace(pair, drawn_for=pair.prompt_ids) for pair in pairs]
 
 
-def prompts_digests(pair: PromptPair) -> tuple[str, str]:
-    """Digests of a pair, and of its prompt alone, by which results under zeros, say, know it."""
-    return pair.prompts_digest, replace(pair, drawn_for=pair.prompt_ids).prompts_digest
-
-
 def split_disjoint(
     pairs: Sequence[Any], order: Sequence[int], count: int
 ) -> tuple[list[int], list[int]]:
@@ -565,34 +560,31 @@ MOST_STALE = 100
 
 
 class SeenPrompts:
-    """Prompts that were used, by which pairs are told from fresh ones."""
+    """Prompts, counterfactuals and groups that were used, by which fresh pairs are told."""
 
-    def __init__(self, pairs: Iterable[PromptPair]) -> None:
-        """Notes pairs, and their groups: a pair of one of these is seen, whatever its prompt."""
+    def __init__(self, pairs: Iterable[PromptPair] = ()) -> None:
+        """Notes pairs."""
         self.digests: set[str] = set()
-        """Digests of the prompts of further pairs (`PromptPair.prompts_digest`)."""
-        self._prompts, self._counterfactuals = set[Ids](), set[Ids]()
-        self._groups = set[str | None]()
-        self.add(pairs, with_groups=True)
+        """Of each prompt, counterfactual and group; results save them."""
+        self.add(pairs)
 
-    def add(self, pairs: Iterable[PromptPair], *, with_groups: bool = False) -> None:
-        """Notes the prompts of further pairs, and their groups only `with_groups`."""
+    def add(self, pairs: Iterable[PromptPair]) -> None:
+        """Notes further pairs."""
         for pair in pairs:
-            self._prompts.add(pair.prompt_ids)
-            self._counterfactuals.add(pair.counterfactual_ids)
-            if with_groups and pair.group is not None:
-                self._groups.add(pair.group)
+            self.digests.add(_digest("prompt", pair.prompt_ids))
+            self.digests.add(_digest("counterfactual", pair.counterfactual_ids))
+            self.digests |= {_digest("group", pair.group)} - {_digest("group", None)}
 
     def has(self, pair: PromptPair) -> bool:
         """Whether a pair shares its prompt or its group, or has a prompt as its counterfactual."""
-        return (
-            pair.prompt_ids in self._prompts
-            or pair.prompt_ids in self._counterfactuals
-            or pair.counterfactual_ids in self._prompts
-            or self.has_group(pair)
-            or any(digest in self.digests for digest in prompts_digests(pair))
-        )
+        own, other = pair.prompt_ids, pair.counterfactual_ids
+        used = ("prompt", own), ("counterfactual", own), ("prompt", other), ("group", pair.group)
+        return any(_digest(*each) in self.digests for each in used)
 
     def has_group(self, pair: PromptPair) -> bool:
         """Whether a pair shares its group."""
-        return pair.group in self._groups
+        return _digest("group", pair.group) in self.digests
+
+
+def _digest(kind: str, value: object) -> str:
+    return hashlib.sha256(f"{kind} {value!r}".encode()).hexdigest()[:12]

@@ -156,7 +156,7 @@ class PromptPairs(Sequence[PromptPair]):
         labels = [parse_group(group, number) for number, group in enumerate(groups)]
         pairs = tuple(replace(p, group=label) for p, label in zip(self, labels, strict=True))
         check_groups(pairs)
-        return replace(self, pairs=pairs)
+        return replace(self, pairs=pairs, origin=None)
 
     def reversed(self) -> PromptPairs:
         """The pairs with prompts and counterfactuals exchanged: what denoising starts from.

@@ -1,18 +1,7 @@
 """Effects of paths: a sender's change reaches the metric through one receiver alone.
 
-Path patching (Wang et al., Interpretability in the Wild, 2023, section 3), with everything else
-frozen, MLPs too. Of a sender a and a receiver b, on each example:
-
-1. d_a is what patching a alone changes in the residual stream right after it: block l of a is run
-   from the clean stream, with the output of its MLP clean if a is a part of the attention.
-2. b reads the clean stream plus d_a: its block is run on it, with the attention clean if b is a
-   part of the MLP. A part of the attention is also run with only its queries, keys or values (of
-   all heads of the block) as they are on that input.
-3. Everything else is clean and b takes the value of step 2 where b itself would be patched; blocks
-   after it react. The effect is that of the metric against the clean run.
-
-The logits are a receiver that reads the final stream plus d_a. The change of the embedding is that
-of the first block's input, where anything is patched. The clean stream is computed once per batch.
+Path patching (Wang et al., Interpretability in the Wild, 2023, section 3) with everything else
+frozen, MLPs too; `docs/paths.md` has its steps. The clean stream is computed once per batch.
 """
 
 from __future__ import annotations

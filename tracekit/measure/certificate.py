@@ -7,7 +7,7 @@ phi if the mean of `alone - phi * full` is at least 0. No example is divided by.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from statistics import fmean
@@ -113,7 +113,8 @@ def certify(
             weights += [pair.weight for pair in batch]
             if len({*weights}) > 1:
                 for test in tests:
-                    test.bets.bounds = None  # Weighted effects may exceed those of the metric.
+                    # Weighted effects may exceed those of the metric.
+                    test.bets.bounds = test.sign_bets.bounds = None
             key = chosen, batch.fingerprint
             if key not in question.fresh_examples:
                 engine = question.engine_of(batch)
@@ -138,7 +139,7 @@ def certify(
     except KeyboardInterrupt:
         if not n_examples:
             raise
-    _check_sources(tests, fresh, max_examples)
+    _check_sources(tests, fresh, max_examples, alpha)
     certificate = Certificate(
         claims=tuple(test.claim(alpha) for test in tests),
         level=level,
@@ -266,10 +267,14 @@ class _Test:
     """Mean effect of all components on the searched examples."""
     metric: Metric
     bounds: list[Bounds] = field(default_factory=list)
-    full_sum: float = 0.0
-    """Sum of the effects of all components on the fresh examples, in the sign of `full`."""
 
     def __post_init__(self) -> None:
+        """Bets on the claim, and on the sign of the mean effect of all components.
+
+        A bound on `alone - phi * full` is one on their ratio if this sign is that of `full`. Each
+        test may err with the same probability: bets on the claim are only wrong where the sign is
+        right, and nothing is said before bets on the sign have won.
+        """
         # The claimed value comes first.
         is_effect = self.is_effect
         thetas = np.array([self.value, *(_GRID * (abs(self.full) or 1 if is_effect else 1))])
@@ -281,39 +286,39 @@ class _Test:
             value, unit = (largest, 1.0) if is_effect else (highest - lowest, largest)
             spread = value + unit * np.abs(thetas)
         self.bets = Bets(thetas, spread)
+        self.sign_bets = Bets(np.zeros(1), None if spread is None else np.array([largest]))
 
     @property
     def is_effect(self) -> bool:
         """Whether the claim is about a mean effect, rather than a ratio of two."""
         return self.quantity == "effect"
 
-    @property
-    def is_reversed(self) -> bool:
-        """Whether it is a ratio, and all components have an effect of the other sign (or none)."""
-        return not self.is_effect and self.bets.n_examples > 0 >= self.full_sum
+    def has_meaning(self, alpha: float) -> bool:
+        """Whether it is about an effect, or a ratio whose reference has the sign of `full`."""
+        return self.is_effect or bool(self.sign_bets.most[0, 0] >= np.log(1 / alpha))
 
     def observe(self, example: Mapping[str, float], wording: str, alpha: float) -> None:
         """Adds an example of a source."""
         if self.wording not in ("", wording):
             return
         sign = 1 if self.full > 0 else -1
-        self.full_sum += sign * example["full"]
+        self.sign_bets.observe(sign * example["full"], 0.0)
         if self.is_effect:
             self.bets.observe(example["effect"], example["weight"])
         else:
             self.bets.observe(sign * example[self.quantity], sign * example["full"])
-        low, high = (None, None) if self.is_reversed else self.bets.interval(alpha)
+        low, high = self.bets.interval(alpha) if self.has_meaning(alpha) else (None, None)
         self.bounds.append((self.bets.n_examples, low, high))
 
     def side(self, alpha: float) -> int:
         """1 where the quantity is above the claimed value, -1 where it is below, else 0."""
         above, below = self.bets.most[:, 0] >= np.log(2 / alpha)
-        return 0 if self.is_reversed else int(above) - int(below)
+        return int(above) - int(below) if self.has_meaning(alpha) else 0
 
     def claim(self, alpha: float) -> Claim:
         side, is_at_least = self.side(alpha), self.quantity != "completeness"
         growth = self.bets.log_capital[:, 0].max() / max(1, self.bets.n_examples)
-        is_open = side == 0 and not self.is_reversed
+        is_open = side == 0 and self.has_meaning(alpha)
         return Claim(
             quantity=self.quantity,
             wording=self.wording,
@@ -333,10 +338,11 @@ class _FreshPairs:
         """Notes the pairs of a question, and the prompts that a saved result was selected on."""
         self.n_left_out, self.n_of_groups, self.dataset = 0, 0, ""
         self._resamples = isinstance(as_source(question.setup.source), Resample)
-        self._seen, self._drawn = SeenPrompts(question.pairs), SeenPrompts(())
-        results = [*question.results, *([members] if isinstance(members, TraceResult) else ())]
-        for result in results:
-            self._seen.digests |= {*result.searched.prompts, *result.run.further_prompts}
+        self._is_by_prompt = question.source != "counterfactual"
+        self._seen, self._drawn = SeenPrompts(question.pairs), set[Hashable]()
+        self._seen.digests |= question.seen.digests
+        if isinstance(members, TraceResult):
+            self._seen.digests |= {*members.run.seen_prompts}
         if is_held_out_seen:
             self._seen.add(question.held_out_pairs or ())
 
@@ -359,12 +365,18 @@ class _FreshPairs:
         for batch in batches:
             if not isinstance(batch, PromptPairs):
                 raise PairsError(f"A batch of pairs is {short_repr(batch)}. Give PromptPairs.")
-            is_new = [not self._drawn.has(pair) for pair in batch]
+            self.n_of_groups += sum(map(self._seen.has_group, batch))
+            # Pairs that share a group with a known one are known, too.
+            self._seen.add([pair for pair in batch if self._seen.has(pair)])
+            keys = [
+                {pair.prompt_ids if self._is_by_prompt else pair.independence_key, pair.group}
+                for pair in batch
+            ]
+            is_new = [self._drawn.isdisjoint(each - {None}) for each in keys]
             fresh = [n for n, pair in enumerate(batch) if is_new[n] and not self._seen.has(pair)]
             n_stale = 0 if any(is_new) else n_stale + 1
             self.n_left_out += len(batch) - len(fresh)
-            self.n_of_groups += sum(map(self._seen.has_group, batch))
-            self._drawn.add(batch, with_groups=True)
+            self._drawn.update(*keys)
             self.dataset = self.dataset or batch.name
             if fresh:
                 yield batch.subset(fresh)
@@ -395,8 +407,10 @@ def _by_example(engine: Engine, effects: Float[Tensor, "2 example"]) -> list[dic
     ]
 
 
-def _check_sources(tests: Sequence[_Test], fresh: _FreshPairs, max_examples: int) -> None:
-    """Refuses sources without a fresh pair; warns if one has none, or a reversed full effect."""
+def _check_sources(
+    tests: Sequence[_Test], fresh: _FreshPairs, max_examples: int, alpha: float
+) -> None:
+    """Refuses sources without a fresh pair; warns if one has none, or an unclear full effect."""
     without = {test.wording for test in tests if not test.bounds}
     if "" in without:
         raise PairsError(
@@ -412,11 +426,11 @@ def _check_sources(tests: Sequence[_Test], fresh: _FreshPairs, max_examples: int
             "undecided. Give every source prompts and groups of its own.",
             DataWarning,
         )
-    turned = {test.wording or "all fresh pairs" for test in tests if test.is_reversed}
-    if turned:
+    unclear = {test.wording or "all fresh pairs" for test in tests if not test.has_meaning(alpha)}
+    if unclear:
         warn(
-            "All components together move the metric one way on the searched pairs, and not that "
-            f"way on {', '.join(sorted(turned))}. Claims about ratios of effects stay undecided "
-            "there. Give pairs of the same task, or claim an effect.",
+            f"On {', '.join(sorted(unclear))}, it is not certain that all components together "
+            "move the metric the way they do on the searched pairs. Claims about ratios of effects "
+            "stay undecided there. Give more pairs of the same task, or claim an effect.",
             UnreliableResultWarning,
         )

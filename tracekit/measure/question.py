@@ -18,6 +18,7 @@ from tracekit._util.options import short_repr
 from tracekit.components import ComponentRegistry, ComponentSet
 from tracekit.components.masks import complement_of, from_indices
 from tracekit.components.members import ComponentsLike, members_of
+from tracekit.data.pair import SeenPrompts
 from tracekit.data.prompts import PromptPairs
 from tracekit.data.spans import position_names
 from tracekit.engine import checks
@@ -100,6 +101,8 @@ class Question:
     sets: KnownSets = field(default_factory=KnownSets)
     results: list[TraceResult] = field(default_factory=list)
     """Results of all searches, in their order."""
+    seen: SeenPrompts = field(default_factory=SeenPrompts, repr=False)
+    """The pairs that searches have seen."""
     fresh_examples: dict[tuple[ComponentSet, str], list[dict[str, float]]] = field(
         default_factory=dict, repr=False
     )

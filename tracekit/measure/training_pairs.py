@@ -28,16 +28,16 @@ class TrainingSource:
             )
         self._question, self._source = question, source
         self._n_pairs_of: dict[str, int] = {}
-        self.prompts: dict[str, None] = {}
-        """Digests of the prompts of the pairs that were drawn so far, in their order."""
+        self.seen = SeenPrompts()
+        """The pairs that were drawn so far."""
 
     def engines(self) -> Iterator[Engine]:
         """Engines of as many new pairs as the question searches, or a few more, without end."""
         for pairs in self._batches():
             self._n_pairs_of[pairs.fingerprint] = len(pairs)
-            engine = self._question.engine_of(pairs)
-            self.prompts |= dict.fromkeys(pair.prompts_digest for pair in engine.pairs)
-            yield engine
+            self.seen.add(pairs)
+            self._question.seen.add(pairs)
+            yield self._question.engine_of(pairs)
 
     @property
     def drawn(self) -> TrainingPairs:

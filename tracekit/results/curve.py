@@ -61,8 +61,8 @@ class Results(Sequence[TraceResult]):
     def faithfulness_curve(self) -> go.Figure:
         """Faithfulness against number of components: a line per method, with 95 % intervals.
 
-        On the held-out examples, if there are some. The axis of sizes is logarithmic where they
-        differ by more than a factor of 20. Nothing is measured.
+        On the held-out examples, if all results have some. The axis of sizes is logarithmic where
+        they differ by more than a factor of 20. Nothing is measured.
 
         Raises:
             NoResultError: The effects of the complements were not measured.
@@ -70,6 +70,8 @@ class Results(Sequence[TraceResult]):
         """
         tables.check_comparable(self.results)
         ascending = sorted(self.results, key=lambda result: result.n_selected)
+        if not all(result.held_out for result in ascending):
+            ascending = [replace(result, held_out=None) for result in ascending]
         first, lines, settings = ascending[0], list[Line](), list[str]()
         for rank, (series, look) in enumerate(style.styles(r.series for r in self.results).items()):
             drawn = [result for result in ascending if result.series == series]
@@ -106,7 +108,7 @@ class Results(Sequence[TraceResult]):
         Sets are chosen by the searched examples, so held-out ones say what the choice is worth.
 
         Args:
-            effect: Mean effect to reach; where effects below 0 were sought, one below 0.
+            effect: Mean effect to reach; if it is below 0, effects at most as large count.
             faithfulness: Level in (0, 1), e.g. 0.9: the faithfulness of the set differs from 1 by
                 at most 1 - level, and all other components alone are less faithful than the level.
 
@@ -120,7 +122,7 @@ class Results(Sequence[TraceResult]):
         results = sorted(self.results, key=lambda result: result.n_selected)
         tables.check_comparable(results)
         if effect is not None:
-            sign = -1 if results[0].run.sign == "negative" else 1
+            sign = -1 if effect < 0 else 1
             for result in results:
                 if sign * result.effect >= sign * effect:
                     return replace(result, budget=None, target_effect=effect)

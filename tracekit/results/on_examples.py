@@ -15,7 +15,7 @@ from tracekit._util.clusters import EvidenceOptions, count_independent, count_te
 from tracekit._util.markup import as_cells
 from tracekit._util.table import value_text
 from tracekit.components import Component, ComponentRegistry, ComponentSet
-from tracekit.data.pair import prompts_digests
+from tracekit.data.pair import identify_by_prompt
 from tracekit.data.prompts import DataOrigin, PromptPairs
 from tracekit.engine.cost import Cost
 from tracekit.engine.setup import intervention_text
@@ -125,7 +125,9 @@ class OnExamples(OverExamples):
     def count_shared_pairs(self, pairs: PromptPairs) -> int:
         """How many of some pairs, as they were given, are of the prompts of these examples."""
         own = {*self.prompts}
-        return sum(not own.isdisjoint(prompts_digests(pair)) for pair in pairs)
+        # Under zeros, say, all pairs of one prompt are one example.
+        both = zip(pairs, identify_by_prompt(pairs), strict=True)
+        return sum(not own.isdisjoint(each.prompts_digest for each in forms) for forms in both)
 
     @property
     def mean(self) -> float:

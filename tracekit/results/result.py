@@ -91,8 +91,9 @@ class RunFacts:
     examples on the other half, by method; part of the choice between them (`search/auto.py`)."""
     training: TrainingPairs | None = None
     """Pairs that were drawn to train on, if there were some."""
-    further_prompts: tuple[str, ...] = ()
-    """Digests of the prompts of pairs that it trained on or that its constraint was measured on."""
+    seen_prompts: tuple[str, ...] = ()
+    """Digests of prompts, counterfactuals and groups of all pairs that it selected by, trained on
+    or measured its constraint on (`tracekit.data.pair.SeenPrompts`)."""
     versions: Mapping[str, str]
     """Versions of Python and of the packages that numbers depend on."""
 

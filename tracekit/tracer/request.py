@@ -13,6 +13,7 @@ from typing import Any, cast, get_args
 from tracekit._util import progress
 from tracekit._util.names import ObjectiveName, SignName
 from tracekit._util.options import check_choice, check_seed, short_repr
+from tracekit.data.pair import SeenPrompts
 from tracekit.data.prompts import PromptPairs
 from tracekit.engine.cost import Cost
 from tracekit.engine.effects import check_metric
@@ -115,15 +116,17 @@ class ResolvedRequest:
         return goal
 
     @property
-    def further_prompts(self) -> tuple[str, ...]:
-        """Digests of the prompts that the search has seen beside those of the question."""
-        digests = {} if self.training is None else self.training.prompts
-        pairs = () if self.constraint is None else self.constraint[1].pairs
-        return (*digests, *(pair.prompts_digest for pair in pairs))
+    def seen(self) -> SeenPrompts:
+        """The pairs that the search has seen."""
+        seen = SeenPrompts(self.question.pairs)
+        seen.digests |= set() if self.training is None else self.training.seen.digests
+        seen.add(() if self.constraint is None else self.constraint[1].pairs_given)
+        return seen
 
     def target(self, recorder: KnownSets | None = None) -> Target:
         """The target of the search; `recorder` notes sets within the bounds, and their scores."""
         engine = self.question.search_engine
+        self.question.seen.digests |= self.seen.digests
         if isinstance(self.objective, Faithful) and self.objective.complement:
             require_full_effect(engine, self.sign)
         return make_target(

@@ -171,6 +171,7 @@ def results_of(
     effects: Sequence[Effects] = [each.effects for each in selections]
     if not request.by_effect:
         effects = [engine.effects(each.mask) for each in selections]
+    seen_prompts = tuple(sorted(request.seen.digests))
     facts, by_example = question.model_facts, question.on_examples(sets, effects)
     rows = zip(selections, by_example, bounds, histories, strict=True)
     results = []
@@ -196,7 +197,7 @@ def results_of(
                     held_out_by=selection.held_out_by,
                     n_skipped=selection.n_skipped,
                     training=None if request.training is None else request.training.drawn,
-                    further_prompts=request.further_prompts,
+                    seen_prompts=seen_prompts,
                     versions=versions(),
                 ),
                 registry=question.registry,

@@ -12,13 +12,13 @@ on all scores; its derivative follows from the sum, which stays k. Matryoshka at
 
 from __future__ import annotations
 
-from collections import deque
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -29,6 +29,7 @@ from tracekit._util.options import ValidatedFields
 from tracekit.components.masks import Mask, ranking
 from tracekit.data.pair import split_disjoint
 from tracekit.engine.cost import Cost
+from tracekit.errors import ConfigError, ResultFormatError
 from tracekit.search.base import (
     Goal,
     PlannedPasses,
@@ -39,6 +40,7 @@ from tracekit.search.base import (
 )
 from tracekit.search.baselines.attribution import line_gradient
 from tracekit.search.checkpoint import SearchCheckpoint
+from tracekit.search.constraint import BoundedTarget
 from tracekit.search.prefix import measured_prefix, most_prefixes, prefix_members, smallest_prefix
 from tracekit.search.targets import Record, Target, require_finite_gradient, require_gradient
 
@@ -108,6 +110,8 @@ class LearnedRanking(ValidatedFields):
         if self.checkpoint is not None:
             config = {**config_of(replace(self, checkpoint=None)), "sizes": sizes, "seed": seed}
             config["draws_pairs"] = target.draws_pairs
+            if isinstance(target, BoundedTarget):
+                raise ConfigError("A checkpoint keeps no constraint. Give one of the two.")
             context = SearchCheckpoint(self.checkpoint, target, config).in_use()
         with context as checkpoint:
             rankings, means, stopped, saved = self._train(target, sizes, seed, checkpoint)
@@ -173,7 +177,7 @@ class LearnedRanking(ValidatedFields):
                 if checkpoint is not None:
                     cost = saved + target.cost
                     work = {"rankings": torch.stack(rankings), "means": torch.stack(means)}
-                    work["cost"] = torch.tensor([cost.forward, cost.backward])
+                    work["cost"] = torch.tensor([cost.forward, cost.backward]).double()
                     checkpoint.save({**work, **reached})
         except KeyboardInterrupt:
             stopped = "interrupted"
@@ -209,6 +213,7 @@ class LearnedRanking(ValidatedFields):
         smallest, largest = _trained_sizes(target.n_components)
         optimizer = torch.optim.Adam([scores], lr=self.learning_rate, betas=(0.9, 0.99))
         targets, n_before = target.training_targets(), int(state.get("n_sections", 0))
+        trained_on = hashlib.sha256()
         if state:
             scores.copy_(state["scores"])
             generator.set_state(state["generator"])
@@ -217,10 +222,18 @@ class LearnedRanking(ValidatedFields):
         sections = torch.arange(self.epochs).tensor_split(min(_CHECKS, self.epochs))
         for number, epochs in enumerate(sections):
             if number < n_before:
-                deque(islice(targets, len(epochs)), maxlen=0)  # Pairs that are drawn are passed by.
+                # Pairs that were drawn are drawn again, and passed by.
+                for source in islice(targets, len(epochs)):
+                    trained_on.update(source.pairs.fingerprint.encode())
+                if number == n_before - 1 and _as_tensor(trained_on).ne(state["trained_on"]).any():
+                    raise ResultFormatError(
+                        f"The checkpoint {self.checkpoint} is of a training on other pairs. Give "
+                        "the same training_pairs, which can be iterated again, and held-out pairs."
+                    )
                 continue
             total, n_steps = torch.zeros_like(scores), 0
             for source in islice(targets, len(epochs)):
+                trained_on.update(source.pairs.fingerprint.encode())
                 numbers = trained if source is target else torch.arange(source.n_examples)
                 order = torch.randperm(len(numbers), generator=generator)
                 for examples in numbers[order].split(self.batch_size):
@@ -233,7 +246,7 @@ class LearnedRanking(ValidatedFields):
                     total, n_steps = total + scores, n_steps + 1
             adam, n_done = optimizer.state_dict()["state"][0], torch.tensor(number + 1)
             state = {"scores": scores, "generator": generator.get_state(), "n_sections": n_done}
-            yield total / n_steps, {**state, **adam}
+            yield total / n_steps, {**state, **adam, "trained_on": _as_tensor(trained_on)}
 
     def _gradient(
         self,
@@ -261,6 +274,10 @@ class LearnedRanking(ValidatedFields):
             is_low = torch.sigmoid((scores - tau) / self.temperature).sum() > size
             low, high = torch.where(is_low, tau, low), torch.where(is_low, high, tau)
         return torch.sigmoid((scores - (low + high) / 2) / self.temperature)
+
+
+def _as_tensor(digest: Any) -> Int[Tensor, " byte"]:
+    return torch.tensor([*digest.digest()])
 
 
 def _trained_sizes(n_components: int) -> tuple[float, float]:
