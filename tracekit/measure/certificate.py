@@ -61,7 +61,7 @@ def certify(
 
     The bounds hold after every example, so pairs may be added until they decide. Each independent
     example counts once, whatever the number of its pairs. Ctrl-C returns what was measured so far,
-    and the same call goes on from there.
+    and the same call goes on from there, if its sources can be iterated again.
 
     Args:
         question: The question.
