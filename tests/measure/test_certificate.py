@@ -279,9 +279,9 @@ class TestFreshPairs:
         batches = itertools.cycle([trained[:100], trained[100:]])
         result = tracer.run("dcm", epochs=2, training_pairs=batches, budget=3)
         again = tk.Tracer(tracer.model, some_pairs(20, 3), "head-outputs", "kl")
-        for members, asked in ((result, again), (NAMES, tracer)):
+        for members, other in ((result, again), (NAMES, tracer)):
             both = tk.PromptPairs(pairs=(*trained, *new), name="both")
-            assert asked.certify(members, effect=99.0, pairs=both).n_examples <= 20
+            assert other.certify(members, effect=99.0, pairs=both).n_examples <= 20
 
     def test_so_are_pairs_of_a_constraint(self, tracer):
         neutral = some_pairs(30, 72)
@@ -304,13 +304,13 @@ class TestFreshPairs:
         if role == "front":
             fresh = traced(some_pairs(20, 3), "kl")
             members = fresh.pareto(max_budget=2, statistics=False, **options)[0]
-            asked = [(fresh, NAMES), (traced(some_pairs(20, 90), "kl"), members)]
+            certified = [(fresh, NAMES), (traced(some_pairs(20, 90), "kl"), members)]
         else:
             method = "dcm" if role == "training" else "top-k"
             if role == "training":
                 options["epochs"] = 1
             result = questioned.run(method, budget=2, **options)
-            asked = [(traced(some_pairs(20, 90), "kl"), result)]
+            certified = [(traced(some_pairs(20, 90), "kl"), result)]
         other = some_pairs(30, 95)
         same_prompt = [
             replace(pair, counterfactual=o.counterfactual, group=None)
@@ -321,7 +321,7 @@ class TestFreshPairs:
         for pairs in (same_prompt, same_group):
             assert pairs
             again = tk.PromptPairs(pairs=tuple(pairs), name="again")
-            for each, members in asked:
+            for each, members in certified:
                 with pytest.raises(PairsError, match=f"{len(pairs)} were left out"):
                     each.certify(members, effect=0.0, pairs=again)
 

@@ -215,14 +215,14 @@ class TestLearnedRankings:
         return tk.Tracer(model, tiny.pairs(12, seed=seed), "head-outputs", "kl")
 
     @staticmethod
-    def drawn():
+    def new_pairs():
         return (tiny.pairs(12, seed=seed) for seed in count(50))
 
     @pytest.mark.parametrize("has_new_pairs", [False, True])
     def test_training_goes_on_where_it_stopped(self, model, monkeypatch, tmp_path, has_new_pairs):
         def run(**options):
             tracer = self.tracer(model)
-            pairs = self.drawn() if has_new_pairs else None
+            pairs = self.new_pairs() if has_new_pairs else None
             curve = tracer.run("learned-ranking", training_pairs=pairs, **TRAINING, **options)
             return curve, tracer.engine.cost
 
@@ -256,7 +256,7 @@ class TestLearnedRankings:
     def test_training_goes_on_with_the_same_pairs_only(self, model, monkeypatch, tmp_path):
         options = {**TRAINING, "checkpoint": tmp_path / "training"}
         tracer = self.tracer(model)
-        tracer.run("learned-ranking", training_pairs=self.drawn(), **options)
+        tracer.run("learned-ranking", training_pairs=self.new_pairs(), **options)
         others = {"training_pairs": (tiny.pairs(12, seed=seed) for seed in count(500))}
         with pytest.raises(ResultFormatError, match="is of a training on other pairs. Give the sa"):
             tracer.run("learned-ranking", **options, **others)
@@ -264,12 +264,12 @@ class TestLearnedRankings:
             model, tracer.pairs, "head-outputs", "kl", held_out=tiny.pairs(12, seed=50)
         )
         with pytest.raises(ResultFormatError, match="is of a training on other pairs. Give the sa"):
-            held_out.run("learned-ranking", training_pairs=self.drawn(), **options)
+            held_out.run("learned-ranking", training_pairs=self.new_pairs(), **options)
 
     def test_it_keeps_no_constraint(self, model, tmp_path):
         options = {**TRAINING, "checkpoint": tmp_path / "training"}
         constraint = tk.Constraint(pairs=tiny.pairs(8, seed=9), at_most=9.0)
-        with pytest.raises(ConfigError, match="keeps no constraint. Give one of the two"):
+        with pytest.raises(ConfigError, match="does not hold a constraint. Give one of both"):
             self.tracer(model).run("learned-ranking", constraint=constraint, **options)
 
     def test_checkpoints_of_other_trainings_are_refused(self, model, tmp_path):
@@ -279,7 +279,7 @@ class TestLearnedRankings:
             (self.tracer(model), {"seed": 1}),
             (self.tracer(model), {"temperature": 1.0}),
             (self.tracer(model), {"budgets": [2, 6]}),
-            (self.tracer(model), {"training_pairs": self.drawn()}),
+            (self.tracer(model), {"training_pairs": self.new_pairs()}),
             (self.tracer(model, seed=4), {}),
         ):
             with pytest.raises(ResultFormatError, match="is of another search, model or data set"):

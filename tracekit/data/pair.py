@@ -560,7 +560,7 @@ MOST_STALE = 100
 
 
 class SeenPrompts:
-    """Prompts, counterfactuals and groups that were used, by which fresh pairs are told."""
+    """The prompts, counterfactuals and groups of pairs that were used, to find fresh pairs."""
 
     def __init__(self, pairs: Iterable[PromptPair] = ()) -> None:
         """Notes pairs."""

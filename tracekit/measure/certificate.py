@@ -271,9 +271,9 @@ class _Test:
     def __post_init__(self) -> None:
         """Bets on the claim, and on the sign of the mean effect of all components.
 
-        A bound on `alone - phi * full` is one on their ratio if this sign is that of `full`. Each
-        test may err with the same probability: bets on the claim are only wrong where the sign is
-        right, and nothing is said before bets on the sign have won.
+        A bound on the mean of `alone - phi * full` bounds a ratio only if the mean effect of all
+        components has the sign of `full`. Nothing is decided before bets on this sign have won, so
+        a wrong sign and a wrong bound cannot both cost error probability.
         """
         # The claimed value comes first.
         is_effect = self.is_effect
@@ -340,7 +340,7 @@ class _FreshPairs:
         self._resamples = isinstance(as_source(question.setup.source), Resample)
         self._is_by_prompt = question.source != "counterfactual"
         self._seen, self._drawn = SeenPrompts(question.pairs), set[Hashable]()
-        self._seen.digests |= question.seen.digests
+        self._seen.digests |= question.seen_prompts.digests
         if isinstance(members, TraceResult):
             self._seen.digests |= {*members.run.seen_prompts}
         if is_held_out_seen:
@@ -426,7 +426,7 @@ def _check_sources(
             "undecided. Give every source prompts and groups of its own.",
             DataWarning,
         )
-    unclear = {test.wording or "all fresh pairs" for test in tests if not test.has_meaning(alpha)}
+    unclear = {t.wording or "all fresh pairs" for t in tests if not t.has_meaning(alpha)} - without
     if unclear:
         warn(
             f"On {', '.join(sorted(unclear))}, it is not certain that all components together "

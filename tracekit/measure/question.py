@@ -101,7 +101,7 @@ class Question:
     sets: KnownSets = field(default_factory=KnownSets)
     results: list[TraceResult] = field(default_factory=list)
     """Results of all searches, in their order."""
-    seen: SeenPrompts = field(default_factory=SeenPrompts, repr=False)
+    seen_prompts: SeenPrompts = field(default_factory=SeenPrompts, repr=False)
     """The pairs that searches have seen."""
     fresh_examples: dict[tuple[ComponentSet, str], list[dict[str, float]]] = field(
         default_factory=dict, repr=False

@@ -28,15 +28,15 @@ class TrainingSource:
             )
         self._question, self._source = question, source
         self._n_pairs_of: dict[str, int] = {}
-        self.seen = SeenPrompts()
+        self.seen_prompts = SeenPrompts()
         """The pairs that were drawn so far."""
 
     def engines(self) -> Iterator[Engine]:
         """Engines of as many new pairs as the question searches, or a few more, without end."""
         for pairs in self._batches():
             self._n_pairs_of[pairs.fingerprint] = len(pairs)
-            self.seen.add(pairs)
-            self._question.seen.add(pairs)
+            self.seen_prompts.add(pairs)
+            self._question.seen_prompts.add(pairs)
             yield self._question.engine_of(pairs)
 
     @property

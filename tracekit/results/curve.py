@@ -74,11 +74,11 @@ class Results(Sequence[TraceResult]):
             ascending = [replace(result, held_out=None) for result in ascending]
         first, lines, settings = ascending[0], list[Line](), list[str]()
         for rank, (series, look) in enumerate(style.styles(r.series for r in self.results).items()):
-            drawn = [result for result in ascending if result.series == series]
-            scores = [result.faithfulness() for result in drawn]
+            of_series = [result for result in ascending if result.series == series]
+            scores = [result.faithfulness() for result in of_series]
             line = Line.with_intervals(
-                drawn[0].title,
-                [result.n_selected for result in drawn],
+                of_series[0].title,
+                [result.n_selected for result in of_series],
                 [each.faithfulness[0] for each in scores],
                 [each.faithfulness_intervals[0] for each in scores],
                 label="faithfulness",
@@ -141,8 +141,8 @@ class Results(Sequence[TraceResult]):
         if results[-1].n_selected < results[-1].n_components:
             advice.append("a larger budget")
         raise TargetNotReachedError(
-            f"No set has a faithfulness within {1 - level:.3g} of 1 while that of its complement "
-            f"is not; the nearest faithfulness differs from 1 by {1 - nearest:.3g}. "
+            f"No set has a faithfulness within {1 - level:.3g} of 1 and a complement below {level:g}; "
+            f"the nearest faithfulness differs from 1 by {1 - nearest:.3g}. "
             + (f"Search with {' or '.join(advice)}." if advice else "Ask for a lower level.")
         )
 

@@ -116,17 +116,17 @@ class ResolvedRequest:
         return goal
 
     @property
-    def seen(self) -> SeenPrompts:
+    def seen_prompts(self) -> SeenPrompts:
         """The pairs that the search has seen."""
         seen = SeenPrompts(self.question.pairs)
-        seen.digests |= set() if self.training is None else self.training.seen.digests
+        seen.digests |= set() if self.training is None else self.training.seen_prompts.digests
         seen.add(() if self.constraint is None else self.constraint[1].pairs_given)
         return seen
 
     def target(self, recorder: KnownSets | None = None) -> Target:
         """The target of the search; `recorder` notes sets within the bounds, and their scores."""
         engine = self.question.search_engine
-        self.question.seen.digests |= self.seen.digests
+        self.question.seen_prompts.digests |= self.seen_prompts.digests
         if isinstance(self.objective, Faithful) and self.objective.complement:
             require_full_effect(engine, self.sign)
         return make_target(

@@ -171,7 +171,7 @@ def results_of(
     effects: Sequence[Effects] = [each.effects for each in selections]
     if not request.by_effect:
         effects = [engine.effects(each.mask) for each in selections]
-    seen_prompts = tuple(sorted(request.seen.digests))
+    seen_prompts = tuple(sorted(request.seen_prompts.digests))
     facts, by_example = question.model_facts, question.on_examples(sets, effects)
     rows = zip(selections, by_example, bounds, histories, strict=True)
     results = []

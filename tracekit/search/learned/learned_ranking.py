@@ -111,7 +111,7 @@ class LearnedRanking(ValidatedFields):
             config = {**config_of(replace(self, checkpoint=None)), "sizes": sizes, "seed": seed}
             config["draws_pairs"] = target.draws_pairs
             if isinstance(target, BoundedTarget):
-                raise ConfigError("A checkpoint keeps no constraint. Give one of the two.")
+                raise ConfigError("A checkpoint does not hold a constraint. Give one of both.")
             context = SearchCheckpoint(self.checkpoint, target, config).in_use()
         with context as checkpoint:
             rankings, means, stopped, saved = self._train(target, sizes, seed, checkpoint)
