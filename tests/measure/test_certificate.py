@@ -274,7 +274,8 @@ class TestFreshPairs:
         assert certificate.n_examples == 8
         assert [each.verdict for each in certificate.claims] == ["undecided"] * 3
 
-    def test_pairs_that_a_search_trained_on_are_left_out(self, tracer):
+    def test_pairs_that_a_search_trained_on_are_left_out(self):
+        tracer = traced(some_pairs(40, 3), "kl")
         trained, new = some_pairs(200, 70), some_pairs(20, 71)
         batches = itertools.cycle([trained[:100], trained[100:]])
         result = tracer.run("dcm", epochs=2, training_pairs=batches, budget=3)
@@ -283,7 +284,8 @@ class TestFreshPairs:
             both = tk.PromptPairs(pairs=(*trained, *new), name="both")
             assert other.certify(members, effect=99.0, pairs=both).n_examples <= 20
 
-    def test_so_are_pairs_of_a_constraint(self, tracer):
+    def test_so_are_pairs_of_a_constraint(self):
+        tracer = traced(some_pairs(40, 3), "kl")
         neutral = some_pairs(30, 72)
         constraint = tk.Constraint(pairs=neutral, at_most=99.0)
         result = tracer.run("top-k", budget=3, constraint=constraint)
@@ -291,8 +293,9 @@ class TestFreshPairs:
             tracer.certify(result, effect=0.0, pairs=neutral)
 
     @pytest.mark.parametrize("role", ["searched", "constraint", "training", "front"])
-    def test_pairs_that_share_a_prompt_or_a_group_with_these_are_known(self, tracer, role):
+    def test_pairs_that_share_a_prompt_or_a_group_with_these_are_known(self, role):
         """Whatever the rest of them is, also for a result that another tracer is asked about."""
+        tracer = traced(some_pairs(40, 3), "kl")
         used = some_pairs(30, 3 if role == "searched" else 72).grouped([n // 3 for n in range(30)])
         options, questioned = {}, tracer
         if role == "searched":

@@ -90,7 +90,7 @@ def test_the_smallest_faithful_set(fronts):
         if value >= level and each.completeness[0] < level
     )
     assert smallest.labels == first.labels
-    text = r"has a faithfulness within 0\.001 of 1 and a complement below 0\.999"
+    text = r"faithfulness within 0\.001 of 1 and a complement less faithful than 0\.999"
     with pytest.raises(TargetNotReachedError, match=text):
         front.smallest(faithfulness=0.999)
     for options in ({}, {"effect": 1.0, "faithfulness": 0.5}):

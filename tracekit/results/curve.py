@@ -141,8 +141,8 @@ class Results(Sequence[TraceResult]):
         if results[-1].n_selected < results[-1].n_components:
             advice.append("a larger budget")
         raise TargetNotReachedError(
-            f"No set has a faithfulness within {1 - level:.3g} of 1 and a complement below {level:g}; "
-            f"the nearest faithfulness differs from 1 by {1 - nearest:.3g}. "
+            f"No set has a faithfulness within {1 - level:.3g} of 1 and a complement less faithful "
+            f"than {level:g}; the nearest faithfulness differs from 1 by {1 - nearest:.3g}. "
             + (f"Search with {' or '.join(advice)}." if advice else "Ask for a lower level.")
         )
 
